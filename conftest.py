@@ -116,7 +116,7 @@ def device(request, monkeypatch):
     from stand_in_device import DEVICE, StandInDevice
 
     if request.param:
-        monkeypatch.setattr("tlspectral.rotary._HAVE_FLOAT64", ("cpu", "lazy"))
+        monkeypatch.setattr("tlspectral.algebra.rotary._HAVE_FLOAT64", ("cpu", "lazy"))
     with StandInDevice(float64=request.param):
         yield DEVICE
 

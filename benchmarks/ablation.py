@@ -15,14 +15,14 @@ from measuring import peak as memory_peak
 from measuring import seconds
 
 import tlspectral as tls
-from tlspectral.ablation.effects import LayerEffects, layer_effects
-from tlspectral.ablation.screen import gradient_screen
-from tlspectral.ablation.sweep import SEQUENCES
 from tlspectral.hooks import ablation_hooks
+from tlspectral.hooks.parts import RopePhase
+from tlspectral.hooks.sweeps.effects import LayerEffects, layer_effects
+from tlspectral.hooks.sweeps.screen import gradient_screen
+from tlspectral.hooks.sweeps.sweep import SEQUENCES
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun, intact_run, logits_at
 from tlspectral.models.attention.threads import hooks_on
-from tlspectral.parts import RopePhase
 from tlspectral.tasks import ScoredSequences, Task, induction, intact_values, next_token_loss, scored_sequences
 
 PART = RopePhase()

@@ -15,7 +15,7 @@ import typer
 from measuring import peak, seconds
 
 import tlspectral as tls
-from tlspectral.detectors.sequences import repeated_sequences
+from tlspectral.heads.detectors.sequences import repeated_sequences
 from tlspectral.models.attention import attention_view
 from tlspectral.selection import head_pair
 

@@ -35,9 +35,9 @@ from null_tables import (
     without_layers,
 )
 
-from tlspectral.ablation import ablation_sweep, summarize_sweep
-from tlspectral.ablation.effects import head_sets
-from tlspectral.detectors import detect_heads, repeated_sequences
+from tlspectral.heads.detectors import detect_heads, repeated_sequences
+from tlspectral.hooks import ablation_sweep, edge_effects, summarize_sweep
+from tlspectral.hooks.sweeps.effects import head_sets
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import median_tests
 from tlspectral.stats import benjamini_hochberg, intraclass_correlation, model_permutation_test, top_head_percentile
@@ -53,7 +53,6 @@ from tlspectral.studies.fingerprint.statistics import (
 from tlspectral.studies.fingerprint.statistics.model_row import chance_of_percentile
 from tlspectral.studies.fingerprint.statistics.placebos import placebo_attenuation
 from tlspectral.tasks import control_test, induction
-from tlspectral.wiring import edge_effects
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results" / "error_rates.csv"

@@ -19,8 +19,15 @@ import numpy as np
 import torch
 import typer
 
-from tlspectral.nulls import NULL_COLUMNS, block_generator, controlled_moments, haar_blocks, null_draws, null_statistics
-from tlspectral.spectra import head_metrics
+from tlspectral.algebra.nulls import (
+    NULL_COLUMNS,
+    block_generator,
+    controlled_moments,
+    haar_blocks,
+    null_draws,
+    null_statistics,
+)
+from tlspectral.algebra.spectra import head_metrics
 
 DRAWS = 300
 

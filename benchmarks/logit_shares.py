@@ -26,10 +26,10 @@ import typer
 
 import tlspectral as tls
 from tlspectral.hooks.layer_ablation import LayerAblation
+from tlspectral.hooks.parts import Content, Interaction, Position
+from tlspectral.hooks.parts.blocks import block_places
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.parts import Content, Interaction, Position
-from tlspectral.parts.blocks import block_places
 
 PARTS = (Content, Position, Interaction)
 SHARES = (*(part.name for part in PARTS), "table_std")
@@ -136,7 +136,7 @@ def bands_by_place(view: AttentionView, task: Retrieval, heads: pd.DataFrame) ->
     block = np.searchsorted(starts, task.places.numpy(), side="right") - 1
     labels = pd.DataFrame({"answer": np.array(["first", "middle", "last"])[block * 3 // len(starts)]})
     scored = tls.Task(task.tokens, log_probability, predict=-1, labels=labels, higher_is_better=True, name="copy")
-    table = tls.ablation.band_effects(view.model, heads, task=scored, by="answer")
+    table = tls.hooks.band_effects(view.model, heads, task=scored, by="answer")
     return table.drop(columns=["first", "last", "random_delta_min", "random_delta_max"])
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import typer
 
-from tlspectral.nulls import CHUNK, NULL_COLUMNS, block_generator, haar_blocks, metrics_of_draws
+from tlspectral.algebra.nulls import CHUNK, NULL_COLUMNS, block_generator, haar_blocks, metrics_of_draws
 
 DTYPES = (torch.float64, torch.float32)
 SHAPES = (*heads.SHAPES, heads.Shape(4608, 256, False, heads=1, plain_draws=0, repeats=0, target=0))

@@ -8,8 +8,8 @@ import pandas as pd
 import torch
 from null_tables import Likeness, column, flat
 
+from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.heads.measure import phase_columns
-from tlspectral.rotary import RotaryGeometry, pair_columns
 from tlspectral.studies.fingerprint.statistics.placebos import permuted_geometries
 
 D_MODEL, D_HEAD = 24, 8

@@ -59,7 +59,7 @@ PARTS = {
     "position": "Position",
     "interaction": "Interaction",
 }
-"""Name of a part in a call, and the class of `tlspectral.parts` that stands for it in trees that have one."""
+"""Name of a part in a call, and the class of `tlspectral.hooks.parts` that stands for it in trees that have one."""
 
 
 class Absent(Exception):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import zoo
 
-from tlspectral import parts
+from tlspectral.hooks import parts
 from tlspectral.models.attention import attention_view
 
 DELEGATED = ("gptj", "opt", "gptneo")

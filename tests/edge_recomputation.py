@@ -3,7 +3,7 @@
 import torch
 from ablation_runs import logits, recorded
 
-from tlspectral.detectors.sequences import repeated_sequences
+from tlspectral.heads.detectors.sequences import repeated_sequences
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 

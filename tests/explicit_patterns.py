@@ -3,11 +3,10 @@
 import torch
 from ablation_runs import allowed_keys, applicable, delegated, recorded, rotary_parts
 
-from tlspectral import parts
-from tlspectral.hooks import ablate
+from tlspectral.algebra.rotary import per_pair
+from tlspectral.hooks import ablate, parts
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.alibi import alibi_slopes
-from tlspectral.rotary import per_pair
 
 # part, frequencies, include_bias
 CASES = [

@@ -7,8 +7,8 @@ import pandas as pd
 import zoo
 
 import tlspectral as tls
-from tlspectral.detectors import DETECTORS
-from tlspectral.nulls import NULL_COLUMNS
+from tlspectral.algebra.nulls import NULL_COLUMNS
+from tlspectral.heads.detectors import DETECTORS
 from tlspectral.tables import HEAD_COLUMNS
 
 ALL = [column.name for column in HEAD_COLUMNS]

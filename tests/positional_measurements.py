@@ -12,8 +12,8 @@ from ablation_runs import recorded
 from reference_keys import KeysInPlaces
 
 import tlspectral as tls
+from tlspectral.hooks.parts.blocks import BlockPlaces
 from tlspectral.models.attention import attention_view
-from tlspectral.parts.blocks import BlockPlaces
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.block_weights import BlockReading, joined_columns, query_scores
 from tlspectral.positional.prompts import chosen_swaps, tokenized_for

@@ -2,8 +2,8 @@
 
 import torch
 
+from tlspectral.algebra.rotary import per_pair
 from tlspectral.models.attention.alibi import alibi_slopes
-from tlspectral.rotary import per_pair
 
 
 def normed(x, norm):

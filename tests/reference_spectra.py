@@ -4,7 +4,7 @@ import numpy as np
 import scipy.linalg
 import torch
 
-from tlspectral.spectra import head_metrics
+from tlspectral.algebra.spectra import head_metrics
 
 SCALE_FREE = ("dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac")
 ANGLES = ("prin_angle_mean", "prin_angle_max")

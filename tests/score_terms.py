@@ -4,9 +4,9 @@ import numpy as np
 import torch
 import zoo
 
+from tlspectral.algebra.rotary import in_float64, per_pair, with_gain_and_phase
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, side
 from tlspectral.models.attention.writes import head_writes, z_of
-from tlspectral.rotary import in_float64, per_pair, with_gain_and_phase
 
 PARTS = ["symmetric", "antisymmetric", "phase", "outside_m"]
 QUERY, KEY = 21, 17  # within the window of 8

@@ -9,9 +9,9 @@ from ablation_runs import ROUTES, SCORES, intact, left_padded, logits, recorded,
 from zoo import shared
 
 import tlspectral as tls
+from tlspectral.hooks.parts import LongRange, Output
+from tlspectral.hooks.parts.output import drawn_donors
 from tlspectral.models.attention import attention_view
-from tlspectral.parts import LongRange, Output
-from tlspectral.parts.output import drawn_donors
 
 BOTH = [("bridge", "llama"), ("bridge", "gptj"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
 both_backends = pytest.mark.parametrize(("backend", "name"), BOTH)

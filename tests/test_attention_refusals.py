@@ -8,8 +8,8 @@ from torch import nn
 from zoo import shared
 
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
+from tlspectral.heads.operators import QKOperators, qk_operators, verify_scores
 from tlspectral.models.attention import attention_view
-from tlspectral.operators import QKOperators, qk_operators, verify_scores
 
 hooked = zoo.needs_hooked
 

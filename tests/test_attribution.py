@@ -14,10 +14,10 @@ from score_terms import KEY, PARTS, PROMPT, QUERY, captured_of, plain_terms
 from zoo import shared
 
 import tlspectral as tls
+from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import BadHead, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.hooks.attribution import one_score as attribution
 from tlspectral.models.attention import attention_view
-from tlspectral.rotary import in_float64
-from tlspectral.wiring import attribution
 
 
 @pytest.mark.parametrize(("backend", "name"), spectral_zoo.SOME)

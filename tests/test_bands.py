@@ -9,15 +9,15 @@ import torch
 from described import assert_described
 from zoo import shared
 
-from tlspectral.ablation import band_effects as effects
-from tlspectral.ablation.bands import BANDS, equal_sets
-from tlspectral.ablation.effects import root_mean_square
-from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks import ablate
+from tlspectral.hooks import band_effects as effects
 from tlspectral.hooks.layer_ablation import LayerAblation
+from tlspectral.hooks.parts import Band
+from tlspectral.hooks.sweeps.bands import BANDS, equal_sets
+from tlspectral.hooks.sweeps.effects import root_mean_square
 from tlspectral.models.attention import attention_view
-from tlspectral.parts import Band
 from tlspectral.tasks import Task, evaluate, induction, induction_loss
 
 MODELS = ("mistral", "qwen3", "gemma2", "phi", "gptj")  # the last: delegated, adjacent pairs
@@ -115,7 +115,7 @@ def test_random_losses_are_those_of_the_sets(monkeypatch):
     """The one set that is handed out is dropped in a whole forward as well."""
     model, tokens = shared("bridge", "llama"), drawn("llama")
     mask = np.array([True, False, False, True, False, False])
-    monkeypatch.setattr("tlspectral.ablation.bands.equal_sets", lambda products, band, draws, rng: [mask, mask])
+    monkeypatch.setattr("tlspectral.hooks.sweeps.bands.equal_sets", lambda products, band, draws, rng: [mask, mask])
     table = effects(model, [(1, 0)], task=induction(tokens))
     with ablate(model, [(1, 0)], Band([0, 3])):
         delta = induction_loss(model, tokens).value - table.attrs["intact_value"]

@@ -80,7 +80,7 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
     pd.testing.assert_frame_equal(read_table(tmp_path / "sweep.parquet"), sweep)
     assert (tmp_path / "parts" / "settings.json").exists()
     assert re.search(r"^ *name +prev +dup +ind +value +delta ", done.stdout, flags=re.MULTILINE)
-    summary = tlspectral.ablation.summarize_sweep(sweep, heads).query("size_control == 'none'").set_index("statement")
+    summary = tlspectral.hooks.summarize_sweep(sweep, heads).query("size_control == 'none'").set_index("statement")
     total, rank = summary.loc["sum"], summary.query("column == 'prev'").loc["effect_rank"]
     assert f"sum of the effects of all heads: {total['value']:.3f} ({total['low']:.3f} to " in done.stdout
     said = f"rank by harm of {rank['note']}, the strongest by prev: {rank['value']:.0f} of {len(sweep)}, p = "

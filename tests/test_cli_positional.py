@@ -90,7 +90,7 @@ def test_further_figures_are_drawn_from_the_folder(table, tmp_path):
 
 @pytest.mark.usefixtures("llama")
 def test_bands_are_of_the_strongest_heads_of_each_kind(table, tmp_path, monkeypatch):
-    monkeypatch.setattr("tlspectral.ablation.bands._TRIES", 5)  # few of six pairs' sets fit: the search would go on
+    monkeypatch.setattr("tlspectral.hooks.sweeps.bands._TRIES", 5)  # few of six pairs' sets fit: the search would go on
     options = ["--mode", "key", "--table", table, "--bands", 2, "-o", tmp_path / "out"]
     done = run("positional", "any", *SMALL, *options)
     assert done.exit_code == 0, done.output

@@ -11,15 +11,15 @@ from described import assert_described
 from zoo import shared
 
 import tlspectral as tls
-import tlspectral.ablation.effects as effects_module
-import tlspectral.ablation.sweep as sweep_module
-import tlspectral.wiring.edges as edges_module
-from tlspectral.ablation import ablation_sweep, random_head_sets
-from tlspectral.ablation.effects import head_sets
-from tlspectral.detectors import repeated_sequences
+import tlspectral.hooks.edges.effects as edges_module
+import tlspectral.hooks.sweeps.effects as effects_module
+import tlspectral.hooks.sweeps.sweep as sweep_module
 from tlspectral.errors import BadHead
+from tlspectral.heads.detectors import repeated_sequences
+from tlspectral.hooks import ablation_sweep, random_head_sets
+from tlspectral.hooks.parts import Band, LongRange, Output
+from tlspectral.hooks.sweeps.effects import head_sets
 from tlspectral.models.attention import attention_view
-from tlspectral.parts import Band, LongRange, Output
 from tlspectral.tasks import control_test, induction, score
 
 sweep = functools.partial(ablation_sweep, control="random")
@@ -144,7 +144,7 @@ def test_the_mean_over_other_heads_is_not_taken_off_in_a_summary():
     for part, controls in (("output", {"none"}), ("symmetric", {"none", "score_rms", "random"})):
         table = sweep(model, part, task=drawn())
         assert ("delta_above_control" in table.attrs["sums_per_sequence"]) == ("random" in controls)
-        assert set(tls.ablation.summarize_sweep(table, heads)["size_control"]) == controls
+        assert set(tls.hooks.summarize_sweep(table, heads)["size_control"]) == controls
 
 
 # --- sets of heads ---

@@ -16,9 +16,9 @@ from model_state import assert_unchanged, state_of, warm
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral import detectors
-from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.heads import detectors
+from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.models.attention import attention_view
 
 # --- the sequences ---

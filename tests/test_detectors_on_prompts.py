@@ -8,8 +8,8 @@ import zoo
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral import detectors
-from tlspectral.detectors import patterns
+from tlspectral.heads import detectors
+from tlspectral.heads.detectors import patterns
 
 LENGTHS = (9, 14, 3, 14, 2)
 

@@ -17,7 +17,7 @@ from stand_in_device import DEVICE, SECOND_DEVICE, StandInDevice
 from torch import nn
 
 import tlspectral as tls
-from tlspectral.detectors import repeated_sequences
+from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import to_spectral
 

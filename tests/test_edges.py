@@ -11,11 +11,11 @@ from edge_recomputation import grabbed, repeated
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.detectors.sequences import repeated_sequences
 from tlspectral.errors import BadHead, ScoreMismatch
+from tlspectral.heads.detectors.sequences import repeated_sequences
+from tlspectral.hooks.edges.senders import EMBEDDING, Sender, cached_run
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.prompts import packed_prompts
-from tlspectral.wiring.senders import EMBEDDING, Sender, cached_run
 
 
 def test_tiny_rope_has_its_previous_token_head_first_on_every_key_edge():

@@ -68,7 +68,7 @@ def test_a_card_of_the_row_alone_shows_the_row_and_nothing_else():
 def test_every_table_given_is_a_section_and_no_other():
     given = {
         "kernels": tls.relative_position_kernel(model()),
-        "prediction": tls.detectors.kernel_prediction(model()),
+        "prediction": tls.heads.kernel_prediction(model()),
         "sweep": [tls.ablation_sweep(model(), part) for part in ("rope_phase", "output")],
         "edges": edges(),
         "directions": tls.head_directions(model(), "L1H0", "qk", n_words=3),

@@ -23,8 +23,8 @@ from reference_circuits import dense_copying, dense_self_match, reference
 from reference_spectra import dense_reference
 
 import tlspectral as tls
+from tlspectral.algebra.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics
 from tlspectral.models.attention import attention_view
-from tlspectral.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics
 
 ROTARY = ["rope_imag_frac", "freq_centroid", "hi_freq_dir", "rotary_fraction"]
 

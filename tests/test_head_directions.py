@@ -17,8 +17,8 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import BadHead
 from tlspectral.heads import directions
+from tlspectral.heads.operators import ov_operators, qk_operators
 from tlspectral.models.attention import attention_view
-from tlspectral.operators import ov_operators, qk_operators
 
 QUICK = {"draws": 200, "n_directions": 3, "n_words": 4}
 BACKENDS = [("bridge", "llama"), ("bridge", "gpt2"), ("bridge", "qwen3"), ("bridge", "bloom")]

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
+from tlspectral.hooks.parts import Antisymmetric, Band, RopePhase, Symmetric
+from tlspectral.hooks.parts.query_key import ScoreRemoval
 from tlspectral.models.attention import AttentionLayer, Normalization, QueryKeyNorm
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, side
-from tlspectral.parts import Antisymmetric, Band, RopePhase, Symmetric
-from tlspectral.parts.query_key import ScoreRemoval
-from tlspectral.rotary import RotaryGeometry, pair_columns
 
 invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)

@@ -98,7 +98,7 @@ def test_what_is_no_list_of_heads_is_refused(heads):
     "call",
     [
         lambda model: tls.ablation_sweep(model, "symmetric", heads=["12"]),
-        lambda model: tls.ablation.band_effects(model, ["12"]),
+        lambda model: tls.hooks.band_effects(model, ["12"]),
         lambda model: tls.relative_position_kernel(model, ["12"]),
         lambda model: tls.to_spectral(model, heads=["12"]),
         lambda model: tls.ablation_hooks(model, ["12"], "symmetric"),

@@ -17,8 +17,9 @@ from hypothesis.extra.numpy import arrays
 from model_state import assert_unchanged, state_of, warm
 
 from tlspectral import analyze_heads, k_composition, load_model, read_table, write_table
-from tlspectral.detectors import repeated_sequences
+from tlspectral.algebra.nulls import block_generator, haar_blocks, null_draws
 from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.history import (
     head_history,
     in_context_score,
@@ -27,7 +28,6 @@ from tlspectral.history import (
 )
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.packaged import bridge_from_weights
-from tlspectral.nulls import block_generator, haar_blocks, null_draws
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.studies.common import (
     AttentionOnlyTransformer,

@@ -9,8 +9,8 @@ from zoo import shared
 
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate, ablation_hooks
+from tlspectral.hooks.parts import Band, Output, RopePhase
 from tlspectral.models.attention import attention_view
-from tlspectral.parts import Band, Output, RopePhase
 
 # --- heads and frequencies, however they are given ---
 

@@ -10,8 +10,8 @@ from score_terms import scores_of_run
 from zoo import shared
 
 from tlspectral.hooks import ablate, ablation_hooks
+from tlspectral.hooks.parts import part_of
 from tlspectral.models.attention import attention_view, softcapped
-from tlspectral.parts import part_of
 
 
 @some_models

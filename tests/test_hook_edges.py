@@ -23,10 +23,10 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate, ablation, ablation_hooks
-from tlspectral.hooks.edges import EdgeRun
-from tlspectral.hooks.receivers import reached
+from tlspectral.hooks.edges.cut import EdgeRun
+from tlspectral.hooks.edges.reached import reached
+from tlspectral.hooks.parts import Band, LongRange, Output, RopePhase, Symmetric
 from tlspectral.models.attention import attention_view
-from tlspectral.parts import Band, LongRange, Output, RopePhase, Symmetric
 
 # What the warning says has tests of its own, at the end.
 pytestmark = pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")

@@ -11,9 +11,9 @@ from model_state import assert_unchanged, state_of, warm
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
+from tlspectral.hooks.parts import RopePhase
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention import bridge as bridge_reader
-from tlspectral.parts import RopePhase
 
 
 def make_deaf(model, name):

@@ -126,23 +126,23 @@ def test_every_file_keeps_the_rules():
 @pytest.mark.parametrize(
     ("file", "source", "said"),
     [
-        ("spectra.py", "from tlspectral.heads import analyze_heads\n", "not down"),
-        ("spectra.py", "from .heads.null import null_columns\n", "not down"),
-        ("spectra.py", "from . import operators\n", "not down"),
-        ("spectra.py", "from . import tables\n", "not down"),
-        ("spectra.py", "def lazy():\n    from tlspectral import analyze_heads\n", "not down"),
-        ("operators/factored.py", "from ..detectors import detect_heads\n", "not down"),
-        ("operators/factored.py", "import tlspectral\n", "whole package"),
+        ("algebra/spectra.py", "from tlspectral.heads import analyze_heads\n", "not down"),
+        ("algebra/spectra.py", "from ..heads.null import null_columns\n", "not down"),
+        ("algebra/spectra.py", "from .. import heads\n", "not down"),
+        ("algebra/spectra.py", "from .. import tables\n", "not down"),
+        ("algebra/spectra.py", "def lazy():\n    from tlspectral import analyze_heads\n", "not down"),
+        ("heads/operators/factored.py", "from ...hooks import ablate\n", "not down"),
+        ("heads/operators/factored.py", "import tlspectral\n", "whole package"),
         ("history/measure.py", "from tlspectral.studies.common import train\n", "the core imports a study"),
-        ("rotary.py", '"""As in `tlspectral.studies.common`."""\n', "names a module of a study"),
-        ("detectors.py", "from transformer_lens import HookedTransformer\n", "transformer_lens"),
-        ("detectors.py", "import transformer_lens.utilities as t\n", "transformer_lens"),
-        ("detectors.py", "print(1)\n", "print"),
-        ("operators/utils.py", "", "says nothing"),
+        ("algebra/rotary.py", '"""As in `tlspectral.studies.common`."""\n', "names a module of a study"),
+        ("stats.py", "from transformer_lens import HookedTransformer\n", "transformer_lens"),
+        ("stats.py", "import transformer_lens.utilities as t\n", "transformer_lens"),
+        ("stats.py", "print(1)\n", "print"),
+        ("heads/utils.py", "", "says nothing"),
         ("attic.py", "", "no floor"),
-        ("spectra.py", "\n" * LONGEST_FILE, "two subjects"),
-        ("heads/analysis.py", "from tlspectral.detectors import detect_heads\nfrom . import null\n", None),
-        ("operators/factored.py", "from ..models.attention import attention_view\n", None),
+        ("algebra/spectra.py", "\n" * LONGEST_FILE, "two subjects"),
+        ("heads/analysis.py", "from tlspectral.heads.detectors import detect_heads\nfrom . import null\n", None),
+        ("heads/operators/factored.py", "from ...models.attention import attention_view\n", None),
         ("cli/analyze.py", "import tlspectral\nprint(tlspectral.__version__)\n", None),
         ("models/loading/hooked.py", "import transformer_lens\n", None),
     ],
@@ -155,15 +155,15 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 # How much there is, at most. A bound goes down with what it counts; raising one is a decision of its own, with its
 # reason in the change.
 BUDGET = {
-    "lines of the core": 29_682,
+    "lines of the core": 29_720,
     "lines of the studies": 16_163,
-    "lines of the tests": 37_837,
-    "tokens of the core": 191_838,
+    "lines of the tests": 37_834,
+    "tokens of the core": 192_189,
     "functions and classes of the core": 1_632,
     "public names": 28,
     "arguments of public names": 168,
     "arguments of public functions of the core": 1_900,
-    "imports of other rooms in the core": 387,
+    "imports of other rooms in the core": 346,
 }
 WRITTEN = {".py", ".js", ".css", ".html", ".toml"}  # what a person wrote and reads
 LAYOUT = {getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")}
@@ -313,7 +313,7 @@ def test_the_package_and_its_lower_rooms_load_nothing_heavy():
         "import tlspectral",
         "assert tlspectral.tables.__name__ == 'tlspectral.tables'",
         "assert tlspectral.stats.__name__ == 'tlspectral.stats'",
-        "import tlspectral.errors, tlspectral.nulls, tlspectral.rotary, tlspectral.spectra",
+        "import tlspectral.errors, tlspectral.algebra.nulls, tlspectral.algebra.rotary, tlspectral.algebra.spectra",
         "import tlspectral.models.loading",
         "import statsmodels; tlspectral.plots, tlspectral.positional, tlspectral.spectral_rope",
     )
@@ -351,7 +351,7 @@ def test_public_names_are_sorted_importable_and_documented():
 
 
 IN_ROOMS = {
-    "ablation": ("band_effects", "summarize_sweep"),
+    "hooks": ("band_effects", "summarize_sweep"),
     "heads": ("copying_scores", "qk_penalty"),
     "parts": ("Band", "Content", "Interaction", "LongRange", "Output", "Position", "RopePhase", "Symmetric"),
     "spectral_rope": ("SpectralRoPE",),

@@ -32,8 +32,8 @@ def kinds():
 @pytest.fixture(autouse=True, scope="module")
 def documented():
     """The makers of the tables have run: their texts are known to this process."""
-    from tlspectral.ablation.columns import ABLATION_SWEEP
     from tlspectral.heads.columns import ANALYZE_HEADS
+    from tlspectral.hooks.sweeps.columns import ABLATION_SWEEP
     from tlspectral.tables import named
 
     for table in (ANALYZE_HEADS, ABLATION_SWEEP):

@@ -16,7 +16,7 @@ from zoo_shapes import FALCONS
 
 import tlspectral as tls
 import tlspectral.models.loading
-from tlspectral.detectors import detect_heads
+from tlspectral.heads.detectors import detect_heads
 from tlspectral.models.attention import attention_view, stated_context
 from tlspectral.models.loading import agreement, load_model
 from tlspectral.models.loading.source import find_source

@@ -9,11 +9,11 @@ from positional_measurements import EQUAL_BLOCKS, PLACES, block_prompt, componen
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.ablation.effects import layer_effects
 from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.hooks.parts import Content, Interaction
+from tlspectral.hooks.sweeps.effects import layer_effects
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import IntactRun
-from tlspectral.parts import Content, Interaction
 from tlspectral.positional import exclusion_split, logit_shares, split_logits
 from tlspectral.tasks import intact_values, scored_sequences
 

@@ -27,7 +27,7 @@ MORE = {
 NAMES_TOO = {"analyze_heads", "head_history", "k_composition", "load_model"}
 FIRST = {"model", "checkpoints", "name"}
 IN_ROOMS = (
-    tls.ablation.band_effects,
+    tls.hooks.band_effects,
     tls.heads.copying_scores,
     tls.heads.qk_penalty,
     tls.tasks.induction_loss,

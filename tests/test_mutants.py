@@ -86,10 +86,10 @@ def test_the_draw_is_the_same_again_and_begins_alike(tmp_path):
     from mutations import first_drawn
 
     small = tmp_path / "tree"
-    for file in ("rotary.py", "spectra.py", "parts/query_key.py", "studies/own.py"):
+    for file in ("algebra/rotary.py", "algebra/spectra.py", "hooks/parts/query_key.py", "studies/own.py"):
         target = small / "tlspectral" / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text((ROOT / "tlspectral" / file.replace("studies/own.py", "nulls.py")).read_text())
+        target.write_text((ROOT / "tlspectral" / file.replace("studies/own.py", "algebra/nulls.py")).read_text())
 
     many, few, other = (
         [(mutant.file, mutant.number) for mutant in first_drawn(small, seed, count)]

@@ -6,8 +6,8 @@ import torch
 import zoo
 from head_tables import ALL, NULLS, analyze, assert_same, built
 
-from tlspectral import nulls
-from tlspectral.nulls import NULL_COLUMNS, block_generator, haar_blocks, metrics_of_draws, null_draws
+from tlspectral.algebra import nulls
+from tlspectral.algebra.nulls import NULL_COLUMNS, block_generator, haar_blocks, metrics_of_draws, null_draws
 
 
 def blocks_of(n, k, draws):

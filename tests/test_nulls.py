@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.nulls import (
+from tlspectral.algebra.nulls import (
     NULL_COLUMNS,
     block_generator,
     controlled_moments,

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import shared
 
+from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.heads.operators import QKOperator, QKOperators, ov_operators, qk_operators
 from tlspectral.models.attention import attention_view, view
-from tlspectral.operators import QKOperator, QKOperators, ov_operators, qk_operators
-from tlspectral.rotary import RotaryGeometry, pair_columns
 
 invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)

@@ -11,9 +11,9 @@ from conformance.scoring import PAD, padded, sequences
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.ablation import ablation_sweep as sweep
-from tlspectral.ablation import band_effects
 from tlspectral.history import in_context_score
+from tlspectral.hooks import ablation_sweep as sweep
+from tlspectral.hooks import band_effects
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.prompts import right_packed
 from tlspectral.models.text import text_tokens

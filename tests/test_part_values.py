@@ -15,9 +15,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.prompts import packed_prompts
-from tlspectral.parts import (
+from tlspectral.hooks.parts import (
     Antisymmetric,
     Band,
     Content,
@@ -32,6 +30,8 @@ from tlspectral.parts import (
     part_of,
     query_key,
 )
+from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.prompts import packed_prompts
 
 EVERY = one_of_each(EQUAL_BLOCKS)
 REFERENCE = zoo.prompt(batch=5, seed=3)

@@ -9,8 +9,8 @@ from conformance.sweeps import plain_kernel
 from described import assert_described
 from zoo import shared
 
-from tlspectral.detectors import kernel_prediction, relative_position_kernel
 from tlspectral.errors import BadHead, EditNotHonored, ScoreMismatch
+from tlspectral.heads.detectors import kernel_prediction, relative_position_kernel
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 

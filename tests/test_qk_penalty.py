@@ -19,8 +19,8 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.heads import qk_penalty
+from tlspectral.heads.operators import QKOperator, penalty
 from tlspectral.models.attention import attention_view
-from tlspectral.operators import QKOperator, penalty
 
 every_part = pytest.mark.parametrize("part", PENALISED)
 

@@ -10,10 +10,10 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral import selection
 from tlspectral.errors import BadHead
-from tlspectral.hooks.receivers import reached
+from tlspectral.hooks.edges import effects as edges
+from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.attention import attention_view
 from tlspectral.selection import Receiver, read_receivers
-from tlspectral.wiring import edges
 
 
 def of(name, given):

@@ -2,8 +2,8 @@
 
 import zoo
 
+from tlspectral.heads.operators import qk_operators
 from tlspectral.models.attention import attention_view
-from tlspectral.operators import qk_operators
 
 
 def test_operators_and_views_are_one_line():

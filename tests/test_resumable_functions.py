@@ -21,11 +21,11 @@ from positional_measurements import block_prompt
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads import analyze_models
+from tlspectral.heads.detectors import repeated_sequences
+from tlspectral.hooks.parts import Band, Content, LongRange, Output, RopePhase
 from tlspectral.models.attention import attention_view
-from tlspectral.parts import Band, Content, LongRange, Output, RopePhase
 from tlspectral.positional import BlockPrompt
 from tlspectral.tables import PartFolder, read_table
 from tlspectral.tasks import induction

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.rotary import (
+from tlspectral.algebra.rotary import (
     PhaseNorms,
     RotaryGeometry,
     pair_columns,

@@ -12,10 +12,10 @@ from described import assert_described
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.detectors import heads as detectors_heads
-from tlspectral.detectors import rotated_keys
+from tlspectral.algebra.nulls import haar_frame
+from tlspectral.heads.detectors import heads as detectors_heads
+from tlspectral.heads.detectors import rotated_keys
 from tlspectral.models.attention import attention_view
-from tlspectral.nulls import haar_frame
 
 SMALL = {"n_sequences": 20, "segment_length": 7}
 FOUR = ["prev", "dup", "ind", "prev_first"]

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.ablation import ablation_sweep, summarize_sweep
 from tlspectral.cli import app
-from tlspectral.detectors import repeated_sequences
+from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.heads.same_model import require_table_of
+from tlspectral.hooks import ablation_sweep, summarize_sweep
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import score_agreement
 from tlspectral.report import report

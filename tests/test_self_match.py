@@ -8,8 +8,8 @@ import zoo
 from reference_circuits import bridge, dense_model, dense_self_match, edited, edited_hf
 
 import tlspectral as tls
-from tlspectral.composition import copying as copying_room
-from tlspectral.composition.copying import EmbeddingMoments
+from tlspectral.heads import copying as copying_room
+from tlspectral.heads.copying import EmbeddingMoments
 from tlspectral.models.attention import attention_view
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, TypeCheckError, jaxtyped
 from shape_checks import checked
 from torch import Tensor
 
-from tlspectral.spectra import thin_core
+from tlspectral.algebra.spectra import thin_core
 
 
 def test_a_wrong_shape_is_refused_in_functions_of_the_package_and_in_inner_ones_that_name_a_shape():

@@ -9,8 +9,8 @@ import torch
 import zoo
 
 import tlspectral as tls
+from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.selection import head_name
-from tlspectral.spectra import ThinProduct
 from tlspectral.tables import HEAD_COLUMNS
 
 pytestmark = [
@@ -116,7 +116,7 @@ def test_the_previous_token_head_writes_the_keys_of_the_induction_head(model):
 
 
 def test_mean_queries_and_keys_predict_the_kernels(model):
-    judged = tls.detectors.kernel_prediction(model)
+    judged = tls.heads.kernel_prediction(model)
     assert len(judged) == LAYERS * HEADS
     # Measured: median .994, 83 % above .9; the same prompts every time, so that only rounding moves them.
     assert judged["r"].median() > 0.98

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from reference_spectra import ANGLES, SHAPES, dense_reference, factors, measure
 
-from tlspectral.spectra import antisymmetric_part, schur_angles, spectrum, thin_core
+from tlspectral.algebra.spectra import antisymmetric_part, schur_angles, spectrum, thin_core
 
 
 @pytest.mark.parametrize("centred", [False, True])

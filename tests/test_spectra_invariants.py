@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_spectra import ANGLES, SCALE_FREE, SHAPES, factors, measure
 
-from tlspectral.spectra import HeadMetrics, ThinProduct, antisymmetric_part, spectrum, symmetric_part, thin_core
+from tlspectral.algebra.spectra import HeadMetrics, ThinProduct, antisymmetric_part, spectrum, symmetric_part, thin_core
 
 EPSILON = np.finfo(np.float64).eps
 invariant = settings(max_examples=25, derandomize=True)

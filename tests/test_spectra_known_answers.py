@@ -8,8 +8,7 @@ import scipy.linalg
 import torch
 from reference_spectra import ANGLES, SCALE_FREE, dense_reference, factors, measure
 
-from tlspectral.errors import BadWeights
-from tlspectral.spectra import (
+from tlspectral.algebra.spectra import (
     antisymmetric_part,
     eigen,
     principal_angles,
@@ -18,6 +17,7 @@ from tlspectral.spectra import (
     singular_values,
     thin_core,
 )
+from tlspectral.errors import BadWeights
 
 
 def test_zero_head_is_nan_beside_a_whole_one():

@@ -13,15 +13,14 @@ from positional_measurements import measure_queries
 from reference_keys import normed
 from spectral_zoo import base, move
 
-from tlspectral.ablation import ablation_sweep, band_effects
-from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import BadWeights, ScoreMismatch
 from tlspectral.heads import frequency_table
-from tlspectral.hooks import ablate
+from tlspectral.heads.detectors import repeated_sequences
+from tlspectral.heads.operators import qk_operators, verify_scores
+from tlspectral.hooks import ablate, ablation_sweep, band_effects
+from tlspectral.hooks.parts import Band
 from tlspectral.models.attention import attention_view, layer_digest
 from tlspectral.models.loading import load_model
-from tlspectral.operators import qk_operators, verify_scores
-from tlspectral.parts import Band
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.exclusion import frequency_exclusion, head_exclusion
 from tlspectral.positional.readout import LastQuery

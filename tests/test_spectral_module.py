@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.rotary import RotaryGeometry, pair_columns, rotate
+from tlspectral.algebra.rotary import RotaryGeometry, pair_columns, rotate
 from tlspectral.spectral_rope import SpectralRoPE
 
 invariant = settings(max_examples=30, derandomize=True)

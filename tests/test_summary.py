@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 from described import assert_described
 
-from tlspectral.ablation import summarize_sweep
+from tlspectral.hooks import summarize_sweep
 
 LAYERS, HEADS, SEQUENCES = 6, 5, 8
 

@@ -11,16 +11,16 @@ import zoo
 from described import assert_described
 from zoo import shared
 
-import tlspectral.ablation.sweep as sweep_module
+import tlspectral.hooks.sweeps.sweep as sweep_module
 import tlspectral.tasks.scoring as scoring
-from tlspectral.ablation import ablation_sweep as sweep
-from tlspectral.ablation.effects import random_difference, random_frames, root_mean_square
-from tlspectral.detectors import repeated_sequences
+from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks import ablate
+from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.hooks.layer_ablation import LayerAblation
+from tlspectral.hooks.parts import Antisymmetric, LongRange, Output, Symmetric
+from tlspectral.hooks.sweeps.effects import random_difference, random_frames, root_mean_square
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import intact_run, logits_at
-from tlspectral.parts import Antisymmetric, LongRange, Output, Symmetric
 from tlspectral.tasks import induction, induction_loss, paired_effect
 
 ROTARY = {"llama", "gemma2", "qwen3", "gptj", "mistral"}

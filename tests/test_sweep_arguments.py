@@ -6,13 +6,13 @@ import zoo
 from zoo import shared
 
 import tlspectral as tls
-import tlspectral.ablation.sweep as sweep_module
-from tlspectral.ablation import ablation_sweep as sweep
-from tlspectral.detectors import repeated_sequences
+import tlspectral.hooks.sweeps.sweep as sweep_module
 from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks import ablate
+from tlspectral.hooks import ablation_sweep as sweep
+from tlspectral.hooks.parts import Band, LongRange, Output, RopePhase
 from tlspectral.models.attention import attention_view
-from tlspectral.parts import Band, LongRange, Output, RopePhase
 from tlspectral.tasks import induction, induction_loss, task_of
 
 

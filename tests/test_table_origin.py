@@ -10,7 +10,7 @@ from positional_measurements import block_prompt
 from reference_circuits import edited
 
 import tlspectral as tls
-from tlspectral.detectors import kernel_prediction, repeated_sequences
+from tlspectral.heads.detectors import kernel_prediction, repeated_sequences
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import frequency_agreement, logit_shares
 from tlspectral.studies.fingerprint.statistics import (
@@ -55,7 +55,7 @@ def sweep(model):
 
 
 def bands(model):
-    return tls.ablation.band_effects(model, "L1H1", task=induction(repeated(attention_view(model))), draws=1)
+    return tls.hooks.band_effects(model, "L1H1", task=induction(repeated(attention_view(model))), draws=1)
 
 
 def edges(model):

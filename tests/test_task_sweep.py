@@ -9,7 +9,7 @@ from ablation_runs import recorded
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.parts import Band, LongRange, Output, RopePhase, Symmetric
+from tlspectral.hooks.parts import Band, LongRange, Output, RopePhase, Symmetric
 
 UNEQUAL = [[1, 4, 9, 3], [1, 5, 2], [1, 8, 2, 6, 7], [1, 3, 3, 9]]
 EQUAL = [[1, 4, 9, 3], [1, 5, 2, 7], [1, 8, 2, 6], [1, 3, 3, 9]]
@@ -79,7 +79,7 @@ def test_batches_do_not_change_a_sweep(part, options, monkeypatch):
     model = shared("bridge", "llama")
     whole = sweep(model, part, heads=["L0H1", "L1H2"], **options)
     monkeypatch.setattr("tlspectral.tasks.scoring._CPU_TOKENS", 10)  # two prompts at a time
-    monkeypatch.setattr("tlspectral.parts.output._TOKENS", 8)
+    monkeypatch.setattr("tlspectral.hooks.parts.output._TOKENS", 8)
     found = sweep(model, part, heads=["L0H1", "L1H2"], **options)
     pd.testing.assert_frame_equal(found, whole, atol=NOISE, rtol=0)
 
@@ -142,7 +142,7 @@ def test_a_screen_estimates_the_effect_on_the_task(monkeypatch):
 
 def test_bands_take_a_task():
     model, task = shared("bridge", "llama"), margin_task()
-    table = tls.ablation.band_effects(model, "L1H2", task=task, draws=1)
+    table = tls.hooks.band_effects(model, "L1H2", task=task, draws=1)
     order = np.argsort(-np.abs(tls.qk_operators(model)["L1H2"].rotary.theta.flatten().numpy()), kind="stable")
     band = table[table["band"] == "high"].iloc[0]
     chosen = order[int(band["first"]) : int(band["last"]) + 1].tolist()
@@ -158,13 +158,13 @@ def test_harm_is_ranked_by_what_is_better():
     heads = tls.analyze_heads(model, null_draws=5)
     table = sweep(model, "output")
     lowest = table.loc[table["delta"].idxmin()]
-    summary = tls.ablation.summarize_sweep(table, heads, small=0.05)
+    summary = tls.hooks.summarize_sweep(table, heads, small=0.05)
     ranks = summary[summary["statement"] == "detector_rank"]
     assert set(ranks["note"]) >= {f"L{int(lowest['layer'])}H{int(lowest['head'])}"}
     share = summary[(summary["statement"] == "share_small") & (summary["size_control"] == "none")]["value"].item()
     assert share == (table["delta"].abs() < 0.05).mean()
     with pytest.raises(ValueError, match="say with small= what a small effect is"):
-        tls.ablation.summarize_sweep(table, heads)
+        tls.hooks.summarize_sweep(table, heads)
     unsaid = sweep(model, task=tls.Task(UNEQUAL, accuracy, predict=-1), heads=["L0H0", "L0H1"])
     with pytest.raises(ValueError, match="does not say whether a higher score is better"):
-        tls.ablation.summarize_sweep(unsaid, heads, small=0.05)
+        tls.hooks.summarize_sweep(unsaid, heads, small=0.05)

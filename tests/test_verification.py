@@ -10,12 +10,12 @@ import torch
 import zoo
 from zoo import shared
 
+from tlspectral.algebra.rotary import pair_columns
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
+from tlspectral.heads.operators import check_scores, verify_scores
+from tlspectral.heads.operators.verification import check_prompt
 from tlspectral.models.attention import attention_view, bridge
 from tlspectral.models.attention.alibi import alibi_slopes
-from tlspectral.operators import check_scores, verify_scores
-from tlspectral.operators.verification import check_prompt
-from tlspectral.rotary import pair_columns
 
 DELEGATED = ("gptj", "opt", "gptneo")
 

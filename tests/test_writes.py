@@ -5,10 +5,10 @@ import torch
 from ablation_runs import logits, recording
 from zoo import shared
 
+from tlspectral.algebra.rotary import in_float64, widened
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import head_writes, layer_reads, require_sum_of_writes
-from tlspectral.rotary import in_float64, widened
 
 
 @torch.no_grad()

@@ -14,53 +14,53 @@ from typing import TYPE_CHECKING, Any
 from tlspectral.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from tlspectral.ablation import ablation_sweep
-    from tlspectral.composition import k_composition
-    from tlspectral.detectors import detect_heads, relative_position_kernel
     from tlspectral.heads import (
         analyze_heads,
         compare_heads,
+        detect_heads,
         frequency_table,
         head_card,
         head_directions,
+        k_composition,
+        qk_operators,
+        relative_position_kernel,
+        verify_scores,
     )
     from tlspectral.history import head_history
-    from tlspectral.hooks import ablate, ablation_hooks
+    from tlspectral.hooks import ablate, ablation_hooks, ablation_sweep, edge_effects, qk_attribution
+    from tlspectral.hooks import parts as parts
     from tlspectral.models.loading import load_model
-    from tlspectral.operators import qk_operators, verify_scores
     from tlspectral.positional import BlockPrompt, BlockTask, positional_symbolic
     from tlspectral.selection import receivers
     from tlspectral.spectral_rope import SpectralHookedTransformer, to_spectral
     from tlspectral.tables import read_table, write_table
     from tlspectral.tasks import Task, evaluate, logit_difference
-    from tlspectral.wiring import edge_effects, qk_attribution
 
 
 _ROOMS = {
-    "ablation": ("ablation_sweep",),
-    "composition": ("k_composition",),
-    "detectors": ("detect_heads", "relative_position_kernel"),
     "heads": (
         "analyze_heads",
         "compare_heads",
+        "detect_heads",
         "frequency_table",
         "head_card",
         "head_directions",
+        "k_composition",
+        "qk_operators",
+        "relative_position_kernel",
+        "verify_scores",
     ),
     "history": ("head_history",),
-    "hooks": ("ablate", "ablation_hooks"),
+    "hooks": ("ablate", "ablation_hooks", "ablation_sweep", "edge_effects", "qk_attribution"),
     "models.loading": ("load_model",),
-    "operators": ("qk_operators", "verify_scores"),
     "positional": ("BlockPrompt", "BlockTask", "positional_symbolic"),
     "selection": ("receivers",),
     "spectral_rope": ("SpectralHookedTransformer", "to_spectral"),
     "tables": ("read_table", "write_table"),
     "tasks": ("Task", "evaluate", "logit_difference"),
-    "wiring": ("edge_effects", "qk_attribution"),
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
-_SUBMODULES = {*_ROOMS, "errors", "models", "nulls", "parts", "plots", "report"}
-_SUBMODULES |= {"rotary", "spectra", "stats", "studies"}
+_SUBMODULES = {*_ROOMS, "algebra", "errors", "hooks.parts", "models", "plots", "report", "stats", "studies"}
 
 __all__ = [
     "BlockPrompt",
@@ -95,9 +95,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, or a documented submodule such as `plots`, when it is first asked for."""
-    if name in _SUBMODULES:
-        return import_module(f"tlspectral.{name}")
+    """Import a public name, or a documented submodule such as `plots`, when it is first asked for.
+
+    `parts`, the parts of heads as values, is a package of the hooks.
+    """
+    module = "hooks.parts" if name == "parts" else name
+    if module in _SUBMODULES:
+        return import_module(f"tlspectral.{module}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tlspectral' has no attribute {name!r}")
     value = getattr(import_module(f"tlspectral.{_HOMES[name]}"), name)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 IN_ROOMS = {
-    "tlspectral.ablation": ("band_effects", "summarize_sweep"),
+    "tlspectral.hooks.sweeps": ("band_effects", "summarize_sweep"),
     "tlspectral.heads": ("copying_scores", "qk_penalty"),
-    "tlspectral.parts": (
+    "tlspectral.hooks.parts": (
         "Antisymmetric",
         "Band",
         "Content",

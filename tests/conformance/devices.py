@@ -25,9 +25,9 @@ from spectral_zoo import move
 from stand_in_device import DEVICE, StandInDevice
 
 import tlspectral as tls
-from tlspectral.ablation.bands import band_effects
-from tlspectral.detectors import repeated_sequences
 from tlspectral.errors import ScoreMismatch
+from tlspectral.heads.detectors import repeated_sequences
+from tlspectral.hooks.sweeps.bands import band_effects
 from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import load_spectral, merge, save_spectral, to_spectral
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
@@ -60,7 +60,7 @@ class Place(NamedTuple):
             return
         with pytest.MonkeyPatch.context() as patch, StandInDevice(float64=self.float64):
             if self.float64:  # the package uses it there, as on CUDA
-                patch.setattr("tlspectral.rotary._HAVE_FLOAT64", ("cpu", "lazy"))
+                patch.setattr("tlspectral.algebra.rotary._HAVE_FLOAT64", ("cpu", "lazy"))
             yield
 
 

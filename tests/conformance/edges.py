@@ -18,11 +18,11 @@ from edge_recomputation import (
 from score_terms import KEY, PARTS, PROMPT, QUERY, captured_of, own_score, plain_terms, scores_of_run, sources_of
 
 import tlspectral as tls
+from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import EditNotHonored, ScoreMismatch, UnsupportedArchitecture
 from tlspectral.hooks import ablate
-from tlspectral.parts import part_of
-from tlspectral.parts.query_key import ScoreRemoval
-from tlspectral.rotary import in_float64
+from tlspectral.hooks.parts import part_of
+from tlspectral.hooks.parts.query_key import ScoreRemoval
 
 from .rows import asked, right
 

@@ -6,9 +6,8 @@ import zoo
 from ablation_runs import a_part, applicable, in_dtype, logits, recorded, rotary_layers, rotary_parts
 from explicit_patterns import CASES, explicit_pattern, run_ablated, worst_error
 
-from tlspectral import parts
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks import ablate
+from tlspectral.hooks import ablate, parts
 from tlspectral.models.attention import attention_view
 
 from .rows import asked, right

@@ -6,8 +6,8 @@ import torch
 import zoo
 
 import tlspectral as tls
+from tlspectral.heads.operators import QKOperators
 from tlspectral.models.attention import attention_view
-from tlspectral.operators import QKOperators
 
 from .rows import asked
 

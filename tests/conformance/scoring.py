@@ -10,7 +10,7 @@ import zoo
 from described import assert_described
 
 import tlspectral as tls
-from tlspectral.detectors import relative_position_kernel, repeated_sequences
+from tlspectral.heads.detectors import relative_position_kernel, repeated_sequences
 from tlspectral.tasks import induction_loss, language, language_loss
 
 from .rows import asked, right, rotating_right

@@ -121,7 +121,7 @@ def ablate(
     answered = None if prompts is None else _prompts(prompts, correct, wrong)
     import tlspectral
     from tlspectral.heads.same_model import require_table_of
-    from tlspectral.parts import LongRange, part_of
+    from tlspectral.hooks.parts import LongRange, part_of
 
     removed: Any = part if window is None else LongRange(window, sinks)
     part_of(removed)  # an unknown part is refused before the model is loaded
@@ -148,12 +148,12 @@ def ablate(
         return
     echo_sweep(sweep, known, f"{sweep.attrs['task']} loss in nats" if answered is None else sweep.attrs["task"], every)
     if every and known is not None and answered is None:
-        _print_summary(tlspectral.ablation.summarize_sweep(sweep, known))
+        _print_summary(tlspectral.hooks.summarize_sweep(sweep, known))
 
 
 def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, every: bool = False) -> None:
     """Print the heads of a sweep, the greatest harm first, beside the detectors of their head table."""
-    from tlspectral.detectors import DETECTORS
+    from tlspectral.heads.detectors import DETECTORS
 
     shown = sweep
     detectors: list[str] = []

@@ -168,7 +168,7 @@ def _bands(model: Any, heads: "pd.DataFrame", scores: "pd.DataFrame", count: int
     }
     labelled = pd.concat([heads_of_kind.assign(kind=kind) for kind, heads_of_kind in chosen.items()])
     chosen_heads = labelled.drop_duplicates(["layer", "head"])
-    effects = tlspectral.ablation.band_effects(model, chosen_heads, seed=seed)
+    effects = tlspectral.hooks.band_effects(model, chosen_heads, seed=seed)
     kinds = labelled.groupby(["layer", "head"])["kind"].agg(", ".join).reset_index()
     joined = effects.merge(kinds, on=["layer", "head"])
     joined.attrs = effects.attrs

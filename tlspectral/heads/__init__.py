@@ -1,7 +1,6 @@
-"""Tables about heads: spectrum, directions, frequencies, copying, comparison, and a card.
+"""Tables about heads: spectrum, behaviour, composition, directions, frequencies, comparison, and a card.
 
-`qk_penalty` is a part's share in their operators, for a loss.
-
+The operators that they measure, with their check, are in `operators`, attention to earlier tokens in `detectors`.
 A function is imported when it is first used, so that `analyze_heads` does not load the others.
 """
 
@@ -10,25 +9,36 @@ from typing import TYPE_CHECKING
 from tlspectral.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from tlspectral.composition.copying import copying_scores
     from tlspectral.heads.analysis import analyze_heads
     from tlspectral.heads.card import HeadCard, head_card
     from tlspectral.heads.comparison import compare_heads
+    from tlspectral.heads.composition import k_composition
+    from tlspectral.heads.copying import copying_scores
+    from tlspectral.heads.detectors.heads import detect_heads
+    from tlspectral.heads.detectors.kernel import kernel_prediction, relative_position_kernel
     from tlspectral.heads.directions import head_directions
     from tlspectral.heads.frequencies import frequency_table
     from tlspectral.heads.many_models import analyze_models
-    from tlspectral.operators.penalty import qk_penalty
+    from tlspectral.heads.operators.factored import qk_operators
+    from tlspectral.heads.operators.penalty import qk_penalty
+    from tlspectral.heads.operators.verification import verify_scores
 
 _HOMES = {
     "HeadCard": "card",
     "analyze_heads": "analysis",
     "analyze_models": "many_models",
     "compare_heads": "comparison",
-    "copying_scores": ".composition.copying",
+    "copying_scores": "copying",
+    "detect_heads": "detectors.heads",
     "frequency_table": "frequencies",
     "head_card": "card",
     "head_directions": "directions",
-    "qk_penalty": ".operators.penalty",
+    "k_composition": "composition",
+    "kernel_prediction": "detectors.kernel",
+    "qk_operators": "operators.factored",
+    "qk_penalty": "operators.penalty",
+    "relative_position_kernel": "detectors.kernel",
+    "verify_scores": "operators.verification",
 }
 
 __all__ = [
@@ -37,10 +47,16 @@ __all__ = [
     "analyze_models",
     "compare_heads",
     "copying_scores",
+    "detect_heads",
     "frequency_table",
     "head_card",
     "head_directions",
+    "k_composition",
+    "kernel_prediction",
+    "qk_operators",
     "qk_penalty",
+    "relative_position_kernel",
+    "verify_scores",
 ]
 
 __getattr__ = lazy_names(__name__, _HOMES)

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import pandas as pd
 import scipy.stats
 
-from tlspectral.composition.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
-from tlspectral.detectors.heads import measured_detectors
-from tlspectral.detectors.sequences import repeated_sequences
+from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import BadHead
+from tlspectral.heads.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
+from tlspectral.heads.detectors.heads import measured_detectors
+from tlspectral.heads.detectors.sequences import repeated_sequences
 from tlspectral.heads.measure import (
     NullSettings,
     forget_blocks,
@@ -23,12 +24,11 @@ from tlspectral.heads.measure import (
     selected,
     with_null,
 )
+from tlspectral.heads.operators import check_scores
 from tlspectral.models.attention import AttentionView, layer_digest
 from tlspectral.models.attention.padding import even_rows
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.opening import open_layers
-from tlspectral.nulls import one_thread
-from tlspectral.operators import check_scores
 from tlspectral.selection import Heads
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, WorkPart, finished_parts, named, stacked
 from tlspectral.tables.head_columns import ANALYZE_HEADS

@@ -16,7 +16,11 @@ from jaxtyping import Float64, Int
 from scipy.stats import false_discovery_control
 from torch import Tensor
 
+from tlspectral.algebra.nulls import one_thread
+from tlspectral.algebra.rotary import in_float64, widened, with_gain_and_phase
+from tlspectral.algebra.spectra import ThinProduct, rank_tolerance, thin_svd
 from tlspectral.heads.columns import HEAD_DIRECTIONS
+from tlspectral.heads.operators import ov_operators
 from tlspectral.models.attention import (
     AttentionLayer,
     AttentionView,
@@ -27,11 +31,7 @@ from tlspectral.models.attention import (
 from tlspectral.models.attention.padding import PackedTokens, attention_positions
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.nulls import one_thread
-from tlspectral.operators import ov_operators
-from tlspectral.rotary import in_float64, widened, with_gain_and_phase
 from tlspectral.selection import Head
-from tlspectral.spectra import ThinProduct, rank_tolerance, thin_svd
 from tlspectral.tables import named
 
 LEVEL = 0.05

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import torch
 
+from tlspectral.algebra.rotary import phase_norms
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads.columns import FREQUENCY_TABLE
 from tlspectral.models.attention import attention_view
-from tlspectral.rotary import phase_norms
 from tlspectral.tables import named
 
 

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.columns import ANALYZE_MODELS
 from tlspectral.heads.measure import NullSettings
 from tlspectral.models.loading.source import PACKAGED, Source, find_source
-from tlspectral.nulls import one_thread
 from tlspectral.tables import (
     HEAD_COLUMNS,
     PartFailure,

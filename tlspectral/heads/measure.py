@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.composition.copying import EmbeddingMoments
+from tlspectral.algebra.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics
+from tlspectral.algebra.rotary import RotaryGeometry, phase_metrics, phase_norms
+from tlspectral.algebra.spectra import head_metrics
+from tlspectral.heads.copying import EmbeddingMoments
+from tlspectral.heads.operators.verification import checked_prompts
 from tlspectral.models.attention import AttentionLayer, AttentionView
-from tlspectral.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics
-from tlspectral.operators.verification import checked_prompts
-from tlspectral.rotary import RotaryGeometry, phase_metrics, phase_norms
 from tlspectral.selection import head_name
-from tlspectral.spectra import head_metrics
 from tlspectral.tables import HEAD_COLUMNS
 
 _NAMES = {column.name for column in HEAD_COLUMNS}

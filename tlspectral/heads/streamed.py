@@ -12,6 +12,7 @@ import pandas as pd
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.measure import (
     NullSettings,
@@ -22,12 +23,11 @@ from tlspectral.heads.measure import (
     selected,
     with_null,
 )
+from tlspectral.heads.operators import check_scores
 from tlspectral.models.attention import fold_attention, key_value_groups
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.damage import misfit, refusing
-from tlspectral.nulls import one_thread
-from tlspectral.operators import check_scores
 from tlspectral.tables import WorkPart, finished_parts, open_parts
 from tlspectral.tables.progress import hidden
 from tlspectral.version import __version__

@@ -5,7 +5,7 @@ FP is Li, "Fingerprint, Not Blueprint" (2026).
 
 from dataclasses import replace
 
-from tlspectral.composition.paths import COMPOSITION
+from tlspectral.heads.composition import COMPOSITION
 from tlspectral.positional.columns import SCORES
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS, HEAD_COLUMNS

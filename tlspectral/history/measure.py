@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.composition.paths import k_composition
 from tlspectral.errors import BadHead
 from tlspectral.heads import analyze_heads
+from tlspectral.heads.composition import k_composition
 from tlspectral.history.result import Head
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading.source import Source

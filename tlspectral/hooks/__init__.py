@@ -1,5 +1,39 @@
-"""Forward hooks that remove a part of a head's query-key operator from a running model."""
+"""Parts and edges of a running model taken away by forward hooks: ablations, sweeps, edges, one score as a sum."""
 
-from tlspectral.hooks.ablation import ablate, ablation_hooks
+from typing import TYPE_CHECKING
 
-__all__ = ["ablate", "ablation_hooks"]
+from tlspectral.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from tlspectral.hooks.ablation import ablate, ablation_hooks
+    from tlspectral.hooks.attribution.one_score import qk_attribution
+    from tlspectral.hooks.edges.effects import edge_effects
+    from tlspectral.hooks.sweeps.bands import band_effects
+    from tlspectral.hooks.sweeps.effects import random_head_sets
+    from tlspectral.hooks.sweeps.summary import summarize_sweep
+    from tlspectral.hooks.sweeps.sweep import ablation_sweep
+
+_HOMES = {
+    "ablate": "ablation",
+    "ablation_hooks": "ablation",
+    "ablation_sweep": "sweeps.sweep",
+    "band_effects": "sweeps.bands",
+    "edge_effects": "edges.effects",
+    "qk_attribution": "attribution.one_score",
+    "random_head_sets": "sweeps.effects",
+    "summarize_sweep": "sweeps.summary",
+}
+
+__all__ = [
+    "ablate",
+    "ablation_hooks",
+    "ablation_sweep",
+    "band_effects",
+    "edge_effects",
+    "qk_attribution",
+    "random_head_sets",
+    "summarize_sweep",
+]
+
+__getattr__ = lazy_names(__name__, _HOMES)
+"""A function is imported when it is first used: an ablation needs neither tasks nor statistics."""

@@ -7,16 +7,16 @@ from itertools import groupby
 from typing import Any
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.edges import EdgeReceiver, EdgeRun, EdgeSender
+from tlspectral.hooks.edges.cut import EdgeReceiver, EdgeRun, EdgeSender
+from tlspectral.hooks.edges.reached import reached, refuse_order, warn_of_other_heads
 from tlspectral.hooks.layer_ablation import LayerAblation
+from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.probe import require_writes
-from tlspectral.hooks.receivers import reached, refuse_order, warn_of_other_heads
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.interrupts import interruptible, uninterrupted
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
-from tlspectral.parts import Part, PartName, part_of
 from tlspectral.selection import Heads, Receivers
 
 
@@ -30,7 +30,7 @@ def ablate(
 ) -> Iterator[Any]:
     """Remove a part of the given heads inside a `with` block; the model is as before when the block ends.
 
-    `tlspectral.parts` has the parts: `"symmetric"` (M_S), `"antisymmetric"` (M_A), `"rope_phase"` (Im(M_t)) and
+    `tlspectral.hooks.parts` has the parts: `"symmetric"` (M_S), `"antisymmetric"` (M_A), `"rope_phase"` (Im(M_t)) and
     `"output"` by name, and as values with settings `RopePhase`, `Symmetric`, `Antisymmetric`, `Band`, `Output`,
     `LongRange`, `Content`, `Position` and `Interaction`. The name says what is removed.
 
@@ -54,7 +54,7 @@ def ablate(
         model: a TransformerBridge or HookedTransformer; the block's `as` target.
         heads: "L5H1", (5, 1), a table row, "L5" for all heads of a layer, a list of these over any layers, or a
             DataFrame with `layer` and `head`; an empty list changes nothing.
-        part: what is removed: a value of `tlspectral.parts`, or one without settings by name or symbol.
+        part: what is removed: a value of `tlspectral.hooks.parts`, or one without settings by name or symbol.
         into: receivers, `"L18H6.q"`, `"L18KV2.k"` or a list of them (`tlspectral.receivers` makes one of heads), each
             in a later layer than all of `heads`. None: no edge; the part is removed from the model.
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tlspectral.algebra.rotary import per_pair, widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import (
@@ -23,7 +24,6 @@ from tlspectral.models.attention import (
 from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, side
 from tlspectral.models.attention.threads import Hook
-from tlspectral.rotary import per_pair, widened
 
 
 @dataclass

@@ -8,18 +8,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, acts_first
+from tlspectral.hooks.parts import Bound, LongRange
+from tlspectral.hooks.parts.blocks import BlockRemoval
+from tlspectral.hooks.parts.output import Replacement
+from tlspectral.hooks.parts.query_key import ScoreRemoval
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import softcapped
 from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.head_scores import HeadScores, key_weights
 from tlspectral.models.attention.threads import Hook
-from tlspectral.parts import Bound, LongRange
-from tlspectral.parts.blocks import BlockRemoval
-from tlspectral.parts.output import Replacement
-from tlspectral.parts.query_key import ScoreRemoval
-from tlspectral.rotary import widened
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.writes import head_writes, require_sum_of_writes
-from tlspectral.rotary import widened
 
 Route = Literal["scores", "pattern", "z", "query", "key", "value"]
 

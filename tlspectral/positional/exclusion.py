@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.hooks.parts.blocks import centred
 from tlspectral.models.attention import softcapped
-from tlspectral.parts.blocks import centred
 from tlspectral.positional.readout import LastQuery, Moved
 
 

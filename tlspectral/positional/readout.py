@@ -18,11 +18,11 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, rotate, times_phase, with_gain_and_phase
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped
 from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.attention.view import Hook
-from tlspectral.rotary import RotaryGeometry, in_float64, per_pair, rotate, times_phase, with_gain_and_phase
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 

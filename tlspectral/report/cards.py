@@ -225,7 +225,7 @@ _OF_HEAD = ("layer", "head")
 _EDGE = (*_OF_HEAD, "sender", "receiver", "receiver_layer", "receiver_head", "reached", "attention", "delta")
 _KINDS = {
     "kernels": _Kind("kernels", "relative_position_kernel", (*_OF_HEAD, "offset", "score"), _kernel),
-    "prediction": _Kind("predictions", "detectors.kernel_prediction", (*_OF_HEAD, "r", "peak"), _prediction),
+    "prediction": _Kind("predictions", "heads.kernel_prediction", (*_OF_HEAD, "r", "peak"), _prediction),
     "frequencies": _Kind(
         "frequencies", "frequency_table", (*_OF_HEAD, "frequency", "wavelength", "re_norm", "im_norm"), _frequencies
     ),

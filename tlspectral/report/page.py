@@ -64,7 +64,7 @@ def report(
         heads: table of `analyze_heads` or `tables.join`. Needed: `layer, head, dir_frac, D_head`; what else is there is
             shown, with "not computed" for NaN. Columns of your own can be chosen in the grid if they are numeric.
         path: file to write; None writes none.
-        tables: `kernels=` of `relative_position_kernel`, `prediction=` of `detectors.kernel_prediction`, `frequencies=`
+        tables: `kernels=` of `relative_position_kernel`, `prediction=` of `heads.kernel_prediction`, `frequencies=`
             of `frequency_table`, `positional=` of `positional_symbolic`, `sweep=` of `ablation_sweep`, `edges=` of
             `edge_effects`, `directions=` of `head_directions`; of each one table or a list of tables. What is not given
             is not on the cards. Kernels are also drawn for the heads that lead a detector.

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention import hooked as reader
 from tlspectral.models.loading.hooked import hooked_transformer_class
-from tlspectral.rotary import RotaryGeometry
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.rotary import RotaryGeometry
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.module import Scope, SpectralRoPE
 

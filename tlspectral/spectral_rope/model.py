@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import attention_view
@@ -15,7 +16,6 @@ from tlspectral.models.attention.interrupts import uninterrupted
 from tlspectral.models.attention.replay import module_hooks
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy, kept_activations, other_parameters
-from tlspectral.rotary import RotaryGeometry
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.hugging_face import (
     is_hugging_face,

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
-from tlspectral.rotary import pair_columns, pair_mask, widened
+from tlspectral.algebra.rotary import pair_columns, pair_mask, widened
 from tlspectral.selection import whole_number
 
 Scope = Literal["model", "layer", "group", "head"]

@@ -37,7 +37,7 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     Args:
         heads: table of `analyze_heads`, whose rows and order are kept.
         tables: other tables with `layer` and `head`, such as those of `positional_symbolic`, `ablation_sweep`,
-            `band_effects`, `frequency_table` or `detectors.kernel_prediction`.
+            `band_effects`, `frequency_table` or `heads.kernel_prediction`.
         more: the same with a name, for tables that share columns with others.
 
     Returns:

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from tlspectral.algebra.rotary import in_float64
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.prompts import require_vocabulary
-from tlspectral.rotary import in_float64
 
 
 def next_token_loss(

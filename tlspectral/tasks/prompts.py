@@ -5,8 +5,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from tlspectral.detectors import repeated_sequences
-from tlspectral.detectors.sequences import given_sequences
+from tlspectral.heads.detectors import repeated_sequences
+from tlspectral.heads.detectors.sequences import given_sequences
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens, TokenMask
 from tlspectral.models.attention.prompts import packed_rows, refuse_padding

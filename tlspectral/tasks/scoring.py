@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from tlspectral.algebra.rotary import in_float64
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens, attention_positions, positions_in
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
-from tlspectral.rotary import in_float64
 from tlspectral.tasks.metrics import MetricOfModel, next_token_loss
 from tlspectral.tasks.prompts import PromptsOfModel
 from tlspectral.tasks.score import Score

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tlspectral.algebra.rotary import RotaryGeometry, in_float64, pair_columns
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
 from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNorm
-from tlspectral.rotary import RotaryGeometry, in_float64, pair_columns
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:

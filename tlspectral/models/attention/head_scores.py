@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from tlspectral.algebra.rotary import RotaryGeometry, per_pair, times_phase, widened, with_gain_and_phase
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.layer import (
@@ -31,7 +32,6 @@ from tlspectral.models.attention.layer import (
 )
 from tlspectral.models.attention.norms import QueryKeyNorm
 from tlspectral.models.attention.view import AttentionView
-from tlspectral.rotary import RotaryGeometry, per_pair, times_phase, widened, with_gain_and_phase
 
 Tables = tuple[Float[Tensor, "*heads pos pairs"], Float[Tensor, "*heads pos pairs"]]
 

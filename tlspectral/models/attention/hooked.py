@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
 from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization, NormalizationKind, QueryKeyNorm
-from tlspectral.rotary import RotaryGeometry, pair_columns
 
 _NORM_KINDS: dict[str, NormalizationKind] = {
     "LayerNorm": "LN",

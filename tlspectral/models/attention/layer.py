@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from tlspectral.algebra.records import one_line
+from tlspectral.algebra.rotary import RotaryGeometry, widened, with_gain_and_phase
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi
 from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
-from tlspectral.records import one_line
-from tlspectral.rotary import RotaryGeometry, widened, with_gain_and_phase
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from tlspectral.algebra.rotary import RotaryGeometry, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
@@ -29,7 +30,6 @@ from tlspectral.models.attention.layer import (
 )
 from tlspectral.models.attention.norms import Normalization
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, user_hooks
-from tlspectral.rotary import RotaryGeometry, per_pair, turned_further
 from tlspectral.tables.origin import recorded_weights
 
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.nulls import one_thread
+from tlspectral.algebra.nulls import one_thread
 from tlspectral.studies.bifocal.formal_languages import Dyck3
 from tlspectral.studies.bifocal.language_runs import trained_model, tune_and_train
 from tlspectral.studies.bifocal.llama import ARMS, SpectralLlama

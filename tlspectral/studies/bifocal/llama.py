@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from tlspectral.rotary import times_phase
+from tlspectral.algebra.rotary import times_phase
 from tlspectral.spectral_rope import SpectralRoPE
 from tlspectral.spectral_rope.module import Scope, Side
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from tlspectral.algebra.rotary import times_phase
 from tlspectral.models.loading.packaged import bridge_from_weights
-from tlspectral.rotary import times_phase
 
 
 @dataclass(frozen=True)

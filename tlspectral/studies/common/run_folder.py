@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from tlspectral.algebra.nulls import one_thread
 from tlspectral.models.loading import usable_device
-from tlspectral.nulls import one_thread
 from tlspectral.tables import PartFolder, WorkPart, bundled, finished_parts, open_parts, unbundled
 from tlspectral.version import __version__
 

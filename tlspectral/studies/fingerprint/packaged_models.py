@@ -19,9 +19,9 @@ import typer
 from safetensors.torch import save
 from torch import Tensor
 
-from tlspectral.detectors import detect_heads
+from tlspectral.algebra.nulls import one_thread
+from tlspectral.heads.detectors import detect_heads
 from tlspectral.models.loading.packaged import bridge_from_weights, models_folder
-from tlspectral.nulls import one_thread
 from tlspectral.studies.common.model import TransformerConfig
 from tlspectral.studies.common.random_map import RandomMapTask
 from tlspectral.studies.common.trainer import Penalty, TrainingRun, TrainingSettings, train

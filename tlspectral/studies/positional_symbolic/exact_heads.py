@@ -13,7 +13,7 @@ As printed they do not always answer correctly. What is different here:
   in Lemma 6 and this over n before it, leave gaps between positions at the rounding of float32.
 * `H_POS` gives the query token the same key as any other; PS does not define it.
 
-A head's pair of columns is one complex coordinate, as in `tlspectral.rotary`.
+A head's pair of columns is one complex coordinate, as in `tlspectral.algebra.rotary`.
 
 No head that acts positionally solves retrieval if the answer is the most attended token. PS C.6 shows that this needs
 the condition on the readout: an MLP can read the answer from the output of a positional head, as the tests show.

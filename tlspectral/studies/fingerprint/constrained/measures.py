@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from tlspectral.rotary import phase_metrics, phase_norms
-from tlspectral.spectra import head_metrics
+from tlspectral.algebra.rotary import phase_metrics, phase_norms
+from tlspectral.algebra.spectra import head_metrics
 from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.model import Attended, AttentionOnlyTransformer
 from tlspectral.studies.common.random_map import (

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.operators.penalty import antisymmetric_squares
-from tlspectral.rotary import RotaryGeometry, pair_columns, phase_squares
+from tlspectral.algebra.rotary import RotaryGeometry, pair_columns, phase_squares
+from tlspectral.heads.operators.penalty import antisymmetric_squares
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
 
 _FLOOR = 1e-8  # added to the denominators, as in FP's runs

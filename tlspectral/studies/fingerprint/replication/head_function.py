@@ -103,7 +103,7 @@ def composition_ranks(tables: PublishedTables) -> Iterator[Claim]:
                 _SECTION,
                 f"{model}: rank of {source} by K-composition with {induction}",
                 "1",
-                "tlspectral.composition.k_composition",
+                "tlspectral.heads.k_composition",
                 "needs all earlier heads, the tables hold no ranks",
             )
 

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float64
 
 from tlspectral import stats
+from tlspectral.algebra.nulls import one_thread
+from tlspectral.algebra.rotary import PhaseMetrics, RotaryGeometry, pair_columns
 from tlspectral.heads.measure import phase_columns
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
-from tlspectral.nulls import one_thread
-from tlspectral.rotary import PhaseMetrics, RotaryGeometry, pair_columns
 from tlspectral.studies.fingerprint.statistics.columns import PERMUTED_PAIRING
 from tlspectral.studies.fingerprint.statistics.tables_with_draws import drawn_columns, tables_with_draws
 from tlspectral.tables import named

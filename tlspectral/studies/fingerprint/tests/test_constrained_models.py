@@ -7,7 +7,7 @@ import zoo
 from constrained_preset import TINY, dense_phase, generator, hooked, matrices, model
 
 import tlspectral as tls
-from tlspectral.nulls import one_thread
+from tlspectral.algebra.nulls import one_thread
 from tlspectral.studies.common import AttentionOnlyTransformer
 from tlspectral.studies.common.random_map import evaluate, token_losses
 from tlspectral.studies.common.trainer import begin_training, held_out_sequences, training_steps

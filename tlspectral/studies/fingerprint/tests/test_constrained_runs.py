@@ -13,8 +13,8 @@ from described import assert_described
 from typer.testing import CliRunner
 
 import tlspectral as tls
+from tlspectral.algebra.nulls import one_thread
 from tlspectral.cli import app
-from tlspectral.nulls import one_thread
 from tlspectral.studies.common.saved_training import SavedTraining, read_tensors
 from tlspectral.studies.fingerprint.constrained import (
     ARMS,

@@ -13,8 +13,8 @@ from test_rotary import dense_phase
 
 import tlspectral as tls
 from tlspectral import stats
+from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.models.attention import attention_view
-from tlspectral.rotary import RotaryGeometry
 from tlspectral.studies.fingerprint.statistics.placebos import (
     PHASE_COLUMNS,
     permuted_geometries,

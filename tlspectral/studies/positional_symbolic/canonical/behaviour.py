@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from tlspectral.algebra.rotary import times_phase
 from tlspectral.positional import exclusion_split
 from tlspectral.positional.scores import swap_scores
-from tlspectral.rotary import times_phase
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch
 from tlspectral.studies.positional_symbolic.columns import HEAD_BEHAVIOUR

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from tlspectral.rotary import times_phase
+from tlspectral.algebra.rotary import times_phase
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 
 

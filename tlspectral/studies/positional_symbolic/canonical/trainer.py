@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from tlspectral.nulls import one_thread
+from tlspectral.algebra.nulls import one_thread
 from tlspectral.studies.common.gradient_steps import gradient_steps, to_device_of
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule

@@ -10,11 +10,11 @@ import zoo
 from described import assert_described
 
 import tlspectral as tls
+from tlspectral.algebra.rotary import rotate
 from tlspectral.models.attention import attention_view
 from tlspectral.positional.measure import positional_symbolic
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.scores import swap_scores
-from tlspectral.rotary import rotate
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 
 # gpt2: learned positions; yarn: scaled rotary tables, grouped keys; qwen3: query/key norm; mistral: a window; gemma2:

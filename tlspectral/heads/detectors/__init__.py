@@ -1,0 +1,27 @@
+"""What heads do: attention to the previous token, the duplicate, the token after it (FP section 3), or any pattern.
+
+`relative_position_kernel` gives mean scores by offset, beside what a mean query and key predict, and
+`kernel_prediction` judges that per head. All take random sequences or prompts of one's own.
+"""
+
+from typing import TYPE_CHECKING
+
+from tlspectral.heads.detectors.columns import DETECTORS
+from tlspectral.heads.detectors.heads import detect_heads, split_half_reliability
+from tlspectral.heads.detectors.sequences import chance_level, repeated_sequences
+from tlspectral.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from tlspectral.heads.detectors.kernel import kernel_prediction, relative_position_kernel
+
+__all__ = [
+    "DETECTORS",
+    "chance_level",
+    "detect_heads",
+    "kernel_prediction",
+    "relative_position_kernel",
+    "repeated_sequences",
+    "split_half_reliability",
+]
+
+__getattr__ = lazy_names(__name__, {"kernel_prediction": "kernel", "relative_position_kernel": "kernel"})

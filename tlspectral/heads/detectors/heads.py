@@ -1,0 +1,301 @@
+"""`detect_heads`: how much attention a head gives to the previous token, the duplicate, and other marked keys (FP 3).
+
+By default on sequences `[BOS, r, r]` of a random segment r and its copy, on the queries of the copy.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from tlspectral.algebra.rotary import in_float64
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.heads.detectors.columns import DETECT_HEADS, DETECT_HEADS_ON_PROMPTS, DETECTORS, PROMPT_DETECTORS
+from tlspectral.heads.detectors.sequences import (
+    chance_level,
+    detector_offsets,
+    repeated_ids,
+    repeated_sequences,
+    segment_length_of,
+)
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import PackedTokens, even_rows
+from tlspectral.tables import named
+from tlspectral.tables.progress import bar
+
+BATCH = 25
+_MOST_TOKENS = 2**12
+NULL_SEQUENCES = 16
+"""Sequences that scores are compared with their null on, as far as they have `_MOST_TOKENS` together."""
+
+Pattern = Callable[[Tensor], Any] | Any
+Reduce = Callable[[Tensor], Float64[Tensor, "scores batch heads"]]
+Scorer = Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]]
+
+
+def detect_heads(
+    model: Any,
+    *,
+    n_sequences: int = 200,
+    segment_length: int = 64,
+    prompts: Any = None,
+    pattern: Pattern | None = None,
+    exclude_special: bool = False,
+    null_draws: int = 0,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Measure the attention of every head on random repeated sequences, or on prompts of your own.
+
+    On sequences [BOS, r, r] with a segment of L tokens, queries are positions L+1 .. 2L and the mass is read on p - 1
+    (`prev`), p - L (`dup`, the same token before) and p - L + 1 (`ind`, the token that followed it). On `prompts`,
+    queries are all real tokens from position 2 on, and the mass is read on the token before (`prev`), on all earlier
+    tokens equal to the query's (`dup`, over the queries that have one) and on the query's own (`self`). Prompts that
+    are token ids [sequences, 1 + 2 L], an opening token, a segment of two or more and the same segment again in every
+    row, are measured as the drawn sequences are. Hooks that are on the model stay in force.
+
+    With `null_draws` each score also gets a p: how often a head that reads its keys from random directions reaches it.
+    W_K becomes O W_K, O a Haar-random rotation of the residual stream, and all else stays. Score and draws are compared
+    on the first 16 sequences (of prompts beyond 256 tokens, on as many as have 4,096 tokens together). P of many heads
+    need a correction, `tls.stats.benjamini_hochberg`.
+
+        tls.detect_heads(model, prompts=["When Mary and John went out, John gave a book to"])
+        tls.detect_heads(model, pattern=lambda row: torch.eye(len(row)).roll(2, 0).tril())  # two tokens back
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        n_sequences: sequences drawn; standard errors are over them.
+        segment_length: L, at most (n_ctx - 1) // 2.
+        prompts: in place of the drawn sequences, in any form that `Task` takes: strings, token ids, lists of unequal
+            length, or a tokenizer's batch with its `attention_mask`. Padding is never counted.
+        pattern: keys that queries are to be scored on: weights, or 0 and 1, [pos, pos] for all sequences or
+            [sequences, pos, pos], where positions count from the first real token; or a function that takes the token
+            ids of a sequence, [pos], and returns [pos, pos]; or the name of one, on queries from position 2 on:
+            `"previous_token"`, `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2 to 8 tokens back), `"self"`.
+        exclude_special: leave the tokenizer's special ids out of the draw.
+        null_draws: draws of the null, 0 for none. p is no finer than 1 / (null_draws + 1). Memory does not grow with
+            them; a draw takes about as long as the model's attention on 16 sequences.
+        seed: of the draw, on the CPU: the same on every device and for every batch size. Also of the null.
+
+    Returns:
+        DataFrame `layer, head, name, prev, prev_se, dup, dup_se, ind, ind_se` on the queries of the copy, and
+        `prev_first, prev_first_se` on those of the segment, where nothing has been repeated yet; on other prompts
+        `layer, head, name, prev, prev_se, dup, dup_se, self, self_se`. Errors of one sequence are NaN. With
+        `pattern` also `pattern, pattern_se`: weighted attention to marked keys, averaged over the queries that have
+        any. With `null_draws` each error is followed by its score's p (`prev_p`), NaN where none of the compared
+        sequences counts. `attrs` hold where the model came from, with hashes of its weights, L, the number of
+        sequences, the opening token, `chance`, what uniform attention would score, `reliability`, the rank correlation
+        over heads of each score between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On other
+        prompts or with a pattern `chance` is a dictionary by score, and `n_counted` says how many sequences have a
+        query for it. With a null also `null_draws`, and `null_sequences`, how many are compared.
+
+    Raises:
+        ValueError: fewer than two sequences are drawn, or a pattern of another shape, without a mark, or with a key
+            after its query.
+        TypeError, ValueError: prompts that cannot be read (see `Task`), or a pattern that is no matrix.
+        UnsupportedArchitecture: the model exposes no attention pattern; with `null_draws`, a layer cannot be read.
+        ScoreMismatch: with `null_draws`, a layer's pattern is not that of its weights (learned sinks, hooks or an
+            `ablate` block).
+
+    What it does not establish: on random sequences, what the head does on text; on any, that the model needs it. A
+    small p does not say that the score is large.
+    """
+    if null_draws < 0:
+        raise ValueError(f"null_draws is the number of draws of the null, 0 for none; found {null_draws}")
+    view = attention_view(model)
+    if prompts is None:
+        repeated = repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
+        sequences = even_rows(repeated)
+    else:
+        from tlspectral.models.attention.prompts import packed_prompts, packed_rows
+
+        repeated = repeated_ids(prompts)
+        sequences = packed_prompts(view, prompts) if repeated is None else packed_rows(view, repeated)
+    table = measured_detectors(
+        view, sequences, on_prompts=repeated is None, pattern=pattern, null_draws=null_draws, seed=seed
+    )
+    table.attrs = {**view.origin(), **table.attrs}
+    return table
+
+
+def measured_detectors(
+    view: AttentionView,
+    sequences: PackedTokens,
+    *,
+    on_prompts: bool = False,
+    pattern: Pattern | None = None,
+    null_draws: int = 0,
+    seed: int,
+) -> pd.DataFrame:
+    """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`."""
+    tokens = sequences.tokens
+    length = None if on_prompts else segment_length_of(tokens)
+    names = PROMPT_DETECTORS if length is None else (*DETECTORS, "prev_first")
+    attrs: dict[str, Any] = {"n_sequences": len(tokens)}
+    if length is not None:
+        attrs |= {"segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
+    names = names if pattern is None else (*names, "pattern")
+    marks = None
+    if on_prompts or pattern is not None:
+        from tlspectral.heads.detectors.targets import Marks
+
+        marks = Marks(sequences, on_prompts=on_prompts, pattern=pattern)
+    scorer = partial(_scorer, length, marks and marks.scorer)
+    with bar(len(sequences.tokens), "detectors", "seq") as shown:
+        statistics = _statistics(view, sequences, scorer, shown.update)
+    if pattern is not None and not statistics.n_counted[-1]:
+        raise ValueError("pattern marks no key of any sequence")
+    chance: Any = None if length is None else chance_level(length)
+    if marks is not None:
+        uniform = torch.cat(marks.uniform, dim=1).sum(1)
+        n_marked = len(uniform)
+        by_mark = zip(names[-n_marked:], (uniform / statistics.n_counted[-n_marked:]).tolist(), strict=True)
+        chance = dict.fromkeys(DETECTORS if length is not None else (), chance) | dict(by_mark)
+        attrs["n_counted"] = dict(zip(names, statistics.n_counted.long().tolist(), strict=True))
+    pvalues: Any = [None] * len(names)
+    if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
+        pvalues, n_compared = _pvalues(view, sequences, scorer, null_draws, seed)
+        attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
+    columns: dict[str, Any] = {"layer": statistics.layer, "head": statistics.head}
+    for name, mean, error, pvalue in zip(names, statistics.mean, statistics.error, pvalues, strict=True):
+        columns |= {name: mean, f"{name}_se": error} | ({} if pvalue is None else {f"{name}_p": pvalue})
+    table = pd.DataFrame(columns)
+    table.attrs = {
+        **attrs,
+        "chance": chance,
+        "reliability": split_half_reliability(statistics.halves, names),
+        **{key: value for key, value in view.source.items() if key == "user_hooks"},
+    }
+    return named(table, DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS)
+
+
+def split_half_reliability(
+    halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str] = DETECTORS
+) -> dict[str, float | None]:
+    """Return the Spearman correlation over heads between scores of even and of odd sequences, per detector.
+
+    It is 1 where the order of the heads does not depend on the sequences drawn. It concerns the order of all heads,
+    most of which are near chance. It is None for fewer than three heads or equal scores.
+    """
+    reliability: dict[str, float | None] = {}
+    for name, (even, odd) in zip(names, halves.swapaxes(0, 1), strict=False):
+        if name == "prev_first":
+            continue
+        varies = len(even) > 2 and np.ptp(even) > 0 and np.ptp(odd) > 0
+        reliability[name] = float(pd.Series(even).corr(pd.Series(odd), method="spearman")) if varies else None
+    return reliability
+
+
+def _pvalues(
+    view: AttentionView, sequences: PackedTokens, scorer: Scorer, draws: int, seed: int
+) -> tuple[Float64[np.ndarray, "scores heads"], int]:
+    """Return p of each score beside the null, and on how many sequences it was measured."""
+    from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
+
+    n_sequences, width = sequences.tokens.shape
+    rows = slice(0, min(n_sequences, NULL_SEQUENCES, max(1, _MOST_TOKENS // width)))
+    reduce, counts = scorer(rows)
+    total = draws * view.n_layers
+    with bar(total, "detectors, null", "draw") as shown:
+        pvalues = rotated_key_pvalues(
+            view, sequences.tokens[rows], reduce, counts, draws=draws, seed=seed, advance=shown.update
+        )
+    return pvalues, rows.stop
+
+
+def _scorer(length: int | None, of_marks: Scorer | None, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
+    """Return the function of a pattern that gives the scores of a batch, and which sequences count for each score.
+
+    Scores on repeated sequences come first, then those of marked keys.
+    """
+    reduced, counts = [], []
+    if length is not None:
+        reduced.append(partial(_repeated_scores, length))
+        counts.append(torch.ones(len(DETECTORS) + 1, rows.stop - rows.start, dtype=torch.bool))
+    if of_marks is not None:
+        reduce_marks, counted = of_marks(rows)
+        reduced.append(reduce_marks)
+        counts.append(counted)
+    return lambda pattern: torch.cat([reduce(pattern) for reduce in reduced]), torch.cat(counts)
+
+
+def _repeated_scores(length: int, pattern: Tensor) -> Float64[Tensor, "scores batch heads"]:
+    """Return the scores of `DETECTORS` on the copy, then `prev` on the segment."""
+    offsets = detector_offsets(length)
+    mass = [
+        # Entry i of the diagonal is query i + offset, key i.
+        in_float64(pattern.diagonal(-offsets[name], dim1=-2, dim2=-1)[..., length + 1 - offsets[name] :]).mean(-1)
+        for name in DETECTORS
+    ]
+    mass.append(in_float64(pattern.diagonal(-1, dim1=-2, dim2=-1)[..., 1:length]).mean(-1))
+    return torch.stack([score.cpu() for score in mass])
+
+
+class _Statistics(NamedTuple):
+    """Scores of all heads over the sequences that count, of which there are `n_counted` for each score."""
+
+    layer: Int[np.ndarray, "heads"]
+    head: Int[np.ndarray, "heads"]
+    mean: Float64[np.ndarray, "scores heads"]
+    error: Float64[np.ndarray, "scores heads"]
+    halves: Float64[np.ndarray, "2 scores heads"]
+    n_counted: Float64[Tensor, "scores"]
+
+
+def _statistics(
+    view: AttentionView, sequences: PackedTokens, scorer: Scorer, advance: Callable[[int], Any]
+) -> _Statistics:
+    """Return mean and standard error of each score, and the means over even and over odd sequences.
+
+    `scorer` gives the scores of a batch, which are 0 where a sequence does not count, and which do. Hooks reduce the
+    patterns, so that none is stored.
+    """
+    total: dict[int, Tensor] = {}  # by layer, [2 halves, scores, heads]
+    squares: dict[int, Tensor] = {}
+    reduce_batch: Reduce
+    odd: Tensor
+
+    def reducer(layer: int) -> Callable[[Tensor, Any], None]:
+        def reduce(pattern: Tensor, hook: Any) -> None:
+            scores = reduce_batch(pattern)
+            halves = torch.stack([scores[:, ~odd].sum(1), scores[:, odd].sum(1)])
+            total[layer] = halves + total.get(layer, 0)
+            squares[layer] = scores.square().sum(1) + squares.get(layer, 0)
+
+        return reduce
+
+    names = [view.hook_names(layer)["pattern"] for layer in range(view.n_layers)]
+    hooks = [(name, reducer(layer)) for layer, name in enumerate(names)]
+    n_sequences, width = sequences.tokens.shape
+    rows_at_once = BATCH if width * BATCH <= _MOST_TOKENS else max(1, _MOST_TOKENS // width)
+    sizes = torch.zeros(2, 1, dtype=torch.float64)  # [2 halves, scores]
+    for start in range(0, n_sequences, rows_at_once):
+        rows = slice(start, min(start + rows_at_once, n_sequences))
+        odd = torch.arange(rows.start, rows.stop) % 2 == 1
+        reduce_batch, counts = scorer(rows)
+        sizes = sizes + torch.stack([counts[:, ~odd].sum(1), counts[:, odd].sum(1)])
+        view.run(sequences.tokens[rows], hooks, last=names[-1])
+        advance(rows.stop - rows.start)
+    if len(total) < view.n_layers:
+        layer = min(set(range(view.n_layers)) - set(total))
+        raise UnsupportedArchitecture(
+            f'layer {layer}: the attention never returned its pattern; load the model with attn_implementation="eager"'
+        )
+    n_heads = [total[layer].shape[-1] for layer in range(view.n_layers)]
+    by_half, square = (torch.cat([sums[layer] for layer in range(view.n_layers)], dim=-1) for sums in (total, squares))
+    n_counted = sizes.sum(0)
+    count = n_counted[:, None]
+    mean = by_half.sum(0) / count
+    variance = (square / count - mean.square()).clamp_min(0) * count / (count - 1)
+    return _Statistics(
+        np.repeat(np.arange(view.n_layers), n_heads),
+        np.concatenate([np.arange(n) for n in n_heads]),
+        mean.numpy(),
+        (variance / count).sqrt().numpy(),
+        (by_half / sizes[:, :, None]).numpy(),
+        n_counted,
+    )

@@ -1,0 +1,214 @@
+"""`relative_position_kernel`: mean attention scores by how far the key lies behind the query.
+
+Beside them stands what the head's mean query and key alone predict; `kernel_prediction` judges that per head.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tlspectral.heads.detectors.columns import KERNEL_PREDICTION, RELATIVE_POSITION_KERNEL
+from tlspectral.heads.detectors.distance import BANDS, band_shares, correlation
+from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import even_rows
+from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.selection import Heads, whole_number
+from tlspectral.tables import named
+
+FARTHEST_OFFSET = 20
+_KERNEL_SEQUENCES, _KERNEL_LENGTH = 48, 96
+
+
+def relative_position_kernel(
+    model: Any,
+    heads: Heads | None = None,
+    prompts: Any = None,
+    offsets: Iterable[Any] | None = None,
+    *,
+    reference: Any = None,
+) -> pd.DataFrame:
+    """Return the mean attention score by how far the key lies behind the query (FP section 7, figure 3).
+
+    Scores are captured as the model computes them, scaled and before the softmax, so that inside `ablate(...)` they are
+    those of the ablated model. The mean is over sequences and all queries that have such a key unmasked. Where a bridge
+    computes attention itself (GPT-J, OPT, GPT-Neo, tiny-rope), the scores are rebuilt from the weights and the layer's
+    input in float64, and their softmax has to be the model's pattern.
+
+        kernels = tls.relative_position_kernel(model, "L16H0", ["Alice was beginning to get very tired", "of sitting"])
+
+    `predicted` is the score of the mean query with the mean key at that distance: `Re sum_t q_t conj(k_t)
+    exp(i theta_t D)` over rotary pairs, plus the non-rotary columns, times the model's scale. Queries and keys
+    are those that the model rotates: with biases, after a query/key norm, with gain and phase of a spectral layer. They
+    are taken from other prompts than those that `kernel_prediction` judges on. A softcap is applied to the sum.
+    Hooks on the scores, as those of `ablate` for parts of the scores, leave `predicted` as it is; hooks on queries and
+    keys change it.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        heads: as in `ablate`; None is every head. All are measured in one pass, in memory that does not grow with the
+            number of prompts.
+        prompts: in any form that `Task` takes: strings, ids [sequences, pos], or a tokenizer's batch, whose padding is
+            not counted. None draws 48 seeded sequences of BOS and 95 random ids. FP used text.
+        offsets: positions of the key less that of the query, 0 or negative; None is -20 (or as far as prompts reach)
+            to 0.
+        reference: prompts that the mean query and key are taken over. None: half of `prompts`, by a fixed seed.
+
+    Returns:
+        DataFrame `layer, head, name, offset, score, predicted`, offsets ascending. Both are NaN where every such key is
+        masked. `predicted` is NaN in layers without rotary positions, whose mean query and key give the same score at
+        every distance (ALiBi's slope and learned positions are left out); where a prompt is longer than frequencies or
+        score scale hold; and for one prompt without a reference. `attrs` say which model and weights, and
+        `n_reference`, how many prompts the means are over.
+
+    Raises:
+        BadHead: a head that does not exist.
+        ScoreMismatch: rebuilt scores do not give the model's pattern.
+        EditNotHonored: a layer whose scores are rebuilt has hooks on z, as those of an ablation there.
+        ValueError, TypeError: prompts that cannot be read (see `Task`), or offsets that no prompt has.
+
+    What it does not establish: that the head attends by position. Contents contribute to the mean as well, and a
+    softmax sees only differences within a query's row. That `predicted` follows `score` is nearly an identity of means:
+    they differ only by what queries and keys at a distance have in common beyond their means, and by the dependence
+    of the means on the position. It needs activations, so it says nothing from weights alone.
+    """
+    view = attention_view(model)
+    rows: list[tuple[Any, ...]] = []
+    kernels, back, n_reference = _measured(view, heads, prompts, offsets, reference)
+    for kernel in kernels:
+        score = kernel.score.numpy()  # [distances, heads]
+        predicted = np.where(np.isnan(score), np.nan, kernel.predicted())
+        rows += [
+            (kernel.layer, head, -distance, score[row, column], predicted[row, column])
+            for column, head in enumerate(kernel.heads)
+            for row, distance in enumerate(back)
+        ]
+    columns = [column.name for column in RELATIVE_POSITION_KERNEL.columns if column.name != "name"]
+    table = pd.DataFrame.from_records(rows, columns=columns)
+    if kernels:
+        table.attrs = {**view.origin(), "n_reference": n_reference}
+    return named(table, RELATIVE_POSITION_KERNEL)
+
+
+def kernel_prediction(
+    model: Any,
+    heads: Heads | None = None,
+    prompts: Any = None,
+    offsets: Iterable[Any] | None = None,
+    *,
+    reference: Any = None,
+) -> pd.DataFrame:
+    """Judge, per head, how its mean query and key predict its kernel on other prompts, and which frequencies do it.
+
+        row = tls.heads.kernel_prediction(model, "L16H0").iloc[0]
+        band = tls.parts.Band(range(row["first"], row["last"] + 1))
+        with tls.ablate(model, row, band):
+            moved = tls.relative_position_kernel(model, row)  # without its peak
+
+    Args:
+        model, heads, prompts, offsets, reference: as in `relative_position_kernel`. Without `reference` the means are
+            over half of the prompts, and scores are those of the other half.
+
+    Returns:
+        DataFrame, one row per head: `layer, head, name, r` (Pearson's, over the offsets, between measured and predicted
+        mean score), `peak, predicted_peak` (offset of the largest), `share_high, share_middle, share_low` (shares of
+        thirds of the rotary pairs, from fast to slow, in the variance of the prediction over the offsets; they sum to
+        1), `band` (the largest of these), `first, last` (its frequencies, as in `band_effects`: indices when sorted
+        from fast to slow, which is the order of an ordinary model's pairs). NaN where there is no prediction. `attrs`
+        as of `relative_position_kernel`, and `n_judged`.
+
+    Raises:
+        ValueError: one prompt without a reference; otherwise as `relative_position_kernel`.
+
+    What it does not establish: a mechanism. A large r is nearly an identity of means (see `relative_position_kernel`).
+    It says that the head's mean scores need no more than a mean query and a mean key, not that attention follows them.
+    """
+    view = attention_view(model)
+    kernels, back, n_reference = _measured(view, heads, prompts, offsets, reference)
+    if kernels and not n_reference:
+        raise ValueError(
+            "one prompt cannot give the means and be judged on: give several prompts, or others as reference="
+        )
+    rows = [row for kernel in kernels for row in _judged(kernel, back)]
+    columns = [column.name for column in KERNEL_PREDICTION.columns if column.name != "name"]
+    table = pd.DataFrame.from_records(rows, columns=columns)
+    table = table.astype({"first": "Int64", "last": "Int64", "peak": "Int64", "predicted_peak": "Int64"})
+    if kernels:
+        table.attrs = {**view.origin(), "n_reference": n_reference, "n_judged": kernels[0].n_judged}
+    return named(table, KERNEL_PREDICTION)
+
+
+def _measured(
+    view: AttentionView, heads: Heads | None, prompts: Any, offsets: Iterable[Any] | None, reference: Any
+) -> tuple[list[LayerKernels], list[int], int]:
+    """Return the kernels by layer, the distances as columns have them (far to near), and the size of the reference."""
+    chosen = heads_by_layer(view, heads)
+    if not chosen:
+        return [], [], 0
+    packed = even_rows(_random_prompts(view)) if prompts is None else packed_prompts(view, prompts)
+    back = _distances(offsets, packed.tokens.shape[1])
+    if reference is None:
+        averaged = torch.zeros(len(packed.tokens), dtype=torch.bool)
+        averaged[torch.randperm(len(averaged), generator=torch.Generator().manual_seed(0))[: len(averaged) // 2]] = True
+        return measured_kernels(view, chosen, packed, back, averaged), back, int(averaged.sum())
+    others = packed_prompts(view, reference)
+    return measured_kernels(view, chosen, packed, back, others), back, len(others.tokens)
+
+
+def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
+    if offsets is None:
+        return list(range(min(FARTHEST_OFFSET, width - 1), -1, -1))
+    given = list(offsets)
+    numbers = [whole_number(offset) for offset in given]
+    known = {number for number in numbers if number is not None and -width < number <= 0}
+    wrong = [offset for offset, number in zip(given, numbers, strict=True) if number not in known]
+    if wrong or not given:
+        raise ValueError(
+            f"offsets are positions of the key less that of the query, {1 - width} to 0 for prompts of {width} tokens; "
+            f"found {wrong[0] if wrong else 'none'}"
+        )
+    return sorted((-number for number in known), reverse=True)
+
+
+def _judged(kernel: LayerKernels, back: list[int]) -> list[tuple[Any, ...]]:
+    """Return the rows of `kernel_prediction` of a layer's heads."""
+    measured, predicted = kernel.judged.numpy().T, kernel.predicted().T  # [heads, distances]
+    rows = []
+    for index, head in enumerate(kernel.heads):
+        known = np.isfinite(measured[index])
+        row: tuple[Any, ...] = (kernel.layer, head)
+        peak = -back[int(np.nanargmax(measured[index]))] if known.any() else None
+        known &= np.isfinite(predicted[index])
+        if kernel.preference is None or not known.any():
+            rows.append((*row, np.nan, peak, None, *[np.nan] * len(BANDS), None, None, None))
+            continue
+        theta = kernel.preference.theta[index].numpy()
+        shares, bands = band_shares(kernel.preference.by_pair[index].numpy()[:, known], theta)
+        best = None if np.isnan(shares).any() else int(np.argmax(shares))
+        ends = np.cumsum([0, *map(len, bands)])
+        rows.append(
+            (
+                *row,
+                correlation(measured[index], predicted[index], known),
+                peak,
+                None if best is None else -back[int(np.nanargmax(np.where(known, predicted[index], np.nan)))],
+                *shares.tolist(),
+                None if best is None else BANDS[best],
+                None if best is None else int(ends[best]),
+                None if best is None else int(ends[best + 1] - 1),
+            )
+        )
+    return rows
+
+
+def _random_prompts(view: AttentionView) -> Int[Tensor, "sequences pos"]:
+    length = min(_KERNEL_LENGTH, view.n_ctx)
+    tokens = torch.randint(0, view.d_vocab, (_KERNEL_SEQUENCES, length), generator=torch.Generator().manual_seed(0))
+    tokens[:, 0] = view.start_token
+    return tokens

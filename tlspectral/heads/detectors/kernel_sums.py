@@ -1,0 +1,174 @@
+"""Sums of scores by distance, and of queries and keys, taken while a model runs."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from tlspectral.algebra.rotary import in_float64, widened
+from tlspectral.errors import EditNotHonored, ScoreMismatch
+from tlspectral.heads.detectors.distance import Preference, preference
+from tlspectral.models.attention import AttentionView, QueryKeyNorm
+from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
+from tlspectral.models.attention.head_scores import rebuilt_scores
+from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.attention.threads import user_hooks
+
+BATCH = 25
+Hooks = list[tuple[str, Callable[[Tensor, Any], None]]]
+
+
+class LayerKernels:
+    """Mean scores of some heads of a layer by distance, and the mean query and key.
+
+    `score` is the mean over all prompts, `judged` over those that gave no mean, [distances, heads]; 0 / 0 is NaN.
+    `preference` is None where the layer's mean query and key predict nothing.
+    """
+
+    def __init__(self, view: AttentionView, layer: int, heads: list[int], back: list[int]):
+        self.view, self.layer, self.heads, self.back = view, layer, heads, back
+        raw = view.raw(layer)  # its weights are not kept: on some backends they are copies
+        self.rotary, self.score_scale, self.softcap = raw.rotary, raw.score_scale, raw.softcap
+        self.valid_up_to = raw.valid_up_to
+        self.norms = {"query": raw.q_norm, "key": raw.k_norm}
+        self.total = torch.zeros(2, 2, len(back), len(heads), dtype=torch.float64)  # [judged, sum and number, ...]
+        self.means: dict[str, Tensor] = {}  # "query", "key": sums [heads, d_head]
+        self.n_tokens = self.n_judged = 0
+        self.preference: Preference | None = None
+
+    @property
+    def score(self) -> Float64[Tensor, "distances heads"]:
+        """Mean score over all prompts."""
+        sums = self.total.sum(0)
+        return sums[0] / sums[1]
+
+    @property
+    def judged(self) -> Float64[Tensor, "distances heads"]:
+        """Mean score over the prompts that gave no mean query and key."""
+        return self.total[1, 0] / self.total[1, 1]
+
+    def predicted(self) -> Float64[np.ndarray, "distances heads"]:
+        """Predicted score, NaN where there is none."""
+        if self.preference is None:
+            return np.full(self.total.shape[2:], np.nan)
+        return self.preference.predicted.T.numpy()
+
+    def hooks(self, real: Bool[Tensor, "batch pos"], averaged: Bool[Tensor, "batch"], *, scores: bool) -> Hooks:
+        """Return the hooks of one batch; `averaged` marks sequences whose queries and keys are summed."""
+        names = self.view.hook_names(self.layer)
+        hooks: Hooks = []
+        counted = real & averaged[:, None]
+        if self.rotary is not None and bool(averaged.any()):
+            self.n_tokens += int(counted.sum())
+            hooks += [(names[side], partial(self._add_mean, side, norm, counted)) for side, norm in self.norms.items()]
+        if not scores:
+            return hooks
+        self.n_judged += int((~averaged).sum())
+        if "scores" in names:
+            return [*hooks, (names["scores"], lambda values, hook: self._add_scores(values, real, averaged))]
+        captured: dict[str, Tensor] = {}
+        points = [names[point] for point in ("residual", "cos", "sin") if point in names]
+        hooks += [(name, partial(_hold, captured, name)) for name in points]
+
+        def rebuild(pattern: Tensor, hook: Any) -> None:
+            self._add_scores(_rebuilt(self.view, self.layer, captured, pattern.detach()), real, averaged)
+            captured.clear()
+
+        return [*hooks, (names["pattern"], rebuild)]
+
+    def _add_mean(
+        self, side: str, norm: QueryKeyNorm | None, counted: Bool[Tensor, "batch pos"], x: Tensor, hook: Any
+    ) -> None:
+        x = x[counted.to(x.device)]  # [tokens, heads, d_head]
+        total = in_float64(widened(x) if norm is None else norm.applied(widened(x))).sum(0).cpu()
+        self.means[side] = total + self.means.get(side, 0)
+
+    def _add_scores(self, scores: Tensor, real: Bool[Tensor, "batch pos"], averaged: Bool[Tensor, "batch"]) -> None:
+        every = self.heads == list(range(scores.shape[1]))
+        chosen = scores if every else scores[:, self.heads]
+        for row, distance in enumerate(self.back):
+            diagonal = chosen.diagonal(-distance, dim1=-2, dim2=-1)  # [batch, heads, queries]
+            unmasked = self.view.unmasked(self.layer, diagonal) & real[:, None, distance:].to(diagonal.device)
+            values = in_float64(diagonal)  # on the CPU where the device lacks float64
+            sums, counts = values.where(unmasked.to(values.device), 0.0).sum(2).cpu(), unmasked.sum(2).cpu()
+            for part, rows in enumerate((averaged, ~averaged)):
+                self.total[part, 0, row] += sums[rows].sum(0)
+                self.total[part, 1, row] += counts[rows].sum(0)
+
+    def predict(self, longest: int) -> None:
+        """Set `preference` from the means, if the layer has rotary positions that hold up to the longest prompt."""
+        too_long = self.valid_up_to is not None and longest > self.valid_up_to
+        if self.rotary is None or not self.n_tokens or too_long:
+            return
+        query, key = (self.means[side] / self.n_tokens for side in ("query", "key"))
+        key = key.repeat_interleave(len(query) // len(key), dim=0)  # some models repeat grouped keys themselves
+        query, key, distances = query[self.heads], key[self.heads], torch.tensor(self.back)
+        rotary = self.rotary.of_heads(self.heads)
+        self.preference = preference(rotary, self.score_scale, self.softcap, query, key, distances)
+
+
+def measured_kernels(
+    view: AttentionView,
+    chosen: dict[int, list[int]],
+    prompts: PackedTokens,
+    back: list[int],
+    reference: PackedTokens | Bool[Tensor, "sequences"],
+) -> list[LayerKernels]:
+    """Run the prompts and return the kernels of the chosen heads by layer.
+
+    `reference`: prompts that mean queries and keys are taken over, or which of the prompts are those. Memory does not
+    grow with their number.
+    """
+    hooked = user_hooks(view.model)
+    for layer in chosen:
+        names = view.hook_names(layer)
+        if "scores" not in names and names["z"] in hooked:
+            raise EditNotHonored(
+                f"layer {layer}: this bridge computes attention itself and an ablation edits z, so there are no "
+                f"ablated scores to read; take the hooks off {names['z']} (leave the `ablate` block)"
+            )
+    kernels = [LayerKernels(view, layer, heads, back) for layer, heads in chosen.items()]
+    if isinstance(reference, PackedTokens):
+        nothing = torch.zeros(len(prompts.tokens), dtype=torch.bool)
+        everything = torch.ones(len(reference.tokens), dtype=torch.bool)
+        runs = [(prompts, nothing, True), (reference, everything, False)]
+    else:
+        runs = [(prompts, reference, True)]
+    for run, averaged, scores in runs:
+        for start in range(0, len(run.tokens), BATCH):
+            rows = slice(start, start + BATCH)
+            hooks = [hook for kernel in kernels for hook in kernel.hooks(run.real[rows], averaged[rows], scores=scores)]
+            if hooks:
+                # Queries may pass after keys, and the pattern passes after both.
+                last = hooks[-1][0] if scores else view.hook_names(kernels[-1].layer)["pattern"]
+                view.run(run.tokens[rows], hooks, last=last)
+    for kernel in kernels:
+        kernel.predict(max(run.tokens.shape[1] for run, _, _ in runs))
+    return kernels
+
+
+def _hold(captured: dict[str, Tensor], name: str, activation: Tensor, hook: Any) -> None:
+    captured[name] = activation.detach()
+
+
+def _rebuilt(
+    view: AttentionView, layer: int, captured: dict[str, Tensor], pattern: Tensor
+) -> Float64[Tensor, "batch heads pos pos"]:
+    """Return the scores of a layer that exposes only its pattern, -inf where it masks. Raises ScoreMismatch."""
+    pattern = pattern.cpu()
+    mask = ~view.causal_mask(layer, pattern.shape[-1]).cpu()
+    scores = rebuilt_scores(view, layer, captured).total.masked_fill(mask, -torch.inf)
+    require_close(
+        (scores.softmax(-1) - pattern.double()).abs().max(),
+        scores.masked_fill(mask, 0.0).abs().max(),
+        pattern.dtype,
+        "pattern",
+        f"layer {layer}: the pattern rebuilt from the folded weights differs from the model's own",
+        LOOK_FOR_HOOKS,
+        ScoreMismatch,
+    )
+    return scores

@@ -1,0 +1,186 @@
+"""The null of `detect_heads`: heads whose keys are read from random directions of the residual stream.
+
+W_K of a head, with the gain of the input norm folded in, becomes O W_K. O is a Haar-random rotation of the residual
+stream (under LayerNorm of its part without mean). The singular values of W_K, the queries, inputs, biases, query/key
+norms, rotary positions and masks stay as they are. Weights drawn from one normal distribution are as likely after the
+rotation as before, so that a head of a freshly initialised model is exchangeable with its draws.
+
+With W_K = Q R, Q orthonormal columns, the columns of O Q are a Haar-random frame F, and O W_K = F R. So a draw needs
+F alone. The heads of a layer share its draws; layers have draws of their own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from tlspectral.algebra.nulls import haar_frame
+from tlspectral.errors import ScoreMismatch
+from tlspectral.models.attention import AttentionLayer, AttentionView, softcapped
+from tlspectral.models.attention.closeness import require_close
+from tlspectral.models.attention.head_scores import (
+    HeadScores,
+    key_side,
+    rebuilt_scores,
+    rotation_tables,
+    scores_of_stream,
+)
+
+TIE = 1e-6
+"""Relative difference up to which a draw reaches the observed score. Rounding to float32 is 1e-7, and a score that no
+key can change (a pattern that marks all keys) must have p of 1."""
+
+Reduce = Callable[[Tensor], Float64[Tensor, "scores batch heads"]]
+
+
+def rotated_key_pvalues(
+    view: AttentionView,
+    tokens: Int[Tensor, "sequences pos"],
+    reduce: Reduce,
+    counts: Bool[Tensor, "scores sequences"],
+    *,
+    draws: int,
+    seed: int,
+    advance: Callable[[], Any],
+) -> Float64[np.ndarray, "scores heads"]:
+    """Return the share of draws, the head itself counted as one, that reach each score of each head.
+
+    A score is the mean over the sequences that count; NaN where none does. That of the head is computed from its
+    weights, as those of the draws are. The model runs once over all sequences. Each layer is measured when the run
+    passes it, and only counts are kept: what this holds grows neither with the number of draws nor with that of layers.
+
+    Args:
+        tokens: the sequences, all in one batch.
+        reduce: gives the scores of a pattern of attention, [sequences, heads, query, key], 0 where a sequence does
+            not count.
+        counts: which sequences count for which score.
+        draws: rotations per layer, seeded by (seed, layer, draw).
+        advance: called after each draw of each layer.
+
+    Raises:
+        ScoreMismatch: a layer's pattern is not that of its weights (learned sinks, hooks that edit scores).
+        UnsupportedArchitecture: a layer cannot be read, or exposes no pattern.
+    """
+    sizes = counts.sum(1).double()[:, None]
+    by_layer: list[Tensor] = []
+
+    def measure(index: int, captured: dict[str, Tensor], pattern: Tensor, hook: Any) -> None:
+        layer, observed = _fixed_queries(view, index, captured, pattern.detach().cpu())
+        captured.clear()
+        score = reduce(observed).sum(1) / sizes
+        least = score - TIE * score.abs()
+        reached = torch.zeros_like(score)
+        for draw in range(draws):
+            frame = haar_frame(layer.n.shape[-1], layer.core.shape[1], [seed, index, draw]).float()
+            reached += reduce(layer.pattern(frame)).sum(1) / sizes >= least
+            advance()
+        by_layer.append(torch.where(score.isnan(), torch.nan, (1 + reached) / (1 + draws)))
+
+    hooks: list[tuple[str, Callable[..., None]]] = []
+    for index in range(view.n_layers):
+        names, captured = view.hook_names(index), {}
+        points = [names[point] for point in ("residual", "cos", "sin", "scores") if point in names]
+        hooks += [(name, partial(_hold, captured, name)) for name in points if name in view.model.hook_dict]
+        hooks.append((names["pattern"], partial(measure, index, captured)))
+    view.run(tokens, hooks, last=hooks[-1][0])
+    return torch.cat(by_layer, dim=1).numpy()
+
+
+def _hold(captured: dict[str, Tensor], name: str, activation: Tensor, hook: Any) -> None:
+    captured[name] = activation.detach()
+
+
+@dataclass(frozen=True)
+class _FixedQueries:
+    """What the attention of a layer depends on beside the directions of W_K, in float32.
+
+    Attributes:
+        layer: for its norms, rotary positions and softcap.
+        n: normalised residual stream without gain and bias, under LayerNorm in a basis of the vectors without mean.
+        scores: of the head itself; its keys are replaced.
+        core: R of W_K = Q R for each key/value head.
+        bias: of the keys.
+        added: ALiBi, and the least float32 where a key is masked.
+    """
+
+    layer: AttentionLayer
+    n: Float[Tensor, "batch pos dimension"]
+    scores: HeadScores
+    core: Float[Tensor, "kv_heads rank d_head"]
+    bias: Float[Tensor, "kv_heads d_head"]
+    added: Float[Tensor, "#batch #heads pos pos"]
+
+    def pattern(self, frame: Float[Tensor, "dimension rank"]) -> Float[Tensor, "batch heads query key"]:
+        """Return the attention of all heads whose keys are read through a frame."""
+        keys = torch.einsum("bpr,hrk->bphk", self.n @ frame, self.core) + self.bias
+        scores = replace(self.scores, key=key_side(self.layer, keys, None, self.scores.key.rotation)).whole()
+        return (softcapped(scores, self.layer.softcap) + self.added).softmax(-1)
+
+
+def _without_mean(vectors: Float64[Tensor, "*rows d_model"]) -> Float64[Tensor, "*rows dimension"]:
+    """Return vectors of mean 0 in an orthonormal basis of such vectors, which has one dimension less.
+
+    A reflection takes the direction of (1, 1, ...) to the first axis, along which they then have nothing.
+    """
+    axis = vectors.new_full((vectors.shape[-1],), vectors.shape[-1] ** -0.5)
+    axis[0] -= 1
+    return (vectors - (vectors @ axis)[..., None] * axis * 2 / (axis @ axis))[..., 1:]
+
+
+def _core(
+    weight: Float64[Tensor, "kv_heads dimension d_head"], *, together: bool
+) -> Float[Tensor, "kv_heads rank d_head"]:
+    """Return R of W_K = Q R, its diagonal not negative, for each head, or for all heads as one matrix."""
+    if together:
+        joined = _core(weight.transpose(0, 1).flatten(1)[None], together=False)[0]
+        return joined.unflatten(1, (len(weight), -1)).transpose(0, 1)
+    factor = torch.linalg.qr(weight, mode="r").R
+    return (factor * torch.where(factor.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)[:, :, None]).float()
+
+
+def _fixed_queries(
+    view: AttentionView, index: int, captured: dict[str, Tensor], pattern: Float[Tensor, "batch heads query key"]
+) -> tuple[_FixedQueries, Float64[Tensor, "batch heads query key"]]:
+    """Return what stays in one layer, and its attention rebuilt from the weights. Raises as `rotated_key_pvalues`."""
+    names, layer = view.hook_names(index), view.layer(index)
+    residual, n_positions = captured[names["residual"]].cpu().double(), pattern.shape[-1]
+    if "scores" in names:
+        hidden = ~view.unmasked(index, captured[names["scores"]]).cpu().all(1, keepdim=True)
+    else:
+        hidden = ~view.causal_mask(index, n_positions).cpu()[None, None]
+    rebuilt = rebuilt_scores(view, index, captured).total
+    observed = rebuilt.masked_fill(hidden, -torch.inf).softmax(-1)
+    # An error of the attention is at most one of its scores.
+    require_close(
+        (observed - pattern.double()).abs().max(),
+        rebuilt.masked_fill(hidden, 0.0).abs().max(),
+        pattern.dtype,
+        "scores",
+        f"layer {index}: the attention pattern rebuilt from the folded weights differs from the model's own",
+        "its null cannot be drawn: leave `ablate` blocks, and take off hooks that edit queries, keys, scores or the "
+        "pattern, or set null_draws=0",
+        ScoreMismatch,
+    )
+    tables = rotation_tables(view, layer.rotary, index, n_positions, captured)
+    scores = scores_of_stream(layer, residual, tables)
+    n, w_k = layer.norm.normalized(residual), layer.w_k
+    if layer.effective_dimension < view.d_model:
+        n, w_k = _without_mean(n), _without_mean(w_k.mT).mT
+    added = torch.zeros(1, 1, n_positions, n_positions, dtype=torch.float64)
+    if layer.alibi is not None:
+        added = added + layer.alibi.bias(torch.arange(n_positions))[:, None]
+    fixed = _FixedQueries(
+        layer,
+        n.float(),
+        scores.in_float32(),
+        # A norm over all heads of a token needs their keys as one rotation leaves them, and not each by itself.
+        _core(w_k, together=layer.k_norm is not None and layer.k_norm.over_heads),
+        layer.b_k.float(),
+        added.float().masked_fill(hidden, torch.finfo(torch.float32).min),
+    )
+    return fixed, observed

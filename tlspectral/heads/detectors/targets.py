@@ -1,0 +1,109 @@
+"""What each query of a prompt is scored on: weights of its keys, and the attention that they get."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from tlspectral.algebra.rotary import in_float64
+from tlspectral.heads.detectors.patterns import PATTERNS
+from tlspectral.models.attention.padding import PackedTokens
+
+Weights = Float64[Tensor, "batch query key"]
+
+
+def pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice) -> Weights:
+    """Return the weights of a pattern by name, or of a caller's, for some prompts, 0 outside of their tokens.
+
+    Of a pattern by name the first two positions are no queries: there is no choice at the first, and the token before
+    the second is the one that many heads attend to when they have nothing to do. Raises as `detect_heads`.
+    """
+    tokens, lengths = prompts.tokens[rows], prompts.lengths[rows].tolist()
+    n_prompts, width = prompts.tokens.shape
+    if isinstance(pattern, str) and pattern in PATTERNS:
+        queries = (prompts.real[rows] & (torch.arange(width) >= 2))[:, :, None]
+        return (PATTERNS[pattern](tokens) & queries).double()
+    weights = torch.zeros(len(tokens), width, width, dtype=torch.float64)
+    for row, length in enumerate(lengths):
+        index = rows.start + row
+        if callable(pattern):
+            given, shape = _matrix(pattern(tokens[row, :length].clone()), index), (length, length)
+        else:
+            given, shape = _matrix(pattern), (width, width)
+            if given.ndim == 3 and len(given) == n_prompts:
+                given = given[index]
+                if bool(given[length:].any()):
+                    raise ValueError(
+                        f"pattern: prompt {index} has {length} tokens, and a later query is marked; positions count "
+                        "from the first real token of a prompt"
+                    )
+        if given.shape != shape:
+            expected = f"{shape}" if callable(pattern) else f"{shape} or {(n_prompts, *shape)}"
+            raise ValueError(f"pattern: prompt {index} needs weights of shape {expected}; found {tuple(given.shape)}")
+        weights[row, :length, :length] = given[:length, :length]
+    above = (weights.triu(1) != 0).nonzero()
+    if len(above):
+        row, query, key = above[0].tolist()
+        raise ValueError(
+            f"pattern: prompt {rows.start + row}: query {query} is marked with key {key}, which comes after it and is "
+            "never seen; mark earlier keys alone (.tril())"
+        )
+    return weights
+
+
+def _matrix(given: Any, index: int | None = None) -> Tensor:
+    try:
+        values = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        values = None
+    if values is None or values.is_complex() or not bool(values.isfinite().all()):
+        found = f"{type(given).__name__} {given!r}"[:100] + ("" if index is None else f" for prompt {index}")
+        raise TypeError(
+            "pattern is a matrix of weights or of 0 and 1, [pos, pos] or [sequences, pos, pos], a function of a "
+            f"prompt's token ids that returns one, or a name ({', '.join(PATTERNS)}); found {found}"
+        )
+    return values.cpu().double()
+
+
+class Marks:
+    """The keys that sequences are scored on beside those of repeated segments: of prompts, and of a caller's pattern.
+
+    `uniform` collects what uniform attention would score in each batch, [scores, batch].
+    """
+
+    def __init__(self, sequences: PackedTokens, *, on_prompts: bool, pattern: Any):
+        self.sequences = sequences
+        self.patterns = ["previous_token", "duplicate", "self"] if on_prompts else []  # `PROMPT_DETECTORS`
+        self.patterns += [] if pattern is None else [pattern]
+        self.uniform: list[Float64[Tensor, "scores batch"]] = []
+
+    def scorer(self, rows: slice) -> tuple[Callable[[Tensor], Tensor], Bool[Tensor, "scores batch"]]:
+        """Return the function of a pattern that gives the scores of a batch, and which of its sequences count."""
+        weights = [pattern_weights(pattern, self.sequences, rows) for pattern in self.patterns]
+        self.uniform.append(torch.stack([uniform_attention(marked) for marked in weights]))
+        counted = torch.stack([scored_queries(marked) > 0 for marked in weights])
+        return lambda attention: torch.stack([weighted_attention(attention, marked) for marked in weights]), counted
+
+
+def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:
+    """Return how many queries of each prompt have a key with a weight."""
+    return (weights != 0).any(-1).sum(-1).double()
+
+
+def weighted_attention(
+    pattern: Float[Tensor, "batch heads query key"], weights: Weights
+) -> Float64[Tensor, "batch heads"]:
+    """Return the weighted attention of a query, averaged over the queries with a weight; 0 where there are none."""
+    row, query, key = weights.nonzero(as_tuple=True)
+    where = [index.to(pattern.device) for index in (row, query, key)]
+    attention = in_float64(pattern[where[0], :, where[1], where[2]]).cpu() * weights[row, query, key][:, None]
+    total = torch.zeros(pattern.shape[:2], dtype=torch.float64).index_add_(0, row, attention)
+    return total / scored_queries(weights).clamp_min(1)[:, None]
+
+
+def uniform_attention(weights: Weights) -> Float64[Tensor, "batch"]:
+    """Return what `weighted_attention` is for a head that attends to all earlier keys and its own alike."""
+    keys_seen = torch.arange(1, weights.shape[-1] + 1)
+    return (weights.sum(-1) / keys_seen).sum(-1) / scored_queries(weights).clamp_min(1)

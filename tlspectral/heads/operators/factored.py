@@ -1,0 +1,214 @@
+"""The query-key and output-value operators of a head, W_Q W_K^T and W_V W_O, kept as thin factors (FP section 3)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Complex128, Float64
+from torch import Tensor
+
+from tlspectral.algebra import spectra
+from tlspectral.algebra.records import one_line
+from tlspectral.algebra.rotary import RotaryGeometry
+from tlspectral.algebra.spectra import ThinProduct
+from tlspectral.errors import BadHead, UnsupportedArchitecture
+from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.selection import head_pair, whole_number
+
+
+class PhaseFactors(NamedTuple):
+    """Real and imaginary part of `M_t = w_q^t conj(w_k^t)^T`, each of rank at most 2."""
+
+    re: ThinProduct
+    im: ThinProduct
+
+
+@dataclass(frozen=True)
+class HeadSpectrum:
+    """The spectra of one head's M. k = min(d_head, d_model), r = min(2 d_head, d_model); units are those of M.
+
+    Attributes:
+        singular_values: descending.
+        eigenvalues: those of M that can be non-zero, largest modulus first.
+        eigenvector_condition: cond_2 of the unit eigenvectors of the core, 1 for a normal core.
+        symmetric_eigenvalues: of M_S on the joint column space, ascending.
+    """
+
+    singular_values: Float64[Tensor, "k"]
+    eigenvalues: Complex128[Tensor, "k"]
+    eigenvector_condition: float
+    symmetric_eigenvalues: Float64[Tensor, "r"]
+
+    __repr__ = one_line
+
+
+@dataclass(frozen=True)
+class QKOperator:
+    """M = `w_q @ w_k.T` of one head: input norm and query/key-norm gains folded in, centred under LayerNorm.
+
+    The score of query token i and key token j is `n_i M n_j^T` times the model's scale, plus what lies outside M:
+    biases, ALiBi, and under RoPE the rotation between the two positions. No d_model x d_model matrix is built, except
+    by `dense`.
+    """
+
+    layer: int
+    head: int
+    w_q: Float64[Tensor, "d_model d_head"]
+    w_k: Float64[Tensor, "d_model d_head"]
+    rotary: RotaryGeometry | None
+
+    __repr__ = one_line
+
+    def _thin_core(self) -> spectra.ThinCore:
+        return spectra.thin_core(self.w_q[None], self.w_k[None])
+
+    def core(self) -> Float64[Tensor, "k k"]:
+        """A k x k matrix with the non-zero eigenvalues of M, k = min(d_head, d_model)."""
+        return self._thin_core().core[0]
+
+    def dense(self) -> Float64[Tensor, "d_model d_model"]:
+        """Return M itself, for small models. Everything else works on the factors."""
+        return self.w_q @ self.w_k.T
+
+    def symmetric(self) -> ThinProduct:
+        """Return M_S = (M + M^T) / 2, the part that scores two tokens alike in both orders."""
+        return spectra.symmetric_part(self.w_q, self.w_k)
+
+    def antisymmetric(self) -> ThinProduct:
+        """Return M_A = (M - M^T) / 2, the directional part."""
+        return spectra.antisymmetric_part(self.w_q, self.w_k)
+
+    def spectrum(self) -> HeadSpectrum:
+        """Singular values, eigenvalues and their conditioning, and the spectrum of M_S (FP section 3)."""
+        batch = spectra.spectrum(self._thin_core())
+        return HeadSpectrum(
+            batch.singular_values[0],
+            batch.eigenvalues[0],
+            float(batch.eigenvector_condition[0]),
+            batch.symmetric_eigenvalues[0],
+        )
+
+    def schur_angles(self) -> Float64[np.ndarray, "blocks"]:
+        """Rotation angle in radians of each block of the real Schur form: (0, pi) for 2 x 2, 0 or pi for 1 x 1."""
+        return spectra.schur_angles(self._thin_core())[0]
+
+    def phase(self, t: int) -> PhaseFactors:
+        """Re and Im of M_t for rotary pair `t` (0 is the model's first pair), as factors (FP section 7).
+
+        Raises:
+            UnsupportedArchitecture: the layer has no rotary positions.
+            IndexError: no such pair.
+        """
+        if self.rotary is None:
+            raise UnsupportedArchitecture(f"L{self.layer}H{self.head}: the layer has no rotary positions, so no phase")
+        if not 0 <= t < self.rotary.n_pairs:
+            raise IndexError(
+                f"L{self.layer}H{self.head}: pair {t} does not exist; pairs are 0 to {self.rotary.n_pairs - 1}"
+            )
+        columns = [int(self.rotary.real_index[t]), int(self.rotary.imag_index[t])]
+        (a, c), (b, d) = self.w_q[:, columns].T, self.w_k[:, columns].T
+        keys = torch.stack([b, d], dim=1)
+        return PhaseFactors(
+            re=ThinProduct(torch.stack([a, c], dim=1), keys), im=ThinProduct(torch.stack([c, -a], dim=1), keys)
+        )
+
+
+class QKOperators(Sequence[QKOperator]):
+    """The operators of a model: `ops[layer, head]`, read from the model when asked for, one layer held at a time.
+
+    As a sequence it runs over all heads, layer by layer.
+    """
+
+    def __init__(self, view: AttentionView):
+        self._view = view
+        self._layer = lru_cache(maxsize=1)(self._read)
+        self._pairs = [(layer, head) for layer in range(view.n_layers) for head in range(view.n_heads(layer))]
+
+    def _read(self, index: int) -> tuple[AttentionLayer, Tensor, Tensor]:
+        layer = self._view.layer(index)
+        return layer, *layer.operator_factors()
+
+    def __repr__(self) -> str:
+        return f"QKOperators({self._view!r}, {len(self)} heads)"
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Return one operator by "L0H3" or (layer, head), or by its index among all heads.
+
+        Raises:
+            BadHead: no such layer or head, or no pair of whole numbers.
+        """
+        if isinstance(key, slice):
+            return [self[i] for i in range(len(self))[key]]
+        if not isinstance(key, tuple | str):
+            number = whole_number(key)
+            if number is None:
+                raise BadHead(f"{key!r} names no head: write operators[layer, head], or one number among all heads")
+            key = self._pairs[number]
+        layer, head = head_pair(key, self._view.n_layers)
+        if (layer, head) not in self._pairs:
+            heads_by_layer(self._view, [(layer, head)])  # raises, and says what there is
+        record, w_q, w_k = self._layer(layer)
+        return QKOperator(layer, head, w_q[head], w_k[head], record.rotary)
+
+    def rotary(self, layer: int) -> RotaryGeometry | None:
+        """Return the rotary geometry of a layer, None where it has no rotary positions."""
+        return self._view.rotary(layer)
+
+
+def qk_operators(model: Any) -> QKOperators:
+    """Return the norm-folded query-key operators of a model, read lazily.
+
+    Raises:
+        UnsupportedArchitecture, BadWeights: a layer cannot be read; the message names it.
+
+    The factors are those of the weights; that they reproduce the model's scores is proved by `verify_scores`.
+    """
+    return QKOperators(attention_view(model))
+
+
+@dataclass(frozen=True)
+class OVOperator:
+    """`w_v @ w_o` of one head, acting on rows. `w_v` carries the input norm's gain.
+
+    Under LayerNorm both sides are centred: the reading side because the norm removes the mean, the writing side because
+    every later norm does. TransformerLens's `center_writing_weights` does the latter to the weights themselves. A norm
+    behind the attention (Gemma 2 and 3, OLMo 2) is left out, with its gain.
+    """
+
+    layer: int
+    head: int
+    w_v: Float64[Tensor, "d_model d_head"]
+    w_o: Float64[Tensor, "d_head d_model"]
+
+    __repr__ = one_line
+
+    def product(self) -> ThinProduct:
+        """The operator as thin factors."""
+        return ThinProduct(self.w_v, self.w_o.T.contiguous())
+
+    def dense(self) -> Float64[Tensor, "d_model d_model"]:
+        """The operator itself."""
+        return self.w_v @ self.w_o
+
+
+def ov_operators(model: Any, layer: int) -> list[OVOperator]:
+    """Return the output-value operators of a layer's heads, in float64; grouped values are repeated per query head.
+
+    Raises:
+        BadHead: no such layer.
+        UnsupportedArchitecture, BadWeights: the layer cannot be read.
+    """
+    view = attention_view(model)
+    factors = view.output(layer)
+    w_o = factors.w_o
+    if view.layer(layer).norm.kind == "LN":
+        w_o = w_o - w_o.mean(2, keepdim=True)
+    groups = len(w_o) // len(factors.w_v)
+    return [OVOperator(layer, head, factors.w_v[head // groups], torch.clone(w_o[head])) for head in range(len(w_o))]

@@ -1,0 +1,1 @@
+"""One attention score as a sum of what was written into the residual stream."""

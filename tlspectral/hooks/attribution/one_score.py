@@ -1,0 +1,261 @@
+"""`qk_attribution`: why a head attends from one token to another, as a sum over what wrote to the residual stream."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.hooks.attribution.score_form import (
+    PARTS,
+    PairTerms,
+    head_form,
+    pair_terms,
+    removed_key_sources,
+    removed_pairs,
+)
+from tlspectral.hooks.attribution.two_tokens import QueryRow, TwoTokens, query_row, trace
+from tlspectral.hooks.edges.columns import QK_ATTRIBUTION
+from tlspectral.models.attention import AttentionView, attention_view, require_even_scale
+from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.selection import Head, head_name, whole_number
+from tlspectral.tables import named
+
+MOST_ROWS = 2_000_000
+REST, BIAS, ALIBI = "rest", "bias", "alibi"
+
+
+def qk_attribution(
+    model: Any,
+    prompt: Any,
+    head: Head,
+    query: int,
+    key: int,
+    *,
+    top: int | None = None,
+    remove: int | None = None,
+    by_frequency: bool = False,
+) -> pd.DataFrame:
+    """Divide one attention score of a head among pairs of what wrote to the residual streams of its two tokens.
+
+    The streams of the query token and of the key token are sums of writes: the embedding, learned positions, each
+    earlier head, each earlier MLP, and biases. With the scale of each norm as a number of this run, the scaled score,
+    before softcap and mask, is bilinear in the two streams: one row per pair of sources, and rows `bias` and `alibi`
+    where the model has them. Each total is the sum of four parts, which are those that `ablate` removes: `symmetric`
+    (M_S) and `antisymmetric` (M_A) of what is even in the offset, `phase` (Im(M_t)), and `outside_m` (biases and
+    ALiBi). All is computed in float64 from one run.
+
+        model = tls.load_model("tiny-rope")
+        tokens = torch.arange(3, 20).repeat(2)
+        table = tls.qk_attribution(model, tokens, "L1H0", query=-1, key=17, top=8, remove=4)
+
+    With `remove=`, the rows of largest |total| are taken out and the score is computed again, every norm taken again:
+    a decomposition alone proves nothing (`tables.describe_table("qk_attribution")` has the formula of `measured`). In
+    `attrs`, `joint_score_measured` is what the score loses when all key sources of the removed rows are taken out of
+    the key at once, and `joint_score_predicted` is the sum of all rows with such a key source.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        prompt: one prompt in any form that `Task` takes: a string, ids [pos] or [1, pos], or a tokenizer's batch.
+        head: "L5H1", (5, 1) or another form of one head.
+        query, key: positions of the two tokens in the prompt; negative ones count from its end.
+        top: the number of pairs with the largest |total| to keep; the others become one row, `rest`.
+        remove: the number of pairs with the largest |total| to take out, at most `top`.
+        by_frequency: one row per rotary pair of the head; with `top`, which counts pairs of sources as before.
+
+    Returns:
+        DataFrame `query_source, key_source[, frequency], symmetric, antisymmetric, phase, outside_m, total[, measured,
+        attention_predicted, attention_measured]`, largest |total| first, `rest` last. Scores are in logits. `attrs`:
+        `head`, `query`, `key`, `query_token`, `key_token`; `score`, the model's own; `remainder`, by how much it
+        exceeds the sum of the rows; `tolerance`; `attention` to the key; `softcap` (None without one);
+        `norm_behind_held`: True where a norm stands behind the attention of an earlier layer (Gemma 2 and 3, OLMo 2),
+        whose scale is then held as a number, a head's write being its share; with `remove`, `removed_key_sources`,
+        `joint_score_...` and `joint_attention_...`; and the model's origin.
+
+    Raises:
+        BadHead: no such head.
+        ScoreMismatch: the rows do not sum to the model's score within 1e-4 + 1e-5 |score| (float32 and wider; 16-bit: 4
+            eps times the largest |score| of the layer), or its scores do not give its attention.
+        UnsupportedArchitecture, BadWeights: a layer cannot be read; the residual stream is not the sum of its writes,
+            as under hooks that edit it; or `by_frequency` in a layer without rotary positions.
+        ValueError, TypeError: a prompt that cannot be read or is not one, a position outside it, a key that is masked,
+            or numbers that do not go together.
+
+    What it does not establish: that a source caused the attention. The terms are exact for this run with its norms;
+    terms of opposite sign can cancel, a norm shrinks when what it reads is removed, and a source that is removed would
+    also be missed elsewhere. A HookedTransformer with folded value biases counts these to `attention biases`.
+    """
+    top, remove = _counts(top, remove, by_frequency)
+    view = attention_view(model)
+    ((layer, (index,)),) = heads_by_layer(view, [head]).items()
+    tokens = packed_prompts(view, prompt).tokens
+    if len(tokens) != 1:
+        raise ValueError(f"one score is of one prompt; found {len(tokens)} prompts")
+    query, key = _positions(query, key, tokens.shape[1])
+    raw = view.raw(layer)
+    require_even_scale(raw, layer, tokens.shape[1])
+    if by_frequency and raw.rotary is None:
+        raise UnsupportedArchitecture(f"layer {layer} has no rotary positions, so its scores have no frequencies")
+    traced = trace(view, tokens, layer, index, query, key)
+    form = head_form(view, layer, index, query, key, tokens.shape[1], traced.captured)
+    row = query_row(view, layer, traced, form, query, key)
+    rows = _Rows.of(pair_terms(form, traced.written, traced.residual), traced.sources, row.alibi)
+    row.require_sum(float(rows.total.sum()))
+    frame = rows.frame(top, by_frequency)
+    attrs = {
+        "head": head_name(layer, index),
+        "query": query,
+        "key": key,
+        **_texts(view, tokens, query, key),
+        "score": row.score,
+        "remainder": row.score - float(rows.total.sum()),
+        "tolerance": row.tolerance,
+        "attention": float(traced.pattern[key]),
+        "softcap": form.layer.softcap,
+        "norm_behind_held": traced.norm_behind,
+        "top": top,
+    }
+    if remove is not None:
+        attrs |= _add_removed(frame, remove, rows, traced, row)
+    frame.attrs = {**view.origin(range(layer + 1)), **attrs}
+    return named(frame, QK_ATTRIBUTION)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """All pairs of sources, largest |total| first.
+
+    Attributes:
+        names: of the sources, then of the bias and of ALiBi.
+        pairs: indices of names, at the query and at the key.
+        parts: `PARTS` of each pair.
+    """
+
+    terms: PairTerms
+    names: list[str]
+    pairs: Int[Tensor, "rows two"]
+    parts: Float64[Tensor, "parts rows"]
+
+    @classmethod
+    def of(cls, terms: PairTerms, sources: list[str], alibi: float | None) -> "_Rows":
+        parts, n_sources = terms.matrices(), len(sources)
+        present = torch.ones(parts.shape[1:], dtype=torch.bool)
+        present[n_sources], present[:, n_sources] = bool(terms.q[-1].any()), bool(terms.k[-1].any())
+        present[n_sources, n_sources] = bool(terms.q[-1].any() and terms.k[-1].any())
+        pairs, parts = present.nonzero(), parts[:, present]
+        if alibi is not None:
+            pairs = torch.cat([pairs, torch.full((1, 2), n_sources + 1)])
+            parts = torch.cat([parts, parts.new_tensor([[0.0], [0.0], [0.0], [alibi]])], dim=1)
+        order = parts.sum(0).abs().argsort(descending=True, stable=True)
+        return cls(terms, [*sources, BIAS, ALIBI], pairs[order], parts[:, order])
+
+    @property
+    def total(self) -> Float64[Tensor, "rows"]:
+        """Sum of the parts of each pair."""
+        return self.parts.sum(0)
+
+    @property
+    def _is_alibi(self) -> Bool[Tensor, "rows"]:
+        return self.pairs[:, 0] == len(self.names) - 1
+
+    def frame(self, top: int | None, by_frequency: bool) -> pd.DataFrame:
+        """Return the table of all pairs, or of the first `top` and the sum of the others, per frequency if asked."""
+        shown = len(self.pairs) if top is None else min(top, len(self.pairs))
+        rest = self.pairs.new_full((int(shown < len(self.pairs)), 2), len(self.names))
+        names = np.array([*self.names, REST], dtype=object)[torch.cat([self.pairs[:shown], rest]).numpy()]
+        parts = self.parts[:, :shown, None]
+        if by_frequency:
+            n_rows = len(names) * (1 + self.terms.form.n_pairs)
+            if n_rows > MOST_ROWS:
+                raise ValueError(
+                    f"the table would have {n_rows} rows: give top=, the number of pairs of sources to keep"
+                )
+            parts = self._by_frequency(shown)
+        if len(names) > shown:
+            whole = self.parts.sum(1)[:, None]
+            if by_frequency:
+                whole = self.terms.all_by_frequency()
+                whole[:, 0] += self.parts[:, self._is_alibi].sum(1)
+            parts = torch.cat([parts, (whole - parts.sum(1))[:, None]], dim=1)
+        all_rotary = 2 * self.terms.form.n_pairs == self.terms.q.shape[1]
+        if by_frequency and all_rotary and not self._is_alibi.any():
+            parts = parts[..., 1:]
+        columns: dict[str, Any] = {
+            f"{side}_source": names[:, column].repeat(parts.shape[2]) for column, side in enumerate(("query", "key"))
+        }
+        if by_frequency:
+            columns["frequency"] = np.tile(np.arange(-1, self.terms.form.n_pairs)[-parts.shape[2] :], len(names))
+        columns |= {name: part.flatten().numpy() for name, part in zip(PARTS, parts, strict=True)}
+        return pd.DataFrame({**columns, "total": parts.sum(0).flatten().numpy()})
+
+    def _by_frequency(self, shown: int) -> Float64[Tensor, "parts shown frequencies"]:
+        pairs, is_alibi = self.pairs[:shown], self._is_alibi[:shown]
+        parts = self.terms.by_frequency(*torch.where(is_alibi[:, None], 0, pairs).T)
+        parts[:, is_alibi] = 0.0
+        parts[:, is_alibi, 0] = self.parts[:, :shown][:, is_alibi]
+        return parts
+
+
+def _add_removed(frame: pd.DataFrame, count: int, rows: _Rows, traced: TwoTokens, row: QueryRow) -> dict[str, Any]:
+    """Write the columns of `remove=` into the table, and return what `attrs` say of the removal of all pairs."""
+    pairs, total = rows.pairs[:count], rows.total
+    alibi, streams = len(rows.names) - 1, (traced.written, traced.residual)
+    # Nothing is read of ALiBi, so that the score without it is the score less its value.
+    is_alibi = pairs[:, 0] == alibi
+    measured = removed_pairs(row.form, *streams, torch.where(is_alibi[:, None], 0, pairs))
+    measured = torch.where(is_alibi, total[:count], measured)
+    columns = {
+        "measured": measured,
+        "attention_predicted": row.attention_without(total[:count]),
+        "attention_measured": row.attention_without(measured),
+    }
+    for name, values in columns.items():
+        frame[name] = np.concatenate([values.numpy(), np.full(len(frame) - len(pairs), np.nan)])
+    gone = sorted(set(pairs[:, 1].tolist()))
+    of_gone = torch.isin(rows.pairs[:, 1], torch.tensor(gone))
+    joint = {
+        "predicted": total[of_gone].sum(),
+        "measured": removed_key_sources(row.form, *streams, set(gone)) + (row.alibi or 0.0) * (alibi in gone),
+    }
+    attrs: dict[str, Any] = {"removed_key_sources": [rows.names[source] for source in gone]}
+    for name, change in joint.items():
+        attrs[f"joint_score_{name}"] = float(change)
+        attrs[f"joint_attention_{name}"] = float(row.attention_without(change[None])[0])
+    return attrs
+
+
+def _positions(query: int, key: int, length: int) -> tuple[int, int]:
+    positions = []
+    for name, given in (("query", query), ("key", key)):
+        position = whole_number(given)
+        if position is None:
+            raise TypeError(f"{name} is the position of a token, a whole number; found {given!r}")
+        if not -length <= position < length:
+            raise ValueError(f"{name} {position} is not in the prompt, which has tokens 0 to {length - 1}")
+        positions.append(position % length)
+    if positions[1] > positions[0]:
+        raise ValueError(f"key {positions[1]} is behind query {positions[0]}: a query sees itself and earlier keys")
+    return positions[0], positions[1]
+
+
+def _counts(top: int | None, remove: int | None, by_frequency: bool) -> tuple[int | None, int | None]:
+    counts = [None if count is None else whole_number(count) for count in (top, remove)]
+    for name, given, count in zip(("top", "remove"), (top, remove), counts, strict=True):
+        if given is not None and (count is None or count < 1):
+            raise ValueError(f"{name} is a number of pairs of sources, 1 or more; found {given!r}")
+    if top is not None and remove is not None and remove > top:
+        raise ValueError(f"remove={remove} takes out pairs that top={top} does not show: give remove at most top")
+    if remove is not None and by_frequency:
+        raise ValueError("remove= takes out pairs of sources, not their frequencies: leave out by_frequency")
+    return counts[0], counts[1]
+
+
+def _texts(view: AttentionView, tokens: Int[Tensor, "one pos"], query: int, key: int) -> dict[str, Any]:
+    tokenizer = getattr(view.model, "tokenizer", None)
+    ids = {"query_token": int(tokens[0, query]), "key_token": int(tokens[0, key])}
+    return ids if tokenizer is None else {name: tokenizer.decode([token]) for name, token in ids.items()}

@@ -1,0 +1,313 @@
+"""One head's score as a function of the residual streams of two tokens, and its terms for pairs of sources.
+
+With the scale of every norm as a number, the score is bilinear in the two streams. C is its part that is even in the
+offset and D the odd one, as in `HeadScores`; for sources a at the query and b at the key,
+
+    symmetric     = (C(a, b) + C(b, a)) / 2
+    antisymmetric = (C(a, b) - C(b, a)) / 2
+    phase         = D(a, b)
+
+C(b, a) exchanges the vectors of the two tokens, each with the factor of the norm in front of the attention. The factors
+of a query/key norm stay at query and key.
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from tlspectral.algebra.rotary import RotaryGeometry, in_float64, with_gain_and_phase
+from tlspectral.models.attention import (
+    AttentionView,
+    QueryKeyNorm,
+    RawAttention,
+    fold_attention,
+    key_value_groups,
+    softcapped,
+)
+from tlspectral.models.attention.head_scores import HeadScores, Rotation, changed_side, rotation_tables
+from tlspectral.models.attention.layer import LayerSettings
+from tlspectral.models.attention.writes import LayerReads
+
+PARTS = ("symmetric", "antisymmetric", "phase", "outside_m")
+
+
+@dataclass(frozen=True)
+class StreamSide:
+    """The queries or keys of a head, of heads that share its query/key norm where the norm's mean runs over them.
+
+    `reads` and `bias` are the folded projection of the residual stream, `query_key_norm` is behind it.
+    """
+
+    reads: LayerReads
+    bias: Float64[Tensor, "heads d_head"]
+    query_key_norm: QueryKeyNorm | None
+    head: int
+
+    def read(self, x: Float64[Tensor, "d_model"], written: Float64[Tensor, "sources d_model"]) -> Tensor:
+        """Return what the head reads of each part of the stream `x`, with the norm's scale at `x`, [sources, d_head].
+
+        A query/key norm is not applied.
+        """
+        return (self.reads.norm.token_scale(x) * written) @ self.reads.weight[self.head]
+
+    def of(self, x: Float64[Tensor, "*batch d_model"], *, bias: bool = True) -> Float64[Tensor, "*batch d_head"]:
+        """Return the head's query or key of whole streams, all norms taken at them."""
+        every = self._projected(x, bias)
+        return (every if self.query_key_norm is None else self.query_key_norm.applied(every))[..., self.head, :]
+
+    def scale(self, x: Float64[Tensor, "d_model"]) -> Float64[Tensor, ""] | None:
+        """Return the factor 1/rms of the query/key norm at a stream; None without such a norm."""
+        norm = self.query_key_norm
+        return None if norm is None else norm.token_scale(self._projected(x, bias=True))[..., self.head]
+
+    def normed(self, rows: Float64[Tensor, "rows d_head"], scale: Tensor | None) -> Float64[Tensor, "rows d_head"]:
+        """Return rows behind the query/key norm with its factor as given, one or one per row; as they are without."""
+        if self.query_key_norm is None or scale is None:
+            return rows
+        norm = self.query_key_norm
+        if norm.gain is not None and norm.gain.ndim == 2:  # one gain serves several heads, if they share it
+            norm = norm.of_heads([self.head * len(norm.gain) // len(self.reads.weight)])
+        return norm.applied(rows[:, None], scale.expand(len(rows))[:, None])[:, 0]
+
+    def _projected(self, x: Tensor, bias: bool) -> Tensor:
+        heads = self.reads.of(x)
+        return heads + self.bias if bias else heads
+
+
+@dataclass(frozen=True)
+class HeadRotation:
+    """The rotary pairs of one head in a run.
+
+    Attributes:
+        geometry: of this head, with gain and phase of a spectral layer.
+        cos, sin: of each pair at every position of the prompt, as the model applied them.
+        even, odd: cos and sin of the offset from key to query, per pair.
+    """
+
+    geometry: RotaryGeometry
+    cos: Float64[Tensor, "pos pairs"]
+    sin: Float64[Tensor, "pos pairs"]
+    even: Float64[Tensor, "pairs"]
+    odd: Float64[Tensor, "pairs"]
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """One head at a query and a key position: how its scaled score, before softcap and mask, depends on two streams.
+
+    `head` is its index in the layer.
+    """
+
+    layer: LayerSettings
+    head: int
+    query: StreamSide
+    key: StreamSide
+    rotation: HeadRotation | None
+
+    @property
+    def slope(self) -> float | None:
+        """Slope of ALiBi, None without it."""
+        return None if self.layer.alibi is None else self.layer.alibi.slopes[self.head]
+
+    @property
+    def n_pairs(self) -> int:
+        """Rotary pairs of the head."""
+        return 0 if self.rotation is None else self.rotation.geometry.n_pairs
+
+    def capped(self, score: Tensor) -> Tensor:
+        """Return scores as the softmax has them, behind the softcap."""
+        return softcapped(score, self.layer.softcap)
+
+    def with_gain(self, queries: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows d_head"]:
+        """Return queries times the gain and phase of a spectral layer; as they are elsewhere."""
+        return queries if self.rotation is None else with_gain_and_phase(queries[None], self.rotation.geometry)[0]
+
+    def even_keys(self, keys: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows d_head"]:
+        """Return keys whose product with a query is C of the pair."""
+        weight = keys.new_full(keys.shape[-1:], self.layer.score_scale)
+        if self.rotation is not None:
+            for columns in (self.rotation.geometry.real_index, self.rotation.geometry.imag_index):
+                weight[columns] *= self.rotation.even
+        return weight * keys
+
+    def odd_keys(self, keys: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows d_head"]:
+        """Return keys whose product with a query is D of the pair."""
+        rotated = torch.zeros_like(keys)
+        if self.rotation is not None:
+            real, imag = self.rotation.geometry.real_index, self.rotation.geometry.imag_index
+            rotated[:, real], rotated[:, imag] = self.rotation.odd * keys[:, imag], -self.rotation.odd * keys[:, real]
+        return self.layer.score_scale * rotated
+
+    def score(
+        self, queries: Float64[Tensor, "rows d_head"], keys: Float64[Tensor, "rows d_head"]
+    ) -> Float64[Tensor, "rows"]:
+        """Return the score of each query and key (as of `StreamSide.of`), without ALiBi."""
+        return (self.with_gain(queries) * (self.even_keys(keys) + self.odd_keys(keys))).sum(-1)
+
+    def scores_of_run(
+        self, queries: Float[Tensor, "one pos heads d_head"], keys: Float[Tensor, "one pos kv_heads d_head"], query: int
+    ) -> Float64[Tensor, "pos"]:
+        """Return the scores of a query with all keys from the queries and keys of a run, before a softcap.
+
+        These are what the hook points saw, before a query/key norm. ALiBi is `slope * position of the key`.
+        """
+        raw, at_query, at_key = self.layer, None, None
+        q, k = (in_float64(captured).cpu() for captured in (queries[:, [query]], keys))
+        if self.rotation is not None:
+            cos, sin, geometry = self.rotation.cos, self.rotation.sin, self.rotation.geometry
+            at_query, at_key = Rotation(geometry, cos[[query]], sin[[query]]), Rotation(geometry, cos, sin)
+        q_norm, k_norm = (norm and norm.in_float64() for norm in (raw.q_norm, raw.k_norm))
+        row = HeadScores(
+            raw,
+            [self.head],
+            changed_side(q, None, self.head, q_norm, at_query, queries=True),
+            changed_side(k, None, self.head * k.shape[2] // q.shape[2], k_norm, at_key),
+        ).whole()[0, 0, 0]
+        return row if self.slope is None else row + self.slope * torch.arange(len(row), dtype=row.dtype)
+
+
+def head_form(
+    view: AttentionView, index: int, head: int, query: int, key: int, n_positions: int, captured: dict[str, Tensor]
+) -> HeadForm:
+    """Return the form of one head; `captured` has the layer's rotation tables. Raises as `rotation_tables`."""
+    raw = view.raw(index)
+    group, first = _readable_group(raw, head)
+    layer = fold_attention(group, index)
+    tables = rotation_tables(view, raw.rotary, index, n_positions, captured)
+    rotation = None
+    if tables is not None and raw.rotary is not None:
+        cos, sin = (table[head] if raw.rotary.per_head else table for table in tables)
+        even = cos[query] * cos[key] + sin[query] * sin[key]
+        odd = sin[query] * cos[key] - cos[query] * sin[key]
+        rotation = HeadRotation(raw.rotary.of_heads([head]), cos, sin, even, odd)
+    return HeadForm(
+        raw,
+        head,
+        StreamSide(LayerReads(layer.norm, layer.w_q), layer.b_q, layer.q_norm, head - first),
+        StreamSide(LayerReads(layer.norm, layer.w_k), layer.b_k, layer.k_norm, layer.kv_head(head - first)),
+        rotation,
+    )
+
+
+def _readable_group(raw: RawAttention, head: int) -> tuple[RawAttention, int]:
+    """Return the key/value group of a head and its first head: all heads where a query/key norm runs over them."""
+    if any(norm is not None and norm.over_heads for norm in (raw.q_norm, raw.k_norm)):
+        return raw, 0
+    return next((group, heads.start) for heads, group in key_value_groups(raw) if head < heads.stop)
+
+
+@dataclass(frozen=True)
+class PairTerms:
+    """The terms of a score, for every source at the query (rows) and at the key (columns); a bias is the last source.
+
+    Attributes:
+        form: of the head.
+        q, k: what the sources are in query and key.
+        k_of_query, q_of_key: the same sources read by the other side, for C(b, a); 0 for a bias.
+    """
+
+    form: HeadForm
+    q: Float64[Tensor, "queries d_head"]
+    k: Float64[Tensor, "keys d_head"]
+    k_of_query: Float64[Tensor, "queries d_head"]
+    q_of_key: Float64[Tensor, "keys d_head"]
+
+    def matrices(self) -> Float64[Tensor, "parts queries keys"]:
+        """Return the four `PARTS` of every pair."""
+        content, phase = self.q @ self.form.even_keys(self.k).T, self.q @ self.form.odd_keys(self.k).T
+        mirrored = self.form.even_keys(self.k_of_query) @ self.q_of_key.T
+        parts = torch.stack([(content + mirrored) / 2, (content - mirrored) / 2, phase, content + phase])
+        parts[3, :-1, :-1] = 0.0
+        parts[:3, -1] = parts[:3, :, -1] = 0.0
+        return parts
+
+    def by_frequency(
+        self, queries: Int[Tensor, "rows"], keys: Int[Tensor, "rows"]
+    ) -> Float64[Tensor, "parts rows frequencies"]:
+        """Return the four parts of some pairs by column: those in no pair first, then each rotary pair."""
+        q, k = self.q[queries], self.k[keys]
+        content = self._summed(q * self.form.even_keys(k))
+        phase = self._summed(q * self.form.odd_keys(k))
+        mirrored = self._summed(self.form.even_keys(self.k_of_query[queries]) * self.q_of_key[keys])
+        parts = torch.stack([(content + mirrored) / 2, (content - mirrored) / 2, phase, content + phase])
+        biased = (queries == len(self.q) - 1) | (keys == len(self.k) - 1)
+        parts[:3, biased], parts[3, ~biased] = 0.0, 0.0
+        return parts
+
+    def all_by_frequency(self) -> Float64[Tensor, "parts frequencies"]:
+        """Return `by_frequency` summed over all pairs, which the sums of the sources give."""
+        sums = [torch.stack([each[:-1].sum(0), each[-1]]) for each in (self.q, self.k, self.k_of_query, self.q_of_key)]
+        pairs = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1]])
+        return PairTerms(self.form, *sums).by_frequency(*pairs).sum(1)
+
+    def _summed(self, columns: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows frequencies"]:
+        frequency = torch.zeros(columns.shape[-1], dtype=torch.long)
+        if self.form.rotation is not None:
+            geometry = self.form.rotation.geometry
+            frequency[geometry.real_index] = frequency[geometry.imag_index] = torch.arange(1, geometry.n_pairs + 1)
+        return columns.new_zeros(len(columns), self.form.n_pairs + 1).index_add_(1, frequency, columns)
+
+
+def pair_terms(
+    form: HeadForm, written: Float64[Tensor, "two sources d_model"], residual: Float64[Tensor, "two d_model"]
+) -> PairTerms:
+    """Return the terms of the score of two tokens, whose streams `residual` are sums of what was `written`.
+
+    All norms have the scales that they have at `residual`.
+    """
+    query, key = form.query, form.key
+    at_query, at_key = query.scale(residual[0]), key.scale(residual[1])
+    zero = form.query.bias.new_zeros(1, form.query.bias.shape[-1])
+
+    def terms(side: StreamSide, token: int, scale: Tensor | None, bias: Tensor) -> Tensor:
+        return side.normed(torch.cat([side.read(residual[token], written[token]), bias]), scale)
+
+    return PairTerms(
+        form,
+        form.with_gain(terms(query, 0, at_query, query.bias[query.head][None])),
+        terms(key, 1, at_key, key.bias[key.head][None]),
+        terms(key, 0, at_key, zero),
+        form.with_gain(terms(query, 1, at_query, zero)),
+    )
+
+
+def removed_pairs(
+    form: HeadForm,
+    written: Float64[Tensor, "two sources d_model"],
+    residual: Float64[Tensor, "two d_model"],
+    pairs: Int[Tensor, "pairs two"],
+) -> Float64[Tensor, "pairs"]:
+    """Return S(x, y) - S(x - a, y) - S(x, y - b) + S(x - a, y - b) of each pair of sources (a, b).
+
+    The source behind the last written one is the bias of the projection: that projection then has none.
+    """
+    queries = _without(form.query, residual[0], written[0], pairs[:, 0])
+    keys = _without(form.key, residual[1], written[1], pairs[:, 1])
+    query, key = form.query.of(residual[0]).expand_as(queries), form.key.of(residual[1]).expand_as(keys)
+    score = form.score
+    return score(query, key) - score(queries, key) - score(query, keys) + score(queries, keys)
+
+
+def removed_key_sources(
+    form: HeadForm,
+    written: Float64[Tensor, "two sources d_model"],
+    residual: Float64[Tensor, "two d_model"],
+    sources: Set[int],
+) -> Float64[Tensor, ""]:
+    """Return S(x, y) - S(x, y - sum of the sources): what the score loses without all of them in the key."""
+    n_sources = written.shape[1]
+    gone = [source for source in sources if source < n_sources]
+    key = form.key.of(residual[1] - written[1, gone].sum(0), bias=n_sources not in sources)
+    query = form.query.of(residual[0])[None]
+    return (form.score(query, form.key.of(residual[1])[None]) - form.score(query, key[None]))[0]
+
+
+def _without(
+    side: StreamSide, x: Float64[Tensor, "d_model"], written: Float64[Tensor, "sources d_model"], sources: Tensor
+) -> Float64[Tensor, "pairs d_head"]:
+    removed = torch.cat([written, torch.zeros_like(written[:1])])[sources]
+    is_bias = (sources == len(written))[:, None]
+    return torch.where(is_bias, side.of(x, bias=False), side.of(x - removed))

@@ -1,0 +1,353 @@
+"""`edge_effects`: what a head's attention, or a task, loses when one sender is taken out of what a receiver reads."""
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from tlspectral.heads.composition import composition_into
+from tlspectral.heads.detectors.sequences import detector_offsets, segment_length_of
+from tlspectral.hooks.edges.columns import EDGE_EFFECTS
+from tlspectral.hooks.edges.cut import refuse_open_receivers
+from tlspectral.hooks.edges.reached import Reached, reached
+from tlspectral.hooks.edges.receiving import QueryKeyPairs, ReceiverLayer, Replayed, receiver_layer
+from tlspectral.hooks.edges.senders import CachedRun, Replaced, Sender, cached_run, chosen_senders
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import attention_positions
+from tlspectral.models.attention.writes import INPUT_POINTS, Input
+from tlspectral.selection import Receivers, head_name
+from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
+from tlspectral.tasks import (
+    ScoredSequences,
+    Task,
+    control_test,
+    intact_values,
+    score_of,
+    scored_sequences,
+    standard_error,
+    task_of,
+)
+
+SEQUENCES = 16
+
+Measure = Literal["prev", "dup", "ind", "attention", "task"]
+
+
+def edge_effects(
+    model: Any,
+    receivers: Receivers,
+    *,
+    senders: Any = None,
+    task: Task | Literal["induction", "language"] | None = None,
+    measure: Measure | None = None,
+    replace: Replaced = "mean",
+    control: Literal["random"] | None = None,
+    draws: int = 20,
+    folder: str | os.PathLike[str] | None = None,
+    n_jobs: int = 1,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Cut each edge from a sender into a receiver's queries, keys or values, one at a time.
+
+    An edge is cut by taking what the sender wrote in the intact run out of what the receiver reads; everything else
+    stays as it is. The input norm, a query/key norm, rotation, softcap and masks are computed again as the model has
+    them, so that the numbers are those of a forward pass under `ablate(..., into=)`, from one pass of the model.
+
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> edges = tls.edge_effects(model, "L1H0.k", measure="ind")
+    >>> edges.loc[edges["delta"].idxmin(), "sender"]
+    'L0H3'
+
+    Args:
+        model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
+        receivers: what reads: `"L18H6.q"`, `"L18KV2.k"` or a list of them (`tlspectral.receivers` makes one of heads),
+            or a table with a column `receiver`. Heads that share keys or values all get the edit; the column `reached`
+            names them.
+        senders: writers of earlier layers. None: every earlier head. Heads in any form; or a list of heads and of
+            `"heads"`, `"embedding"`, `"L3MLP"`, `"mlps"`.
+        task: prompts, and for `measure="task"` the metric; None is 16 repeated sequences with segments of 64 tokens and
+            the induction loss. Sequences [BOS, r, r] of your own, [sequences, 1 + 2 L]: `tls.tasks.induction(prompts)`.
+        measure: what the edge has an effect on. `"prev"`, `"dup"` and `"ind"`: the attention of a head that reads
+            queries or keys, as in `detect_heads`, on repeated sequences; `"attention"`: from the query to the key that
+            `Task.attention` names. `"task"`: the metric, when this edge alone is cut and the model goes on from the
+            receiver's layer. None is `"ind"` for one receiver of queries or keys, else `"task"`.
+        replace: `"mean"` takes away the sender's write less its mean over positions and sequences, `"zero"` all of it.
+        control: `"random"` also takes away, in place of the write, one of equal norm at each token in random directions
+            (the sender's output map, its directions replaced by Haar-random ones). For `pvalue`, control effects of all
+            senders of a receiver are pooled.
+        draws: random writes per sender. `control_p` is not below 1 / (1 + draws): 19 reach .05.
+        folder: a folder with one file per layer of receivers; a run that was stopped is resumed from there.
+        n_jobs: workers that share the layers of receivers, as in `ablation_sweep`.
+        seed: of sequences and control draws.
+
+    Returns:
+        DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for (all of a
+        group, by its receiver's name), sorted by receiver, then sender: `sender, layer, head, receiver, receiver_layer,
+        receiver_head, input, reached, attention, delta, delta_se, k_composition`; with a control `control_delta,
+        control_delta_se, control_excess, control_p, pvalue, qvalue`; `tables.describe_table("edge_effects")` says what
+        each is. A sender in the receiver's layer or behind has no row. `attrs` hold model and settings;
+        `norm_behind_held`: layers of senders with a norm behind the attention (Gemma 2 and 3, OLMo 2), in which a
+        head's write is its share with that norm's scale held.
+
+    Raises:
+        BadHead: a head or a receiver that does not exist.
+        ValueError: attention measured at values, on which it does not depend, or at queries and keys that the
+            sequences do not have; a receiver without earlier senders; an unknown option.
+        UnsupportedArchitecture: a residual stream that is no sum of what heads and MLPs write; layers that cannot be
+            read.
+        ScoreMismatch: the attention of the run is not that of its own queries and keys.
+        EditNotHonored: a block of `ablate(..., into=)` is open on a receiver.
+        IncompatibleCheckpoint: the folder holds other work.
+
+    Source: path patching (Wang et al. 2023, section 3; Goldowsky-Dill et al. 2023) with the receiver's input norm
+    recomputed, not frozen.
+
+    What it does not establish: that an edge without effect carries nothing. Others can stand in, and some edges matter
+    only together: cut those with `ablate(..., into=)`.
+    """
+    view = attention_view(model)
+    ends = reached(view, receivers)
+    if not ends:
+        raise ValueError("no receivers were given: name what reads, such as 'L18H6.k'")
+    measure = measure or ("task" if len(ends) > 1 or ends[0].receiver.input == "v" else "ind")
+    _check(ends, measure, replace, control, draws)
+    by_part = {key: list(some) for key, some in groupby(ends, key=lambda end: (end.receiver.layer, end.receiver.input))}
+    for (layer, what), some in by_part.items():
+        point = view.model.hook_dict[view.hook_names(layer)[INPUT_POINTS[what]]]
+        refuse_open_receivers(point, [end.receiver.head for end in some])
+    chosen_task = task_of("induction" if task is None else task, seed=seed, n_sequences=SEQUENCES)
+    sequences = scored_sequences(view, chosen_task)
+    writers = chosen_senders(view, senders, ends[-1].receiver.layer)
+    for end in ends:
+        if not any(sender.layer < end.receiver.layer for sender in writers):
+            raise ValueError(f"{end.receiver.name}: none of the senders lies in an earlier layer")
+    pairs = None if measure == "task" else _pairs(sequences, chosen_task, measure)
+    plan = _Plan(writers, pairs, measure, replace, draws if control == "random" else 0, seed)
+    parts_folder = None
+    if folder is not None:
+        settings = {
+            "weights": view.weights_digest(),
+            "tokens": sequences.digest,
+            "task": sequences.name,
+            "senders": [sender.name for sender in writers],
+            "receivers": [[end.receiver.name, list(end.asked)] for end in ends],
+            "control": control,
+            **plan.settings,
+        }
+        parts_folder = open_model_parts(folder, settings, score_of(view, sequences).value)
+    layers = sorted({layer for layer, _ in by_part})
+    parts = finished_parts(
+        [
+            WorkPart(f"{what}_L{layer:03d}", partial(_part_table, plan, layer, what, some), items=len(some))
+            for (layer, what), some in by_part.items()
+        ],
+        parts_folder,
+        description="edges",
+        unit="layer",
+        items="receivers",
+        prepare=partial(_prepared, view, sequences, layers, plan),
+        n_jobs=n_jobs,
+    )
+    table = stacked(parts.values())
+    if plan.draws:
+        corrected = scipy.stats.false_discovery_control(table["pvalue"])
+        table.insert(list(table).index("pvalue") + 1, "qvalue", corrected)
+    table.attrs = {
+        **view.origin(),
+        "task": sequences.name,
+        "control": control,
+        **plan.settings,
+        "n_sequences": len(sequences.tokens),
+        "tokens_sha256": sequences.digest,
+        "norm_behind_held": [layer for layer in range(layers[-1]) if view.behind(layer)[1].kind != "none"],
+    }
+    return named(table, EDGE_EFFECTS)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The settings that all edges share. `pairs` are None for the effect on a task."""
+
+    senders: list[Sender]
+    pairs: QueryKeyPairs | None
+    measure: Measure
+    replace: Replaced
+    draws: int
+    seed: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What tables and folders hold of it."""
+        return {name: getattr(self, name) for name in ("measure", "replace", "draws", "seed")}
+
+
+def _check(ends: list[Reached], measure: str, replace: str, control: str | None, draws: int) -> None:
+    for name, value, known in (
+        ("measure", measure, ("prev", "dup", "ind", "attention", "task")),
+        ("replace", replace, ("mean", "zero")),
+        ("control", control, (None, "random")),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
+    if draws < 1:
+        raise ValueError(f"draws must be 1 or more, not {draws}")
+    of_values = [end.receiver.name for end in ends if end.receiver.input == "v"]
+    if of_values and measure != "task":
+        raise ValueError(
+            f"{of_values[0]}: a head's attention does not depend on its values: give measure='task', or queries or keys"
+        )
+
+
+def _pairs(sequences: ScoredSequences, task: Task, measure: Measure) -> QueryKeyPairs:
+    """Return the queries and keys that attention is measured at. Raises ValueError where the sequences have none."""
+    if measure == "attention":
+        positions = attention_positions(sequences.lengths, task.attention)
+        if positions is None:
+            raise ValueError("measure='attention' needs a Task with attention=, a query and a key position per prompt")
+        return QueryKeyPairs(positions[:, :1], positions[:, 1:])
+    length = segment_length_of(sequences.tokens)
+    if length is None or sequences.padded:
+        raise ValueError(
+            f"measure={measure!r} is of repeated sequences [BOS, r, r], and these are others: give "
+            "measure='attention' or 'task'"
+        )
+    queries = torch.arange(length + 1, 2 * length + 1).expand(len(sequences.tokens), -1)
+    return QueryKeyPairs(queries, queries - detector_offsets(length)[measure])
+
+
+def _prepared(
+    view: AttentionView, sequences: ScoredSequences, layers: list[int], plan: _Plan
+) -> tuple[CachedRun, Replayed | None]:
+    run = cached_run(view, sequences, layers, plan.senders)
+    if plan.measure != "task":
+        return run, None
+    return run, Replayed(*intact_values(view, sequences, layers), sequences)
+
+
+@torch.no_grad()
+def _part_table(
+    plan: _Plan, layer: int, what: Input, ends: list[Reached], prepared: tuple[CachedRun, Replayed | None]
+) -> pd.DataFrame:
+    """Measure edges into queries, keys or values of one layer, at each asked head or at each receiver for a task."""
+    run, replayed = prepared
+    receiver = receiver_layer(run, layer, what)
+    senders = [sender for sender in plan.senders if sender.layer < layer]
+    measured = (
+        [(end, [head]) for end in ends for head in end.asked]
+        if replayed is None
+        else [(end, list(end.asked)) for end in ends]
+    )
+    heads = [of_end[0] for _, of_end in measured]
+    composition = _composition(run.view, layer, what, [of_end for _, of_end in measured], senders)
+    intact = None
+    if plan.pairs is not None:
+        for head in heads:
+            receiver.require_own_pattern(head, plan.pairs)
+        intact = torch.stack([receiver.attention(head, plan.pairs) for head in heads])
+    by_group: list[Float64[np.ndarray, "draws receivers senders sequences"]] = []
+    for _, group in groupby(senders, key=lambda sender: (sender.layer, sender.kind)):
+        removed = run.removed(list(group), plan.replace, draws=plan.draws, seed=plan.seed)
+        by_group.append(np.stack([_deltas(plan, receiver, heads, intact, each, replayed) for each in removed]))
+    deltas = np.concatenate(by_group, axis=2)
+    attention = np.full(len(heads), np.nan) if intact is None else intact.mean(1).cpu().numpy()
+    return pd.concat(
+        [
+            _end_table(plan, senders, end, of_end, attention[index], deltas[:, index], composition[index])
+            for index, (end, of_end) in enumerate(measured)
+        ],
+        ignore_index=True,
+    )
+
+
+def _deltas(
+    plan: _Plan,
+    receiver: ReceiverLayer,
+    heads: list[int],
+    intact: Float64[Tensor, "receivers sequences"] | None,
+    removed: Tensor,
+    replayed: Replayed | None,
+) -> Float64[np.ndarray, "receivers senders sequences"]:
+    """Return the effects of senders of one layer, given what is removed of the stream, on each of the heads."""
+    change = _change(plan, receiver, removed)
+    if replayed is not None:
+        return replayed.deltas(receiver, heads, change)
+    assert plan.pairs is not None
+    assert intact is not None
+    effects = [receiver.attention(head, plan.pairs, change) - own for head, own in zip(heads, intact, strict=True)]
+    return torch.stack(effects).cpu().numpy()
+
+
+def _change(
+    plan: _Plan, receiver: ReceiverLayer, removed: Tensor
+) -> Float64[Tensor, "senders sequences pos heads d_head"]:
+    """Return how queries, keys or values of all heads of the layer change; queries at the marked positions alone."""
+    residual = receiver.residual
+    if receiver.what == "q" and plan.pairs is not None:
+        rows = plan.pairs.queries[..., None].to(residual.device)
+        residual = residual.gather(1, rows.expand(-1, -1, residual.shape[-1]))
+        removed = removed.gather(2, rows.expand(len(removed), -1, -1, removed.shape[-1]))
+    return receiver.reads.change(residual, removed)
+
+
+def _end_table(
+    plan: _Plan,
+    senders: list[Sender],
+    end: Reached,
+    heads: list[int],
+    intact: float,
+    deltas: Float64[np.ndarray, "draws senders sequences"],
+    composition: list[float],
+) -> pd.DataFrame:
+    """Tabulate the edges into one receiver; `heads` are the query heads that it is measured at."""
+    delta, controls, receiver = deltas[0], deltas[1:], end.receiver
+    table = pd.DataFrame(
+        {
+            "sender": [sender.name for sender in senders],
+            "layer": [sender.layer for sender in senders],
+            "head": [sender.head for sender in senders],
+            "receiver": receiver.name,
+            "receiver_layer": receiver.layer,
+            "receiver_head": heads[0],
+            "input": receiver.input,
+            "reached": ", ".join(head_name(receiver.layer, head) for head in end.heads),
+            "attention": intact,
+            "delta": delta.mean(1),
+            "delta_se": [standard_error(effect) for effect in delta],
+        }
+    )
+    if plan.draws:
+        over_sequences = [standard_error(effect) for effect in controls.mean(0)]
+        drawn = controls.mean(2)  # [draws, senders]
+        table["control_delta"] = drawn.mean(0)
+        over_draws = drawn.std(0, ddof=1) / np.sqrt(plan.draws) if plan.draws > 1 else np.nan
+        table["control_delta_se"] = np.hypot(over_sequences, over_draws)
+        table["control_excess"], table["control_p"] = control_test(delta.mean(1), drawn.T)
+        larger = (np.abs(drawn).ravel() >= np.abs(delta.mean(1))[:, None]).sum(1)
+        table["pvalue"] = (1 + larger) / (1 + drawn.size)
+    table["k_composition"] = composition
+    return table
+
+
+def _composition(
+    view: AttentionView, layer: int, what: Input, ends: list[list[int]], senders: list[Sender]
+) -> list[list[float]]:
+    """Return the composition score of each sender with each receiver, mean over its heads; NaN for what is no head."""
+    asked = sorted({head for heads in ends for head in heads})
+    layers = sorted({sender.layer for sender in senders if sender.kind == "head"})
+    scores = composition_into(view, layer, asked, what, layers)
+    return [
+        [
+            float(scores[layer][[asked.index(one) for one in heads], head].mean()) if kind == "head" else float("nan")
+            for layer, head, kind in senders
+        ]
+        for heads in ends
+    ]

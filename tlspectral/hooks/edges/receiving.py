@@ -1,0 +1,185 @@
+"""The attention of heads to given keys, and the score of a task, with what the heads read changed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from tlspectral.algebra.rotary import in_float64
+from tlspectral.errors import ScoreMismatch
+from tlspectral.hooks.edges.senders import CachedRun
+from tlspectral.models.attention import AttentionLayer, require_even_scale
+from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
+from tlspectral.models.attention.head_scores import HeadScores, Rotation, changed_side, rotation_tables
+from tlspectral.models.attention.replay import IntactRun
+from tlspectral.models.attention.threads import hooks_on
+from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, layer_reads
+from tlspectral.selection import head_name
+from tlspectral.tasks import ScoredSequences, Scores
+
+
+@dataclass(frozen=True)
+class QueryKeyPairs:
+    """The queries of each sequence that are scored, and the key that each is scored on."""
+
+    queries: Int[Tensor, "sequences pairs"]
+    keys: Int[Tensor, "sequences pairs"]
+
+
+@dataclass(frozen=True)
+class ReceiverLayer:
+    """Queries and keys of one layer in a cached run, before a query/key norm and rotation, and what they read.
+
+    `reads` is how the heads read `what` is changed, `allowed` the pairs of tokens that are not masked, and `tables` are
+    cos and sin of each pair that the run applied, None without rotary positions.
+    """
+
+    run: CachedRun
+    layer: AttentionLayer
+    what: Input
+    reads: LayerReads
+    residual: Float64[Tensor, "sequences pos d_model"]
+    query: Float64[Tensor, "sequences pos heads d_head"]
+    key: Float64[Tensor, "sequences pos kv_heads d_head"]
+    allowed: Bool[Tensor, "*sequences pos pos"]
+    tables: tuple[Tensor, Tensor] | None
+
+    def attention(
+        self,
+        head: int,
+        pairs: QueryKeyPairs,
+        change: Float64[Tensor, "*copies sequences rows heads d_head"] | None = None,
+    ) -> Float64[Tensor, "*copies sequences"]:
+        """Return the head's attention from the queries to their keys, mean over the pairs of a sequence.
+
+        `change` is of the queries of the pairs or of the keys of all positions, of all heads; the head's own is used.
+        """
+        of_query, of_key = (change, None) if self.what == "q" else (None, change)
+        scores = self._scores(head, pairs.queries, of_query, of_key)
+        keys = pairs.keys[..., None].expand(*scores.shape[:-1], 1)
+        return scores.softmax(-1).gather(-1, keys)[..., 0].mean(-1)
+
+    def _scores(
+        self, head: int, rows: Int[Tensor, "sequences pairs"], query_change: Tensor | None, key_change: Tensor | None
+    ) -> Float64[Tensor, "*copies sequences pairs pos"]:
+        """Return masked scores of some queries of each sequence."""
+        index = rows[..., None, None].expand(-1, -1, *self.query.shape[2:])
+        at_query = at_key = None
+        if self.tables is not None and self.layer.rotary is not None:
+            geometry = self.layer.rotary.of_heads([head])
+            cos, sin = (table[head] if table.ndim == 3 else table for table in self.tables)
+            at_query, at_key = Rotation(geometry, cos[rows][:, None], sin[rows][:, None]), Rotation(geometry, cos, sin)
+        scores = HeadScores(
+            self.layer,
+            [head],
+            changed_side(self.query.gather(1, index), query_change, head, self.layer.q_norm, at_query, queries=True),
+            changed_side(self.key, key_change, self.layer.kv_head(head), self.layer.k_norm, at_key),
+        ).own()[..., 0, :, :]
+        allowed = self.allowed[rows] if self.allowed.ndim == 2 else _rows_of(self.allowed, rows)
+        return scores.masked_fill(~allowed, -torch.inf)
+
+    def require_own_pattern(self, head: int, pairs: QueryKeyPairs) -> None:
+        """Refuse a head whose attention in the run is not that of its own queries and keys. Raises ScoreMismatch."""
+        name = self.run.view.hook_names(self.layer.layer)["pattern"]
+        pattern = in_float64(self.run.captured[name])[:, head]
+        scores = self._scores(head, pairs.queries, None, None)
+        require_close(
+            (scores.softmax(-1) - _rows_of(pattern, pairs.queries)).abs().max(),
+            scores.masked_fill(scores.isinf(), 0.0).abs().max(),
+            self.run.captured[name].dtype,
+            "pattern",
+            f"{head_name(self.layer.layer, head)}: the attention of the run differs from that of its queries and keys",
+            LOOK_FOR_HOOKS,
+            ScoreMismatch,
+        )
+
+
+def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
+    """Return one layer of a cached run, of which one input is changed.
+
+    Raises ValueError past the length up to which the layer's score scale holds; as `AttentionView.layer`, and
+    ScoreMismatch for rotary tables that are not those of the layer's frequencies.
+    """
+    view, names = run.view, run.view.hook_names(index)
+    layer = view.layer(index)
+    n_positions = run.sequences.tokens.shape[1]
+    require_even_scale(layer, index, n_positions)
+    query, key = (in_float64(run.captured[names[point]]) for point in ("query", "key"))
+    query, key = (x.reshape(*x.shape[:2], -1, layer.d_head) for x in (query, key))
+    tables = rotation_tables(view, layer.rotary, index, n_positions, run.captured)
+    if "scores" in names:
+        allowed = view.unmasked(index, run.captured[names["scores"]][:, 0])
+    else:
+        allowed = view.causal_mask(index, n_positions)
+    return ReceiverLayer(
+        run,
+        layer,
+        what,
+        layer_reads(view.raw(index), what, in_float64),
+        in_float64(run.captured[names["residual"]]),
+        query,
+        key[:, :, :: key.shape[2] // layer.n_kv_heads],  # some models repeat keys, one per query head
+        allowed.to(query.device),
+        None if tables is None else (tables[0].to(query.device), tables[1].to(query.device)),
+    )
+
+
+def _rows_of(matrix: Tensor, rows: Int[Tensor, "sequences pairs"]) -> Tensor:
+    return matrix.gather(1, rows[..., None].expand(-1, -1, matrix.shape[-1]))
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """An intact run, from which the model goes on from a receiver's layer, and the score of each of its sequences."""
+
+    intact: IntactRun
+    values: Float64[np.ndarray, "sequences"]
+    sequences: ScoredSequences
+
+    @torch.no_grad()
+    def deltas(
+        self,
+        receiver: ReceiverLayer,
+        heads: list[int],
+        change: Float64[Tensor, "senders sequences pos heads d_head"],
+    ) -> Float64[np.ndarray, "receivers senders sequences"]:
+        """Return the score with each edge cut, less the intact one. Several edges are stacked on the batch axis."""
+        view, layer = self.intact.view, receiver.layer.layer
+        point = view.hook_names(layer)[INPUT_POINTS[receiver.what]]
+        jobs = [(head, sender) for head in heads for sender in range(len(change))]
+        n = len(self.sequences.tokens)
+        values = torch.zeros(len(jobs), n, dtype=torch.float64)
+        stack = max(1, self.sequences.rows_at_once(view) // n)
+        for first in range(0, len(jobs), stack):
+            chunk = jobs[first : first + stack]
+            scores = Scores(self.sequences, len(chunk))
+            for batch in self.sequences.batches(view):
+                edit = _edit(receiver, chunk, change[:, batch])
+                with hooks_on(view.model, self.intact.points, [(point, edit)]):
+                    scores.add(batch, self.intact.replay(layer, batch, len(chunk)))
+            values[first : first + len(chunk)] = scores.result()
+        return values.view(len(heads), len(change), n).numpy() - self.values
+
+
+def _edit(receiver: ReceiverLayer, jobs: list[tuple[int, int]], change: Tensor) -> Callable[..., Tensor]:
+    """Return the hook that adds to each copy of the batch the change of its own sender and receiver."""
+
+    def edit(activation: Tensor, hook: Any) -> Tensor:
+        edited = activation.reshape(*activation.shape[:2], -1, receiver.layer.d_head).clone()
+        copies = edited.unflatten(0, (len(jobs), -1))
+        n_heads = edited.shape[2]
+        for copy, (head, sender) in zip(copies, jobs, strict=True):
+            if receiver.what == "q":
+                of_change, reached = head, [head]
+            else:
+                of_change = receiver.layer.kv_head(head)
+                size = n_heads // receiver.layer.n_kv_heads  # some models repeat keys, one per query head
+                reached = list(range(of_change * size, (of_change + 1) * size))
+            copy[:, :, reached] += change[sender, :, :, of_change].to(copy)[:, :, None]
+        return edited.reshape(activation.shape)
+
+    return edit

@@ -1,0 +1,223 @@
+"""All that a head writes, and what stands in its place: nothing, its mean over sequences, or its z on another one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tlspectral.algebra.rotary import widened
+from tlspectral.hooks.parts.part import Part
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.attention.replay import last_logits
+
+Replace = Literal["zero", "mean", "resample"]
+
+_TOKENS = 2**11  # of one run of the reference
+
+
+@dataclass(frozen=True, eq=False)
+class Output(Part):
+    """Everything that a head writes.
+
+    Attributes:
+        replace: what z becomes: `"zero"`; its `"mean"` over sequences, at each position where the run has the
+            reference's length, else over all positions too; or `"resample"`, its z on another sequence of that length,
+            the same one in every head.
+        reference: prompts that means and other sequences come from, in any form that a `Task` takes; they are run once,
+            under the hooks on the model by then. None: the sequences of each run itself (in a sweep those of the task),
+            every position counted, never a sequence for itself. Batches then differ, so give a reference where a loss
+            is computed.
+        seed: of the draw of other sequences, which is the same in each run.
+
+    Raises:
+        ValueError: another `replace`, or a reference for zeros.
+
+    >>> import tlspectral as tls
+    >>> tls.parts.Output(replace="mean")
+    Output(replace='mean', reference=None, seed=0)
+    """
+
+    name = "output"
+    acts_on = "z"
+    control = "heads"
+    replace: Replace = "zero"
+    reference: Any = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.replace not in ("zero", "mean", "resample"):
+            raise ValueError(f"replace must be 'zero', 'mean' or 'resample', not {self.replace!r}")
+        if self.reference is not None and self.replace == "zero":
+            raise ValueError("reference goes with replace='mean' or 'resample': zeros are taken from no sequence")
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What replaces the output, and of a settled part the hash of the reference."""
+        if self.replace == "zero":
+            return {}
+        known = {"replace": self.replace} | ({"replace_seed": self.seed} if self.replace == "resample" else {})
+        if isinstance(self.reference, _Reference):
+            known["reference_sha256"] = self.reference.sequences.hashed()
+        return known
+
+    def fixed(self, view: AttentionView, prompts: PackedTokens) -> "Output":
+        """Return the part with its reference packed, the prompts themselves if none was given, and sequences drawn.
+
+        Raises ValueError for one sequence that would be its own reference, and to resample unequal lengths.
+        """
+        if self.replace == "zero":
+            return self
+        given = prompts if self.reference is None else _packed(view, self.reference)
+        n = len(prompts.tokens)
+        if self.reference is None and n < 2:
+            raise ValueError(
+                f"the task has one sequence, and replace={self.replace!r} takes from the others: give more prompts, or "
+                "reference="
+            )
+        if self.replace == "mean":
+            return replace(self, reference=_Reference(given, None))
+        found = torch.cat([given.lengths, prompts.lengths])
+        shortest, longest = int(found.min()), int(found.max())
+        if shortest != longest:
+            raise ValueError(
+                "replace='resample' takes the output of each position from another sequence, and these have "
+                f"{shortest} to {longest} tokens: give prompts of one length, or replace='mean'"
+            )
+        donors = drawn_donors(n, None if self.reference is None else len(given.tokens), self.seed)
+        return replace(self, reference=_Reference(given, donors))
+
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> "dict[int, Replacement]":
+        """Run the reference once, and bind the part to layers. Raises ValueError for a reference that is no prompts."""
+        if self.replace == "zero" or self.reference is None:
+            return {layer: Replacement(self.replace, self.seed) for layer in by_layer}
+        reference = self.reference
+        if not isinstance(reference, _Reference):
+            reference = _Reference(_packed(view, reference), None)
+        return _from_reference(view, by_layer, self.replace, reference, self.seed)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """Packed sequences that replace the output of heads, and which of them does so for each of a run's."""
+
+    sequences: PackedTokens
+    donors: Int[Tensor, "rows"] | None
+
+
+def _packed(view: AttentionView, reference: Any) -> PackedTokens:
+    try:
+        return packed_prompts(view, reference)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"reference: {error}") from error
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What replaces the z of heads of one layer.
+
+    Attributes:
+        how: zeros, the mean over sequences, or the z of another sequence.
+        seed: of the draw of that sequence.
+        heads: heads that `z` holds, in order.
+        z: of the reference; its mean over sequences for `"mean"`, with one position where sequences are of unequal
+            length. None: the sequences of the run itself.
+        donors: the reference's sequence for each sequence of the run; None draws them as the model runs.
+    """
+
+    how: Replace
+    seed: int
+    heads: list[int] = field(default_factory=list)
+    z: Float[Tensor, "sequences pos heads d_head"] | None = None
+    donors: Int[Tensor, "rows"] | None = None
+
+    def of(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int]) -> Tensor:
+        """Return what replaces the z of these heads, as a constant for gradients.
+
+        Raises ValueError for a run of one sequence that is its own reference, or of another length than the sequences
+        that it is resampled from.
+        """
+        if self.how == "zero":
+            return torch.zeros_like(z)
+        if self.z is None:
+            if len(z) < 2:
+                raise ValueError(
+                    f"replace={self.how!r} takes from other sequences of the run, and this run has one: run several at "
+                    "once, or give reference="
+                )
+            reference = z.detach()
+        else:
+            reference = self.z[:, :, [self.heads.index(head) for head in heads]]
+        if self.how == "mean":
+            mean = widened(reference).mean(0, keepdim=True)
+            if mean.shape[1] != z.shape[1]:
+                mean = mean.mean(1, keepdim=True)
+            return mean.to(z).expand_as(z)
+        if reference.shape[1] != z.shape[1]:
+            raise ValueError(
+                f"replace='resample' takes the output of each position from another sequence: this run has "
+                f"{z.shape[1]} positions and the reference {reference.shape[1]}; give sequences of one length, or "
+                "replace='mean'"
+            )
+        donors = self.donors
+        if donors is None:
+            donors = drawn_donors(len(z), None if self.z is None else len(reference), self.seed)
+        return reference[donors.to(reference.device)].to(z)
+
+    def of_rows(self, rows: slice) -> "Replacement":
+        """Return the same for a run of some of the sequences that the donors are for."""
+        return self if self.donors is None else replace(self, donors=self.donors[rows])
+
+
+def drawn_donors(n: int, n_reference: int | None, seed: int) -> Int[Tensor, "rows"]:
+    """Draw a sequence of the reference for each of n sequences; None: another one of these n."""
+    stream = torch.Generator().manual_seed(seed)
+    if n_reference is None:
+        return (torch.arange(n) + torch.randint(1, n, (n,), generator=stream)) % n
+    return torch.randint(n_reference, (n,), generator=stream)
+
+
+def _from_reference(
+    view: AttentionView, by_layer: dict[int, list[int]], how: Replace, reference: _Reference, seed: int
+) -> dict[int, Replacement]:
+    """Run the reference once, without gradients and under the hooks on the model, and return what replaces z.
+
+    Sequences of unequal length have one mean, over the real tokens of all.
+    """
+    sequences, donors = reference.sequences, reference.donors
+    tokens, even = sequences.tokens, not sequences.padded
+    sums: dict[int, Tensor] = {}
+    outputs: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}
+    batch = slice(0, 0)
+
+    def keeper(layer: int, heads: list[int]) -> Callable[[Tensor, Any], None]:
+        def keep(z: Tensor, hook: Any) -> None:
+            chosen = z[:, :, heads]
+            if how == "resample":
+                outputs[layer].append(chosen)
+                return
+            real = sequences.real[batch]
+            total = (widened(chosen) * real[..., None, None].to(chosen.device)).sum(0 if even else (0, 1))
+            sums[layer] = sums[layer] + total if layer in sums else total
+
+        return keep
+
+    hooks = []
+    for layer, heads in by_layer.items():
+        hooks.append((view.hook_names(layer)["z"], keeper(layer, heads)))
+    rows = max(1, _TOKENS // tokens.shape[1])
+    for start in range(0, len(tokens) if hooks else 0, rows):
+        batch = slice(start, start + rows)
+        last_logits(view, tokens[batch], hooks)
+    count = len(tokens) if even else int(sequences.lengths.sum())
+
+    def gathered(layer: int) -> Tensor:
+        if how == "resample":
+            return torch.cat(outputs[layer])
+        return (sums[layer] / count)[None] if even else (sums[layer] / count)[None, None]
+
+    return {layer: Replacement(how, seed, heads, gathered(layer), donors) for layer, heads in by_layer.items()}

@@ -1,0 +1,194 @@
+"""Parts of a head's query-key operator: M_S, M_A, Im(M_t), and the contribution of some rotary pairs.
+
+With C and D of `HeadScores`, even and odd in the offset, removing a part changes a score S by
+
+    Symmetric       -(C + C^T)/2     content then acts by M_A
+    Antisymmetric   -(C - C^T)/2     content then acts by M_S
+    RopePhase       -D               Im(M_t) is gone
+    Band            less what these rotary pairs contribute
+
+and the first three sum to -S. Source: "Fingerprint, Not Blueprint", sections 5, 8 and 10.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tlspectral.algebra.rotary import RotaryGeometry, pair_mask
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.hooks.parts.part import Part
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.head_scores import HeadScores
+
+Frequencies = Iterable[Any] | Tensor
+
+
+class QueryKeyPart(Part):
+    """A part of the product of a head's queries and keys.
+
+    `frequencies` are the rotary pairs that it is limited to, None for all; `include_bias` lets it act on bias terms as
+    well, as the operator on tokens with a 1 appended. `rotary`: whether it is made of rotary pairs.
+    """
+
+    rotary: ClassVar[bool] = False
+    frequencies: Any = None
+    include_bias: bool = False
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The frequencies, and whether biases are in it, where they are not the default."""
+        given = {} if self.frequencies is None else {"frequencies": list(self.frequencies)}
+        return given | ({"include_bias": True} if self.include_bias else {})
+
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "ScoreRemoval"]:
+        """Bind the part to layers. Raises UnsupportedArchitecture, and ValueError for pairs that a layer lacks."""
+        bound = {}
+        for index in by_layer:
+            pairs = self._pairs(index, view.rotary(index)) if self.rotary else None
+            if pairs is None or bool(pairs.any()):
+                bound[index] = ScoreRemoval(self, pairs)
+        return bound
+
+    @abstractmethod
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+        """Return the part of scaled scores, limited to some rotary pairs where it is made of them."""
+
+    def _pairs(self, layer: int, geometry: RotaryGeometry | None) -> Bool[Tensor, "pairs"] | None:
+        if geometry is None:
+            raise UnsupportedArchitecture(f"layer {layer}: no rotary positions, so there is no {self.name} to remove")
+        if self.frequencies is None:
+            return None
+        try:
+            return pair_mask(self.frequencies, geometry.n_pairs)
+        except ValueError as error:
+            raise ValueError(f"layer {layer}: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Symmetric(QueryKeyPart):
+    """M_S, the symmetric part of the content: what a score shares with that of the pair with tokens exchanged.
+
+    Attributes:
+        include_bias: whether it acts on bias terms as well, as the operator on tokens with a 1 appended.
+
+    >>> import tlspectral as tls
+    >>> tls.parts.Symmetric(include_bias=True)
+    Symmetric(include_bias=True)
+    """
+
+    name = "symmetric"
+    include_bias: bool = False
+
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+        """Return (C + C^T)/2, scaled."""
+        return scores.symmetric(include_bias=self.include_bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Antisymmetric(QueryKeyPart):
+    """M_A, the antisymmetric part of the content: what changes its sign when the two tokens are exchanged.
+
+    Attributes:
+        include_bias: whether it acts on bias terms as well, as the operator on tokens with a 1 appended.
+
+    >>> import tlspectral as tls
+    >>> tls.parts.Antisymmetric()
+    Antisymmetric(include_bias=False)
+    """
+
+    name = "antisymmetric"
+    include_bias: bool = False
+
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+        """Return (C - C^T)/2, scaled."""
+        return scores.antisymmetric(include_bias=self.include_bias)
+
+
+@dataclass(frozen=True, eq=False)
+class RopePhase(QueryKeyPart):
+    """Im(M_t), the part of a score that is odd in the offset.
+
+    Attributes:
+        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs]; None is all.
+            None of them, `[]`, removes nothing.
+        include_bias: whether it acts on bias terms as well.
+
+    Raises:
+        ValueError: when a model is given, pairs that a layer lacks.
+        UnsupportedArchitecture: when a model is given, a layer without rotary positions.
+
+    >>> import tlspectral as tls
+    >>> tls.parts.RopePhase(frequencies=range(2))
+    RopePhase(frequencies=(0, 1), include_bias=False)
+    """
+
+    name = "rope_phase"
+    rotary = True
+    frequencies: Frequencies | None = None
+    include_bias: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "frequencies", _listed(self.frequencies))
+
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+        """Return D, scaled."""
+        return scores.phase(pairs, include_bias=self.include_bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Band(QueryKeyPart):
+    """Everything that some rotary pairs contribute to a score, bias terms apart.
+
+    Attributes:
+        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs].
+
+    Raises:
+        ValueError: None in place of frequencies; else as `RopePhase`.
+
+    >>> import tlspectral as tls
+    >>> tls.parts.Band([0, 3])
+    Band(frequencies=(0, 3))
+    """
+
+    name = "rotary_band"
+    rotary = True
+    frequencies: Frequencies
+
+    def __post_init__(self) -> None:
+        if self.frequencies is None:
+            raise ValueError("Band needs frequencies: the rotary pairs whose contribution is dropped")
+        object.__setattr__(self, "frequencies", _listed(self.frequencies))
+
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+        """Return what the pairs contribute, scaled."""
+        return scores.of_pairs(pairs)
+
+
+def _listed(frequencies: Any) -> Any:
+    """Frequencies that can be read twice and stored, indices sorted and each once; others are refused with a layer."""
+    if isinstance(frequencies, Tensor):  # a mask keeps its shape, which is one of the things it is refused for
+        frequencies = (frequencies if frequencies.dtype == torch.bool else frequencies.flatten()).tolist()
+    if not isinstance(frequencies, Iterable):
+        return None if frequencies is None else (frequencies,)
+    given = [one.item() if isinstance(one, np.generic) else one for one in frequencies]
+    return tuple(sorted(set(given))) if all(type(one) is int for one in given) else tuple(given)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreRemoval:
+    """A part that is taken from the scores of heads of one layer, limited to some rotary pairs (None: all)."""
+
+    part: QueryKeyPart
+    pairs: Bool[Tensor, "pairs"] | None
+
+    def of(
+        self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
+    ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
+        """Return what is added to the scaled scores of every pair of tokens, and the pairs that it is meant for."""
+        return self.part.of(scores, self.pairs).neg_(), allowed

@@ -1,0 +1,1 @@
+"""Effects of ablations: sweeps over all heads, their summary, bands of rotary frequencies."""

@@ -1,0 +1,258 @@
+"""`band_effects`: effects of removing a head's high, middle or low rotary frequencies, beside random sets."""
+
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from tlspectral.algebra.rotary import in_float64
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.hooks.layer_ablation import LayerAblation, Removal
+from tlspectral.hooks.parts import Band
+from tlspectral.hooks.sweeps.columns import BAND_EFFECTS
+from tlspectral.hooks.sweeps.effects import replayed_scores, unpadded
+from tlspectral.hooks.sweeps.sweep import SEQUENCES
+from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.attention.replay import IntactRun
+from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.selection import Heads
+from tlspectral.tables import named
+from tlspectral.tables.progress import bar
+from tlspectral.tasks import (
+    ScoredSequences,
+    Task,
+    control_test,
+    intact_values,
+    scored_sequences,
+    standard_error,
+    task_of,
+)
+
+BANDS = ("high", "middle", "low")
+_TRIES = 200  # orders of the frequencies tried for one random set
+_TOLERANCE = 0.1  # of the RMS that a random set may differ by
+
+
+def band_effects(
+    model: Any,
+    heads: Heads,
+    *,
+    task: Task | Literal["induction", "language"] = "induction",
+    by: str | None = None,
+    draws: int = 5,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Remove each third of a head's rotary frequencies in turn, and random sets of frequencies of equal RMS.
+
+    A random set is the beginning of a random order of the head's frequencies, cut where the RMS of its contribution to
+    the scores is nearest to that of the band. It is used if it is within 10 % of that. Nothing is rescaled.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        heads: as in `ablate`.
+        task: as in `ablation_sweep`.
+        by: a column of the task's labels, such as where the answer stands: a row for each of its values, over the
+            sequences that have it. Sets, and the RMS that they have, are those of all sequences.
+        draws: random sets per band. `control_p` is not below 1 / (1 + random_draws): 19 reach .05.
+        seed: of the sets and of the task's sequences.
+
+    Returns:
+        DataFrame, one row per head and band (with `by` per value too): `layer, head, name, band` (`high`: the fastest
+        third of the pairs, `middle`, `low`), with `by` `label, n_sequences`, `first, last, delta, delta_se, score_rms`,
+        and of the random sets `random_delta, random_delta_se, random_delta_min, random_delta_max, control_excess,
+        control_p, random_score_rms, random_overlap, random_draws`; `tables.describe_table("band_effects")` says what
+        each is. `delta` is in the unit of the metric, nats for a loss. Where `random_overlap` is near 1, a random set
+        is almost the band itself and cannot serve as a control.
+
+    Raises:
+        BadHead: a head that does not exist.
+        UnsupportedArchitecture: a layer without rotary positions.
+        ValueError: fewer than three frequencies, prompts that the task refuses, or `by` that is no label of the task.
+
+    What it does not establish: that the head was trained to use the band. Frequencies act together in a softmax: the
+    effects of the three bands do not add up to that of the head.
+    """
+    view = attention_view(model)
+    by_layer = heads_by_layer(view, heads)
+    for layer in by_layer:
+        geometry = view.rotary(layer)
+        if geometry is None:
+            raise UnsupportedArchitecture(f"layer {layer}: no rotary positions, so there are no bands to drop")
+        if geometry.n_pairs < len(BANDS):
+            raise ValueError(f"layer {layer}: {geometry.n_pairs} rotary frequencies do not make three bands")
+    chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
+    sequences = scored_sequences(view, chosen_task)
+    groups = _groups(sequences, by)
+    intact, intact_value = intact_values(view, sequences, by_layer)
+    rows = []
+    total = sum(len(chosen) for chosen in by_layer.values())
+    with bar(total, "bands", "head") as shown:
+        for layer, chosen in by_layer.items():
+            folded = view.layer(layer)
+            for head, products in zip(chosen, _score_products(view, sequences, folded, chosen), strict=True):
+                rows += _head_rows(intact, sequences, intact_value, groups, folded, head, products, draws, seed)
+                shown.update(1)
+    table = pd.DataFrame(rows)
+    table.attrs = {
+        **view.origin(),
+        "task": sequences.name,
+        "n_sequences": len(sequences.tokens),
+        "by": by,
+        "draws": draws,
+        "seed": seed,
+        "higher_is_better": sequences.higher_is_better,
+        "intact_value": float(intact_value.mean()),
+    }
+    return named(table, BAND_EFFECTS)
+
+
+_Group = tuple[dict[str, Any], Bool[np.ndarray, "sequences"]]
+
+
+def _groups(sequences: ScoredSequences, by: str | None) -> list[_Group]:
+    """Return the columns that name each group of sequences, in the order in which labels appear, and its members."""
+    if by is None:
+        return [({}, np.ones(len(sequences.tokens), dtype=bool))]
+    labels = sequences.labels
+    if labels is None or by not in labels:
+        found = "no labels" if labels is None else f"the labels {', '.join(map(str, labels))}"
+        raise ValueError(f"by={by!r} is a column of the task's labels, and this task has {found}")
+    members = {value: (labels[by] == value).to_numpy() for value in labels[by].dropna().unique()}
+    return [({"label": value, "n_sequences": int(inside.sum())}, inside) for value, inside in members.items()]
+
+
+def _head_rows(
+    intact: IntactRun,
+    sequences: ScoredSequences,
+    intact_value: Float64[np.ndarray, "sequences"],
+    groups: list[_Group],
+    layer: AttentionLayer,
+    head: int,
+    products: Float64[np.ndarray, "pairs pairs"],
+    draws: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    assert layer.rotary is not None
+    theta = layer.rotary.of_heads([head]).theta.flatten().numpy()
+    fast_to_slow = np.argsort(-np.abs(theta), kind="stable")
+    thirds = np.array_split(np.arange(len(theta)), len(BANDS))
+    rows = []
+    for band_index, (band, third) in enumerate(zip(BANDS, thirds, strict=True)):
+        chosen = np.zeros(len(theta), dtype=bool)
+        chosen[fast_to_slow[third]] = True
+        rng = np.random.default_rng([seed, layer.layer, head, band_index])
+        sets = equal_sets(products, chosen, draws, rng)
+        bands = [Band(np.flatnonzero(pairs)).on(intact.view, {layer.layer: [head]}) for pairs in [chosen, *sets]]
+        hooks = [LayerAblation(intact.view, layer, [head], band[layer.layer]).hooks() for band in bands]
+        values = np.stack([replayed_scores(intact, sequences, layer.layer, each) for each in hooks])
+        delta, random = values[0] - intact_value, values[1:] - intact_value  # [sequences], [sets, sequences]
+        rows += [
+            {
+                "layer": layer.layer,
+                "head": head,
+                "band": band,
+                **columns,
+                "first": int(third[0]),
+                "last": int(third[-1]),
+                "delta": float(delta[inside].mean()),
+                "delta_se": standard_error(delta[inside]),
+                "score_rms": _set_rms(products, chosen),
+                **_random_columns(products, chosen, sets, float(delta[inside].mean()), random[:, inside]),
+            }
+            for columns, inside in groups
+        ]
+    return rows
+
+
+def _random_columns(
+    products: Float64[np.ndarray, "pairs pairs"],
+    band: Bool[np.ndarray, "pairs"],
+    sets: list[Bool[np.ndarray, "pairs"]],
+    delta: float,
+    deltas: Float64[np.ndarray, "sets sequences"],
+) -> dict[str, float]:
+    names = [*(f"random_{name}" for name in ("delta", "delta_se", "delta_min", "delta_max"))]
+    names += ["control_excess", "control_p", "random_score_rms", "random_overlap"]
+    if not sets:
+        return dict.fromkeys(names, np.nan) | {"random_draws": 0}
+    by_set = deltas.mean(1)
+    over_sets = by_set.std(ddof=1) / np.sqrt(len(sets)) if len(sets) > 1 else np.nan
+    error = np.hypot(standard_error(deltas.mean(0)), over_sets)
+    rms = np.mean([_set_rms(products, chosen) for chosen in sets])
+    overlap = np.mean([_set_rms(products, chosen & band) for chosen in sets]) / _set_rms(products, band)
+    (excess,), (pvalue,) = control_test(np.array([delta]), by_set[None])
+    values = [by_set.mean(), error, by_set.min(), by_set.max(), excess, pvalue, rms, overlap]
+    return dict(zip(names, map(float, values), strict=True)) | {"random_draws": len(sets)}
+
+
+def equal_sets(
+    products: Float64[np.ndarray, "pairs pairs"], band: Bool[np.ndarray, " pairs"], draws: int, rng: np.random.Generator
+) -> list[Bool[np.ndarray, "pairs"]]:
+    """Draw random sets of frequencies whose joint contribution to the scores has the RMS of a band's.
+
+    Fewer than `draws` are returned if not enough are found.
+
+    `products` are mean products of the contributions of two frequencies over all unmasked pairs of tokens, so that
+    `m^T products m` is the mean square of the contribution of a set m.
+    """
+    wanted = _set_rms(products, band)
+    sets: list[np.ndarray] = []
+    for _ in range(_TRIES * draws):
+        if len(sets) == draws:
+            break
+        order = rng.permutation(len(band))
+        prefixes = np.zeros((len(band) - 1, len(band)), dtype=bool)
+        for size in range(1, len(band)):
+            prefixes[size - 1, order[:size]] = True
+        sizes = np.array([_set_rms(products, prefix) for prefix in prefixes])
+        best = int(np.argmin(np.abs(sizes - wanted)))
+        drawn = prefixes[best]
+        fits = abs(sizes[best] - wanted) <= _TOLERANCE * wanted
+        if fits and not any((drawn == other).all() for other in [band, *sets]):
+            sets.append(drawn)
+    return sets
+
+
+def _set_rms(products: Float64[np.ndarray, "pairs pairs"], chosen: Bool[np.ndarray, "pairs"]) -> float:
+    # Rounding can make the mean square slightly negative.
+    return float(np.sqrt(max(products[np.ix_(chosen, chosen)].sum(), 0.0)))
+
+
+def _score_products(
+    view: AttentionView, sequences: ScoredSequences, layer: AttentionLayer, heads: list[int]
+) -> Float64[np.ndarray, "heads pairs pairs"]:
+    """Compute the mean products of the contributions of every two frequencies to the scaled scores.
+
+    The mean is over the unmasked pairs of tokens of a sequence and then over sequences.
+    """
+    assert layer.rotary is not None
+    n_pairs = layer.rotary.n_pairs
+    total = torch.zeros(len(heads), n_pairs, n_pairs, dtype=torch.float64)
+    batch = slice(0, 0)
+
+    def add_products(removal: Removal) -> Tensor:
+        """Add each sequence's mean products to `total`, and remove nothing."""
+        removal = unpadded(removal, sequences, batch)
+        assert removal.scores is not None
+        assert removal.allowed is not None
+        for index in range(len(total)):
+            scores = removal.scores.of_head(index)
+            allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, index]
+            unmasked = allowed.expand(len(removal.difference), *allowed.shape[-2:])
+            products = torch.stack(
+                [scores.of_pairs(torch.arange(n_pairs) == pair)[:, 0][unmasked] for pair in range(n_pairs)]
+            )  # [pairs, unmasked pairs of tokens]
+            products = in_float64(products)
+            per_sequence = unmasked.sum((-2, -1)).to(products.device)
+            weights = (1.0 / per_sequence.double()).repeat_interleave(per_sequence)  # by unmasked pair of tokens
+            total[index] += (products * weights @ products.T).cpu()
+        return torch.zeros_like(removal.difference)
+
+    every = Band(range(n_pairs)).on(view, {layer.layer: heads})[layer.layer]
+    hooks = LayerAblation(view, layer, heads, every, alter=add_products).hooks()
+    for batch in sequences.batches(view):
+        view.run(sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
+    return (total / len(sequences.tokens)).numpy()

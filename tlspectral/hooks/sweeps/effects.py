@@ -1,0 +1,262 @@
+"""Scores without a part of each head of one layer, and their controls.
+
+The control of a part of the scores is a random part of the same RMS. That of what is removed as a whole, a head's
+output or its attention to far keys, is other heads. Blocks are replayed from the layer, several heads in a batch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import comb, prod
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from tlspectral.algebra.nulls import haar_frame
+from tlspectral.hooks.layer_ablation import LayerAblation, Removal
+from tlspectral.hooks.parts import Bound
+from tlspectral.hooks.parts.blocks import BlockPlaces, BlockRemoval
+from tlspectral.hooks.parts.output import Replacement
+from tlspectral.hooks.parts.query_key import ScoreRemoval
+from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.replay import IntactRun
+from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.models.attention.threads import Hook, hooks_on
+from tlspectral.selection import Heads, head_name
+from tlspectral.tasks import ScoredSequences, Scores
+
+HeadSet = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class LayerEffects:
+    """Scores of a model with a layer's heads ablated; `controls` with a random part of equal size removed instead.
+
+    `score_rms` is the root mean square of the removed part, over the unmasked pairs of a sequence and then over
+    sequences; NaN for a part of the mask or of z.
+    """
+
+    values: Float64[np.ndarray, "heads sequences"]
+    score_rms: Float64[np.ndarray, "heads"]
+    controls: Float64[np.ndarray, "heads draws sequences"]
+
+
+def unpadded(removal: Removal, sequences: ScoredSequences, batch: slice) -> Removal:
+    """Return a removal in a run of these sequences, with allowed pairs limited to those without padding.
+
+    Padding follows the sequence, so only queries of padding see keys of padding: masking queries is enough.
+    """
+    if removal.allowed is None or not sequences.padded:
+        return removal
+    queries = sequences.real[batch][:, None, :, None].to(removal.allowed.device)
+    return replace(removal, allowed=(removal.allowed & queries).expand_as(removal.difference))
+
+
+def replayed_scores(
+    intact: IntactRun, sequences: ScoredSequences, layer: int, hooks: list[Hook]
+) -> Float64[np.ndarray, "sequences"]:
+    """Return the score of each sequence when the blocks from a layer on run again under hooks."""
+    scores = Scores(sequences, 1)
+    with torch.no_grad(), hooks_on(intact.view.model, intact.points, hooks):
+        for batch in sequences.batches(intact.view):
+            scores.add(batch, intact.replay(layer, batch, 1))
+    return scores.result()[0].numpy()
+
+
+def layer_effects(
+    intact: IntactRun,
+    sequences: ScoredSequences,
+    layer: int,
+    heads: list[int],
+    part: Bound,
+    *,
+    draws: int = 0,
+    seed: int = 0,
+) -> LayerEffects:
+    """Ablate each of the heads in turn, on all sequences, by a part that is bound to them.
+
+    A job is a head and either the part itself (draw -1) or a random part; as many jobs as memory allows are stacked on
+    the batch axis. Stacking changes numbers by rounding only.
+    """
+    view, folded = intact.view, intact.view.layer(layer)
+    jobs = [(head, draw) for head in heads for draw in range(-1, draws)]
+    n, rows = len(sequences.tokens), sequences.rows_at_once(view)
+    values = torch.zeros(len(jobs), n, dtype=torch.float64)
+    squares = torch.full((len(jobs), n), torch.nan, dtype=torch.float64)
+    stack = max(1, rows // n)
+    with torch.no_grad():
+        for first in range(0, len(jobs), stack):
+            chunk = slice(first, min(first + stack, len(jobs)))
+            chosen = [head for head, _ in jobs[chunk]]
+            scores = Scores(sequences, len(chosen))
+            for batch in sequences.batches(view):
+                ablation = LayerAblation(view, folded, chosen, part, stacked=True)
+                if isinstance(part, ScoreRemoval | BlockRemoval):
+                    blocks = part.places if isinstance(part, BlockRemoval) else None
+                    ablation.alter = _alteration(
+                        jobs[chunk], layer, seed, squares[chunk, batch], sequences, batch, blocks
+                    )
+                elif isinstance(part, Replacement):
+                    ablation.part = part.of_rows(batch)
+                with hooks_on(view.model, intact.points, ablation.hooks()):
+                    scores.add(batch, intact.replay(layer, batch, len(chosen)))
+            values[chunk] = scores.result()
+    by_head = values.view(len(heads), draws + 1, n).numpy()
+    score_rms = squares.view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
+    return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
+
+
+def _alteration(
+    jobs: list[tuple[int, int]],
+    layer: int,
+    seed: int,
+    squares: Tensor,
+    sequences: ScoredSequences,
+    batch: slice,
+    blocks: BlockPlaces | None,
+) -> Callable[[Removal], Tensor]:
+    """Record the mean square of each removed part, [jobs, sequences], and substitute random parts for control jobs."""
+    random = [index for index, (_, draw) in enumerate(jobs) if draw >= 0]
+
+    def alter(removal: Removal) -> Tensor:
+        removal = unpadded(removal, sequences, batch)
+        assert removal.allowed is not None
+        squares.copy_(root_mean_square(removal.difference, removal.allowed).square().T.cpu())
+        if not random:
+            return removal.difference
+        drawn, replaced = [jobs[index] for index in random], removal.difference.clone()
+        if blocks is not None:
+            seeds = [[seed, layer, head, draw] for head, draw in drawn]
+            replaced[:, random] = blocks.shuffled(removal.difference[:, random], seeds)
+            return replaced
+        replaced[:, random] = random_difference(removal, random, random_frames(seed, layer, drawn, removal.d_head))
+        return replaced
+
+    return alter
+
+
+def random_frames(seed: int, layer: int, jobs: list[tuple[int, int]], d_head: int) -> Float[Tensor, "jobs d d"]:
+    """Draw a Haar-random orthogonal matrix for each (head, draw), each from a generator of its own."""
+    return torch.stack([haar_frame(d_head, d_head, [seed, layer, head, draw]) for head, draw in jobs])
+
+
+def random_difference(
+    removal: Removal, which: list[int], frames: Float[Tensor, "jobs d d"]
+) -> Float[Tensor, "batch jobs pos pos"]:
+    """Compute `q O k^T` of bias-free queries and keys before rotation, O orthogonal, scaled to the RMS of `removal`.
+
+    The RMS is over the unmasked pairs of each sequence. `which` are indices among the heads of `removal`.
+    """
+    assert removal.scores is not None
+    assert removal.allowed is not None
+    query, key = removal.scores.query.content[:, which], removal.scores.key.content[:, which]
+    allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, which]
+    drawn = query @ frames.to(query) @ key.mT
+    removed_rms, drawn_rms = (root_mean_square(scores, allowed) for scores in (removal.difference[:, which], drawn))
+    return drawn * (removed_rms / drawn_rms.clamp_min(torch.finfo(drawn_rms.dtype).tiny))[..., None, None]
+
+
+def root_mean_square(
+    scores: Float[Tensor, "batch heads pos pos"], allowed: Bool[Tensor, "*batch pos pos"]
+) -> Float[Tensor, "batch heads"]:
+    """Root mean square over the allowed pairs of each sequence."""
+    square = (scores * allowed).square().sum((-2, -1))
+    return (square / allowed.sum((-2, -1))).sqrt()
+
+
+def random_head_sets(model: Any, heads: Heads, *, draws: int = 19, seed: int = 0) -> list[HeadSet]:
+    """Draw random sets with as many heads of each layer as `heads` has.
+
+    Removing each set as `heads` was removed gives the control effects of `tlspectral.tasks.control_test`.
+
+    >>> import tlspectral as tls
+    >>> from tlspectral.hooks import random_head_sets
+    >>> random_head_sets(tls.load_model("tiny-rope"), ["L0H3", "L1H0"], draws=2)
+    [[(0, 3), (1, 2)], [(0, 2), (1, 1)]]
+
+    Sets differ from each other and from `heads`, and are drawn uniformly from all such sets, so they may share heads
+    with `heads`, though not all. Drawn from the other heads alone, they would make one head of large effect count in
+    `heads` and never in the control, and randomly chosen heads would have a small p too often.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        heads: as in `ablate`.
+        draws: how many sets; all there are, if these are fewer (of one head n - 1 in a layer with n heads).
+        seed: of the draw.
+
+    Returns:
+        A list of sets, each a list of (layer, head).
+
+    Raises:
+        BadHead: a head that does not exist.
+        ValueError: no heads, all heads of their layers, or `draws` below 1.
+
+    What it does not establish: that heads in other layers would do less. Sets are of the same layers alone.
+    """
+    view = attention_view(model)
+    by_layer = heads_by_layer(view, heads)
+    if not by_layer:
+        raise ValueError("no heads were given, so there is no set to match")
+    return head_sets({layer: view.n_heads(layer) for layer in by_layer}, by_layer, draws, np.random.default_rng(seed))
+
+
+def head_sets(
+    n_heads: dict[int, int], by_layer: dict[int, list[int]], draws: int, rng: np.random.Generator
+) -> list[HeadSet]:
+    """Draw the sets of `random_head_sets` for heads by layer, given the number of heads of each layer.
+
+    Raises as it does.
+    """
+    check_draws(draws)
+    others = prod(comb(n_heads[layer], len(heads)) for layer, heads in by_layer.items()) - 1
+    if not others:
+        names = ", ".join(head_name(layer, head) for layer, heads in by_layer.items() for head in heads)
+        raise ValueError(
+            f"{names}: these are all heads of their layers, so there are no other heads to compare with: leave the "
+            "control out"
+        )
+    sets = [[(layer, head) for layer, heads in by_layer.items() for head in sorted(heads)]]
+    seen = {tuple(sets[0])}
+    while len(sets) <= min(draws, others):
+        drawn = [
+            (layer, int(head))
+            for layer, heads in by_layer.items()
+            for head in sorted(rng.choice(n_heads[layer], len(heads), replace=False))
+        ]
+        if tuple(drawn) not in seen:
+            seen.add(tuple(drawn))
+            sets.append(drawn)
+    return sets[1:]
+
+
+def effects_beside_heads(
+    intact: IntactRun,
+    sequences: ScoredSequences,
+    layer: int,
+    heads: list[int],
+    part: Bound,
+    *,
+    draws: int,
+    seed: int,
+) -> LayerEffects:
+    """Ablate each of the heads in turn; the controls of each are other heads of the layer, ablated in the same way.
+
+    The arguments are those of `layer_effects`; `draws` is limited to the other heads. Raises as `random_head_sets`.
+    """
+    n_heads = {layer: intact.view.n_heads(layer)}
+    others: list[list[int]] = []
+    for head in heads:
+        sets = head_sets(n_heads, {layer: [head]}, draws, np.random.default_rng([seed, layer, head]))
+        others.append([other for ((_, other),) in sets])
+    measured = [*heads, *sorted({other for drawn in others for other in drawn}.difference(heads))]
+    values = layer_effects(intact, sequences, layer, measured, part, seed=seed).values
+    controls = np.stack([values[[measured.index(other) for other in drawn]] for drawn in others])
+    return LayerEffects(values[: len(heads)], np.full(len(heads), np.nan), controls)
+
+
+def check_draws(draws: int | None) -> None:
+    """Raise ValueError for less than one draw."""
+    if draws is not None and draws < 1:
+        raise ValueError(f"draws must be 1 or more, not {draws}")

@@ -1,0 +1,111 @@
+"""First-order estimates of every head's effect, from one backward pass over all of them."""
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tlspectral.hooks.layer_ablation import LayerAblation, Removal
+from tlspectral.hooks.parts import Part
+from tlspectral.hooks.probe import require_honoured
+from tlspectral.hooks.sweeps.effects import root_mean_square, unpadded
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.replay import logits_at
+from tlspectral.models.attention.threads import hooks_on
+from tlspectral.tasks import ScoredSequences
+
+_GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewer rows than without gradients
+
+
+def gradient_screen(
+    view: AttentionView,
+    sequences: ScoredSequences,
+    by_layer: dict[int, list[int]],
+    part: Part,
+) -> pd.DataFrame:
+    """Estimate what removing `part` from each head alone would add to the score.
+
+    With a factor g on the difference D that an ablation adds to a head's scores S, the estimate is the derivative of
+    the score in g at g = 0, `sum over entries of (dL/dS) D`: one forward and one backward pass for all heads
+    (attribution patching: Nanda 2023), and for a metric that gets all prompts at once one more forward pass. No
+    gradient reaches the model's parameters. A part of the mask (`LongRange`) takes keys away, so that no difference of
+    scores is finite; there g is on the difference of the head's output z.
+
+    Return a DataFrame `layer, head, estimate, score_rms`; the last is NaN for a part of the mask or of z. Raises
+    ValueError for a metric that has no gradient.
+    """
+    gates: dict[int, Tensor] = {}
+    squares = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
+    hooks, batch = [], slice(0, 0)
+    logit_gradients = None if sequences.by_rows else _logit_gradients(view, sequences)
+
+    def gated(layer: int, removal: Removal) -> Tensor:
+        """Note the mean square of the removed parts of a layer, and return them times their gates."""
+        removal = unpadded(removal, sequences, batch)
+        difference = removal.difference.detach()
+        if removal.allowed is None:
+            squares[layer].fill_(torch.nan)
+        else:
+            squares[layer].add_(root_mean_square(difference, removal.allowed).square().sum(0).cpu().double())
+        return difference * gates[layer].to(difference)[:, None, None]
+
+    bound = part.on(view, by_layer)
+    for layer, heads in by_layer.items():
+        gates[layer] = torch.zeros(len(heads), device=view.device, requires_grad=True)
+        ablation = LayerAblation(view, view.layer(layer), heads, bound[layer])
+        if part.acts_on != "mask":
+            ablation.alter = partial(gated, layer)
+            hooks += ablation.hooks()
+            continue
+        squares[layer].fill_(torch.nan)
+        require_honoured(view, layer, "z")
+        hooks += [*ablation.measuring(), (ablation.names["z"], partial(_gated_output, ablation, gates[layer]))]
+    estimates = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
+    n = len(sequences.tokens)
+    with torch.enable_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
+        for batch in sequences.batches(view, _GRAPH_TOKENS):
+            logits = logits_at(view, sequences.tokens[batch], sequences.scored_of(batch))
+            if logit_gradients is None:
+                gradients = torch.autograd.grad(sequences.measured(logits, batch).sum(), list(gates.values()))
+            else:
+                gradients = torch.autograd.grad(logits, list(gates.values()), logit_gradients[batch].to(logits))
+            for layer, gradient in zip(gates, gradients, strict=True):
+                estimates[layer] += gradient.cpu().double()
+    tables = [
+        pd.DataFrame(
+            {
+                "layer": layer,
+                "head": heads,
+                "estimate": (estimates[layer] / n).numpy(),
+                "score_rms": (squares[layer] / n).sqrt().numpy(),
+            }
+        )
+        for layer, heads in by_layer.items()
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def _gated_output(ablation: LayerAblation, gates: Float[Tensor, "chosen"], z: Tensor, hook: Any) -> Tensor:
+    """Return z with the change that removing the part makes, times the gates; they are 0, so that z stays."""
+    by_head = z.reshape(*z.shape[:2], ablation.layer.n_heads, -1)
+    change = ablation.change_of_head_output(by_head).detach() * gates.to(by_head)[:, None]
+    return by_head.index_add(2, torch.tensor(ablation.heads, device=z.device), change.to(z)).reshape(z.shape)
+
+
+def _logit_gradients(view: AttentionView, sequences: ScoredSequences) -> Float[Tensor, "sequences scored d_vocab"]:
+    """Return the derivative of the sum of scores in the logits of the intact model. Raises as `gradient_screen`."""
+    with torch.no_grad():
+        batches = sequences.batches(view)
+        logits = [logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)) for batch in batches]
+    whole = torch.cat(logits).requires_grad_()
+    with torch.enable_grad():
+        score = sequences.measured(whole).sum()
+    if not score.requires_grad:
+        raise ValueError(
+            f"screen='gradient' needs a metric with a gradient, and that of {sequences.name} has none (an argmax, a "
+            "comparison or .item() cuts it off): leave the screen out"
+        )
+    return torch.autograd.grad(score, whole)[0]

@@ -1,0 +1,316 @@
+"""`ablation_sweep`: the score of the model without a part of one head, head by head."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+from jaxtyping import Float64
+
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.hooks.parts import Output, Part, PartName, part_of
+from tlspectral.hooks.parts.query_key import QueryKeyPart
+from tlspectral.hooks.sweeps.columns import ABLATION_SWEEP
+from tlspectral.hooks.sweeps.effects import check_draws, effects_beside_heads, layer_effects
+from tlspectral.hooks.sweeps.screen import gradient_screen
+from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.replay import IntactRun
+from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.selection import Heads
+from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
+from tlspectral.tasks import (
+    Score,
+    ScoredSequences,
+    Task,
+    control_test,
+    intact_values,
+    score_of,
+    scored_sequences,
+    sign_flip_p,
+    standard_error,
+    task_of,
+)
+
+SEQUENCES = 16
+CONTROL_DRAWS = 5
+SCREENED = 20
+
+
+def ablation_sweep(
+    model: Any,
+    part: Part | PartName,
+    *,
+    heads: Heads | None = None,
+    task: Task | Literal["induction", "language"] = "induction",
+    control: Literal["random"] | None = None,
+    draws: int | None = None,
+    screen: Literal["gradient"] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    n_jobs: int = 1,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Remove `part` from one head at a time and score the model each time (FP sections 5 and 8).
+
+    Residual streams of an intact run are stored, and an ablation in layer l runs only block l and the later ones; the
+    numbers are those of whole forward passes under `ablate`. Hooks on the model stay in force.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        part: what is removed, as in `ablate`. Without a reference, an `Output` that is not zero takes from all
+            sequences of the task, never from a sequence for itself. The prompt of a part in blocks has its blocks where
+            they stand in every prompt of the task.
+        heads: as in `ablate`; None is every head (for `RopePhase` and `Band`: of layers with rotary positions). On
+            SmolLM2-135M they take 16 CPU-minutes, with the control 2 CPU-hours; the bar says so after the first layer.
+        task: a `Task`, such as `tls.tasks.language(prompts)`; `"induction"`: 16 repeated random sequences with segments
+            of 64 tokens; `"language"`: the first 16 rows of 128 tokens of the packaged book. On two cores more would
+            take hours; FP used 128 to 300 sequences. Where prompts are padded, every number is a mean over sequences of
+            the mean over their real tokens.
+        control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
+            bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
+            that its RMS over unmasked pairs equals that of the part, sequence by sequence. Of parts in blocks: the same
+            numbers taken from other blocks, by a random cycle through all of them. Of `Output` and `LongRange`: the
+            same is removed from other heads of the layer, chosen at random, one at a time.
+        draws: random parts per head, None is five; for `Output` and `LongRange` other heads per head, None is all (no
+            more than n - 1 in a layer with n heads). `control_p` is not below 1 / (1 + draws): 19 reach .05.
+        screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
+            with the largest estimates and 20 random others.
+        folder: a folder for one file per layer and part. A sweep that was stopped is resumed from there and gives the
+            same table. Parts may share a folder, other settings may not.
+        n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of
+            `joblib.parallel_config`, Dask included.
+        seed: of sequences, control draws, the screen's random set and sign flips.
+
+    Returns:
+        DataFrame sorted by layer and head: `layer, head, name, part, value, delta, delta_se, delta_p, score_rms`;
+        with a control `control_delta, control_delta_se, control_excess, control_p`; with a screen `estimate, measured`.
+        `part` is the name or symbol that was asked for.
+        `tables.describe_table("ablation_sweep")` says what each is. `delta` is in the unit of the metric, nats for a
+        loss. `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and
+        effect on the random set.
+
+    Raises:
+        BadHead: a head that does not exist.
+        UnsupportedArchitecture: a `RopePhase` or `Band` of layers without rotary positions.
+        EditNotHonored: the model discards the edit.
+        IncompatibleCheckpoint: the folder holds another sweep.
+        ValueError: an unknown part, task, control or screen; arguments that do not go together; prompts that the
+            task refuses; one sequence that is its own reference; a model
+            without tokenizer on packaged text; a screen of a metric without a gradient.
+
+    What it does not establish: that heads without effect do nothing. Others can stand in, and parts differ in size: set
+    `delta` beside `score_rms` and the control. `delta_p` is against no effect at all: whether the part does more than a
+    random one is `control_p`.
+
+    Example: one of four heads needs its rope phase for induction.
+
+        >>> import tlspectral as tls
+        >>> model = tls.load_model("tiny-rope")
+        >>> sweep = tls.ablation_sweep(model, "rope_phase", heads="L0")
+        >>> sweep["delta"].round(1).abs().tolist()
+        [0.0, 0.0, 0.0, 1.3]
+    """
+    removed = part_of(part)
+    _check(removed, control, screen)
+    check_draws(draws)
+    chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
+    view = attention_view(model)
+    by_layer = _chosen_heads(view, heads, removed)
+    sequences = scored_sequences(view, chosen_task)
+    per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
+    plan = _Plan(removed.fixed(view, sequences), sequences, per_head, seed)
+    name = removed.name
+    parts_folder = None
+    if folder is not None:
+        settings = {
+            "weights": view.weights_digest(),
+            "tokens": sequences.digest,
+            "task": sequences.name,
+            "control": control,
+            "draws": draws if control else None,  # as given, so that parts with other numbers by default share a folder
+            "screen": screen,
+            "heads": "every" if heads is None else [[layer, head] for layer in by_layer for head in by_layer[layer]],
+            "seed": seed,
+            **plan.part.settings,
+        }
+        parts_folder = open_model_parts(folder, settings, score_of(view, sequences).value)
+    screened = None
+    if screen == "gradient":
+        screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, plan.part, seed))
+        (screened,) = finished_parts([screening], parts_folder, description=screening.name, unit="screen").values()
+        chosen_heads = screened[screened["measured"] != ""]
+        by_layer = heads_by_layer(view, chosen_heads)
+    layers = finished_parts(
+        [
+            WorkPart(f"{name}_L{layer:03d}", partial(_layer_table, plan, layer, chosen), items=len(chosen))
+            for layer, chosen in by_layer.items()
+        ],
+        parts_folder,
+        description=f"sweep {name}",
+        unit="layer",
+        items="heads",
+        prepare=partial(intact_values, view, sequences, list(by_layer)),
+        n_jobs=n_jobs,
+    )
+    arguments = {"control": control, "screen": screen}
+    table = _assembled(view, plan, list(layers.values()), screened, arguments)
+    table.insert(2, "part", part if isinstance(part, str) else name)
+    return named(table, ABLATION_SWEEP)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The settings that all heads share."""
+
+    part: Part
+    sequences: ScoredSequences
+    draws: int
+    seed: int
+
+
+def _check(part: Part, control: str | None, screen: str | None) -> None:
+    if control not in (None, "random"):
+        raise ValueError(f"control must be None or 'random', not {control!r}")
+    if screen not in (None, "gradient"):
+        raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
+    if screen is not None and (part.control == "blocks" or (isinstance(part, Output) and part.replace != "zero")):
+        raise ValueError("screen='gradient' is for replace='zero' and for parts without blocks: leave it out")
+
+
+def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | None) -> int:
+    """Return the random parts per head, or the most other heads that a head is compared with."""
+    if part.control != "heads":
+        return draws or CONTROL_DRAWS
+    others = {layer: view.n_heads(layer) - 1 for layer in layers}
+    for layer, count in others.items():
+        if count == 0:
+            raise ValueError(
+                f"layer {layer}: the control of {part.name!r} is other heads of the layer, and there is one head: "
+                "leave control out"
+            )
+    return min(draws or max(others.values()), max(others.values()))
+
+
+def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:
+    chosen = heads_by_layer(view, heads)
+    if not (isinstance(part, QueryKeyPart) and part.rotary):
+        return chosen
+    non_rotary = [layer for layer in chosen if view.rotary(layer) is None]
+    if non_rotary and (heads is not None or len(non_rotary) == len(chosen)):
+        raise UnsupportedArchitecture(
+            f"layer {non_rotary[0]}: no rotary positions, so there is no {part.name} to remove"
+        )
+    rotary = {layer: indices for layer, indices in chosen.items() if layer not in non_rotary}
+    if set(part.on(view, rotary)) != set(rotary):
+        raise ValueError("no frequencies were given, so there is nothing to sweep")
+    return rotary
+
+
+def _screen(
+    view: AttentionView,
+    sequences: ScoredSequences,
+    by_layer: dict[int, list[int]],
+    part: Part,
+    seed: int,
+) -> pd.DataFrame:
+    """Estimate the effects of all heads, and choose which of them are to be measured."""
+    table = gradient_screen(view, sequences, by_layer, part)
+    order = table["estimate"].abs().sort_values(ascending=False, kind="stable").index
+    rest = np.random.default_rng(seed).permutation(order[SCREENED:].to_numpy(copy=True))
+    table["measured"] = ""
+    table.loc[order[:SCREENED], "measured"] = "top"
+    table.loc[rest[:SCREENED], "measured"] = "control"
+    return table
+
+
+def _layer_table(
+    plan: _Plan, layer: int, heads: list[int], prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]]
+) -> pd.DataFrame:
+    """Measure the heads of a layer after an intact run."""
+    intact, intact_value = prepared
+    beside_heads = plan.draws > 0 and plan.part.control == "heads"
+    of_heads = list(range(intact.view.n_heads(layer))) if beside_heads else heads
+    part = plan.part.on(intact.view, {layer: of_heads})[layer]
+    effects = (effects_beside_heads if beside_heads else layer_effects)(
+        intact, plan.sequences, layer, heads, part, draws=plan.draws, seed=plan.seed
+    )
+    deltas = effects.values - intact_value
+    table = pd.DataFrame(
+        {
+            "layer": layer,
+            "head": heads,
+            "value": effects.values.mean(1),
+            "delta": deltas.mean(1),
+            "delta_se": [standard_error(delta) for delta in deltas],
+            "delta_p": [sign_flip_p(delta, plan.seed) for delta in deltas],
+            "score_rms": effects.score_rms,
+        }
+    )
+    sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
+    sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
+    if plan.draws:
+        controls = effects.controls - intact_value  # [heads, draws, sequences]
+        drawn = controls.mean(2)
+        over_sequences = np.array([standard_error(control) for control in controls.mean(1)])
+        over_draws = drawn.std(axis=1, ddof=1) / np.sqrt(drawn.shape[1]) if drawn.shape[1] > 1 else np.nan
+        table["control_delta"] = controls.mean((1, 2))
+        table["control_delta_se"] = np.hypot(over_sequences, over_draws)
+        table["control_excess"], table["control_p"] = control_test(deltas.mean(1), drawn)
+        if not beside_heads:
+            sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
+    table.attrs = {
+        "sums_per_sequence": {name: total.tolist() for name, total in sums.items()},
+        "intact_per_sequence": intact_value.tolist(),
+    }
+    return table
+
+
+def _assembled(
+    view: AttentionView,
+    plan: _Plan,
+    tables: list[pd.DataFrame],
+    screened: pd.DataFrame | None,
+    arguments: dict[str, Any],
+) -> pd.DataFrame:
+    if not tables:
+        raise ValueError("no heads were given, so there is nothing to sweep")
+    names = tables[0].attrs["sums_per_sequence"]
+    sums = {
+        name: np.sum([layer_table.attrs["sums_per_sequence"][name] for layer_table in tables], axis=0) for name in names
+    }
+    intact = Score(np.array(tables[0].attrs["intact_per_sequence"]))
+    table = stacked(tables)
+    attrs: dict[Any, Any] = {
+        **view.origin(),
+        "task": plan.sequences.name,
+        "higher_is_better": plan.sequences.higher_is_better,
+        **arguments,
+        "draws": plan.draws,
+        **plan.part.settings,
+        "seed": plan.seed,
+        "n_sequences": len(plan.sequences.tokens),
+        "tokens_sha256": plan.sequences.digest,
+        "intact_value": intact.value,
+        "intact_value_se": intact.se,
+    }
+    if screened is None:
+        attrs["sums_per_sequence"] = {name: total.tolist() for name, total in sums.items()}
+    else:
+        table = screened.drop(columns="score_rms").merge(table, on=["layer", "head"], how="left")
+        table["score_rms"] = screened["score_rms"].to_numpy()
+        others = [name for name in table if name not in ("estimate", "measured")]
+        table = table.reindex(columns=[*others, "estimate", "measured"])
+        control = table.loc[table["measured"] == "control", ["estimate", "delta"]].to_numpy()
+        agreement: Any = scipy.stats.spearmanr(control) if len(control) > 2 else None
+        attrs["screen"] = {
+            "kind": "gradient",
+            "top": int((table["measured"] == "top").sum()),
+            "control": len(control),
+            "rank_correlation": None if agreement is None else float(agreement.statistic),
+            "pvalue": None if agreement is None else float(agreement.pvalue),
+        }
+    table.attrs = attrs
+    return table
