@@ -2,7 +2,9 @@
 
 import pandas as pd
 
-from tlspectral.tables import TABLES
+from tlspectral.tables import every_schema
+
+TABLES = every_schema()
 
 
 def assert_described(*frames: pd.DataFrame, released: bool = False) -> None:

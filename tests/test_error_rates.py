@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from tlspectral import stats
-from tlspectral.hooks.sweeps.columns import ABLATION_SWEEP, SUMMARIZE_SWEEP
+from tlspectral.hooks.sweeps.columns import SUMMARIZE_SWEEP
+from tlspectral.hooks.sweeps.sweep import ABLATION_SWEEP
 from tlspectral.positional import median_tests
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.studies.fingerprint import statistics

@@ -29,17 +29,6 @@ def kinds():
     return table
 
 
-@pytest.fixture(autouse=True, scope="module")
-def documented():
-    """The makers of the tables have run: their texts are known to this process."""
-    from tlspectral.heads.columns import ANALYZE_HEADS
-    from tlspectral.hooks.sweeps.columns import ABLATION_SWEEP
-    from tlspectral.tables import named
-
-    for table in (ANALYZE_HEADS, ABLATION_SWEEP):
-        named(pd.DataFrame(), table)
-
-
 def test_every_number_stands_in_the_row_of_its_head_and_the_tables_are_left_as_they_were():
     one, other = heads(), sweep()
     joined = join(one, other, kinds(), text=sweep("output"))
@@ -74,7 +63,7 @@ def test_columns_keep_their_meaning_in_the_frame_and_in_a_file(tmp_path):
     original = tls.tables.describe_table("ablation_sweep").set_index("name").loc["delta"]
     for name in ("output_delta", "text_output_delta"):
         assert described.loc[name, "meaning"] == f"{original['meaning']} Where part output."
-        assert described.loc[name, "does_not_establish"] == original["does_not_establish"] != ""
+        assert described.loc[name, "unit"] == original["unit"] != ""
         assert joined.attrs["columns"][name] == described.loc[name, "meaning"]
     assert described.loc["mine_self_score", "meaning"] == ""  # nothing is invented
     write_table(joined, tmp_path / "joined.parquet")

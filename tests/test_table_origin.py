@@ -20,8 +20,10 @@ from tlspectral.studies.fingerprint.statistics import (
     weight_noise_draws,
 )
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
-from tlspectral.tables import TABLES, join
+from tlspectral.tables import every_schema, join
 from tlspectral.tasks import induction
+
+TABLES = every_schema()
 
 PROMPT = zoo.prompt(3, 8)
 OTHER = "made from other weights than the rows of the table one"

@@ -21,13 +21,15 @@ from tlspectral.tables import (
     EXTRA_COLUMNS,
     FREQUENCY_COLUMNS,
     HEAD_COLUMNS,
-    TABLES,
     describe_columns,
+    every_schema,
     named,
     read_table,
     write_table,
 )
 from tlspectral.tables.required import require
+
+TABLES = every_schema()
 
 NULL_OF = ("dir_frac", "D_head", "imag_mass", "henrici")
 

@@ -61,7 +61,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 def columns_page() -> str:
     """The column dictionary, one section per table; a column that comes again is a link to where it is described."""
-    from tlspectral.tables import TABLES
+    from tlspectral.tables import every_schema
+
+    tables = every_schema()
 
     lines = [
         "# Columns",
@@ -70,11 +72,11 @@ def columns_page() -> str:
         "another table. `tlspectral.tables.describe_table(NAME)` gives a section of this page as a DataFrame; the "
         "entries also travel in the parquet files that `write_table` and the commands write.",
         "",
-        "Tables: " + ", ".join(f"[{_cell(name)}](#{_anchor(name)})" for name in TABLES) + ".",
+        "Tables: " + ", ".join(f"[{_cell(name)}](#{_anchor(name)})" for name in tables) + ".",
         "",
     ]
     described: dict[Column, str] = {}  # where each entry stands on the page
-    for name, table in TABLES.items():
+    for name, table in tables.items():
         lines += [f"## {_cell(name)} {{ #{_anchor(name)} }}", "", f"Made by {table.made_by}.", ""]
         again = [f"[`{column.name}`](#{described[column]})" for column in table.columns if column in described]
         if again:

@@ -19,7 +19,7 @@ from tlspectral.tables.whole_file import whole_file
 from tlspectral.tables.work import PartFailure, WorkPart, backend_configured, finished_parts, workers_kept
 
 if TYPE_CHECKING:
-    from tlspectral.tables.every_table import TABLES, describe_table
+    from tlspectral.tables.every_table import describe_table, every_schema
     from tlspectral.tables.joining import join
     from tlspectral.tables.parquet import read_table, write_table
     from tlspectral.tables.parts import PartFolder, open_model_parts, open_parts
@@ -30,7 +30,6 @@ __all__ = [
     "FREQUENCY_COLUMNS",
     "HEAD_COLUMNS",
     "POSITIONAL_COLUMNS",
-    "TABLES",
     "Column",
     "PartFailure",
     "PartFolder",
@@ -40,6 +39,7 @@ __all__ = [
     "bundled",
     "describe_columns",
     "describe_table",
+    "every_schema",
     "finished_parts",
     "join",
     "named",
@@ -55,8 +55,8 @@ __all__ = [
 
 _HOMES = {
     "PartFolder": "parts",
-    "TABLES": "every_table",
     "describe_table": "every_table",
+    "every_schema": "every_table",
     "join": "joining",
     "open_model_parts": "parts",
     "open_parts": "parts",

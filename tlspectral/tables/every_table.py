@@ -1,69 +1,31 @@
-"""Every documented table by its name, looked up in the rooms and studies that make them.
+"""Every documented table by its name.
 
-The modules are imported when a table is asked for, so that loading one maker loads only its own texts.
+A schema stands beside the function that makes its table, in any room or study. Those that nothing has imported yet are
+found by importing the modules of the package one by one, those of studies last.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from importlib import import_module
+import importlib
+import pkgutil
+from collections.abc import Iterator
 
 import pandas as pd
 
-from tlspectral.tables.column import Table
-
-_MODULES = (
-    "heads.columns",
-    "positional.columns",
-    "heads.detectors.columns",
-    "heads.composition",
-    "heads.copying",
-    "hooks.sweeps.columns",
-    "hooks.edges.columns",
-    "history.columns",
-    "studies.fingerprint.published_columns",
-    "studies.fingerprint.statistics.columns",
-    "studies.fingerprint.columns",
-    "studies.fingerprint.constrained.columns",
-    "studies.positional_symbolic.columns",
-    "studies.common.columns",
-    "studies.bifocal.learned_frequency_columns",
-    "studies.bifocal.columns",
-    "studies.bifocal.code_columns",
-    "studies.bifocal.equivalence_columns",
-)
-"""Below `tlspectral`; each has `TABLES`, a tuple of `Table`."""
+from tlspectral.tables.schema import Schema, known_schemas
 
 
-class _EveryTable(Mapping[str, Table]):
-    """A mapping that imports the modules one by one, until it has found the table."""
-
-    def __getitem__(self, name: str) -> Table:
-        for table in self._tables():
-            if table.name == name:
-                return table
-        raise KeyError(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return (table.name for table in self._tables())
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def _tables(self) -> Iterator[Table]:
-        for module in _MODULES:
-            yield from import_module(f"tlspectral.{module}").TABLES
-
-
-TABLES: Mapping[str, Table] = _EveryTable()
-"""Every documented table by its name."""
+def every_schema() -> dict[str, Schema]:
+    """Return the schemas of all tables that the package documents, by name, in the order of its modules."""
+    for _ in _modules():
+        pass
+    return known_schemas()
 
 
 def describe_table(name: str) -> pd.DataFrame:
     """Describe the columns of one table, one row per column.
 
     Args:
-        name: of `TABLES`: the function that returns the table, such as `"band_effects"`, and, where it returns several,
-            behind a dot which of them, such as `"head_history.summary"`.
+        name: the function that returns the table, such as `"band_effects"`, and, where it returns several, behind a dot
+            which of them, such as `"head_history.summary"`.
 
     Returns:
         DataFrame with the columns of `describe_columns`, in the order of the table's.
@@ -71,6 +33,24 @@ def describe_table(name: str) -> pd.DataFrame:
     Raises:
         ValueError: there is no such table.
     """
-    if name not in TABLES:
-        raise ValueError(f"there is no table {name!r}; there are {', '.join(TABLES)}")
-    return pd.DataFrame([asdict(column) for column in TABLES[name].columns])
+    modules = _modules()
+    while name not in known_schemas():
+        if next(modules, None) is None:
+            raise ValueError(f"there is no table {name!r}; there are {', '.join(known_schemas())}")
+    return pd.DataFrame([column.texts() for column in known_schemas()[name].columns])
+
+
+def _modules() -> Iterator[str]:
+    """Import the modules of the package, and yield their names."""
+    package = importlib.import_module(__name__.partition(".")[0])
+    rooms = sorted(pkgutil.iter_modules(package.__path__), key=lambda room: (room.name == "studies", room.name))
+    for room in rooms:
+        if room.name == "__main__":
+            continue
+        name = f"{package.__name__}.{room.name}"
+        module = importlib.import_module(name)
+        yield name
+        for below in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):
+            if ".tests" not in below.name:
+                importlib.import_module(below.name)
+                yield below.name

@@ -8,7 +8,6 @@ M at rotary frequency t. FP is Li, "Fingerprint, Not Blueprint" (2026).
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from types import MappingProxyType
 
 import pandas as pd
@@ -311,6 +310,9 @@ POSITIONAL_COLUMNS: tuple[Column, ...] = (
 )
 """What `positional_symbolic` adds to `layer`, `head`, `name` and `frequency`."""
 
+HEAD = HEAD_COLUMNS[:3]
+"""Layer, head and name: what a table about heads begins with."""
+
 COLUMNS: Mapping[str, Column] = MappingProxyType(
     {column.name: column for column in (*HEAD_COLUMNS, *EXTRA_COLUMNS, *FREQUENCY_COLUMNS, *POSITIONAL_COLUMNS)}
 )
@@ -334,6 +336,6 @@ def describe_columns(table: pd.DataFrame | None = None) -> pd.DataFrame:
         in their order, then its extras, then what is new in `frequency_table` and in `positional_symbolic`.
     """
     if table is None:
-        return pd.DataFrame([asdict(column) for column in COLUMNS.values()])
+        return pd.DataFrame([column.texts() for column in COLUMNS.values()])
     known = columns_of(table.attrs)
-    return pd.DataFrame([asdict(known.get(name, Column(str(name), "", source=""))) for name in table])
+    return pd.DataFrame([known.get(name, Column(str(name), "", source="")).texts() for name in table])

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
     frame.attrs = provenance if attrs_for_pandas else {}
     table = pa.Table.from_pandas(frame)
     known = columns_of(provenance)
-    documented = {name: asdict(known[name]) for name in table.column_names if name in known}
+    documented = {name: known[name].texts() for name in table.column_names if name in known}
     fields = [
         field.with_metadata({key: value for key, value in documented[field.name].items() if key != "name"})
         if field.name in documented

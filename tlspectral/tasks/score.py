@@ -11,6 +11,7 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.tables.html_summary import html_rows, html_summary
+from tlspectral.tables.schema import columns
 
 _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
 
@@ -156,6 +157,15 @@ def sign_flip_p(difference: Float64[np.ndarray, "sequences"], seed: int) -> floa
         random_state=seed,  # pyright: ignore  (the name in every scipy since 1.11)
     )
     return float(test.pvalue)
+
+
+CONTROL_COLUMNS = columns("""
+    control_delta?    | of the metric | As delta, for the draws of the control, mean over them.
+    control_delta_se? | of the metric | Standard error of control_delta, over draws and sequences; NaN for one draw.
+    control_excess?   | of the metric | |delta| less the mean over draws of |control effect|.
+    control_p?        | probability   | (1 + draws whose effect is as large as delta) / (1 + draws), in absolute values.
+""")
+"""Columns of effects beside those of a control."""
 
 
 def control_test(

@@ -8,9 +8,13 @@ from tlspectral.hooks.parts.output import Output
 from tlspectral.hooks.parts.part import Part
 from tlspectral.hooks.parts.query_key import Antisymmetric, Band, RopePhase, Symmetric
 from tlspectral.selection import chosen_part
+from tlspectral.tables.schema import columns
 
 PartName = Literal["symmetric", "antisymmetric", "rope_phase", "output", "M_S", "M_A", "Im(M_t)"]
 """A part without settings, by its name or by its symbol in "Fingerprint, Not Blueprint"."""
+
+(PART,) = columns("part | label | What was removed, under the name or the symbol that was asked for.")
+"""The column that names a part. Its settings are in the table's `attrs`."""
 
 _BY_NAME = {kind.name: kind for kind in (Symmetric, Antisymmetric, RopePhase, Output)}
 _WITH_SETTINGS = {

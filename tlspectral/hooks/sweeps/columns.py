@@ -4,6 +4,7 @@ FP is Li, "Fingerprint, Not Blueprint" (2026). The metric is that of the task; l
 cross-entropies in nats.
 """
 
+from tlspectral.hooks.parts.named import PART
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS
 
@@ -23,70 +24,8 @@ _CONTROL_P = (
 )
 _CONTROL_P_NOT = "More than its draws can: no p is below 1 / (1 + draws). It is not corrected for the number of rows."
 
-_SWEEP = (
-    Column("part",
-        "What was removed from the head, under the name or the symbol that was asked for: symmetric or M_S (M becomes "
-        "M_A), antisymmetric or M_A (M becomes M_S), rope_phase or Im(M_t), rotary_band (all that some rotary pairs "
-        "contribute), output (the whole head: zero, or as replace in df.attrs says), long_range (keys between the "
-        "first sinks tokens and the last window keys), or content, position or interaction (of the scores between "
-        "queries behind the blocks of the prompts and keys in them). df.attrs hold the settings of the part.", "label",
-        range="symmetric, antisymmetric, rope_phase, rotary_band, output, long_range, content, position, interaction, "
-        "M_S, M_A, Im(M_t)",
-        source="FP 5, 8; PS 6"),
-    Column("value", "Score of the model without the part of this one head, mean over the task's sequences: the loss "
-        "for the tasks induction and language.", _METRIC, range="by metric", source="FP 5, 8",
-        does_not_establish="What the head is worth: compare with the intact value in df.attrs, or read delta."),
-    Column("delta", "value less that of the intact model on the same sequences; of a loss, positive where the part "
-        "helped.", _METRIC, range="-inf .. inf", source="FP 5, 8",
-        also_known_as="ablation effect; FP's dCE and dInd",
-        does_not_establish=_STAND_IN + " Set it beside score_rms and the control."),
-    Column("delta_se", "Standard error of delta over sequences, paired with the intact run. NaN for one sequence.",
-        _METRIC, range="0 .. inf",
-        does_not_establish="Sampling of sequences only: neither another task nor another seed of the model."),
-    Column("delta_p",
-        "Two-sided p of no effect, by flipping the signs of the differences of sequences: exact up to 13 sequences, "
-        "from 9,999 seeded flips above.", "probability", range="1e-4 .. 1 above 13 sequences",
-        also_known_as="sign-flip test",
-        does_not_establish="That the part does more than a random one: see control_p. "
-        "Significance of the largest of many heads: it is not corrected for the number of heads. "
-        "Nor an exact level for skewed differences: with 8 or 16 sequences 7.9 to 9.9 % at nominal 5 %."),
-    Column("score_rms",
-        "Root mean square of what was removed from the scaled scores, before a softcap, over unmasked pairs of "
-        "tokens of all sequences; for content, position and interaction over pairs of a query behind the blocks and a "
-        "key in them. NaN for output and long_range.", "logit", range="0 .. inf",
-        also_known_as="size of the edit",
-        does_not_establish="That a large edit matters: what is equal for all keys of a query is not seen by a "
-        "softmax."),
-    Column("control_delta",
-        "As delta, with a random score part of equal size removed in place of the part: q O k^T of the head's own "
-        "bias-free queries and keys, O random orthogonal, scaled sequence by sequence; for content, position and "
-        "interaction the same numbers taken from other blocks; for output and long_range the same removed from another "
-        "head of the layer. Mean over draws in df.attrs. With control='random' only.",
-        _METRIC, range="-inf .. inf", also_known_as="random-part control",
-        does_not_establish="What no edit would do: it says what any edit of that size costs."),
-    Column("control_delta_se",
-        "Standard error of control_delta, over draws and over sequences, in squares. NaN for one draw. With "
-        "control='random' only.",
-        _METRIC, range="0 .. inf", does_not_establish="A precise number: five draws give a rough error."),
-    Column("control_excess", _EXCESS + " With control='random' only.", _METRIC, range="-inf .. inf",
-        does_not_establish=_EXCESS_NOT),
-    Column("control_p", _CONTROL_P + " With control='random' only.", "probability", range="1 / (1 + draws) .. 1",
-        also_known_as="Monte-Carlo test", does_not_establish=_CONTROL_P_NOT + " For output and long_range: that the "
-        "head is special in the model. It is compared with its layer, and with n heads there no p is below 1 / n."),
-    Column("estimate",
-        "First-order estimate of delta from one backward pass: sum of (dL/dS) D over the scores S, D the difference "
-        "that removing the part makes. With screen='gradient' only.", _METRIC, range="-inf .. inf",
-        source="attribution patching (Nanda 2023)", also_known_as="attribution score",
-        does_not_establish="The effect: a softmax saturates, and an edit as large as the score is not small."),
-    Column("measured",
-        "Why the effect was measured: top (one of the 20 largest estimates in absolute value), control (one of 20 "
-        "random others), or empty (not measured, value and delta are NaN). With screen='gradient' only.", "label",
-        range="top, control, empty",
-        does_not_establish="That an unmeasured head has no effect: see the rank correlation in df.attrs."),
-)
-
 _SUMMARY = (
-    _SWEEP[0],
+    PART,
     Column("size_control",
         "How parts of unlike size are made comparable: none (effects as they are), score_rms (effect over the RMS "
         "removed), random (effect less that of a random part of equal size).", "label", range="none, score_rms, random",
@@ -187,10 +126,8 @@ _KIND = Column("kind",
     range="previous-token, symbolic, or both with a comma",
     does_not_establish="That the head does this and nothing else: it is a rank within one table.")
 
-ABLATION_SWEEP = Table("ablation_sweep", "`tls.ablation_sweep`; `tlspectral ablate -o FILE` writes it",
-    (*_HEAD, *_SWEEP))
 SUMMARIZE_SWEEP = Table("summarize_sweep", "`tls.hooks.summarize_sweep`", _SUMMARY)
 BAND_EFFECTS = Table("band_effects",
     "`tls.hooks.band_effects`; `tlspectral positional --bands N -o FOLDER` writes it as bands.parquet, with `kind`",
     (*_HEAD, *_BANDS, _KIND))
-TABLES = (ABLATION_SWEEP, SUMMARIZE_SWEEP, BAND_EFFECTS)
+TABLES = (SUMMARIZE_SWEEP, BAND_EFFECTS)

@@ -13,15 +13,18 @@ from jaxtyping import Float64
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Output, Part, PartName, part_of
+from tlspectral.hooks.parts.named import PART
 from tlspectral.hooks.parts.query_key import QueryKeyPart
-from tlspectral.hooks.sweeps.columns import ABLATION_SWEEP
 from tlspectral.hooks.sweeps.effects import check_draws, effects_beside_heads, layer_effects
 from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Heads
-from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
+from tlspectral.tables import WorkPart, stacked
+from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import (
     Score,
     ScoredSequences,
@@ -34,10 +37,34 @@ from tlspectral.tasks import (
     standard_error,
     task_of,
 )
+from tlspectral.tasks.score import CONTROL_COLUMNS
 
 SEQUENCES = 16
 CONTROL_DRAWS = 5
 SCREENED = 20
+
+ABLATION_SWEEP = Schema(
+    "ablation_sweep",
+    (
+        *HEAD,
+        PART,
+        *columns("""
+            value     | of the metric | Score of the model without the part of this one head, mean over sequences.
+            delta     | of the metric | value less the intact score; of a loss, positive where the part helped.
+            delta_se  | of the metric | Standard error of delta over sequences, paired with the intact run; NaN for one.
+            delta_p   | probability   | Two-sided p of no effect by sign flips: exact to 13 sequences, else 9,999 draws.
+            score_rms | logit         | RMS of what was removed from the scaled scores, over unmasked pairs of tokens;
+                      |               | NaN for output and long_range.
+        """),
+        *CONTROL_COLUMNS,
+        *columns("""
+            estimate? | of the metric | First-order estimate of delta from one backward pass. With a screen.
+            measured? | label         | top (of the 20 largest estimates), control (of 20 random others), or empty: no
+                      |               | delta. With a screen.
+        """),
+    ),
+    "`tls.ablation_sweep`; `tlspectral ablate -o FILE` writes it",
+)
 
 
 def ablation_sweep(
@@ -85,11 +112,9 @@ def ablation_sweep(
         seed: of sequences, control draws, the screen's random set and sign flips.
 
     Returns:
-        DataFrame sorted by layer and head: `layer, head, name, part, value, delta, delta_se, delta_p, score_rms`;
-        with a control `control_delta, control_delta_se, control_excess, control_p`; with a screen `estimate, measured`.
-        `part` is the name or symbol that was asked for.
-        `tables.describe_table("ablation_sweep")` says what each is. `delta` is in the unit of the metric, nats for a
-        loss. `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and
+        DataFrame sorted by layer and head. Columns: `layer, head, name, part, value, delta, delta_se, delta_p,
+        score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, estimate?, measured?`.
+        `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and
         effect on the random set.
 
     Raises:
@@ -123,42 +148,46 @@ def ablation_sweep(
     per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
     plan = _Plan(removed.fixed(view, sequences), sequences, per_head, seed)
     name = removed.name
-    parts_folder = None
-    if folder is not None:
-        settings = {
+    measurement = Measurement(
+        ABLATION_SWEEP,
+        {"task": sequences.name, "control": control, "seed": seed, **plan.part.settings},
+        origin=view.origin(),
+        identity={
+            "screen": screen,
             "weights": view.weights_digest(),
             "tokens": sequences.digest,
-            "task": sequences.name,
-            "control": control,
             "draws": draws if control else None,  # as given, so that parts with other numbers by default share a folder
-            "screen": screen,
             "heads": "every" if heads is None else [[layer, head] for layer in by_layer for head in by_layer[layer]],
-            "seed": seed,
-            **plan.part.settings,
-        }
-        parts_folder = open_model_parts(folder, settings, score_of(view, sequences).value)
+        },
+        folder=folder,
+        score=lambda: score_of(view, sequences).value,
+        n_jobs=n_jobs,
+    )
     screened = None
     if screen == "gradient":
         screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, plan.part, seed))
-        (screened,) = finished_parts([screening], parts_folder, description=screening.name, unit="screen").values()
-        chosen_heads = screened[screened["measured"] != ""]
-        by_layer = heads_by_layer(view, chosen_heads)
-    layers = finished_parts(
+        (screened,) = measurement.made([screening], description=screening.name, unit="screen").values()
+        by_layer = heads_by_layer(view, screened[screened["measured"] != ""])
+    layers = measurement.made(
         [
             WorkPart(f"{name}_L{layer:03d}", partial(_layer_table, plan, layer, chosen), items=len(chosen))
             for layer, chosen in by_layer.items()
         ],
-        parts_folder,
         description=f"sweep {name}",
         unit="layer",
         items="heads",
         prepare=partial(intact_values, view, sequences, list(by_layer)),
-        n_jobs=n_jobs,
     )
-    arguments = {"control": control, "screen": screen}
-    table = _assembled(view, plan, list(layers.values()), screened, arguments)
-    table.insert(2, "part", part if isinstance(part, str) else name)
-    return named(table, ABLATION_SWEEP)
+    table, attrs = _joined(list(layers.values()), screened)
+    table["part"] = part if isinstance(part, str) else name
+    return measurement.table(
+        table,
+        **attrs,
+        draws=plan.draws,
+        higher_is_better=sequences.higher_is_better,
+        n_sequences=len(sequences.tokens),
+        tokens_sha256=sequences.digest,
+    )
 
 
 @dataclass(frozen=True)
@@ -268,49 +297,28 @@ def _layer_table(
     return table
 
 
-def _assembled(
-    view: AttentionView,
-    plan: _Plan,
-    tables: list[pd.DataFrame],
-    screened: pd.DataFrame | None,
-    arguments: dict[str, Any],
-) -> pd.DataFrame:
+def _joined(tables: list[pd.DataFrame], screened: pd.DataFrame | None) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Return the rows of all layers, beside the estimates of a screen, and what is said of them together."""
     if not tables:
         raise ValueError("no heads were given, so there is nothing to sweep")
-    names = tables[0].attrs["sums_per_sequence"]
-    sums = {
-        name: np.sum([layer_table.attrs["sums_per_sequence"][name] for layer_table in tables], axis=0) for name in names
-    }
     intact = Score(np.array(tables[0].attrs["intact_per_sequence"]))
+    attrs: dict[str, Any] = {"intact_value": intact.value, "intact_value_se": intact.se, "screen": None}
     table = stacked(tables)
-    attrs: dict[Any, Any] = {
-        **view.origin(),
-        "task": plan.sequences.name,
-        "higher_is_better": plan.sequences.higher_is_better,
-        **arguments,
-        "draws": plan.draws,
-        **plan.part.settings,
-        "seed": plan.seed,
-        "n_sequences": len(plan.sequences.tokens),
-        "tokens_sha256": plan.sequences.digest,
-        "intact_value": intact.value,
-        "intact_value_se": intact.se,
-    }
     if screened is None:
-        attrs["sums_per_sequence"] = {name: total.tolist() for name, total in sums.items()}
-    else:
-        table = screened.drop(columns="score_rms").merge(table, on=["layer", "head"], how="left")
-        table["score_rms"] = screened["score_rms"].to_numpy()
-        others = [name for name in table if name not in ("estimate", "measured")]
-        table = table.reindex(columns=[*others, "estimate", "measured"])
-        control = table.loc[table["measured"] == "control", ["estimate", "delta"]].to_numpy()
-        agreement: Any = scipy.stats.spearmanr(control) if len(control) > 2 else None
-        attrs["screen"] = {
-            "kind": "gradient",
-            "top": int((table["measured"] == "top").sum()),
-            "control": len(control),
-            "rank_correlation": None if agreement is None else float(agreement.statistic),
-            "pvalue": None if agreement is None else float(agreement.pvalue),
+        per_layer = [layer_table.attrs["sums_per_sequence"] for layer_table in tables]
+        attrs["sums_per_sequence"] = {
+            name: np.sum([sums[name] for sums in per_layer], axis=0).tolist() for name in per_layer[0]
         }
-    table.attrs = attrs
-    return table
+        return table, attrs
+    table = screened.drop(columns="score_rms").merge(table, on=["layer", "head"], how="left")
+    table["score_rms"] = screened["score_rms"].to_numpy()
+    control = table.loc[table["measured"] == "control", ["estimate", "delta"]].to_numpy()
+    agreement: Any = scipy.stats.spearmanr(control) if len(control) > 2 else None
+    attrs["screen"] = {
+        "kind": "gradient",
+        "top": int((table["measured"] == "top").sum()),
+        "control": len(control),
+        "rank_correlation": None if agreement is None else float(agreement.statistic),
+        "pvalue": None if agreement is None else float(agreement.pvalue),
+    }
+    return table, attrs

@@ -1,0 +1,73 @@
+"""A measurement: its schema, what its numbers depend on, its parts and where finished ones are kept."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.tables.parts import PartFolder, open_parts
+from tlspectral.tables.schema import Schema
+from tlspectral.tables.work import WorkPart, finished_parts
+
+# Other machines and other numbers of threads change a score by 1e-6; other hooks change it by more.
+_SAME_SCORE = 1e-4
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement, from its settings to its table.
+
+    What comes first, such as a screen that chooses heads, is a call of `made` before the others. What comes last, such
+    as q-values over all parts, is done on the joined frame before `table`.
+
+    Attributes:
+        schema: of the table.
+        settings: what the numbers depend on, as JSON. They stand in the table's `attrs` and in the manifest of the
+            folder. Workers, bars and the folder are none.
+        origin: which model it is of, for `attrs`.
+        identity: what else tells folders apart, as JSON: hashes of weights and tokens, which heads.
+        folder: where finished parts are kept, each in a file; None keeps them in memory.
+        score: computes the score of the model as it stands. Hooks on a model change it, and no hash of weights shows
+            them: a folder in which it was another one is refused.
+        n_jobs: workers that share the parts, as joblib counts them.
+    """
+
+    schema: Schema
+    settings: Mapping[str, Any]
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    folder: str | os.PathLike[str] | None = None
+    score: Callable[[], float] | None = None
+    n_jobs: int = 1
+
+    @cached_property
+    def kept(self) -> PartFolder | None:
+        """The folder, made or compared with the settings. Raises IncompatibleCheckpoint."""
+        if self.folder is None:
+            return None
+        noted = {} if self.score is None else {"intact_value": float(self.score())}
+        opened = open_parts(self.folder, {**self.settings, **self.identity}, noted=noted)
+        for name, value in noted.items():
+            stored = opened.noted[name]
+            if not isinstance(stored, float | int):
+                raise IncompatibleCheckpoint(
+                    f"the manifest of {opened.path} cannot be read ({name} is {stored!r}): choose another folder"
+                )
+            if not abs(stored - value) <= _SAME_SCORE * max(1.0, abs(stored)):
+                raise IncompatibleCheckpoint(
+                    f"{opened.path} holds work on this model at score {stored:.6f} without ablation, now it is "
+                    f"{value:.6f}: were there other hooks on the model? Choose another folder"
+                )
+        return opened
+
+    def made(self, parts: Iterable[WorkPart], **how: Any) -> dict[str, pd.DataFrame]:
+        """Return the table of every part, read from the folder or made; `how` is as for `finished_parts`."""
+        return finished_parts(parts, self.kept, n_jobs=self.n_jobs, **how)
+
+    def table(self, frame: pd.DataFrame | Mapping[str, Any], **attrs: Any) -> pd.DataFrame:
+        """Return the frame in the schema, with origin, settings and `attrs` in its `attrs`."""
+        return self.schema.frame(frame, {**self.origin, **self.settings, **attrs})

@@ -1,0 +1,158 @@
+"""The schema of a table: its columns in their order, and the frame that they make.
+
+A schema stands beside the function that makes its table. It is the one description of the table: `Schema.frame` makes
+the frame by it, `write_table` puts it into the file, and the site prints it. Nothing is guessed from column names: a
+frame without a table's name has no documentation.
+"""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import pandas as pd
+
+_DTYPES = {"index": "int64", "count": "int64", "flag": "bool", "label": "object"}  # by unit
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: its name in the table.
+        meaning: what the number is, and when it is missing.
+        unit: of the values; `"flag"` for booleans, `"label"` for text.
+        label: its plain name, for printed tables, pictures and pages; empty where the name is plain.
+        always: False where only some tables of the schema have the column.
+        range: from the smallest to the largest value, or the labels. This and what follows has the head table alone.
+        source: paper and section; numbers that no paper has are this package's.
+        also_known_as: what others call it; empty if nothing is known.
+        does_not_establish: what must not be read from it; of other tables the docstring of their function says it.
+    """
+
+    name: str
+    meaning: str
+    unit: str = ""
+    _: KW_ONLY
+    label: str = ""
+    always: bool = True
+    range: str = ""
+    source: str = "this package"
+    also_known_as: str = ""
+    does_not_establish: str = ""
+
+    def texts(self) -> dict[str, str]:
+        """Return what is said of the column, by the name of the field."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, str)}
+
+    @property
+    def dtype(self) -> str:
+        """The pandas dtype of its values where none is missing."""
+        return _DTYPES.get(self.unit, "float64")
+
+    @property
+    def signed(self) -> bool:
+        """Whether values below 0 are within its range."""
+        return self.range.removeprefix("about ").startswith("-")
+
+
+def columns(text: str) -> tuple[Column, ...]:
+    """Read columns from text with a line for each: name, unit and meaning, separated by `|`.
+
+    `?` behind a name marks a column that only some tables have. A line without a name goes on with the meaning above.
+
+        >>> columns("value | nat | Mean loss.")
+        (Column(name='value', meaning='Mean loss.', unit='nat', ...),)
+    """
+    rows: list[list[str]] = []
+    for line in filter(str.strip, text.splitlines()):
+        name, unit, meaning = (cell.strip() for cell in line.split("|", 2))
+        if name:
+            rows.append([name, unit, meaning])
+        else:
+            rows[-1][2] += f" {meaning}"
+    return tuple(Column(name.rstrip("?"), meaning, unit, always=not name.endswith("?")) for name, unit, meaning in rows)
+
+
+_DOCUMENTED: dict[str, dict[str, Column]] = {}
+"""Columns by table and name, of the schemas that this process has imported and of the files that it has read."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of one table, in their order. The same name may mean something else in another table.
+
+    Attributes:
+        name: the function that returns the table and, where it returns several, behind a dot which of them.
+        columns: all that it can have.
+        made_by: functions and commands that make it, as Markdown; by default the function alone.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    made_by: str = ""
+
+    def __post_init__(self) -> None:
+        _SCHEMAS[self.name] = self
+        _DOCUMENTED.setdefault(self.name, {}).update({column.name: column for column in self.columns})
+
+    def frame(self, data: pd.DataFrame | Mapping[str, Any], attrs: Mapping[Any, Any] | None = None) -> pd.DataFrame:
+        """Return the table that data make: columns in the order of the schema, its name in `attrs`.
+
+        Where the schema has `name` and the data `layer` and `head` alone, the names of heads are filled in, such as
+        L16H0. An empty table has the types of its columns.
+
+        Args:
+            data: a frame, or columns by name; may lack columns that are not always there.
+            attrs: added to those of the frame.
+
+        Raises:
+            ValueError: a column that the schema lacks, or that the data lack and the schema always has.
+        """
+        frame = data.copy(deep=False) if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
+        by_name = {column.name: column for column in self.columns}
+        if "name" in by_name and "name" not in frame and {"layer", "head"} <= set(frame):
+            frame["name"] = "L" + frame["layer"].astype(str) + "H" + frame["head"].astype(str)
+        unknown = [name for name in frame if name not in by_name]
+        lacking = [column.name for column in self.columns if column.always and column.name not in frame]
+        if unknown or lacking:
+            raise ValueError(
+                f"table {self.name}: columns {unknown} are not in its schema, columns {lacking} are missing"
+            )
+        held = {**frame.attrs, **(attrs or {}), "table": self.name}
+        frame.attrs = {}
+        frame = frame.loc[:, [name for name in by_name if name in frame]]
+        if frame.empty:
+            frame = frame.astype({name: by_name[name].dtype for name in frame})
+        frame.attrs = held
+        return frame
+
+
+_SCHEMAS: dict[str, Schema] = {}
+
+
+def known_schemas() -> dict[str, Schema]:
+    """Return the schemas of the modules that this process has imported, by name."""
+    return dict(_SCHEMAS)
+
+
+def columns_of(attrs: Mapping[Any, Any]) -> Mapping[str, Column]:
+    """Return the documented columns of the table that `attrs` name; empty without a known name."""
+    name = attrs.get("table")
+    return _DOCUMENTED.get(name, {}) if isinstance(name, str) else {}
+
+
+def remember(name: Any, docs: Any) -> None:
+    """Store a file's column docs, so that a process that has not imported the table's maker can write them again.
+
+    Docs from the maker take precedence. Fields of other versions are left out.
+    """
+    if not isinstance(name, str) or not isinstance(docs, dict):
+        return
+    fields = Column("", "").texts()
+    known = _DOCUMENTED.setdefault(name, {})
+    for column, entry in docs.items():
+        if isinstance(entry, dict):
+            known.setdefault(
+                column, Column(**{**{field: str(entry.get(field, "")) for field in fields}, "name": column})
+            )
