@@ -24,6 +24,7 @@ _FIELDS = ("layer", "head")
 _NAME = re.compile(r"L?(-?\d+)[H.](\d+)", re.IGNORECASE)
 _LAYER = re.compile(r"L(-?\d+)", re.IGNORECASE)
 _RECEIVER = re.compile(r"L?(-?\d+)(H|\.|KV)(\d+)\.([qkv])", re.IGNORECASE)
+_MLP = re.compile(r"L?(-?\d+)\.?MLP", re.IGNORECASE)
 
 
 def head_name(layer: int, head: int) -> str:
@@ -112,24 +113,27 @@ def _is_one(heads: Any) -> bool:
 
 
 class Receiver(NamedTuple):
-    """What an edge ends in: the queries of a head, or keys or values, which several heads may share.
+    """What an edge ends in: the queries of a head, keys or values, which several heads may share, an MLP or the logits.
 
-    `head` counts key/value heads where `shared`, else query heads.
+    `head` counts key/value heads where `shared`, else query heads; it is -1 for an MLP and for the logits. `layer` of
+    the logits is the number of layers; -1 where no model has been asked.
     """
 
     layer: int
     head: int
-    input: Literal["q", "k", "v"]
+    input: Literal["q", "k", "v", "mlp", "logits"]
     shared: bool = False
 
     @property
     def name(self) -> str:
-        """Name in tables: L18H6.q, or L18KV2.k where heads share it."""
+        """Name in tables: L18H6.q, L18KV2.k where heads share it, L3MLP, or logits."""
+        if self.input in ("mlp", "logits"):
+            return f"L{self.layer}MLP" if self.input == "mlp" else "logits"
         return f"L{self.layer}{'KV' if self.shared else 'H'}{self.head}.{self.input}"
 
 
 Receivers = str | Receiver | Iterable[Any] | pd.DataFrame
-"""Receivers: `"L18H6.q"`, `"L18KV2.k"`, a list of these, or a table with a column `receiver`."""
+"""Receivers: `"L18H6.q"`, `"L18KV2.k"`, `"L3MLP"`, `"logits"`, a list of these, or a table with a column `receiver`."""
 
 
 def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
@@ -186,13 +190,18 @@ def head_receiver(given: Head | Receiver) -> Receiver:
 
 
 _RECEIVER_FORMS = (
-    'a receiver is "L18H6.q", "L18H6.k" or "L18KV2.k" (also .v); make a list of heads with tls.receivers(heads, "k")'
+    'a receiver is "L18H6.q", "L18H6.k" or "L18KV2.k" (also .v), "L3MLP" or "logits"; make a list of heads with '
+    'tls.receivers(heads, "k")'
 )
 
 
 def _receiver(given: Any) -> Receiver:
     if isinstance(given, Receiver):
         return given
+    if isinstance(given, str) and given.strip().lower() == "logits":
+        return Receiver(-1, -1, "logits")
+    if isinstance(given, str) and (mlp := _MLP.fullmatch(given.strip())) is not None:
+        return Receiver(int(mlp[1]), -1, "mlp")
     match = _RECEIVER.fullmatch(given.strip()) if isinstance(given, str) else None
     if match is None or (match[2].upper() == "KV" and match[4].lower() == "q"):
         raise BadHead(f"{given!r} names no receiver: {_RECEIVER_FORMS}")

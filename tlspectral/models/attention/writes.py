@@ -173,6 +173,16 @@ class LayerReads:
         x, removed = self.norm.centred(x), self.norm.centred(removed)
         return (after - before) * self._projected(x) - after * self._projected(removed)
 
+    def change_each(
+        self, x: Float[Tensor, "batch pos d_model"], removed: Float[Tensor, "heads batch pos d_model"]
+    ) -> Float[Tensor, "batch pos heads d_head"]:
+        """Return the same where each head reads a stream of its own, `x` less its `removed`."""
+        before, after = (self.norm.token_scale(stream) for stream in (x, x - removed))
+        x, removed = self.norm.centred(x), self.norm.centred(removed)
+        own = torch.einsum("hbpm,hmd->bphd", removed, self.weight)
+        scale = (after - before).movedim(0, -1)[..., None]
+        return scale * self._projected(x) - after.movedim(0, -1)[..., None] * own
+
     def _projected(self, x: Tensor) -> Tensor:
         return torch.einsum("...m,hmd->...hd", x, self.weight)
 

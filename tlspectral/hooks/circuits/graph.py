@@ -1,0 +1,175 @@
+"""The graph of a model: what writes to the residual stream, what reads from it, and the edges between them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from tlspectral.errors import BadHead
+from tlspectral.hooks.edges.senders import EMBEDDING, Sender
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.mlp import MlpReads, mlp_reads
+from tlspectral.selection import Receiver, read_receivers
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Senders and receivers of a model in the order of a forward pass.
+
+    Attributes:
+        view: the model.
+        n_heads, n_kv_heads: by layer.
+        mlps: what the MLP of each layer reads; None where there is none.
+    """
+
+    view: AttentionView
+    n_heads: tuple[int, ...]
+    n_kv_heads: tuple[int, ...]
+    mlps: tuple[MlpReads | None, ...]
+
+    @cached_property
+    def senders(self) -> list[Sender]:
+        """The embedding, then of each layer its heads and its MLP."""
+        found = [EMBEDDING]
+        for layer, n_heads in enumerate(self.n_heads):
+            found += [Sender(layer, head, "head") for head in range(n_heads)]
+            if self.mlps[layer] is not None:
+                found.append(Sender(layer, -1, "mlp"))
+        return found
+
+    @cached_property
+    def sender_index(self) -> dict[str, int]:
+        """Place of each sender, by name."""
+        return {sender.name: index for index, sender in enumerate(self.senders)}
+
+    @cached_property
+    def receivers(self) -> list[Receiver]:
+        """Of each layer the queries of heads, keys and values of groups and the MLP; then the logits."""
+        found = []
+        for layer in range(len(self.n_heads)):
+            found += [Receiver(layer, head, "q") for head in range(self.n_heads[layer])]
+            shared = self.n_kv_heads[layer] < self.n_heads[layer]
+            for what in ("k", "v"):
+                found += [Receiver(layer, head, what, shared) for head in range(self.n_kv_heads[layer])]
+            if self.mlps[layer] is not None:
+                found.append(Receiver(layer, -1, "mlp"))
+        return [*found, Receiver(len(self.n_heads), -1, "logits")]
+
+    @cached_property
+    def receiver_index(self) -> dict[Receiver, int]:
+        """Place of each receiver."""
+        return {receiver: index for index, receiver in enumerate(self.receivers)}
+
+    def n_before(self, receiver: Receiver) -> int:
+        """Return how many senders write before a receiver reads; they are the first ones."""
+        counts = [1]
+        for layer, n_heads in enumerate(self.n_heads):
+            counts.append(counts[-1] + n_heads + (self.mlps[layer] is not None))
+        mlp = self.mlps[receiver.layer] if receiver.input == "mlp" else None
+        own = 0 if mlp is None or mlp.parallel else self.n_heads[receiver.layer]
+        return counts[receiver.layer] + own
+
+    @cached_property
+    def possible(self) -> Bool[np.ndarray, "receivers senders"]:
+        """Which edges there are: those of senders that write before the receiver reads."""
+        before = np.array([self.n_before(receiver) for receiver in self.receivers])
+        return np.arange(len(self.senders)) < before[:, None]
+
+    def own(self, receiver: Receiver) -> Receiver:
+        """Return a receiver as the graph has it: keys and values of a head that shares them are those of its group.
+
+        Raises BadHead for one that does not exist.
+        """
+        layer, head, what, shared = receiver
+        layer = layer + self.view.n_layers if -self.view.n_layers <= layer < 0 and what != "logits" else layer
+        if what == "logits":
+            layer = len(self.n_heads)
+        elif 0 <= layer < len(self.n_heads) and what in ("k", "v") and not shared:
+            size = self.n_heads[layer] // self.n_kv_heads[layer]
+            head, shared = head // size, size > 1
+        elif 0 <= layer < len(self.n_heads) and shared:
+            shared = self.n_kv_heads[layer] < self.n_heads[layer]
+        found = Receiver(layer, head, what, shared)
+        if found not in self.receiver_index:
+            raise BadHead(f"{receiver.name} does not exist in this model")
+        return found
+
+    def kept(self, edges: Any) -> Bool[np.ndarray, "receivers senders"]:
+        """Return a circuit as a mask over all edges.
+
+        Args:
+            edges: a table with columns `sender` and `receiver`, such as one of `edge_effects`; pairs of names; or a
+                mask.
+
+        Raises:
+            BadHead: a sender or receiver that does not exist, or an edge whose sender does not write before its
+                receiver reads.
+        """
+        if isinstance(edges, np.ndarray) and edges.shape == self.possible.shape:
+            return edges & self.possible
+        if isinstance(edges, pd.DataFrame):
+            edges = zip(edges["sender"], edges["receiver"], strict=True)
+        mask = np.zeros_like(self.possible)
+        known: dict[Any, int] = {}
+        for sender, receiver in edges:
+            if sender not in self.sender_index:
+                raise BadHead(f"{sender!r} is no sender of this model: a sender is embedding, L16H0 or L3MLP")
+            if receiver not in known:
+                [read] = read_receivers([receiver])
+                known[receiver] = self.receiver_index[self.own(read)]
+            row, column = known[receiver], self.sender_index[sender]
+            if not self.possible[row, column]:
+                raise BadHead(f"there is no edge from {sender} to {receiver}: the receiver reads before it is written")
+            mask[row, column] = True
+        return mask
+
+    def table(self, mask: Bool[np.ndarray, "receivers senders"]) -> pd.DataFrame:
+        """Return the edges of a mask as names, by receiver."""
+        rows, columns = np.nonzero(mask)
+        return pd.DataFrame(
+            {
+                "sender": [self.senders[column].name for column in columns],
+                "receiver": [self.receivers[row].name for row in rows],
+            }
+        )
+
+    def on_a_path(self, mask: Bool[np.ndarray, "receivers senders"]) -> Bool[np.ndarray, "receivers senders"]:
+        """Return which edges of a circuit lie on a path of its edges from the embedding to the logits."""
+        of_sender = [self._reads_of(sender) for sender in self.senders]
+        reached = np.zeros(len(self.senders), dtype=bool)
+        reached[0] = True
+        for index, reads in enumerate(of_sender[1:], 1):
+            reached[index] = bool((mask[reads] & reached).any())
+        useful = np.zeros(len(self.receivers), dtype=bool)
+        useful[-1] = True
+        for index in reversed(range(1, len(self.senders))):
+            if mask[useful, index].any():
+                useful[of_sender[index]] = True
+        return mask & reached & useful[:, None]
+
+    def _reads_of(self, sender: Sender) -> list[int]:
+        """Return the receivers that a sender computes from."""
+        if sender.kind == "embedding":
+            return []
+        if sender.kind == "mlp":
+            return [self.receiver_index[Receiver(sender.layer, -1, "mlp")]]
+        names = [Receiver(sender.layer, sender.head, what) for what in ("q", "k", "v")]
+        return [self.receiver_index[self.own(name)] for name in names]
+
+
+def graph_of(view: AttentionView) -> Graph:
+    """Return the graph of a model. Raises as `AttentionView.raw` and `mlp_reads`."""
+    layers = range(view.n_layers)
+    raw = [view.raw(layer) for layer in layers]
+    return Graph(
+        view,
+        tuple(len(one.w_q) for one in raw),
+        tuple(len(one.w_k) for one in raw),
+        tuple(mlp_reads(view, layer) for layer in layers),
+    )

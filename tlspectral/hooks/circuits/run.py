@@ -1,0 +1,190 @@
+"""A run in which every receiver has a residual stream of its own: what kept edges carry, and what others wrote before.
+
+The model runs on the clean prompts. In its residual stream every sender writes what it computes in this run. A receiver
+reads that stream without the difference between what a sender writes now and what it wrote on the counterfactual
+prompt, summed over the edges that are cut. With all edges kept that is the clean run, with none the counterfactual one.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tlspectral.algebra.rotary import widened
+from tlspectral.errors import EditNotHonored
+from tlspectral.hooks.circuits.graph import Graph
+from tlspectral.models.attention.closeness import require_close
+from tlspectral.models.attention.interrupts import uninterrupted
+from tlspectral.models.attention.layer import RawAttention
+from tlspectral.models.attention.replay import Positions, logits_at, module_hooks
+from tlspectral.models.attention.threads import Hook, hooks_on
+from tlspectral.models.attention.writes import INPUT_POINTS, HeadWrites, Input, LayerReads, head_writes, layer_reads, z_of
+from tlspectral.selection import Receiver
+
+INPUTS: tuple[Input, ...] = ("q", "k", "v")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How one layer reads and writes, prepared once for many runs."""
+
+    raw: RawAttention
+    reads: dict[Input, LayerReads]
+    writes: HeadWrites
+    names: dict[str, str]
+
+
+def prepared_layers(graph: Graph) -> list[Layer]:
+    """Return how the layers of a model read and write, in the type they are stored in, float32 at least."""
+    view = graph.view
+    return [
+        Layer(
+            raw := view.raw(index),
+            {what: layer_reads(raw, what, widened) for what in INPUTS},
+            head_writes(view, index, widened),
+            view.hook_names(index),
+        )
+        for index in range(view.n_layers)
+    ]
+
+
+@dataclass
+class Stream:
+    """What all senders write in one run of some sequences, less what they wrote in another.
+
+    Attributes:
+        then: what they wrote before; None in the run that is to be compared with.
+        written: what they have written so far, in the order of `Graph.senders`; less `then` where that is given.
+        held: activations that a later hook of the same layer needs.
+    """
+
+    graph: Graph
+    layers: list[Layer]
+    then: Float[Tensor, "senders batch pos d_model"] | None
+    written: Float[Tensor, "senders batch pos d_model"]
+    held: dict[str, Tensor] = field(default_factory=dict)
+
+    def note(self, first: int, written: Float[Tensor, "some batch pos d_model"]) -> None:
+        """Store what some senders write, from the given place on."""
+        written = written.to(self.written)
+        place = slice(first, first + len(written))
+        self.written[place] = written if self.then is None else written - self.then[place]
+
+    def hooks(self) -> list[Hook]:
+        """Return hooks that note what is written, and change nothing."""
+        found: list[Hook] = [(self.layers[0].names["residual"], self._embedding)]
+        for index, layer in enumerate(self.layers):
+            found.append((layer.names["residual"], partial(self._hold, "stream")))
+            found.append((layer.names["z"], partial(self._heads, index)))
+            found.append((layer.names["attention_out"], partial(self._hold, "attention")))
+            if self.graph.mlps[index] is not None:
+                found.append((layer.names["mlp_out"], partial(self._mlp, index)))
+        return found
+
+    def before_mlp(self, index: int) -> Tensor:
+        """Return the stream that the MLP of a layer reads in the model's own run."""
+        mlp, x = self.graph.mlps[index], widened(self.held["stream"])
+        assert mlp is not None
+        return x if mlp.parallel else x + widened(self.held["attention"]).to(x.device)
+
+    def _hold(self, name: str, activation: Tensor, hook: Any) -> None:
+        self.held[name] = activation
+
+    def _embedding(self, x: Tensor, hook: Any) -> None:
+        self.note(0, widened(x)[None])
+
+    def _heads(self, index: int, z: Tensor, hook: Any) -> None:
+        writes = self.layers[index].writes
+        z = z_of(z, writes.w_o)
+        self.note(self.graph.sender_index[f"L{index}H0"], writes.of(z, writes.token_scale(z)))
+
+    def _mlp(self, index: int, written: Tensor, hook: Any) -> None:
+        self.note(self.graph.sender_index[f"L{index}MLP"], widened(written)[None])
+
+
+@dataclass
+class CutStream(Stream):
+    """A stream from which every receiver reads without what its cut edges carry.
+
+    `cut` says which edges are cut.
+    """
+
+    cut: Bool[Tensor, "receivers senders"] = field(kw_only=True)
+
+    def hooks(self) -> list[Hook]:
+        """Return hooks that note what is written and edit queries, keys, values, and the stream before the logits."""
+        found = super().hooks()
+        for index, layer in enumerate(self.layers):
+            found += [(layer.names[INPUT_POINTS[what]], partial(self._edit, index, what)) for what in INPUTS]
+        return [*found, (self.layers[-1].names["residual_after"], self._edit_last)]
+
+    def placing(self) -> Iterator[tuple[Callable[..., Any], Callable[..., Any]]]:
+        """Yield hooks of PyTorch that edit what the MLPs read, as `module_hooks` takes them."""
+        for index, mlp in enumerate(self.graph.mlps):
+            if mlp is not None:
+                yield mlp.placing(partial(self._edit_mlp, index))
+
+    def removed(self, first: Receiver, count: int) -> Float[Tensor, "receivers batch pos d_model"]:
+        """Return what the cut edges of some receivers carry, from the first one on."""
+        row, n = self.graph.receiver_index[self.graph.own(first)], self.graph.n_before(first)
+        cut = self.cut[row : row + count, :n].to(self.written)
+        return torch.einsum("rs,sbpd->rbpd", cut, self.written[:n])
+
+    def _edit(self, index: int, what: Input, captured: Tensor, hook: Any) -> Tensor:
+        layer = self.layers[index]
+        count = layer.reads[what].weight.shape[0]
+        removed = self.removed(Receiver(index, 0, what, what != "q"), count)
+        change = layer.reads[what].change_each(widened(self.held["stream"]).to(removed.device), removed)
+        heads = captured.reshape(*captured.shape[:2], -1, change.shape[-1])
+        # Some models repeat keys and values, one per query head.
+        change = change.repeat_interleave(heads.shape[2] // count, dim=2)
+        return (widened(heads) + change.to(heads.device)).to(captured).reshape(captured.shape)
+
+    def _edit_mlp(self, index: int, read: Tensor) -> Tensor:
+        mlp = self.graph.mlps[index]
+        assert mlp is not None
+        x = self.before_mlp(index)
+        return mlp.changed(read, x, self.removed(Receiver(index, -1, "mlp"), 1)[0].to(x))
+
+    def _edit_last(self, x: Tensor, hook: Any) -> Tensor:
+        removed = self.removed(self.graph.receivers[-1], 1)[0]
+        return (widened(x) - removed.to(x.device)).to(x)
+
+
+@torch.no_grad()
+def written_by(graph: Graph, layers: list[Layer], tokens: Int[Tensor, "batch pos"]) -> Tensor:
+    """Run the model once and return what each sender writes, [senders, batch, pos, d_model]."""
+    stream = Stream(graph, layers, None, _room(graph, layers, tokens))
+    _run(graph, stream, tokens, slice(-1, None))
+    return stream.written
+
+
+@torch.no_grad()
+def cut_logits(
+    graph: Graph,
+    layers: list[Layer],
+    tokens: Int[Tensor, "batch pos"],
+    then: Float[Tensor, "senders batch pos d_model"],
+    kept: Bool[np.ndarray, "receivers senders"],
+    scored: Positions,
+) -> Float[Tensor, "batch scored d_vocab"]:
+    """Return the logits of the clean prompts when only the kept edges carry what the run computes."""
+    cut = torch.as_tensor(graph.possible & ~kept)
+    stream = CutStream(graph, layers, then, _room(graph, layers, tokens), cut=cut.to(then.device))
+    with module_hooks(stream.placing()):
+        return _run(graph, stream, tokens, scored)
+
+
+def _run(graph: Graph, stream: Stream, tokens: Tensor, scored: Positions) -> Tensor:
+    with hooks_on(graph.view.model, graph.view.model.hook_dict, stream.hooks()):
+        return logits_at(graph.view, tokens, scored)
+
+
+def _room(graph: Graph, layers: list[Layer], tokens: Tensor) -> Tensor:
+    weight = layers[0].writes.w_o
+    return torch.empty(len(graph.senders), *tokens.shape, graph.view.d_model, dtype=weight.dtype, device=weight.device)
