@@ -60,6 +60,16 @@ class LogitDifference:
                 raise ValueError(f"prompt {index}: token {min(both)} is a correct and a wrong answer")
         return partial(_logit_difference, correct, wrong)
 
+    def of_prompts(self, rows: list[int]) -> "LogitDifference":
+        """Return the metric of some of the prompts."""
+        return LogitDifference(
+            *([given[row] for row in rows] if _per_prompt(given) else given for given in (self.correct, self.wrong))
+        )
+
+
+def _per_prompt(answers: Any) -> bool:
+    return not isinstance(answers, str | int) and getattr(answers, "ndim", 1) > 0
+
 
 def _logit_difference(
     correct: list[list[int]], wrong: list[list[int]], logits: Tensor, tokens: Tensor, mask: Tensor

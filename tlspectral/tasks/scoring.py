@@ -1,6 +1,6 @@
 """A task as it is run on one model: token ids, positions whose logits are needed, and the score of each sequence."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
+from tlspectral.errors import warn_caller
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens, attention_positions, positions_in
 from tlspectral.models.attention.prompts import packed_prompts
@@ -30,7 +31,8 @@ _MOST_LOGITS = 2**31  # 8 GiB in float32
 class ScoredSequences(PackedTokens):
     """The sequences of a task on one model, on the CPU, and the positions `scored` whose logits the metric gets.
 
-    A metric that is `by_rows` scores each row by itself, so it is called batch by batch.
+    A metric that is `by_rows` scores each row by itself, so it is called batch by batch. `counterfactual` are the pairs
+    of the sequences, of the same lengths; `positions` are named ones, one per sequence.
     """
 
     scored: Positions
@@ -39,6 +41,8 @@ class ScoredSequences(PackedTokens):
     name: str
     labels: pd.DataFrame | None = None
     higher_is_better: bool | None = None
+    counterfactual: PackedTokens | None = None
+    positions: Mapping[str, Int[Tensor, "sequences"]] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -140,7 +144,11 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
         task.label,
         task.labels,
         task.higher_is_better,
+        _pairs(view, packed, task),
+        _named_positions(packed.lengths, task),
     )
+    if sequences.counterfactual is not None:
+        _warn_of_early_differences(sequences)
     if sequences.by_rows:
         _require_targets(sequences)
     n = len(packed.tokens)
@@ -154,6 +162,53 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
             "which positions it needs, or give fewer prompts"
         )
     return sequences
+
+
+def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedTokens | None:
+    """Return the counterfactual prompts. Raises ValueError for a pair of unequal length."""
+    if task.counterfactual is None:
+        return None
+    other = task.counterfactual
+    pairs = packed_prompts(view, other.prompts if isinstance(other, Task) else other)
+    if len(pairs.tokens) != len(packed.tokens):
+        raise ValueError(
+            f"counterfactual has {len(pairs.tokens)} prompts, and there are {len(packed.tokens)}: give a pair of each"
+        )
+    unequal = (pairs.lengths != packed.lengths).nonzero().flatten().tolist()
+    if unequal:
+        row = unequal[0]
+        raise ValueError(
+            f"prompt {row} has {int(packed.lengths[row])} tokens and its counterfactual {int(pairs.lengths[row])}: a "
+            "pair has the same number, so that what stands at a position can be exchanged"
+        )
+    return pairs
+
+
+def _named_positions(lengths: Int[Tensor, "sequences"], task: Task) -> dict[str, Int[Tensor, "sequences"]]:
+    """Return the named positions, counted from the first token of each prompt. Raises as `positions_in`."""
+    found = {}
+    for name, given in (task.positions or {}).items():
+        at = torch.full((len(lengths),), given) if isinstance(given, int) else torch.as_tensor(given)
+        found[name] = positions_in(lengths, at.reshape(-1, 1), f"positions {name!r}")[:, 0]
+    return found
+
+
+def _warn_of_early_differences(sequences: ScoredSequences) -> None:
+    """Warn where a pair does not differ, or differs before every named position."""
+    assert sequences.counterfactual is not None
+    differs = sequences.tokens != sequences.counterfactual.tokens
+    same = (~differs.any(1)).nonzero().flatten().tolist()
+    if same:
+        warn_caller(f"{len(same)} of {len(differs)} pairs are equal, such as that of prompt {same[0]}")
+    if sequences.positions:
+        first, named = differs.float().argmax(1), torch.stack([*sequences.positions.values()]).amin(0)
+        early = (differs.any(1) & (first < named)).nonzero().flatten().tolist()
+        if early:
+            row = early[0]
+            warn_caller(
+                f"{len(early)} of {len(differs)} pairs differ before every named position, such as that of prompt "
+                f"{row} at {int(first[row])}: is the counterfactual the same text up to what is exchanged?"
+            )
 
 
 def _require_targets(sequences: ScoredSequences) -> None:

@@ -1,16 +1,17 @@
 """`Task`: the prompts that a model is run on and the metric that scores it. The ready tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import pandas as pd
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.tasks.metrics import LogitDifference, MetricOfModel, next_token_loss
-from tlspectral.tasks.prompts import RepeatedSegments, TextRows
+from tlspectral.tasks.prompts import PromptsOfModel, RepeatedSegments, TextRows
 
 Metric = Callable[..., Tensor] | MetricOfModel
 Predict = None | int | slice | Sequence[int] | Tensor | Callable[[int], slice]
@@ -23,6 +24,11 @@ class Task:
         first = model.to_single_token(" Mary")
         second = model.to_single_token(" John")
         task = tls.Task(prompts, lambda logits, tokens, mask: logits[:, -1, first] - logits[:, -1, second], predict=-1)
+
+    With `counterfactual` every prompt has a pair: the same text but for what the metric asks after. Edges, circuits and
+    `parts.Output("counterfactual")` put what the model writes on the pair in the place of what it writes on the prompt.
+
+        task = tls.logit_difference(prompts, " Mary", " John", counterfactual=other_prompts)
 
     Prompts of unequal length are moved to the left and filled at the end; a causal model does not see the filling, and
     it is not scored. Ready tasks are in `tls.tasks`: `induction`, `language`, `logit_difference`.
@@ -40,6 +46,10 @@ class Task:
             its last real token fills the row.
         attention: a query and a key position per sequence, [sequences, 2], for attention measured on the prompts;
             negative from the end of each prompt.
+        counterfactual: the pair of each prompt, in a form of `prompts`, with as many tokens; or a `Task` of these
+            prompts with a metric of their own.
+        positions: names of positions, each with a position for all prompts or one per prompt, negative from its end:
+            `{"S2": [10, 12], "END": -1}`. A warning says where a pair differs before all of them.
         labels: a DataFrame with a row per sequence, such as the condition it belongs to.
         higher_is_better: whether a higher score is better, None if that is not to be said. It decides what harm is.
         name: name in tables.
@@ -52,6 +62,8 @@ class Task:
     _: KW_ONLY
     predict: Predict = None
     attention: Any = None
+    counterfactual: Any = None
+    positions: Mapping[str, Any] | None = None
     labels: pd.DataFrame | None = None
     higher_is_better: bool | None = None
     name: str | None = None
@@ -70,10 +82,81 @@ class Task:
         """Name in tables: `name`, or that of the metric."""
         return self.name or getattr(self.metric, "__name__", type(self.metric).__name__)
 
+    def denoising(self) -> "Task":
+        """Return the task with the two runs exchanged: the counterfactual prompts, and the metric of the clean answer.
+
+        What is then put in its place are writes of the clean run, so an effect says what a part restores.
+
+        Raises:
+            ValueError: the task has no counterfactual prompts.
+        """
+        if self.counterfactual is None:
+            raise ValueError(f"{self.label} has no counterfactual prompts to exchange: give counterfactual=")
+        other = self.counterfactual.prompts if isinstance(self.counterfactual, Task) else self.counterfactual
+        return replace(self, prompts=other, counterfactual=self.prompts, name=f"{self.label}, denoising")
+
+    def split(self, share: float = 0.5, *, seed: int = 0) -> "tuple[Task, Task]":
+        """Return two tasks: a random share of the prompts, with all that belongs to them, and the rest.
+
+        What is chosen on the first, such as the edges of a circuit, is scored on the second.
+
+        Raises:
+            ValueError: a share that leaves one of them empty.
+            TypeError: a metric that is a plain function, of which nothing says which rows are whose, or prompts that
+                are made when the model is known.
+
+        >>> import tlspectral as tls
+        >>> fit, held_out = tls.logit_difference([[1, 2], [1, 3], [1, 4], [1, 5]], 6, 7).split(0.5)
+        >>> len(fit.prompts), len(held_out.prompts)
+        (2, 2)
+        """
+        if isinstance(self.prompts, PromptsOfModel) or not hasattr(self.metric, "of_prompts"):
+            raise TypeError(
+                "split takes a task of given prompts with logit_difference, or a metric with a method of_prompts(rows) "
+                "that returns it for some prompts: split prompts and answers yourself, and make two tasks"
+            )
+        prompts = self.prompts["input_ids"] if isinstance(self.prompts, Mapping) else self.prompts
+        order, n = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed)).tolist(), len(prompts)
+        first = round(share * n)
+        if not 0 < first < n:
+            raise ValueError(f"a share of {share} of {n} prompts leaves one half empty")
+        return self._of(sorted(order[:first])), self._of(sorted(order[first:]))
+
+    def _of(self, rows: list[int]) -> "Task":
+        """Return the task of some of the prompts."""
+        other, metric = self.counterfactual, self.metric
+        return replace(
+            self,
+            prompts=_chosen(self.prompts, rows),
+            metric=metric.of_prompts(rows),  # pyright: ignore[reportFunctionMemberAccess]
+            predict=_rows(self.predict, rows),
+            attention=_rows(self.attention, rows),
+            counterfactual=other._of(rows) if isinstance(other, Task) else _chosen(other, rows),
+            positions=self.positions
+            and {name: at if isinstance(at, int) else _chosen(at, rows) for name, at in self.positions.items()},
+            labels=None if self.labels is None else self.labels.iloc[rows],
+        )
+
     def __repr__(self) -> str:
         prompts = self.prompts["input_ids"] if isinstance(self.prompts, Mapping) else self.prompts
         size = f"{len(prompts)} prompts" if hasattr(prompts, "__len__") else repr(prompts)
         return f"Task({self.label}, {size})"
+
+
+def _chosen(prompts: Any, rows: list[int]) -> Any:
+    """Return some of the prompts, in the form in which they are given."""
+    if prompts is None:
+        return None
+    if isinstance(prompts, Mapping):
+        return {name: values[rows] for name, values in prompts.items()}
+    return [prompts[row] for row in rows] if isinstance(prompts, list | tuple) else prompts[rows]
+
+
+def _rows(positions: Any, rows: list[int]) -> Any:
+    """Return the rows of positions that have one per prompt; others as they are."""
+    listed = isinstance(positions, list | tuple | torch.Tensor)
+    per_prompt = listed and torch.as_tensor(positions).ndim == 2
+    return torch.as_tensor(positions)[rows] if per_prompt else positions
 
 
 def induction(
@@ -114,7 +197,15 @@ def language(
     )
 
 
-def logit_difference(prompts: Any, correct: Any, wrong: Any, *, name: str = "logit difference") -> Task:
+def logit_difference(
+    prompts: Any,
+    correct: Any,
+    wrong: Any,
+    *,
+    counterfactual: Any = None,
+    positions: Mapping[str, Any] | None = None,
+    name: str = "logit difference",
+) -> Task:
     """Logit of the correct answer less that of the wrong one, after the last real token of each prompt.
 
         task = tls.logit_difference(["When Mary and John went out, John gave a book to"], " Mary", " John")
@@ -123,6 +214,7 @@ def logit_difference(prompts: Any, correct: Any, wrong: Any, *, name: str = "log
         prompts: see `Task`.
         correct, wrong: the answer, a token as text or id, for all prompts; or a list with the answer of each prompt, or
             with a list of several, whose logits are averaged.
+        counterfactual, positions: see `Task`.
         name: name in tables.
 
     Errors, where the task meets a model:
@@ -131,7 +223,15 @@ def logit_difference(prompts: Any, correct: Any, wrong: Any, *, name: str = "log
 
     What it does not establish: that the model would give the answer. A third token may have the largest logit.
     """
-    return Task(prompts, LogitDifference(correct, wrong), predict=-1, higher_is_better=True, name=name)
+    return Task(
+        prompts,
+        LogitDifference(correct, wrong),
+        predict=-1,
+        counterfactual=counterfactual,
+        positions=positions,
+        higher_is_better=True,
+        name=name,
+    )
 
 
 def task_of(task: Any, *, seed: int = 0, n_sequences: int | None = None) -> Task:

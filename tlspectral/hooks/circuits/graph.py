@@ -1,15 +1,12 @@
 """The graph of a model: what writes to the residual stream, what reads from it, and the edges between them."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Bool
-from torch import Tensor
 
 from tlspectral.errors import BadHead
 from tlspectral.hooks.edges.senders import EMBEDDING, Sender

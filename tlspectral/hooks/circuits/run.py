@@ -16,14 +16,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
-from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.circuits.graph import Graph
-from tlspectral.models.attention.closeness import require_close
-from tlspectral.models.attention.interrupts import uninterrupted
 from tlspectral.models.attention.layer import RawAttention
 from tlspectral.models.attention.replay import Positions, logits_at, module_hooks
 from tlspectral.models.attention.threads import Hook, hooks_on
-from tlspectral.models.attention.writes import INPUT_POINTS, HeadWrites, Input, LayerReads, head_writes, layer_reads, z_of
+from tlspectral.models.attention.writes import (
+    INPUT_POINTS,
+    HeadWrites,
+    Input,
+    LayerReads,
+    head_writes,
+    layer_reads,
+    z_of,
+)
 from tlspectral.selection import Receiver
 
 INPUTS: tuple[Input, ...] = ("q", "k", "v")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -42,11 +41,17 @@ class MlpReads:
     def changed(
         self, read: Float[Tensor, "batch pos d_model"], x: Float[Tensor, "batch pos d_model"], removed: Tensor
     ) -> Tensor:
-        """Return what the MLP reads, `read` of the stream `x`, without `removed` of the stream; the norm taken again."""
+        """Return what the MLP reads, `read` of the stream `x`, without `removed`; the norm is taken again."""
         change = self.norm.normalized(x - removed) - self.norm.normalized(x)
         gain = self.norm.gain
         change = change if gain is None else change * gain.to(change.dtype).to(change.device)
         return read + change.to(read).reshape(read.shape)  # OPT flattens sequences
+
+    def gradient(self, of_read: Tensor, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Return the gradient in the stream `x` of a function whose gradient in what the MLP reads is given."""
+        gain = self.norm.gain
+        of_read = of_read.reshape(x.shape)
+        return self.norm.gradient(of_read if gain is None else of_read * gain.to(of_read), x)
 
     def placing(self, edit: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return a method that registers a hook of PyTorch and the hook, which edits what the MLP reads."""
@@ -72,7 +77,7 @@ class MlpReads:
 
 
 def mlp_reads(view: AttentionView, index: int) -> MlpReads | None:
-    """Return what the MLP of a layer reads; None for a layer without one. Raises UnsupportedArchitecture for its norm."""
+    """Return what the MLP of a layer reads; None without one. Raises UnsupportedArchitecture for its norm."""
     block, cfg = view.model.blocks[index], view.model.cfg
     mlp = block._modules.get("mlp")
     if mlp is None:

@@ -35,6 +35,16 @@ class Normalization:
             return x.new_ones(x.shape[:-1])
         return self._root(self.centred(x)).squeeze(-1).reciprocal()
 
+    def gradient(
+        self, of_normalized: Float[Tensor, "*batch width"], x: Float[Tensor, "*#batch width"]
+    ) -> Float[Tensor, "*batch width"]:
+        """Return the gradient in `x` of a function whose gradient in `normalized(x)` is given."""
+        if self.kind == "none":
+            return of_normalized
+        scale, centred = self.token_scale(x)[..., None], self.centred(x)
+        along = (centred * of_normalized).mean(-1, keepdim=True) * scale.square() * centred
+        return self.centred(scale * (of_normalized - along))
+
     def centred(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Return `x` without its mean under LayerNorm; as it is under the others."""
         return x - x.mean(-1, keepdim=True) if self.kind == "LN" else x

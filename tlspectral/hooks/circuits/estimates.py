@@ -1,0 +1,141 @@
+"""First-order estimates of the effect of every edge: edge attribution patching, with or without integrated gradients.
+
+EAP is Syed et al. 2023 ("Attribution Patching Outperforms Automated Circuit Discovery"), EAP-IG Hanna et al. 2024
+("Have Faith in Faithfulness"), whose gradients are a mean over inputs between the two prompts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from tlspectral.algebra.rotary import widened
+from tlspectral.hooks.circuits.pairs import Pairs
+from tlspectral.hooks.circuits.run import INPUTS
+from tlspectral.models.attention.replay import logits_at, module_hooks
+from tlspectral.models.attention.threads import Hook, hooks_on
+from tlspectral.models.attention.writes import INPUT_POINTS
+from tlspectral.selection import Receiver
+from tlspectral.tables.progress import bar
+
+Method = Literal["EAP", "EAP-IG"]
+STEPS = {"EAP": (1.0,), "EAP-IG": (0.2, 0.4, 0.6, 0.8, 1.0)}
+"""Share of the clean embedding at which gradients are taken; the rest is that of the counterfactual prompt."""
+
+
+@torch.no_grad()
+def edge_estimates(pairs: Pairs, method: Method) -> Float64[np.ndarray, "receivers senders"]:
+    """Return the estimate of metric(edge cut to its counterfactual) - metric(clean) for every edge, mean over pairs.
+
+    It is the gradient of the metric in what the receiver reads, times the counterfactual less the clean write of the
+    sender. One ordinary backward pass gives the gradients at the queries, keys and values of all heads, at what MLPs
+    read and behind the last layer; each is carried to the receiver's own residual stream by its weights and the
+    Jacobian of its norm.
+    """
+    graph, n = pairs.graph, len(pairs.sequences.tokens)
+    found = torch.zeros(len(graph.receivers), len(graph.senders), dtype=torch.float64)
+    batches, steps = list(pairs.batches()), STEPS[method]
+    with bar(len(batches) * len(steps), method, "pass") as shown:
+        for batch in batches:
+            differences = pairs.differences(batch)
+            # Before the first token that differs, nothing is written that an edge could carry.
+            first = int((pairs.sequences.tokens[batch] != pairs.other.tokens[batch]).any(0).float().argmax())
+            for share in steps:
+                reading = _Reading(pairs, (1.0 - share) * differences[0])
+                reading.run(batch)
+                for receiver, gradients in reading.gradients():
+                    row, before = graph.receiver_index[receiver], graph.n_before(receiver)
+                    product = torch.einsum(
+                        "rbpd,sbpd->rs", gradients[:, :, first:], differences[:before, :, first:].to(gradients)
+                    )
+                    found[row : row + len(product), :before] -= product.double().cpu() / (n * len(steps))
+                shown.update(1)
+    return found.numpy()
+
+
+@dataclass
+class _Reading:
+    """One run with gradients, from an embedding between the two prompts.
+
+    Attributes:
+        removed: what is taken out of the clean embedding.
+        read: what each receiver or group of receivers reads in the run, and the stream that it is computed from.
+    """
+
+    pairs: Pairs
+    removed: Float[Tensor, "batch pos d_model"]
+    read: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    streams: dict[int, Tensor] = field(default_factory=dict)
+    attention: dict[int, Tensor] = field(default_factory=dict)
+    found: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+
+    def run(self, batch: slice) -> None:
+        """Run the model on a batch and take the gradient of the sum of its scores."""
+        pairs, view = self.pairs, self.pairs.view
+        placing = [
+            mlp.placing(partial(self._keep, (index, "mlp")))
+            for index, mlp in enumerate(pairs.graph.mlps)
+            if mlp is not None
+        ]
+        with torch.enable_grad(), module_hooks(placing), hooks_on(view.model, view.model.hook_dict, self._hooks()):
+            logits = logits_at(view, pairs.sequences.tokens[batch], pairs.sequences.scored_of(batch))
+            score = pairs.sequences.measured(logits, batch).sum()
+        if not score.requires_grad:
+            raise ValueError(
+                f"estimates need a metric with a gradient, and that of {pairs.sequences.name} has none (an argmax, a "
+                "comparison or .item() cuts it off): measure edges without screen="
+            )
+        gradients = torch.autograd.grad(score, list(self.read.values()), allow_unused=True)
+        self.found = {
+            key: torch.zeros_like(read) if gradient is None else gradient
+            for (key, read), gradient in zip(self.read.items(), gradients, strict=True)
+        }
+
+    def _hooks(self) -> list[Hook]:
+        layers = self.pairs.layers
+        found: list[Hook] = [(layers[0].names["residual"], self._start)]
+        for index, layer in enumerate(layers):
+            found.append((layer.names["residual"], partial(self._note, self.streams, index)))
+            found.append((layer.names["attention_out"], partial(self._note, self.attention, index)))
+            found += [(layer.names[INPUT_POINTS[what]], self._keeper((index, what))) for what in INPUTS]
+        return [*found, (layers[-1].names["residual_after"], self._keeper((len(layers), "logits")))]
+
+    def _start(self, x: Tensor, hook: Any) -> Tensor:
+        return (x.detach() - self.removed.to(x)).requires_grad_()
+
+    def _note(self, into: dict[int, Tensor], index: int, activation: Tensor, hook: Any) -> None:
+        into[index] = activation.detach()
+
+    def _keeper(self, key: tuple[int, str]) -> Callable[[Tensor, Any], Tensor]:
+        return lambda activation, hook: self._keep(key, activation)
+
+    def _keep(self, key: tuple[int, str], activation: Tensor) -> Tensor:
+        # A node of its own: a stream or norm that others read too has their gradients in it.
+        self.read[key] = activation.view_as(activation)
+        return self.read[key]
+
+    def gradients(self) -> Any:
+        """Yield the first receiver of each kind in each layer, and the gradients in the streams that these read."""
+        graph = self.pairs.graph
+        for (index, what), gradient in self.found.items():
+            gradient = widened(gradient)
+            if what == "logits":
+                yield graph.receivers[-1], gradient[None]
+                continue
+            x = widened(self.streams[index])
+            if what == "mlp":
+                mlp = graph.mlps[index]
+                assert mlp is not None
+                x = x if mlp.parallel else x + widened(self.attention[index]).to(x.device)
+                yield Receiver(index, -1, "mlp"), mlp.gradient(gradient, x)[None]
+                continue
+            reads = self.pairs.layers[index].reads[what]  # pyright: ignore[reportArgumentType]
+            count, _, d_head = reads.weight.shape
+            by_head = gradient.reshape(*gradient.shape[:2], count, -1, d_head).sum(3)  # of repeated keys together
+            of_stream = torch.einsum("bphd,hmd->hbpm", by_head, reads.weight.to(by_head))
+            yield graph.own(Receiver(index, 0, what, what != "q")), reads.norm.gradient(of_stream, x)
