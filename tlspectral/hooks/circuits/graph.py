@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from tlspectral.errors import BadHead
 from tlspectral.hooks.edges.senders import EMBEDDING, Sender
@@ -110,21 +110,27 @@ class Graph:
         """
         if isinstance(edges, np.ndarray) and edges.shape == self.possible.shape:
             return edges & self.possible
+        mask = np.zeros_like(self.possible)
+        mask[self.places(edges)] = True
+        return mask
+
+    def places(self, edges: Any) -> tuple[Int[np.ndarray, "edges"], Int[np.ndarray, "edges"]]:
+        """Return row and column of each edge in a mask. Arguments and errors as of `kept`."""
         if isinstance(edges, pd.DataFrame):
             edges = zip(edges["sender"], edges["receiver"], strict=True)
-        mask = np.zeros_like(self.possible)
         known: dict[Any, int] = {}
+        rows, places = [], []
         for sender, receiver in edges:
             if sender not in self.sender_index:
                 raise BadHead(f"{sender!r} is no sender of this model: a sender is embedding, L16H0 or L3MLP")
             if receiver not in known:
                 [read] = read_receivers([receiver])
                 known[receiver] = self.receiver_index[self.own(read)]
-            row, column = known[receiver], self.sender_index[sender]
-            if not self.possible[row, column]:
+            if not self.possible[known[receiver], self.sender_index[sender]]:
                 raise BadHead(f"there is no edge from {sender} to {receiver}: the receiver reads before it is written")
-            mask[row, column] = True
-        return mask
+            rows.append(known[receiver])
+            places.append(self.sender_index[sender])
+        return np.array(rows, dtype=int), np.array(places, dtype=int)
 
     def table(self, mask: Bool[np.ndarray, "receivers senders"]) -> pd.DataFrame:
         """Return the edges of a mask as names, by receiver."""

@@ -1,5 +1,6 @@
 """A task of pairs on one model: what is written on either side, and the score of any circuit."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,12 @@ class Pairs:
     def view(self) -> AttentionView:
         """The model."""
         return self.graph.view
+
+    @property
+    def digests(self) -> list[str]:
+        """A hash of each pair, by which tables say on which pairs they were made."""
+        both = torch.stack([self.sequences.tokens, self.other.tokens], 1)
+        return [hashlib.sha256(one.contiguous().numpy().tobytes()).hexdigest()[:16] for one in both]
 
     def batches(self) -> Iterator[slice]:
         """Yield the pairs in batches that bound what is held of their writes."""

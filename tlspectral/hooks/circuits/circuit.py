@@ -1,0 +1,271 @@
+"""`run_circuit` and `faithfulness`: how much of a behaviour some edges carry, against circuits of equal size."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64, Int
+
+from tlspectral.errors import warn_caller
+from tlspectral.hooks.circuits.graph import Graph
+from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
+from tlspectral.selection import Receiver
+from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.schema import Schema, columns
+from tlspectral.tasks import Score, Task, standard_error
+
+SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Shares of all edges."""
+
+_RESAMPLES = 999  # of pairs, for the interval
+_SMALLEST_GAP = 2.0  # standard errors
+
+FAITHFULNESS = Schema(
+    "faithfulness",
+    columns("""
+        circuit        | label         | edges (the largest of the table), relabelled (the same with the heads of each
+                       |               | layer exchanged) or random (as many edges between the same layers).
+        draw           | index         | Which relabelled or random circuit; 0 for edges.
+        share          | share         | Share of all edges that are kept, keys and values of a group counted once.
+        share_expanded | share         | The same with those of a group counted for each of its heads.
+        n_edges        | count         | Edges that are kept.
+        n_live         | count         | Those of them on a path of kept edges from the embedding to the logits.
+        value          | of the metric | Score of the circuit, mean over pairs.
+        faithfulness   | share         | (value - that of no edge) / (that of all - that of no edge); may exceed 1.
+        low?           | share         | Lower end of a 95 % interval by bootstrap over pairs, of edges alone.
+        high?          | share         | Upper end.
+    """),
+)
+
+
+def run_circuit(model: Any, edges: Any, task: Task) -> Score:
+    """Score the clean prompts when only these edges carry what the model computes.
+
+    Along a kept edge a receiver reads what its sender writes, computed anew in this run; along every other edge what
+    the sender wrote on the counterfactual prompt. Queries of a head, keys and values of a group, MLPs and the logits
+    have an input each, and every norm is taken again. All edges kept is the clean run, none the counterfactual one.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        edges: the kept edges: a table with columns `sender` and `receiver`, or pairs of names, such as
+            `("L16H0", "L18KV2.k")` or `("L20MLP", "logits")`.
+        task: a `Task` with `counterfactual=`.
+
+    Returns:
+        A `Score`, which is used as a number: the mean over pairs, with `.se` and `.per_sequence`.
+
+    Raises:
+        BadHead: an edge that the model does not have.
+        ValueError: a task without counterfactual prompts, or prompts that do not fit; see `Task`.
+        UnsupportedArchitecture, EditNotHonored: a model whose residual stream is no sum of writes.
+
+    Source: path patching of all edges at once (Goldowsky-Dill et al. 2023, section 3; Conmy et al. 2023, section 2.3).
+
+    What it does not establish: that the circuit is the one that the model uses. Other sets of edges can carry as much:
+    see `faithfulness`, which draws some.
+
+    Example: without any edge, the run is that of the counterfactual prompt.
+
+        >>> import tlspectral as tls, torch
+        >>> model = tls.load_model("tiny-rope")
+        >>> prompt = torch.tensor([[1, 5, 6, 7, 5]])
+        >>> task = tls.logit_difference(prompt, 6, 8, counterfactual=torch.tensor([[1, 5, 8, 7, 5]]))
+        >>> none, swapped = tls.run_circuit(model, [], task), tls.evaluate(model, task.denoising())
+        >>> abs(none - swapped) < 1e-4
+        True
+    """
+    pairs = pairs_of(model, task)
+    [values] = pairs.scores([pairs.graph.kept(edges)])
+    return Score(values, pairs.sequences.labels, pairs.sequences.digest)
+
+
+def faithfulness(
+    model: Any,
+    edges: pd.DataFrame,
+    task: Task,
+    *,
+    sizes: Sequence[float] | None = None,
+    by: Literal["absolute", "signed"] = "absolute",
+    null: int = 20,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Measure how much of a behaviour the largest edges carry, over their number, beside circuits of equal size.
+
+    `faithfulness` is (m(circuit) - m(none)) / (m(all) - m(none)), m the mean metric over pairs. It may exceed 1.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        edges: a table of edges with `sender`, `receiver` and `estimate` (or, without one, `delta`), from which the
+            circuits take the largest. Edges that it lacks come last.
+        task: a `Task` with `counterfactual=`, of other pairs than those on which the edges were found (`Task.split`); a
+            warning says so where they share one.
+        sizes: shares of all edges; None for .001 to 1 in ten steps.
+        by: `"absolute"` ranks by the size of the effect, `"signed"` by how much cutting the edge costs.
+        null: relabelled and random circuits of each size. Each takes a forward pass of the clean prompts.
+        seed: of these circuits and of the bootstrap.
+
+    Returns:
+        DataFrame, a row per circuit. Columns: `circuit, draw, share, share_expanded, n_edges, n_live, value,
+        faithfulness, low?, high?`. `attrs` hold the ends of the scale (`value_all`, `value_none` and the standard error
+        of their `gap`), and areas by trapezoid over the share with groups expanded, as MIB counts edges: `cpr` (under
+        the curve), `cmd` (between it and 1), and the same over the logarithm of the share, `cpr_log`, `cmd_log`.
+
+    Raises:
+        ValueError: a gap between both sides that is small beside its error, so that no share of it is a number;
+            otherwise as `run_circuit`.
+
+    Source: Mueller et al. 2025 (MIB), section 3, for the ratio of means and areas. The nulls are this package's.
+
+    What it does not establish: that the edges are the ones which the model uses. Where random circuits of the same
+    size carry as much, a high value says that there were enough edges. The linear area hardly tells rankings apart.
+    """
+    pairs = pairs_of(model, task)
+    graph, rng = pairs.graph, np.random.default_rng(seed)
+    intact, none = pairs.plain_scores()
+    gap, gap_se = float((intact - none).mean()), standard_error(intact - none)
+    if not abs(gap) > _SMALLEST_GAP * gap_se:
+        raise ValueError(
+            f"{pairs.sequences.name}: the score is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
+            f"counterfactual prompts, a gap of {gap:.2g} with standard error {gap_se:.2g}, and a share of it is no "
+            "number: give more pairs, or others that the model tells apart"
+        )
+    _warn_of_shared_pairs(edges, pairs)
+    order = _ranked(graph, edges, by, gap)
+    total = int(graph.possible.sum())
+    rows: list[dict[str, Any]] = []
+    circuits: list[Mask] = []
+    for share in SIZES if sizes is None else sizes:
+        mask = np.zeros(graph.possible.size, dtype=bool)
+        mask[order[: max(1, round(share * total))]] = True
+        mask = mask.reshape(graph.possible.shape)
+        for circuit, draw, one in _with_controls(graph, mask, null if share < 1 else 0, rng):
+            rows.append({"circuit": circuit, "draw": draw, **_sizes(graph, one)})
+            circuits.append(one)
+    values = pairs.scores(circuits)
+    for row, value in zip(rows, values, strict=True):
+        row["value"] = float(value.mean())
+        row["faithfulness"] = float((value - none).mean() / gap)
+        if row["circuit"] == "edges":
+            row["low"], row["high"] = _interval(value, intact, none, seed)
+    table = pd.DataFrame(rows)
+    measurement = Measurement(
+        FAITHFULNESS,
+        {"task": pairs.sequences.name, "by": by, "null": null, "seed": seed},
+        origin=graph.view.origin(),
+    )
+    return measurement.table(
+        table,
+        n_pairs=len(intact),
+        tokens_sha256=pairs.sequences.digest,
+        value_all=float(intact.mean()),
+        value_none=float(none.mean()),
+        gap=gap,
+        gap_se=gap_se,
+        **_areas(table[table["circuit"] == "edges"]),
+    )
+
+
+def _ranked(graph: Graph, edges: pd.DataFrame, by: str, gap: float) -> Int[np.ndarray, "edges"]:
+    """Return all possible edges, as places in the flat mask, the most important first."""
+    if by not in ("absolute", "signed"):
+        raise ValueError(f"by must be 'absolute' or 'signed', not {by!r}")
+    column = "estimate" if "estimate" in edges else "delta"
+    if column not in edges:
+        raise ValueError("edges have neither estimate nor delta: give a table of edge_effects")
+    effect = np.full(graph.possible.shape, np.nan)
+    effect[graph.places(edges)] = edges[column]
+    harm = np.abs(effect) if by == "absolute" else -np.sign(gap) * effect
+    flat = np.flatnonzero(graph.possible)
+    return flat[np.argsort(-np.where(np.isnan(harm), -np.inf, harm).ravel()[flat], kind="stable")]
+
+
+def _with_controls(graph: Graph, mask: Mask, draws: int, rng: np.random.Generator) -> Iterator[tuple[str, int, Mask]]:
+    """Yield a circuit under its name, then relabelled and random ones of its size."""
+    yield "edges", 0, mask
+    for draw in range(draws):
+        yield "relabelled", draw, _relabelled(graph, mask, rng)
+        yield "random", draw, _random(graph, mask, rng)
+
+
+def _relabelled(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
+    """Return the circuit with the heads of each layer exchanged, groups as a whole: as many of its edges are live."""
+    rows, places = np.arange(len(graph.receivers)), np.arange(len(graph.senders))
+    for layer, (n_heads, n_groups) in enumerate(zip(graph.n_heads, graph.n_kv_heads, strict=True)):
+        groups, size = rng.permutation(n_groups), n_heads // n_groups
+        heads = np.concatenate([group * size + rng.permutation(size) for group in groups])
+        first = graph.sender_index[f"L{layer}H0"]
+        places[first : first + n_heads] = first + heads
+        for what, exchanged in (("q", heads), ("k", groups), ("v", groups)):
+            first = graph.receiver_index[graph.own(Receiver(layer, 0, what, what != "q"))]
+            rows[first : first + len(exchanged)] = first + exchanged
+    return mask[np.ix_(rows, places)]
+
+
+def _random(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
+    """Return random edges, as many between two layers, and of each kind of sender and receiver, as the circuit has."""
+    drawn = np.zeros_like(mask)
+    of_receivers = [(one.layer, one.input) for one in graph.receivers]
+    of_senders = [(one.layer, one.kind) for one in graph.senders]
+    rows = pd.factorize(pd.Series(of_receivers))[0]
+    places = pd.factorize(pd.Series(of_senders))[0]
+    for row in np.unique(rows[mask.any(1)]):
+        for place in np.unique(places[mask[rows == row].any(0)]):
+            block = np.ix_(rows == row, places == place)
+            there = np.argwhere(graph.possible[block])
+            chosen = there[rng.permutation(len(there))[: int(mask[block].sum())]]
+            inside = np.zeros(graph.possible[block].shape, dtype=bool)
+            inside[tuple(chosen.T)] = True
+            drawn[block] = inside
+    return drawn
+
+
+def _sizes(graph: Graph, mask: Mask) -> dict[str, Any]:
+    """Return how many edges a circuit has, counted in three ways."""
+    group = np.array([
+        graph.n_heads[one.layer] // graph.n_kv_heads[one.layer] if one.shared else 1 for one in graph.receivers
+    ])  # fmt: skip
+    return {
+        "share": float(mask.sum() / graph.possible.sum()),
+        "share_expanded": float(group @ mask.sum(1) / (group @ graph.possible.sum(1))),
+        "n_edges": int(mask.sum()),
+        "n_live": int(graph.on_a_path(mask).sum()),
+    }
+
+
+def _interval(
+    value: Float64[np.ndarray, "pairs"],
+    intact: Float64[np.ndarray, "pairs"],
+    none: Float64[np.ndarray, "pairs"],
+    seed: int,
+) -> tuple[float, float]:
+    """Return a 95 % interval of the ratio of means, by bootstrap over pairs; NaN for one pair."""
+    if len(value) < 2:
+        return float("nan"), float("nan")
+    rows = np.random.default_rng(seed).integers(len(value), size=(_RESAMPLES, len(value)))
+    ratio = (value - none)[rows].mean(1) / (intact - none)[rows].mean(1)
+    low, high = np.quantile(ratio, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _areas(table: pd.DataFrame) -> dict[str, float]:
+    """Return the areas of the curve of the ranked edges, over the share of edges and over its logarithm."""
+    table = table.sort_values("share_expanded")
+    share, found = table["share_expanded"].to_numpy(), table["faithfulness"].to_numpy()
+    areas = {}
+    for suffix, x in (("", share), ("_log", np.log10(share))):
+        length = x[-1] - x[0] if suffix else 1.0
+        for name, y in (("cpr", found), ("cmd", np.abs(1 - found))):
+            areas[name + suffix] = float(np.trapezoid(y, x) / length) if len(x) > 1 else float("nan")
+    return areas
+
+
+def _warn_of_shared_pairs(edges: pd.DataFrame, pairs: Pairs) -> None:
+    """Warn where edges were found on pairs on which they are now scored."""
+    known = edges.attrs.get("pairs_sha256")
+    shared = set(known or ()) & set(pairs.digests)
+    if shared:
+        warn_caller(
+            f"{len(shared)} of {len(pairs.digests)} pairs are among those on which the edges were found, so the "
+            "faithfulness is too high: find edges on one half of task.split(), and score them on the other"
+        )
