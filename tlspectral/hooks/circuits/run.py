@@ -116,10 +116,10 @@ class Stream:
 class CutStream(Stream):
     """A stream from which every receiver reads without what its cut edges carry.
 
-    `cut` says which edges are cut.
+    `cut` says which edges are cut, or what share of each.
     """
 
-    cut: Bool[Tensor, "receivers senders"] = field(kw_only=True)
+    cut: Bool[Tensor, "receivers senders"] | Float[Tensor, "receivers senders"] = field(kw_only=True)
 
     def hooks(self) -> list[Hook]:
         """Return hooks that note what is written and edit queries, keys, values, and the stream before the logits."""

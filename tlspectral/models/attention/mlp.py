@@ -39,15 +39,20 @@ class MlpReads:
     mlp: Any
 
     def changed(
-        self, read: Float[Tensor, "batch pos d_model"], x: Float[Tensor, "batch pos d_model"], removed: Tensor
-    ) -> Tensor:
+        self,
+        read: Float[Tensor, "*shape d_model"],
+        x: Float[Tensor, "batch pos d_model"],
+        removed: Float[Tensor, "batch pos d_model"],
+    ) -> Float[Tensor, "*shape d_model"]:
         """Return what the MLP reads, `read` of the stream `x`, without `removed`; the norm is taken again."""
         change = self.norm.normalized(x - removed) - self.norm.normalized(x)
         gain = self.norm.gain
         change = change if gain is None else change * gain.to(change.dtype).to(change.device)
         return read + change.to(read).reshape(read.shape)  # OPT flattens sequences
 
-    def gradient(self, of_read: Tensor, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+    def gradient(
+        self, of_read: Float[Tensor, "*shape d_model"], x: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "batch pos d_model"]:
         """Return the gradient in the stream `x` of a function whose gradient in what the MLP reads is given."""
         gain = self.norm.gain
         of_read = of_read.reshape(x.shape)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 
 NormalizationKind = Literal["LN", "RMS", "none"]
@@ -22,7 +22,7 @@ class Normalization:
     bias: Float[Tensor, "*width"] | None
     eps: float
 
-    def normalized(self, x: Float64[Tensor, "*batch width"]) -> Float64[Tensor, "*batch width"]:
+    def normalized(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Return `x` without its mean (LN) and scaled to unit variance; gain and bias are folded into weights."""
         if self.kind == "none":
             return x
@@ -36,8 +36,8 @@ class Normalization:
         return self._root(self.centred(x)).squeeze(-1).reciprocal()
 
     def gradient(
-        self, of_normalized: Float[Tensor, "*batch width"], x: Float[Tensor, "*#batch width"]
-    ) -> Float[Tensor, "*batch width"]:
+        self, of_normalized: Float[Tensor, "*receivers batch pos width"], x: Float[Tensor, "batch pos width"]
+    ) -> Float[Tensor, "*receivers batch pos width"]:
         """Return the gradient in `x` of a function whose gradient in `normalized(x)` is given."""
         if self.kind == "none":
             return of_normalized
