@@ -7,7 +7,9 @@ from tlspectral.lazy import lazy_names
 if TYPE_CHECKING:
     from tlspectral.hooks.ablation import ablate, ablation_hooks
     from tlspectral.hooks.attribution.one_score import qk_attribution
+    from tlspectral.hooks.circuits.circuit import faithfulness, run_circuit
     from tlspectral.hooks.edges.effects import edge_effects
+    from tlspectral.hooks.hook_check import check_hook
     from tlspectral.hooks.sweeps.bands import band_effects
     from tlspectral.hooks.sweeps.effects import random_head_sets
     from tlspectral.hooks.sweeps.summary import summarize_sweep
@@ -18,6 +20,9 @@ _HOMES = {
     "ablation_hooks": "ablation",
     "ablation_sweep": "sweeps.sweep",
     "band_effects": "sweeps.bands",
+    "check_hook": "hook_check",
+    "faithfulness": "circuits.circuit",
+    "run_circuit": "circuits.circuit",
     "edge_effects": "edges.effects",
     "qk_attribution": "attribution.one_score",
     "random_head_sets": "sweeps.effects",
@@ -29,9 +34,12 @@ __all__ = [
     "ablation_hooks",
     "ablation_sweep",
     "band_effects",
+    "check_hook",
     "edge_effects",
+    "faithfulness",
     "qk_attribution",
     "random_head_sets",
+    "run_circuit",
     "summarize_sweep",
 ]
 

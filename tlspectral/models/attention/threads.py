@@ -147,13 +147,14 @@ def user_hooks(model: Any) -> dict[str, int]:
     for name, module in reversed(modules.values()):
         wrapped = {handle.hook.id: handle.user_hook for handle in getattr(module, "fwd_hooks", ())}
         hooks = [wrapped.get(key) or hook for key, hook in module._forward_hooks.items()]
-        placed = sum(not _of_a_library(hook) for hook in [*hooks, *module._forward_pre_hooks.values()])
+        placed = sum(not of_a_library(hook) for hook in [*hooks, *module._forward_pre_hooks.values()])
         if placed:
             counts[points.get(id(module), name.replace("_original_component.", "")) or type(module).__name__] = placed
     return counts
 
 
-def _of_a_library(hook: Callable[..., Any]) -> bool:
+def of_a_library(hook: Callable[..., Any]) -> bool:
+    """Return whether a hook is one of a library, known by the module that its function is defined in."""
     while isinstance(hook, partial):
         hook = hook.func
     return f"{getattr(hook, '__module__', None)}.".startswith(_LIBRARIES)

@@ -1,0 +1,100 @@
+"""`check_hook`: hooks that are one head, and hooks that are something else."""
+
+import doctest
+
+import pytest
+import torch
+import zoo
+
+import tlspectral as tls
+from tlspectral.errors import BadHead
+from tlspectral.hooks import hook_check
+
+MODELS = ("gpt2", "llama", "gemma3", "gptj", "opt")
+
+
+def zeroed(head, size):
+    """Zero one head of z, head by head or side by side."""
+
+    def hook(z, hook):
+        z = z.clone()
+        z.view(*z.shape[:2], -1, size)[:, :, head] = 0
+        return z
+
+    return hook
+
+
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
+@pytest.mark.parametrize("name", MODELS)
+def test_zeros_in_z_are_one_head(backend, name):
+    if backend == "hooked" and name not in zoo.HOOKED_ARCHITECTURES:
+        pytest.skip("not built as a HookedTransformer")
+    model = zoo.shared(backend, name)
+    found = tls.hooks.check_hook(model, [("blocks.0.attn.hook_z", zeroed(1, model.cfg.d_head))], "L0H1")
+    assert found.exact
+    assert found.found == ["it removes all of what L0H1 writes, and nothing else"]
+    # Exact zeros: rounding in float64 of sums of some hundred products.
+    assert found.heads.to_dict("records") == [
+        {"layer": 0, "head": 1, "name": "L0H1", "removed": pytest.approx(1, abs=1e-9), "changed": pytest.approx(1)}
+    ]
+    with tls.ablate(model, "L0H1", "output"):
+        assert tls.hooks.check_hook(model, None, "L0H1").exact
+
+
+def test_columns_of_the_attention_output_are_no_head():
+    model = zoo.shared("bridge", "llama")
+
+    def slices(out, hook):
+        out = out.clone()
+        out[..., : model.cfg.d_head] = 0
+        return out
+
+    found = tls.hooks.check_hook(model, [("blocks.1.hook_attn_out", slices)], "L1H0")
+    assert not found.exact
+    assert found.heads.empty
+    assert found.found[0] == "it changes nothing that L1H0 writes"
+    assert "layer 1: it changes the output of the attention in a way that is no head" in found.found[1]
+
+
+def test_hooks_of_pytorch_are_seen_and_stay():
+    model = zoo.shared("bridge", "llama")
+    projection = next(m for n, m in model.original_model.named_modules() if n.endswith("o_proj"))
+    handle = projection.register_forward_hook(lambda module, inputs, output: 0.5 * output)
+    try:
+        found = tls.hooks.check_hook(model, None, "L0H1")
+        assert "no head" in found.found[1]
+        assert handle.id in projection._forward_hooks
+    finally:
+        handle.remove()
+    assert tls.hooks.check_hook(model, None, "L0H1").found == ["it changes nothing that L0H1 writes"]
+
+
+def test_how_much_of_which_heads_is_said_by_definition():
+    model = zoo.shared("bridge", "llama")
+    tokens = torch.arange(8)[None] + 20
+    half = [("blocks.0.attn.hook_z", lambda z, hook: z * torch.tensor([1.0, 0.5, 1.0, 1.25])[:, None])]
+    found = tls.hooks.check_hook(model, half, "L0H1", prompts=tokens)
+    assert found.heads["removed"].tolist() == pytest.approx([0.5, -0.25], abs=1e-6)  # float32 products
+    assert found.heads["changed"].tolist() == pytest.approx([0.5, 0.25], abs=1e-6)
+    assert found.found == ["it removes 0.50 of what L0H1 writes", "it changes L0H3"]
+
+
+@pytest.mark.parametrize(
+    ("point", "words"),
+    [
+        ("blocks.0.hook_mlp_out", "layer 0: it changes the MLP"),
+        ("blocks.1.hook_resid_pre", "layer 0: it changes the residual stream itself"),
+        ("blocks.1.hook_resid_post", "layer 1: it changes the residual stream itself"),
+        ("ln_final.hook_in", "it changes what follows the last layer"),
+    ],
+)
+def test_other_places_are_named(point, words):
+    model = zoo.shared("bridge", "llama")
+    found = tls.hooks.check_hook(model, [(point, lambda x, hook: 1.5 * x + 0.1)], "L0H1")
+    assert found.found == ["it changes nothing that L0H1 writes", words]
+
+
+def test_a_head_that_does_not_exist_is_refused_and_the_example_runs():
+    with pytest.raises(BadHead, match="L0H9 does not exist"):
+        tls.hooks.check_hook(zoo.shared("bridge", "llama"), None, "L0H9")
+    assert doctest.testmod(hook_check).failed == 0
