@@ -5,6 +5,7 @@ themselves out and take none.
 """
 
 from tlspectral.plots.attribution import qk_attribution
+from tlspectral.plots.circuits import circuit, faithfulness
 from tlspectral.plots.effects import ablation_effects, kernel
 from tlspectral.plots.head_changes import head_changes
 from tlspectral.plots.plane import content_direction_plane
@@ -14,8 +15,10 @@ from tlspectral.plots.positional.plane import positional_symbolic_plane
 
 __all__ = [
     "ablation_effects",
+    "circuit",
     "content_direction_plane",
     "exclusion_plane",
+    "faithfulness",
     "frequency_profile",
     "head_changes",
     "kernel",
