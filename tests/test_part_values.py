@@ -167,7 +167,7 @@ def test_layers_without_rotary_positions_have_no_such_part():
 # --- refusals ---
 
 REFUSED = [
-    (lambda: Output("median"), "replace must be 'zero', 'mean' or 'resample', not 'median'"),
+    (lambda: Output("median"), "replace must be 'zero', 'mean', 'resample' or 'counterfactual', not 'median'"),
     (lambda: Output(reference=REFERENCE), "reference goes with replace"),
     (lambda: Band(None), "Band needs frequencies"),
     (lambda: LongRange(0), "window is a whole number of keys from 1"),

@@ -82,9 +82,10 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
     largest = float(shown["effect"].abs().max()) or 1.0
     for (_, row), end in zip(shown.iterrows(), ends, strict=True):
         what = str(row["receiver"]).rpartition(".")[2]
-        arrow = FancyArrowPatch(places[row["sender"]], places[end], arrowstyle="-|>", mutation_scale=8,
-            shrinkA=9, shrinkB=9, color=BLUE if row["effect"] < 0 else ORANGE, linewidth=0.4 + 2.6 * abs(row["effect"]) / largest,
-            linestyle=_INPUTS.get(what, "-"), alpha=0.8, connectionstyle="arc3,rad=0.08", gid="edge")  # fmt: skip
+        colour, width = BLUE if row["effect"] < 0 else ORANGE, 0.4 + 2.6 * abs(row["effect"]) / largest
+        arrow = FancyArrowPatch(places[row["sender"]], places[end], arrowstyle="-|>", mutation_scale=8, shrinkA=9,
+            shrinkB=9, color=colour, linewidth=width, linestyle=_INPUTS.get(what, "-"), alpha=0.8,
+            connectionstyle="arc3,rad=0.08", gid="edge")  # fmt: skip
         axes.add_patch(arrow)
     for name, (x, y) in places.items():
         box = {"boxstyle": "square,pad=0.25" if name.endswith("MLP") else "round,pad=0.25", "fc": "white", "ec": GREY}

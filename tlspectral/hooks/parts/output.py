@@ -1,4 +1,4 @@
-"""All that a head writes, and what stands in its place: nothing, its mean over sequences, or its z on another one."""
+"""All that a head writes, and what stands in its place: nothing, a mean, its z on another sequence or on the pair."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import last_logits
 
-Replace = Literal["zero", "mean", "resample"]
+Replace = Literal["zero", "mean", "resample", "counterfactual"]
 
 _TOKENS = 2**11  # of one run of the reference
 
@@ -26,8 +26,9 @@ class Output(Part):
 
     Attributes:
         replace: what z becomes: `"zero"`; its `"mean"` over sequences, at each position where the run has the
-            reference's length, else over all positions too; or `"resample"`, its z on another sequence of that length,
-            the same one in every head.
+            reference's length, else over all positions too; `"resample"`, its z on another sequence of that length, the
+            same one in every head; or `"counterfactual"`, its z on the pair of each prompt, which a task with
+            `counterfactual=` has, and which is the reference of an `ablate` block: a prompt for each row of the run.
         reference: prompts that means and other sequences come from, in any form that a `Task` takes; they are run once,
             under the hooks on the model by then. None: the sequences of each run itself (in a sweep those of the task),
             every position counted, never a sequence for itself. Batches then differ, so give a reference where a loss
@@ -35,7 +36,7 @@ class Output(Part):
         seed: of the draw of other sequences, which is the same in each run.
 
     Raises:
-        ValueError: another `replace`, or a reference for zeros.
+        ValueError: another `replace`, or a reference for zeros. Where the part meets prompts: no pairs of them.
 
     >>> import tlspectral as tls
     >>> tls.parts.Output(replace="mean")
@@ -50,8 +51,8 @@ class Output(Part):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.replace not in ("zero", "mean", "resample"):
-            raise ValueError(f"replace must be 'zero', 'mean' or 'resample', not {self.replace!r}")
+        if self.replace not in ("zero", "mean", "resample", "counterfactual"):
+            raise ValueError(f"replace must be 'zero', 'mean', 'resample' or 'counterfactual', not {self.replace!r}")
         if self.reference is not None and self.replace == "zero":
             raise ValueError("reference goes with replace='mean' or 'resample': zeros are taken from no sequence")
 
@@ -72,6 +73,8 @@ class Output(Part):
         """
         if self.replace == "zero":
             return self
+        if self.replace == "counterfactual":
+            return replace(self, reference=_pairs_of(view, prompts, self.reference))
         given = prompts if self.reference is None else _packed(view, self.reference)
         n = len(prompts.tokens)
         if self.reference is None and n < 2:
@@ -93,11 +96,18 @@ class Output(Part):
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> "dict[int, Replacement]":
         """Run the reference once, and bind the part to layers. Raises ValueError for a reference that is no prompts."""
+        if self.replace == "counterfactual" and self.reference is None:
+            raise ValueError(
+                "replace='counterfactual' takes what a head writes on the pair of a prompt, and there are none: give a "
+                "Task with counterfactual=, or reference= with a prompt for each row of the run"
+            )
         if self.replace == "zero" or self.reference is None:
             return {layer: Replacement(self.replace, self.seed) for layer in by_layer}
         reference = self.reference
         if not isinstance(reference, _Reference):
-            reference = _Reference(_packed(view, reference), None)
+            packed = _packed(view, reference)
+            donors = torch.arange(len(packed.tokens)) if self.replace == "counterfactual" else None
+            reference = _Reference(packed, donors)
         return _from_reference(view, by_layer, self.replace, reference, self.seed)
 
 
@@ -116,12 +126,27 @@ def _packed(view: AttentionView, reference: Any) -> PackedTokens:
         raise ValueError(f"reference: {error}") from error
 
 
+def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Reference:
+    """Return the pair of each prompt: those that are given, else those of the task. Raises ValueError without any."""
+    pairs = getattr(prompts, "counterfactual", None) if reference is None else _packed(view, reference)
+    if pairs is None:
+        raise ValueError(
+            "replace='counterfactual' needs pairs, and this task has none: give Task(..., counterfactual=)"
+        )
+    if pairs.lengths.tolist() != prompts.lengths.tolist():
+        raise ValueError(
+            "reference: a pair of each prompt with as many tokens; found lengths "
+            f"{pairs.lengths.tolist()[:6]} for prompts of {prompts.lengths.tolist()[:6]}"
+        )
+    return _Reference(pairs, torch.arange(len(pairs.tokens)))
+
+
 @dataclass(frozen=True)
 class Replacement:
     """What replaces the z of heads of one layer.
 
     Attributes:
-        how: zeros, the mean over sequences, or the z of another sequence.
+        how: zeros, the mean over sequences, the z of another sequence, or that of the pair of each prompt.
         seed: of the draw of that sequence.
         heads: heads that `z` holds, in order.
         z: of the reference; its mean over sequences for `"mean"`, with one position where sequences are of unequal
@@ -157,9 +182,14 @@ class Replacement:
             if mean.shape[1] != z.shape[1]:
                 mean = mean.mean(1, keepdim=True)
             return mean.to(z).expand_as(z)
+        if self.how == "counterfactual" and self.donors is not None and len(self.donors) != len(z):
+            raise ValueError(
+                f"replace='counterfactual' has {len(self.donors)} pairs, and this run has {len(z)} prompts: run the "
+                "prompts of the pairs, all at once"
+            )
         if reference.shape[1] != z.shape[1]:
             raise ValueError(
-                f"replace='resample' takes the output of each position from another sequence: this run has "
+                f"replace={self.how!r} takes the output of each position from another sequence: this run has "
                 f"{z.shape[1]} positions and the reference {reference.shape[1]}; give sequences of one length, or "
                 "replace='mean'"
             )
@@ -197,7 +227,7 @@ def _from_reference(
     def keeper(layer: int, heads: list[int]) -> Callable[[Tensor, Any], None]:
         def keep(z: Tensor, hook: Any) -> None:
             chosen = z[:, :, heads]
-            if how == "resample":
+            if how in ("resample", "counterfactual"):
                 outputs[layer].append(chosen)
                 return
             real = sequences.real[batch]
@@ -216,7 +246,7 @@ def _from_reference(
     count = len(tokens) if even else int(sequences.lengths.sum())
 
     def gathered(layer: int) -> Tensor:
-        if how == "resample":
+        if how in ("resample", "counterfactual"):
             return torch.cat(outputs[layer])
         return (sums[layer] / count)[None] if even else (sums[layer] / count)[None, None]
 

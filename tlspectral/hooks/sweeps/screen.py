@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
+from tlspectral.hooks.parts.output import Replacement
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.hooks.sweeps.effects import root_mean_square, unpadded
 from tlspectral.models.attention import AttentionView
@@ -52,10 +53,12 @@ def gradient_screen(
             squares[layer].add_(root_mean_square(difference, removal.allowed).square().sum(0).cpu().double())
         return difference * gates[layer].to(difference)[:, None, None]
 
-    bound = part.on(view, by_layer)
+    bound, replacing = part.on(view, by_layer), []
     for layer, heads in by_layer.items():
         gates[layer] = torch.zeros(len(heads), device=view.device, requires_grad=True)
         ablation = LayerAblation(view, view.layer(layer), heads, bound[layer])
+        if isinstance(bound[layer], Replacement):
+            replacing.append(ablation)
         if part.acts_on != "mask":
             ablation.alter = partial(gated, layer)
             hooks += ablation.hooks()
@@ -67,6 +70,8 @@ def gradient_screen(
     n = len(sequences.tokens)
     with torch.enable_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
         for batch in sequences.batches(view, _GRAPH_TOKENS):
+            for ablation in replacing:
+                ablation.part = bound[ablation.layer.layer].of_rows(batch)
             logits = logits_at(view, sequences.tokens[batch], sequences.scored_of(batch))
             if logit_gradients is None:
                 gradients = torch.autograd.grad(sequences.measured(logits, batch).sum(), list(gates.values()))

@@ -205,8 +205,12 @@ def _check(part: Part, control: str | None, screen: str | None) -> None:
         raise ValueError(f"control must be None or 'random', not {control!r}")
     if screen not in (None, "gradient"):
         raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
-    if screen is not None and (part.control == "blocks" or (isinstance(part, Output) and part.replace != "zero")):
-        raise ValueError("screen='gradient' is for replace='zero' and for parts without blocks: leave it out")
+    if screen is not None and (
+        part.control == "blocks" or (isinstance(part, Output) and part.replace in ("mean", "resample"))
+    ):
+        raise ValueError(
+            "screen='gradient' is for replace='zero' or 'counterfactual', and for parts without blocks: leave it out"
+        )
 
 
 def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | None) -> int:

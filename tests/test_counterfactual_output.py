@@ -1,0 +1,126 @@
+"""`parts.Output("counterfactual")`: what a head writes on the pair of each prompt, in blocks, sweeps and the screen."""
+
+import numpy as np
+import pytest
+import torch
+import zoo
+
+import tlspectral as tls
+from tlspectral.hooks.sweeps import sweep as sweep_module
+
+PART = tls.parts.Output(replace="counterfactual")
+
+
+def pairs(length=9, n=6):
+    stream = torch.Generator().manual_seed(3)
+    clean = torch.randint(5, 90, (n, length), generator=stream)
+    other = clean.clone()
+    other[:, 3] = (other[:, 3] - 4) % 85 + 5
+    return clean, other
+
+
+def unequal():
+    clean, other = pairs()
+    lengths = [9, 8, 7, 9, 6, 9]
+    return [row[:n] for row, n in zip(clean, lengths, strict=True)], [
+        row[:n] for row, n in zip(other, lengths, strict=True)
+    ]
+
+
+def plainly(model, clean, other, layer, head):
+    """Score of each prompt with z of one head taken from a run of its pair, one prompt at a time."""
+    name, values = f"blocks.{layer}.attn.hook_z", []
+    for one, pair in zip(clean, other, strict=True):
+        seen = {}
+        with torch.no_grad():
+            model.run_with_hooks(pair[None], fwd_hooks=[(name, lambda z, hook, seen=seen: seen.update(z=z.clone()))])
+
+            def patch(z, hook, seen=seen):
+                z = z.clone()
+                z[:, :, head] = seen["z"][:, :, head]
+                return z
+
+            logits = model.run_with_hooks(one[None], fwd_hooks=[(name, patch)])[0, -1]
+        values.append(float(logits[7] - logits[10]))
+    return np.array(values)
+
+
+@pytest.mark.parametrize("prompts", [pairs, unequal])
+def test_a_sweep_writes_what_the_pair_writes(prompts):
+    model, (clean, other) = zoo.shared("bridge", "llama"), prompts()
+    task = tls.logit_difference(clean, 7, 10, counterfactual=other)
+    table = tls.ablation_sweep(model, PART, heads=["L0H1", "L1H2"], task=task)
+    for row in table.itertuples():
+        expected = plainly(model, clean, other, row.layer, row.head)
+        assert row.value == pytest.approx(expected.mean(), abs=1e-5)  # float32: 3e-7 measured, effects of 1e-2
+    assert table["delta"].abs().min() > 1e-4
+
+
+def test_a_block_takes_its_pairs_as_the_reference():
+    model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
+    part = tls.parts.Output(replace="counterfactual", reference=other)
+    with tls.ablate(model, "L0H1", part), torch.no_grad():
+        logits = model(clean)[:, -1]
+        with pytest.raises(ValueError, match="has 6 pairs, and this run has 2 prompts"):
+            model(clean[:2])
+    found = (logits[:, 7] - logits[:, 10]).numpy()
+    np.testing.assert_allclose(found, plainly(model, clean, other, 0, 1), atol=1e-5)  # as above
+
+
+def test_the_screen_is_the_gradient_times_the_difference(monkeypatch):
+    monkeypatch.setattr(sweep_module, "SCREENED", 4)
+    model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
+    task = tls.logit_difference(clean, 7, 10, counterfactual=other)
+    table = tls.ablation_sweep(model, PART, task=task, screen="gradient")
+    for layer, rows in table.groupby("layer"):
+        name, z, swapped = f"blocks.{layer}.attn.hook_z", {}, {}
+        with torch.no_grad():
+            model.run_with_hooks(other, fwd_hooks=[(name, lambda x, hook, into=swapped: into.update(z=x.clone()))])
+
+        def leaf(x, hook, into=z):
+            into["z"] = x.detach().requires_grad_()
+            return into["z"]
+
+        logits = model.run_with_hooks(clean, fwd_hooks=[(name, leaf)])[:, -1]
+        (gradient,) = torch.autograd.grad((logits[:, 7] - logits[:, 10]).mean(), z["z"])
+        expected = (gradient * (swapped["z"] - z["z"])).sum((0, 1, 3)).detach().numpy()
+        np.testing.assert_allclose(rows["estimate"], expected, atol=1e-6)  # float32: 3e-8 measured, effects of 1e-2
+
+
+def test_runs_without_pairs_are_refused_in_words():
+    model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
+    with pytest.raises(ValueError, match="needs pairs, and this task has none"):
+        tls.ablation_sweep(model, PART)
+    with pytest.raises(ValueError, match="and there are none: give a Task"), tls.ablate(model, "L0H1", PART):
+        pass
+    with pytest.raises(ValueError, match="prompt 0 has 9 tokens and its counterfactual 8"):
+        tls.evaluate(model, tls.logit_difference(clean, 7, 10, counterfactual=other[:, :-1]))
+    with pytest.raises(ValueError, match="counterfactual has 5 prompts, and there are 6"):
+        tls.evaluate(model, tls.logit_difference(clean, 7, 10, counterfactual=other[:5]))
+
+
+def test_pairs_of_a_task_are_exchanged_split_and_watched():
+    model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
+    task = tls.logit_difference(
+        clean, [7] * 6, [10, 11] * 3, counterfactual=other, positions={"changed": 3, "END": [-1] * 6}
+    )
+    swapped = task.denoising()
+    assert swapped.prompts is other
+    assert swapped.counterfactual is clean
+    assert swapped.metric is task.metric
+    fit, held_out = task.split(0.5, seed=1)
+    whole = tls.evaluate(model, task).per_sequence
+    halves = [tls.evaluate(model, half).per_sequence for half in (fit, held_out)]
+    assert sorted(np.concatenate(halves)) == pytest.approx(sorted(whole))
+    assert len(fit.positions["END"]) == 3
+    early = tls.logit_difference(clean, 7, 10, counterfactual=other, positions={"later": 5})
+    with pytest.warns(
+        UserWarning, match="6 of 6 pairs differ before every named position, such as that of prompt 0 at 3"
+    ):
+        tls.evaluate(model, early)
+    with pytest.warns(UserWarning, match="6 of 6 pairs are equal"):
+        tls.evaluate(model, tls.logit_difference(clean, 7, 10, counterfactual=clean))
+    with pytest.raises(TypeError, match="of_prompts"):
+        tls.Task(clean, lambda logits, tokens, mask: logits[:, -1, 0]).split()
+    with pytest.raises(ValueError, match="no counterfactual prompts to exchange"):
+        tls.logit_difference(clean, 7, 10).denoising()
