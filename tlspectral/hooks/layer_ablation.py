@@ -189,12 +189,11 @@ class LayerAblation(HeadCapture):
         return self.with_replaced(pattern, torch.where(before == after, selected, after.to(pattern)), heads_axis=1)
 
     def _edit_output(self, z: Tensor, hook: Any) -> Tensor:
+        assert isinstance(self.part, Replacement)
         selected = self.selected(z, heads_axis=2)
+        edited = self.part.of(selected, self.heads)
         if self.alter is not None:
-            edited = selected + self.alter(Removal(-selected.transpose(1, 2), None, None)).transpose(1, 2)
-        else:
-            assert isinstance(self.part, Replacement)
-            edited = self.part.of(selected, self.heads)
+            edited = selected + self.alter(Removal((edited - selected).transpose(1, 2), None, None)).transpose(1, 2)
         return self.with_replaced(z, edited, heads_axis=2)
 
     def _difference(self, scores: HeadScores, allowed: Tensor) -> Tensor:
