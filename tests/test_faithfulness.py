@@ -1,0 +1,185 @@
+"""`faithfulness` and `run_circuit`: planted circuits, nulls of equal size, areas, refusals."""
+
+import copy
+import doctest
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zoo
+
+import tlspectral as tls
+from tlspectral.errors import BadHead
+from tlspectral.hooks.circuits import circuit as room
+from tlspectral.hooks.circuits.estimates import edge_estimates
+from tlspectral.hooks.circuits.pairs import pairs_of
+
+PLANTED = {"embedding", "L0H1", "L0H3", "L1H2"}
+
+
+def prompts(n=8, length=9):
+    stream = torch.Generator().manual_seed(5)
+    clean = torch.randint(5, 90, (n, length), generator=stream)
+    other = clean.clone()
+    other[:, 4] = (other[:, 4] - 4) % 85 + 5
+    return clean, other
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """A Llama in which two paths carry all: the embedding through L0H1 and L1H2, and through L0H3."""
+    model = copy.deepcopy(zoo.hf_model("llama"))
+    size = model.config.hidden_size // model.config.num_attention_heads
+    with torch.no_grad():
+        for index, block in enumerate(model.model.layers):
+            block.mlp.down_proj.weight.zero_()
+            weight = block.self_attn.o_proj.weight.clone().zero_()
+            for head in range(model.config.num_attention_heads):
+                if f"L{index}H{head}" in PLANTED:
+                    columns = slice(head * size, (head + 1) * size)
+                    weight[:, columns] = 3 * block.self_attn.o_proj.weight[:, columns]
+            block.self_attn.o_proj.weight.copy_(weight)
+    return tls.load_model(model)
+
+
+@pytest.fixture(scope="module")
+def task():
+    """Answers by which the two sides differ in every pair: those that the clean run prefers."""
+    return lambda model, clean, other: _telling(model, clean, other)
+
+
+def _telling(model, clean, other):
+    with torch.no_grad():
+        change = model(clean)[:, -1] - model(other)[:, -1]
+    return tls.logit_difference(clean, change.argmax(-1).tolist(), change.argmin(-1).tolist(), counterfactual=other)
+
+
+def ranked(model, task, method="EAP-IG"):
+    pairs = pairs_of(model, task)
+    table = pairs.graph.table(pairs.graph.possible)
+    return pairs, table.assign(estimate=edge_estimates(pairs, method)[pairs.graph.places(table)])
+
+
+def test_a_planted_circuit_is_recovered(planted, task):
+    asked = task(planted, *prompts())
+    pairs, table = ranked(planted, asked)
+    between = pairs.graph.table(pairs.graph.possible)
+    inside = between["sender"].isin(PLANTED) & (
+        between["receiver"].isin([f"L1KV1.{what}" for what in "kv"] + ["L1H2.q", "logits"])
+        | between["receiver"].isin([f"L0KV{group}.{what}" for group in (0, 1) for what in "kv"] + ["L0H1.q", "L0H3.q"])
+    )
+    assert table.loc[~inside, "estimate"].abs().max() == 0  # nothing is written there, or nothing reads it
+    # The pairs differ before the last token, which alone is read by the logits and asks in L1H2.
+    idle = (table["sender"] == "embedding") & table["receiver"].isin(["L1H2.q", "logits"])
+    assert table.loc[inside & ~idle, "estimate"].abs().min() > 0
+    whole, without = (tls.hooks.run_circuit(planted, between[chosen], asked) for chosen in (inside, ~inside))
+    intact, none = pairs.plain_scores().mean(1)
+    assert float(whole) == pytest.approx(intact, abs=1e-4)  # float32: 1e-6 measured, a gap of 1
+    assert float(without) == pytest.approx(none, abs=1e-4)
+    one_path = inside & ~between[["sender", "receiver"]].eq("L1H2").any(axis=1) & (between["sender"] != "L1H2")
+    assert 0.05 < (float(tls.hooks.run_circuit(planted, between[one_path], asked)) - none) / (intact - none) < 0.95
+
+
+def test_the_heads_of_the_induction_model_carry_the_copied_token():
+    """Of [BOS, r, r] the pair has another token behind the first copy of the last one: values alone tell them apart."""
+    model = tls.load_model("tiny-rope")
+    stream = torch.Generator().manual_seed(0)
+    clean, other, correct, wrong = [], [], [], []
+    for place in range(3, 15):
+        drawn = torch.randperm(model.cfg.d_vocab - 1, generator=stream) + 1
+        clean.append(torch.cat([torch.tensor([0]), drawn[:20], drawn[: place + 1]]))
+        other.append(clean[-1].clone())
+        other[-1][place + 2] = drawn[20]
+        correct.append(int(drawn[place + 1]))
+        wrong.append(int(drawn[20]))
+    asked = tls.logit_difference(clean, correct, wrong, counterfactual=other)
+    _, table = ranked(model, asked)
+    strongest = table.sort_values("estimate", key=abs, ascending=False).head(8)
+    induction = [f"L1H{head}" for head in range(4)]
+    assert set(strongest["sender"] + strongest["receiver"]) == {
+        *(f"{head}logits" for head in induction),
+        *(f"embedding{head}.v" for head in induction),
+    }
+    found = tls.hooks.faithfulness(model, table, asked, sizes=[0.05, 0.1, 1.0], null=4)
+    by_size = found[found["circuit"] == "edges"].set_index("n_edges")
+    assert by_size.loc[8, "faithfulness"] > 0.7  # .78 measured
+    assert by_size.loc[81, "faithfulness"] == pytest.approx(1, abs=1e-5)
+    assert list(by_size["n_live"]) == sorted(by_size["n_live"])
+
+
+def test_nulls_have_the_size_and_the_shape_of_the_circuit(planted, task):
+    asked = task(planted, *prompts())
+    pairs, table = ranked(planted, asked)
+    graph, rng = pairs.graph, np.random.default_rng(0)
+    mask = graph.kept(table.sort_values("estimate", key=abs, ascending=False).head(20))
+    layers = [(one.layer, one.input) for one in graph.receivers], [(one.layer, one.kind) for one in graph.senders]
+
+    def profile(kept):
+        rows, places = np.nonzero(kept)
+        return sorted((layers[0][row], layers[1][place]) for row, place in zip(rows, places, strict=True))
+
+    for _ in range(5):
+        relabelled, random = room._relabelled(graph, mask, rng), room._random(graph, mask, rng)
+        assert graph.on_a_path(relabelled).sum() == graph.on_a_path(mask).sum()
+        assert profile(relabelled) == profile(random) == profile(mask)
+        assert not (relabelled | random)[~graph.possible].any()
+    found = tls.hooks.faithfulness(planted, table, asked, sizes=[0.1, 0.3], null=3)
+    assert found.groupby("circuit").size().to_dict() == {"edges": 2, "random": 6, "relabelled": 6}
+    assert found.loc[found["circuit"] != "edges", "low"].isna().all()
+    edges = found[found["circuit"] == "edges"]
+    assert (edges["low"] <= edges["faithfulness"]).all()
+    assert (edges["faithfulness"] <= edges["high"]).all()
+
+
+def test_areas_are_trapezoids_over_the_share():
+    table = pd.DataFrame({"share_expanded": [0.01, 0.1, 1.0], "faithfulness": [0.0, 0.5, 1.0]})
+    areas = room._areas(table)
+    assert areas == {
+        "cpr": pytest.approx(0.09 * 0.25 + 0.9 * 0.75),
+        "cmd": pytest.approx(0.09 * 0.75 + 0.9 * 0.25),
+        "cpr_log": pytest.approx(0.5),
+        "cmd_log": pytest.approx(0.5),
+    }
+
+
+def test_live_edges_lie_on_a_path(planted, task):
+    graph = pairs_of(planted, task(planted, *prompts())).graph
+    chain = [("embedding", "L0KV0.v"), ("L0H1", "L1H2.q"), ("L1H2", "logits")]
+    dead = [("embedding", "L1H3.q"), ("L0H2", "L0MLP")]
+    mask = graph.kept(chain + dead)
+    assert {tuple(row) for row in graph.table(graph.on_a_path(mask)).to_numpy()} == {*chain}
+    assert not graph.on_a_path(graph.kept(chain[:2])).any()
+
+
+@pytest.mark.parametrize(
+    ("edges", "words"),
+    [
+        ([("L9H0", "logits")], "'L9H0' is no sender of this model"),
+        ([("L0H0", "L0H1.q")], "there is no edge from L0H0 to L0H1.q: the receiver reads before it is written"),
+        ([("embedding", "L5MLP")], "L5MLP does not exist"),
+        ([("embedding", "L1KV7.k")], "L1KV7.k does not exist"),
+    ],
+)
+def test_edges_that_do_not_exist_are_refused(planted, task, edges, words):
+    with pytest.raises(BadHead, match=words):
+        tls.hooks.run_circuit(planted, edges, task(planted, *prompts()))
+
+
+def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted, task):
+    clean, other = prompts()
+    asked = task(planted, clean, other)
+    pairs, table = ranked(planted, asked)
+    with pytest.raises(ValueError, match="has no counterfactual prompts"):
+        tls.hooks.run_circuit(planted, [], tls.logit_difference(clean, 7, 10))
+    blind = tls.logit_difference(clean, 7, 10, counterfactual=other)
+    with pytest.raises(ValueError, match="and a share of it is no number: give more pairs"):
+        tls.hooks.faithfulness(planted, table, blind)
+    with pytest.raises(ValueError, match="by must be 'absolute' or 'signed'"):
+        room._ranked(pairs.graph, table, "size", 1.0)
+    with pytest.raises(ValueError, match="edges have neither estimate nor delta"):
+        tls.hooks.faithfulness(planted, table[["sender", "receiver"]], asked)
+    table.attrs["pairs_sha256"] = pairs.digests[:3]
+    with pytest.warns(UserWarning, match="3 of 8 pairs are among those on which the edges were found"):
+        tls.hooks.faithfulness(planted, table, asked, sizes=[1.0])
+    assert doctest.testmod(room).failed == 0
