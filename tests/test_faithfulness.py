@@ -73,12 +73,12 @@ def test_a_planted_circuit_is_recovered(planted, task):
     # The pairs differ before the last token, which alone is read by the logits and asks in L1H2.
     idle = (table["sender"] == "embedding") & table["receiver"].isin(["L1H2.q", "logits"])
     assert table.loc[inside & ~idle, "estimate"].abs().min() > 0
-    whole, without = (tls.hooks.run_circuit(planted, between[chosen], asked) for chosen in (inside, ~inside))
+    whole, without = (tls.run_circuit(planted, between[chosen], asked) for chosen in (inside, ~inside))
     intact, none = pairs.plain_scores().mean(1)
     assert float(whole) == pytest.approx(intact, abs=1e-4)  # float32: 1e-6 measured, a gap of 1
     assert float(without) == pytest.approx(none, abs=1e-4)
     one_path = inside & ~between[["sender", "receiver"]].eq("L1H2").any(axis=1) & (between["sender"] != "L1H2")
-    assert 0.05 < (float(tls.hooks.run_circuit(planted, between[one_path], asked)) - none) / (intact - none) < 0.95
+    assert 0.05 < (float(tls.run_circuit(planted, between[one_path], asked)) - none) / (intact - none) < 0.95
 
 
 def test_the_heads_of_the_induction_model_carry_the_copied_token():
@@ -101,7 +101,7 @@ def test_the_heads_of_the_induction_model_carry_the_copied_token():
         *(f"{head}logits" for head in induction),
         *(f"embedding{head}.v" for head in induction),
     }
-    found = tls.hooks.faithfulness(model, table, asked, sizes=[0.05, 0.1, 1.0], null=4)
+    found = tls.faithfulness(model, table, asked, sizes=[0.05, 0.1, 1.0], null=4)
     by_size = found[found["circuit"] == "edges"].set_index("n_edges")
     assert by_size.loc[8, "faithfulness"] > 0.7  # .78 measured
     assert by_size.loc[81, "faithfulness"] == pytest.approx(1, abs=1e-5)
@@ -124,7 +124,7 @@ def test_nulls_have_the_size_and_the_shape_of_the_circuit(planted, task):
         assert graph.on_a_path(relabelled).sum() == graph.on_a_path(mask).sum()
         assert profile(relabelled) == profile(random) == profile(mask)
         assert not (relabelled | random)[~graph.possible].any()
-    found = tls.hooks.faithfulness(planted, table, asked, sizes=[0.1, 0.3], null=3)
+    found = tls.faithfulness(planted, table, asked, sizes=[0.1, 0.3], null=3)
     assert found.groupby("circuit").size().to_dict() == {"edges": 2, "random": 6, "relabelled": 6}
     assert found.loc[found["circuit"] != "edges", "low"].isna().all()
     edges = found[found["circuit"] == "edges"]
@@ -163,7 +163,7 @@ def test_live_edges_lie_on_a_path(planted, task):
 )
 def test_edges_that_do_not_exist_are_refused(planted, task, edges, words):
     with pytest.raises(BadHead, match=words):
-        tls.hooks.run_circuit(planted, edges, task(planted, *prompts()))
+        tls.run_circuit(planted, edges, task(planted, *prompts()))
 
 
 def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted, task):
@@ -171,15 +171,15 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted, task):
     asked = task(planted, clean, other)
     pairs, table = ranked(planted, asked)
     with pytest.raises(ValueError, match="has no counterfactual prompts"):
-        tls.hooks.run_circuit(planted, [], tls.logit_difference(clean, 7, 10))
+        tls.run_circuit(planted, [], tls.logit_difference(clean, 7, 10))
     blind = tls.logit_difference(clean, 7, 10, counterfactual=other)
     with pytest.raises(ValueError, match="and a share of it is no number: give more pairs"):
-        tls.hooks.faithfulness(planted, table, blind)
+        tls.faithfulness(planted, table, blind)
     with pytest.raises(ValueError, match="by must be 'absolute' or 'signed'"):
         room._ranked(pairs.graph, table, "size", 1.0)
     with pytest.raises(ValueError, match="edges have neither estimate nor delta"):
-        tls.hooks.faithfulness(planted, table[["sender", "receiver"]], asked)
+        tls.faithfulness(planted, table[["sender", "receiver"]], asked)
     table.attrs["pairs_sha256"] = pairs.digests[:3]
     with pytest.warns(UserWarning, match="3 of 8 pairs are among those on which the edges were found"):
-        tls.hooks.faithfulness(planted, table, asked, sizes=[1.0])
+        tls.faithfulness(planted, table, asked, sizes=[1.0])
     assert doctest.testmod(room).failed == 0

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
         verify_scores,
     )
     from tlspectral.history import head_history
-    from tlspectral.hooks import ablate, ablation_hooks, ablation_sweep, edge_effects, qk_attribution
+    from tlspectral.hooks import (
+        ablate,
+        ablation_hooks,
+        ablation_sweep,
+        edge_effects,
+        faithfulness,
+        qk_attribution,
+        run_circuit,
+    )
     from tlspectral.hooks import parts as parts
     from tlspectral.models.loading import load_model
     from tlspectral.positional import BlockPrompt, BlockTask, positional_symbolic
@@ -51,7 +59,15 @@ _ROOMS = {
         "verify_scores",
     ),
     "history": ("head_history",),
-    "hooks": ("ablate", "ablation_hooks", "ablation_sweep", "edge_effects", "qk_attribution"),
+    "hooks": (
+        "ablate",
+        "ablation_hooks",
+        "ablation_sweep",
+        "edge_effects",
+        "faithfulness",
+        "qk_attribution",
+        "run_circuit",
+    ),
     "models.loading": ("load_model",),
     "positional": ("BlockPrompt", "BlockTask", "positional_symbolic"),
     "selection": ("receivers",),
@@ -75,6 +91,7 @@ __all__ = [
     "detect_heads",
     "edge_effects",
     "evaluate",
+    "faithfulness",
     "frequency_table",
     "head_card",
     "head_directions",
@@ -88,6 +105,7 @@ __all__ = [
     "read_table",
     "receivers",
     "relative_position_kernel",
+    "run_circuit",
     "to_spectral",
     "verify_scores",
     "write_table",
