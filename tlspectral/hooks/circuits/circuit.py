@@ -72,7 +72,7 @@ def run_circuit(model: Any, edges: Any, task: Task) -> Score:
         >>> prompt = torch.tensor([[1, 5, 6, 7, 5]])
         >>> task = tls.logit_difference(prompt, 6, 8, counterfactual=torch.tensor([[1, 5, 8, 7, 5]]))
         >>> none, swapped = tls.run_circuit(model, [], task), tls.evaluate(model, task.denoising())
-        >>> abs(none - swapped) < 1e-4
+        >>> abs(float(none) - float(swapped)) < 1e-4
         True
     """
     pairs = pairs_of(model, task)
