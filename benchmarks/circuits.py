@@ -1,10 +1,10 @@
 """How much of six behaviours circuits carry, beside circuits of equal size: the tables of docs/circuits.md.
 
-Run `python benchmarks/circuits.py smollm2-135m` and `gemma3-270m`; an hour each on an idle core. What is there already is
-not made again. For each task of `studies/common/pair_tasks.py`, 64 pairs are drawn with seed 0 and split in halves. Edges
-are ranked on one half by EAP-IG, of which the 50 largest and 50 random ones are measured; circuits of .001 to 1 of all
-edges are scored on the other half, with 10 relabelled and 10 random circuits of each size. Pairs on which the model is
-not right on 80 % are said, and stay.
+Run `python benchmarks/circuits.py smollm2-135m` and `gemma3-270m`; an hour each on an idle core. What is there already
+is not made again. For each task of `studies/common/pair_tasks.py`, 64 pairs are drawn with seed 0 and split in halves.
+Edges are ranked on one half by EAP-IG, and the 50 largest and 50 random ones are measured. Circuits of .001 to 1 of all
+edges are scored on the other half, with 10 relabelled and 10 random circuits of each size. How often the model is right
+is said beside each curve.
 """
 
 from pathlib import Path
