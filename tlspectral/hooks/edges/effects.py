@@ -165,7 +165,7 @@ def edge_effects(
         {"task": sequences.name, "control": control, "measure": measure, **how},
         origin=view.origin(),
         identity={
-            "weights": view.weights_digest(),
+            "weights": view.weights_digest,
             "tokens": sequences.digest,
             "senders": [sender.name for sender in writers],
             "receivers": [[end.receiver.name, list(end.asked)] for end in ends],

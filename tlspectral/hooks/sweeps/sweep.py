@@ -153,7 +153,7 @@ def ablation_sweep(
         origin=view.origin(),
         identity={
             "screen": screen,
-            "weights": view.weights_digest(),
+            "weights": view.weights_digest,
             "tokens": sequences.digest,
             "draws": draws if control else None,  # as given, so that parts with other numbers by default share a folder
             "heads": "every" if heads is None else [[layer, head] for layer in by_layer for head in by_layer[layer]],
