@@ -36,7 +36,7 @@ from tlspectral.tasks import (
     standard_error,
     task_of,
 )
-from tlspectral.tasks.score import CONTROL_COLUMNS
+from tlspectral.tasks.score import CONTROL_COLUMNS, beside_control
 
 SEQUENCES = 16
 
@@ -330,14 +330,9 @@ def _end_table(
         }
     )
     if len(controls):
-        over_sequences = [standard_error(effect) for effect in controls.mean(0)]
         drawn = controls.mean(2)  # [draws, senders]
-        table["control_delta"] = drawn.mean(0)
-        over_draws = drawn.std(0, ddof=1) / np.sqrt(len(drawn)) if len(drawn) > 1 else np.nan
-        table["control_delta_se"] = np.hypot(over_sequences, over_draws)
-        table["control_excess"], table["control_p"] = control_test(delta.mean(1), drawn.T)
-        larger = (np.abs(drawn).ravel() >= np.abs(delta.mean(1))[:, None]).sum(1)
-        table["pvalue"] = (1 + larger) / (1 + drawn.size)
+        table = table.assign(control_delta=drawn.mean(0), **beside_control(delta, controls.swapaxes(0, 1)))
+        table["pvalue"] = control_test(delta.mean(1), drawn.reshape(1, -1))[1]
     table["k_composition"] = composition
     return table
 

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import ScoreMismatch
+from tlspectral.hooks.edges.cut import held_at
 from tlspectral.hooks.edges.senders import CachedRun
 from tlspectral.models.attention import AttentionLayer, require_even_scale
 from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, changed_side, rotation_tables
 from tlspectral.models.attention.replay import IntactRun
-from tlspectral.models.attention.threads import hooks_on
+from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, layer_reads
 from tlspectral.selection import head_name
-from tlspectral.tasks import ScoredSequences, Scores
+from tlspectral.tasks import ScoredSequences, replayed_values
 
 
 @dataclass(frozen=True)
@@ -140,29 +141,22 @@ class Replayed:
     values: Float64[np.ndarray, "sequences"]
     sequences: ScoredSequences
 
-    @torch.no_grad()
     def deltas(
         self,
         receiver: ReceiverLayer,
         heads: list[int],
         change: Float64[Tensor, "senders sequences pos heads d_head"],
     ) -> Float64[np.ndarray, "receivers senders sequences"]:
-        """Return the score with each edge cut, less the intact one. Several edges are stacked on the batch axis."""
+        """Return the score with each edge cut, less the intact one."""
         view, layer = self.intact.view, receiver.layer.layer
         point = view.hook_names(layer)[INPUT_POINTS[receiver.what]]
         jobs = [(head, sender) for head in heads for sender in range(len(change))]
-        n = len(self.sequences.tokens)
-        values = torch.zeros(len(jobs), n, dtype=torch.float64)
-        stack = max(1, self.sequences.rows_at_once(view) // n)
-        for first in range(0, len(jobs), stack):
-            chunk = jobs[first : first + stack]
-            scores = Scores(self.sequences, len(chunk))
-            for batch in self.sequences.batches(view):
-                edit = _edit(receiver, chunk, change[:, batch])
-                with hooks_on(view.model, self.intact.points, [(point, edit)]):
-                    scores.add(batch, self.intact.replay(layer, batch, len(chunk)))
-            values[first : first + len(chunk)] = scores.result()
-        return values.view(len(heads), len(change), n).numpy() - self.values
+
+        def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
+            return [(point, _edit(receiver, jobs[chunk], change[:, batch]))]
+
+        values = replayed_values(self.intact, self.sequences, layer, len(jobs), hooks_of)
+        return values.view(len(heads), len(change), -1).numpy() - self.values
 
 
 def _edit(receiver: ReceiverLayer, jobs: list[tuple[int, int]], change: Tensor) -> Callable[..., Tensor]:
@@ -171,15 +165,10 @@ def _edit(receiver: ReceiverLayer, jobs: list[tuple[int, int]], change: Tensor) 
     def edit(activation: Tensor, hook: Any) -> Tensor:
         edited = activation.reshape(*activation.shape[:2], -1, receiver.layer.d_head).clone()
         copies = edited.unflatten(0, (len(jobs), -1))
-        n_heads = edited.shape[2]
         for copy, (head, sender) in zip(copies, jobs, strict=True):
-            if receiver.what == "q":
-                of_change, reached = head, [head]
-            else:
-                of_change = receiver.layer.kv_head(head)
-                size = n_heads // receiver.layer.n_kv_heads  # some models repeat keys, one per query head
-                reached = list(range(of_change * size, (of_change + 1) * size))
-            copy[:, :, reached] += change[sender, :, :, of_change].to(copy)[:, :, None]
+            read = head if receiver.what == "q" else receiver.layer.kv_head(head)
+            held = held_at(receiver.layer, receiver.what, read, edited.shape[2])
+            copy[:, :, held] += change[sender, :, :, read].to(copy)[:, :, None]
         return edited.reshape(activation.shape)
 
     return edit

@@ -12,7 +12,7 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Band
-from tlspectral.hooks.sweeps.effects import replayed_scores, unpadded
+from tlspectral.hooks.sweeps.effects import unpadded
 from tlspectral.hooks.sweeps.sweep import SEQUENCES
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
@@ -25,12 +25,13 @@ from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import (
     ScoredSequences,
     Task,
-    control_test,
     intact_values,
+    replayed_values,
     scored_sequences,
     standard_error,
     task_of,
 )
+from tlspectral.tasks.score import beside_control
 
 BANDS = ("high", "middle", "low")
 _TRIES = 200  # orders of the frequencies tried for one random set
@@ -174,7 +175,8 @@ def _head_rows(
         sets = equal_sets(products, chosen, draws, rng)
         bands = [Band(np.flatnonzero(pairs)).on(intact.view, {layer.layer: [head]}) for pairs in [chosen, *sets]]
         hooks = [LayerAblation(intact.view, layer, [head], band[layer.layer]).hooks() for band in bands]
-        values = np.stack([replayed_scores(intact, sequences, layer.layer, each) for each in hooks])
+        replayed = [replayed_values(intact, sequences, layer.layer, 1, lambda *_, each=each: each) for each in hooks]
+        values = np.concatenate(replayed)
         delta, random = values[0] - intact_value, values[1:] - intact_value  # [sequences], [sets, sequences]
         rows += [
             {
@@ -187,7 +189,7 @@ def _head_rows(
                 "delta": float(delta[inside].mean()),
                 "delta_se": standard_error(delta[inside]),
                 "score_rms": _set_rms(products, chosen),
-                **_random_columns(products, chosen, sets, float(delta[inside].mean()), random[:, inside]),
+                **_random_columns(products, chosen, sets, delta[inside], random[:, inside]),
             }
             for columns, inside in groups
         ]
@@ -198,7 +200,7 @@ def _random_columns(
     products: Float64[np.ndarray, "pairs pairs"],
     band: Bool[np.ndarray, "pairs"],
     sets: list[Bool[np.ndarray, "pairs"]],
-    delta: float,
+    delta: Float64[np.ndarray, "sequences"],
     deltas: Float64[np.ndarray, "sets sequences"],
 ) -> dict[str, float]:
     names = [*(f"random_{name}" for name in ("delta", "delta_se", "delta_min", "delta_max"))]
@@ -206,11 +208,9 @@ def _random_columns(
     if not sets:
         return dict.fromkeys(names, np.nan) | {"random_draws": 0}
     by_set = deltas.mean(1)
-    over_sets = by_set.std(ddof=1) / np.sqrt(len(sets)) if len(sets) > 1 else np.nan
-    error = np.hypot(standard_error(deltas.mean(0)), over_sets)
+    error, excess, pvalue = (value.item() for value in beside_control(delta[None], deltas[None]).values())
     rms = np.mean([_set_rms(products, chosen) for chosen in sets])
     overlap = np.mean([_set_rms(products, chosen & band) for chosen in sets]) / _set_rms(products, band)
-    (excess,), (pvalue,) = control_test(np.array([delta]), by_set[None])
     values = [by_set.mean(), error, by_set.min(), by_set.max(), excess, pvalue, rms, overlap]
     return dict(zip(names, map(float, values), strict=True)) | {"random_draws": len(sets)}
 

@@ -28,7 +28,6 @@ from tlspectral.tasks import (
     Score,
     ScoredSequences,
     Task,
-    control_test,
     intact_values,
     score_of,
     scored_sequences,
@@ -36,7 +35,7 @@ from tlspectral.tasks import (
     standard_error,
     task_of,
 )
-from tlspectral.tasks.score import CONTROL_COLUMNS
+from tlspectral.tasks.score import CONTROL_COLUMNS, beside_control
 
 SEQUENCES = 16
 CONTROL_DRAWS = 5
@@ -278,12 +277,7 @@ def _layer_table(
     sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
     if draws:
         controls = effects.controls - intact_value  # [heads, draws, sequences]
-        drawn = controls.mean(2)
-        over_sequences = np.array([standard_error(control) for control in controls.mean(1)])
-        over_draws = drawn.std(axis=1, ddof=1) / np.sqrt(drawn.shape[1]) if drawn.shape[1] > 1 else np.nan
-        table["control_delta"] = controls.mean((1, 2))
-        table["control_delta_se"] = np.hypot(over_sequences, over_draws)
-        table["control_excess"], table["control_p"] = control_test(deltas.mean(1), drawn)
+        table = table.assign(control_delta=controls.mean((1, 2)), **beside_control(deltas, controls))
         if not beside_heads:
             sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
     table.attrs = {
