@@ -190,7 +190,7 @@ def test_sets_that_cannot_be_drawn_are_refused():
 @pytest.mark.parametrize("draws", [1, 7])
 def test_an_edge_is_compared_with_draws_of_its_own_sender(draws, monkeypatch):
     kept, real = [], edges_module._end_table
-    monkeypatch.setattr(edges_module, "_end_table", lambda *given: kept.append(given[5]) or real(*given))
+    monkeypatch.setattr(edges_module, "_end_table", lambda *given: kept.append(given[4]) or real(*given))
     table = tls.edge_effects(
         tls.load_model("tiny-rope"),
         ["L1H0.k", "L1H1.k"],

@@ -20,6 +20,7 @@ from tlspectral.hooks.attribution.score_form import (
 )
 from tlspectral.hooks.attribution.two_tokens import QueryRow, TwoTokens, query_row, trace
 from tlspectral.models.attention import AttentionView, attention_view, require_even_scale
+from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Head, head_name, whole_number
@@ -123,8 +124,9 @@ def qk_attribution(
     if by_frequency and raw.rotary is None:
         raise UnsupportedArchitecture(f"layer {layer} has no rotary positions, so its scores have no frequencies")
     traced = trace(view, tokens, layer, index, query, key)
-    form = head_form(view, layer, index, query, key, tokens.shape[1], traced.captured)
-    row = query_row(view, layer, traced, form, query, key)
+    tables = rotation_tables(view, raw.rotary, layer, tokens.shape[1], traced.captured)
+    form = head_form(view, layer, index, query, key, tables)
+    row = query_row(view, layer, traced, form, tables, query, key)
     rows = _Rows.of(pair_terms(form, traced.written, traced.residual), traced.sources, row.alibi)
     row.require_sum(float(rows.total.sum()))
     frame = rows.frame(top, by_frequency)

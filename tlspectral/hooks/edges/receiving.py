@@ -10,13 +10,12 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.errors import ScoreMismatch
 from tlspectral.hooks.edges.cut import held_at
 from tlspectral.hooks.edges.senders import CachedRun
 from tlspectral.models.attention import AttentionLayer, require_even_scale
-from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
-from tlspectral.models.attention.head_scores import HeadScores, Rotation, changed_side, rotation_tables
+from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.replay import IntactRun
+from tlspectral.models.attention.run_scores import require_own_pattern, row_scores, visible_keys
 from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, layer_reads
 from tlspectral.selection import head_name
@@ -59,44 +58,26 @@ class ReceiverLayer:
 
         `change` is of the queries of the pairs or of the keys of all positions, of all heads; the head's own is used.
         """
-        of_query, of_key = (change, None) if self.what == "q" else (None, change)
-        scores = self._scores(head, pairs.queries, of_query, of_key)
+        scores = self._scores(head, pairs.queries, change)
         keys = pairs.keys[..., None].expand(*scores.shape[:-1], 1)
         return scores.softmax(-1).gather(-1, keys)[..., 0].mean(-1)
 
     def _scores(
-        self, head: int, rows: Int[Tensor, "sequences pairs"], query_change: Tensor | None, key_change: Tensor | None
+        self, head: int, rows: Int[Tensor, "sequences pairs"], change: Tensor | None = None
     ) -> Float64[Tensor, "*copies sequences pairs pos"]:
         """Return masked scores of some queries of each sequence."""
-        index = rows[..., None, None].expand(-1, -1, *self.query.shape[2:])
-        at_query = at_key = None
-        if self.tables is not None and self.layer.rotary is not None:
-            geometry = self.layer.rotary.of_heads([head])
-            cos, sin = (table[head] if table.ndim == 3 else table for table in self.tables)
-            at_query, at_key = Rotation(geometry, cos[rows][:, None], sin[rows][:, None]), Rotation(geometry, cos, sin)
-        scores = HeadScores(
-            self.layer,
-            [head],
-            changed_side(self.query.gather(1, index), query_change, head, self.layer.q_norm, at_query, queries=True),
-            changed_side(self.key, key_change, self.layer.kv_head(head), self.layer.k_norm, at_key),
-        ).own()[..., 0, :, :]
-        allowed = self.allowed[rows] if self.allowed.ndim == 2 else _rows_of(self.allowed, rows)
-        return scores.masked_fill(~allowed, -torch.inf)
+        of_query, of_key = (change, None) if self.what == "q" else (None, change)
+        scores = row_scores(
+            self.layer, head, self.query, self.key, self.tables, rows, query_change=of_query, key_change=of_key
+        )
+        allowed = _rows_of(self.allowed.expand(len(rows), -1, -1), rows)
+        return scores.own()[..., 0, :, :].masked_fill(~allowed, -torch.inf)
 
     def require_own_pattern(self, head: int, pairs: QueryKeyPairs) -> None:
         """Refuse a head whose attention in the run is not that of its own queries and keys. Raises ScoreMismatch."""
-        name = self.run.view.hook_names(self.layer.layer)["pattern"]
-        pattern = in_float64(self.run.captured[name])[:, head]
-        scores = self._scores(head, pairs.queries, None, None)
-        require_close(
-            (scores.softmax(-1) - _rows_of(pattern, pairs.queries)).abs().max(),
-            scores.masked_fill(scores.isinf(), 0.0).abs().max(),
-            self.run.captured[name].dtype,
-            "pattern",
-            f"{head_name(self.layer.layer, head)}: the attention of the run differs from that of its queries and keys",
-            LOOK_FOR_HOOKS,
-            ScoreMismatch,
-        )
+        pattern = self.run.captured[self.run.view.hook_names(self.layer.layer)["pattern"]]
+        rows = _rows_of(pattern[:, head], pairs.queries)
+        require_own_pattern(self._scores(head, pairs.queries), rows, pattern.dtype, head_name(self.layer.layer, head))
 
 
 def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
@@ -112,10 +93,6 @@ def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
     query, key = (in_float64(run.captured[names[point]]) for point in ("query", "key"))
     query, key = (x.reshape(*x.shape[:2], -1, layer.d_head) for x in (query, key))
     tables = rotation_tables(view, layer.rotary, index, n_positions, run.captured)
-    if "scores" in names:
-        allowed = view.unmasked(index, run.captured[names["scores"]][:, 0])
-    else:
-        allowed = view.causal_mask(index, n_positions)
     return ReceiverLayer(
         run,
         layer,
@@ -124,7 +101,7 @@ def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
         in_float64(run.captured[names["residual"]]),
         query,
         key[:, :, :: key.shape[2] // layer.n_kv_heads],  # some models repeat keys, one per query head
-        allowed.to(query.device),
+        visible_keys(view, index, n_positions, run.captured)[:, 0].to(query.device),
         None if tables is None else (tables[0].to(query.device), tables[1].to(query.device)),
     )
 
