@@ -28,7 +28,7 @@ from tlspectral.models.attention import (
     attention_view,
     vocabulary_chunks,
 )
-from tlspectral.models.attention.padding import PackedTokens, attention_positions
+from tlspectral.models.attention.padding import attention_positions
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.run_scores import visible_keys
 from tlspectral.models.attention.selection import heads_by_layer
@@ -194,8 +194,7 @@ def _key_contrast(
     """
     if not hasattr(task, "prompts") or not hasattr(task, "attention"):
         raise TypeError(f"task is a tls.Task with attention=, query and key positions; found {type(task).__name__}")
-    ready = hasattr(task.prompts, "packed")
-    prompts: PackedTokens = task.prompts.packed(view) if ready else packed_prompts(view, task.prompts)
+    prompts = packed_prompts(view, task.prompts)
     pairs = attention_positions(prompts.lengths, task.attention)
     if pairs is None:
         raise ValueError("the task has no attention=: give the query and the key position of each prompt")

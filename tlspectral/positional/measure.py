@@ -13,7 +13,7 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64
 
-from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.block_task import BlockTask, asked_blocks, swapped_blocks
@@ -207,7 +207,7 @@ def positional_symbolic(
         description="positional",
         unit="part",
         items="passes",
-        prepare=partial(_unchanged, view),
+        prepare=lambda: view,
     )
     tables, correlations, answers = zip(
         *(
@@ -278,10 +278,9 @@ def averaged(draws: list[dict[int, pd.DataFrame]], by: By | None) -> pd.DataFram
     else:
         asked = sorted({query for draw in draws for query in draw})
         groups = {query: [[draw[query]] for draw in draws if query in draw] for query in asked}
-    tables = {key: _over_draws(group) for key, group in groups.items()}
-    keys = list(next(iter(tables.values())))
-    keys = [*keys[: keys.index(SCORES[0])], by]
-    return stacked(table.assign(**{by: key}) for key, table in tables.items()).sort_values(keys, ignore_index=True)
+    table = stacked(_over_draws(group).assign(**{by: key}) for key, group in groups.items())
+    keys = [name for name in ("layer", "head", "frequency", by) if name in table]
+    return table.sort_values(keys, ignore_index=True)
 
 
 def _over_draws(draws: list[list[pd.DataFrame]]) -> pd.DataFrame:
@@ -354,11 +353,6 @@ def _prompts(given: Any) -> list[BlockPrompt]:
     if not prompts:
         raise ValueError("the list of prompts is empty: there is nothing to measure")
     return prompts
-
-
-def _unchanged(view: AttentionView) -> AttentionView:
-    """What every part is made of."""
-    return view
 
 
 def _one_or_list(counts: list[int]) -> int | list[int]:

@@ -17,7 +17,6 @@ from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
 from tlspectral.models.attention.threads import Hook, hooks_on
 from tlspectral.tasks.metrics import MetricOfModel, next_token_loss
-from tlspectral.tasks.prompts import PromptsOfModel
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.task import Task
 
@@ -127,8 +126,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
             prompts; positions that `next_token_loss` has no targets for; or logits of more than 8 GiB for a metric that
             gets all of them at once.
     """
-    ready = isinstance(task.prompts, PromptsOfModel)
-    packed = task.prompts.packed(view) if ready else packed_prompts(view, task.prompts)
+    packed = packed_prompts(view, task.prompts)
     metric = task.metric
     if isinstance(metric, MetricOfModel):
         metric = metric.for_model(view, len(packed.tokens))
