@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
-from described import assert_described
 
 from tlspectral.positional.agreement import frequency_agreement, score_agreement
 
@@ -37,7 +36,6 @@ def test_score_agreement_is_spearman_over_the_heads_of_both_tables():
     scores = scores_table(rng, table, table["prev"] + rng.normal(size=len(table)))
     scores.loc[scores.index[:4], "s_sym"] = np.nan
     found = score_agreement(scores, table.iloc[2:], draws=50, seed=5)
-    assert_described(found)
     pd.testing.assert_frame_equal(found, score_agreement(scores, table.iloc[2:], draws=50, seed=5))
     assert found.attrs == {"draws": 50, "seed": 5, "table": "score_agreement"}
     found = found.set_index(["score", "column"])
@@ -75,7 +73,6 @@ def test_frequency_agreement_finds_a_profile_and_says_when_all_heads_share_it():
     rng = np.random.default_rng(4)
     own = rng.normal(size=(LAYERS, HEADS, PAIRS))
     found = frequency_agreement(*frequency_tables(rng, own, 2 * own + 1), draws=300)
-    assert_described(found)
     assert found["spearman"].to_numpy() == pytest.approx(1.0, abs=1e-12)  # the same order, to rounding
     assert (found["null_pct"] == 1.0).all()
     assert (found["turned_pct"] < 1.0 + 1e-9).all()

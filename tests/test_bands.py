@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from described import assert_described
 from zoo import shared
 
 from tlspectral.errors import BadHead, UnsupportedArchitecture
@@ -49,12 +48,6 @@ def measured_rms(model, tokens, layer, head, pairs):
     return float(torch.cat(found).double().square().mean().sqrt())
 
 
-def with_label(table):
-    """The table with the columns that `by=` adds."""
-    place = table.columns.get_loc("band") + 1
-    return pd.concat([table.iloc[:, :place].assign(label="first", n_sequences=4), table.iloc[:, place:]], axis=1)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_band_is_one_ablated_forward(name):
     model, tokens = shared("bridge", name), drawn(name)
@@ -62,7 +55,6 @@ def test_a_band_is_one_ablated_forward(name):
     intact = induction_loss(model, tokens)
     assert list(table["band"]) == list(BANDS) * 2
     assert list(zip(table["layer"], table["head"], strict=True)) == [(0, 1)] * 3 + [(1, 2)] * 3
-    assert_described(table.assign(kind="symbolic"), with_label(table))
     assert table.attrs["intact_value"] == pytest.approx(intact.value, abs=1e-6)
     for row in table.itertuples():
         band = thirds(name, row.layer)[BANDS.index(row.band)]
@@ -145,7 +137,6 @@ def test_rows_by_label_are_means_over_the_sequences_that_have_it():
     task = Task(tokens, metric, predict=-1, labels=labels, name="answers")
     options = {"heads": ["L1H2"], "draws": 2}
     found, whole = effects(model, task=task, by="answer", **options), effects(model, task=task, **options)
-    assert_described(found, found.assign(kind="symbolic"))
     assert list(zip(found["band"], found["label"], strict=True)) == [(b, a) for b in BANDS for a in ("first", "last")]
     assert found["n_sequences"].tolist() == [2] * 6
     assert found.attrs["by"] == "answer"

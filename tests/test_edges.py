@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from described import assert_described
 from edge_recomputation import grabbed, repeated
 from zoo import shared
 
@@ -21,7 +20,6 @@ from tlspectral.models.attention.prompts import packed_prompts
 def test_tiny_rope_has_its_previous_token_head_first_on_every_key_edge():
     model, keys = tls.load_model("tiny-rope"), tls.receivers([(1, head) for head in range(4)], "k")
     table = tls.edge_effects(model, keys, measure="ind", control="random")
-    assert_described(table)
     first = table.loc[table.groupby("receiver")["delta"].idxmin()]
     assert set(first["sender"]) == {"L0H3"}
     assert bool((first["delta"] < -0.8).all())  # measured: -.85 to -.88 of .92 to .95

@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 import zoo
-from described import assert_described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from positional_measurements import SCORES
@@ -275,8 +274,6 @@ def test_queries_temperature_scale_and_pairs_can_be_chosen():
 
 
 def test_the_table_says_what_task_it_was_made_with():
-    assert_described(scored(), scored(by="draw"), scored(by="query"), scored(per_frequency=True))
-    assert_described(median_tests(scored()))
     attrs = scored(per_frequency=True).attrs
     assert json.loads(json.dumps(attrs, allow_nan=False)) == attrs
     expected = {

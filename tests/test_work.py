@@ -13,17 +13,18 @@ import pytest
 from tqdm.auto import tqdm
 
 from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.hooks.sweeps.sweep import ABLATION_SWEEP
 from tlspectral.tables import (
     WorkPart,
     bundled,
     finished_parts,
-    open_model_parts,
     open_parts,
     stacked,
     unbundled,
     work,
     workers_kept,
 )
+from tlspectral.tables.measurement import Measurement
 
 finished = partial(finished_parts, description="work", unit="part")
 
@@ -335,20 +336,24 @@ def test_folders_of_other_files_settings_or_scores_are_refused(tmp_path):
     with pytest.raises(IncompatibleCheckpoint, match=r"holds files but no settings\.json"):
         open_parts(other, {})
     long = "x" * 60
-    open_model_parts(ours, {"a": 1, "b": long}, 1.5)
+
+    def opened(settings, score=1.5, **identity):
+        return Measurement(ABLATION_SWEEP, settings, identity=identity, folder=ours, score=lambda: score).kept
+
+    opened({"a": 1}, b=lambda: long)
     with pytest.raises(IncompatibleCheckpoint, match=r"other a, b, c \(a: 1 there, 2 now\): choose another folder"):
-        open_model_parts(ours, {"a": 2, "c": 3}, 1.5)
+        opened({"a": 2}, c=3)
     with pytest.raises(IncompatibleCheckpoint, match=r'other b \(b: "x{36}\.\.\. there, null now\)'):
-        open_model_parts(ours, {"a": 1}, 1.5)
+        opened({"a": 1})
     # Another machine moves a score by 1e-6, other hooks by more than 1e-4.
-    assert open_model_parts(ours, {"a": 1, "b": long}, 1.5 + 1e-5).noted == {"intact_value": 1.5}
+    assert opened({"a": 1}, 1.5 + 1e-5, b=long).noted == {"intact_value": 1.5}
     for score in (1.5 - 2e-4, 1.5 + 2e-4, float("nan")):
         with pytest.raises(IncompatibleCheckpoint, match=r"score 1\.500000 .*other hooks on the model"):
-            open_model_parts(ours, {"a": 1, "b": long}, score)
+            opened({"a": 1}, score, b=long)
     settings = json.loads((ours / "settings.json").read_text())
     (ours / "settings.json").write_text(json.dumps({**settings, "intact_value": "high"}))
     with pytest.raises(IncompatibleCheckpoint, match="intact_value is 'high'"):
-        open_model_parts(ours, {"a": 1, "b": long}, 1.5)
+        opened({"a": 1}, b=long)
 
 
 def test_a_full_disk_names_the_file(tmp_path, monkeypatch):

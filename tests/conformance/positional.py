@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from ablation_runs import block_parts, logits, one_of_each, recorded
-from described import assert_described
 from positional_measurements import (
     EQUAL_BLOCKS,
     PLACES,
@@ -131,7 +130,6 @@ def suffixes_that_share_a_prefill_are_measured_as_each_alone(row, mode):
 @asked(right, every=2)
 def shares_are_those_of_every_content_rotated_to_every_place(row):
     found = logit_shares(row.model, EQUAL_BLOCKS)
-    assert_described(found)
     assert found.attrs["n_blocks"] == 4
     for layer in row.layers:
         rows = found[found["layer"] == layer]

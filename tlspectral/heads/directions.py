@@ -28,8 +28,9 @@ from tlspectral.models.attention import (
     attention_view,
     vocabulary_chunks,
 )
-from tlspectral.models.attention.padding import PackedTokens, attention_positions
+from tlspectral.models.attention.padding import attention_positions
 from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.attention.run_scores import visible_keys
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Head
 from tlspectral.tables import named
@@ -193,8 +194,7 @@ def _key_contrast(
     """
     if not hasattr(task, "prompts") or not hasattr(task, "attention"):
         raise TypeError(f"task is a tls.Task with attention=, query and key positions; found {type(task).__name__}")
-    ready = hasattr(task.prompts, "packed")
-    prompts: PackedTokens = task.prompts.packed(view) if ready else packed_prompts(view, task.prompts)
+    prompts = packed_prompts(view, task.prompts)
     pairs = attention_positions(prompts.lengths, task.attention)
     if pairs is None:
         raise ValueError("the task has no attention=: give the query and the key position of each prompt")
@@ -208,11 +208,9 @@ def _key_contrast(
         k = _of_head(captured[names["key"]], head, layer.k_norm, layer)
         if layer.rotary is not None:
             q = with_gain_and_phase(q[:, None], layer.rotary.of_heads([head]))[:, 0]
+        visible = visible_keys(view, layer.layer, k.shape[1], captured).expand(len(k), layer.n_heads, -1, -1)
         for row, (query, key) in enumerate(pairs[rows].tolist()):
-            if "scores" in names:
-                seen = view.unmasked(layer.layer, captured[names["scores"]][row, head, query]).cpu()
-            else:
-                seen = view.causal_mask(layer.layer, k.shape[1])[query].cpu()
+            seen = visible[row, head, query].cpu()
             others = seen.clone()
             others[key] = False
             if not bool(seen[key]) or not bool(others.any()):

@@ -6,7 +6,7 @@ FP is Li, "Fingerprint, Not Blueprint" (2026).
 from dataclasses import replace
 
 from tlspectral.heads.composition import COMPOSITION
-from tlspectral.positional.columns import SCORES
+from tlspectral.positional.measure import SCORE_COLUMNS
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS, HEAD_COLUMNS
 
@@ -99,8 +99,8 @@ HEAD_HISTORY = {
         ("summary", "; `.track()` sets it beside a head's own rows", _SUMMARY),
         ("composition", "", (*_PAIR, replace(COMPOSITION[0],
             meaning="||M OV^T|| / (||M|| ||OV||), M of the receiver and OV of the sender."), *COMPOSITION[1:])),
-        ("positional", ", with `blocks=`", (*_SCORED, *SCORES)),
-        ("frequencies", ", with `blocks=`", (*_SCORED, COLUMNS["frequency"], *SCORES)),
+        ("positional", ", with `blocks=`", (*_SCORED, *SCORE_COLUMNS)),
+        ("frequencies", ", with `blocks=`", (*_SCORED, COLUMNS["frequency"], *SCORE_COLUMNS)),
     )
 }
 TABLES = tuple(HEAD_HISTORY.values())

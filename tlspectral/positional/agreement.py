@@ -6,16 +6,55 @@ import scipy.stats
 from jaxtyping import Float64
 from numpy.random import Generator, default_rng
 
-from tlspectral.positional.columns import FREQUENCY_AGREEMENT, SCORE_AGREEMENT
-from tlspectral.tables import named
+from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.origin import origin_of
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
+from tlspectral.tables.schema import Schema, columns
 
 _SCORES = ("s_pos", "s_sym", "exclusion_index")
 _INTERVAL = (0.025, 0.975)
 _FEWEST = 3  # a rank correlation of two points is always 1 or -1
 _ROUNDING = 1e-12  # a shuffle that restores the data counts as equal, whatever its correlation rounds to
+
+_AGREEMENT = columns("""
+    n         | count       | Heads that have both numbers, or rotary pairs of the head.
+    spearman  | correlation | Rank correlation over these. NaN for fewer than three or a constant.
+    null_low  | correlation | 2.5 % quantile of spearman with these shuffled.
+    null_high | correlation | 97.5 % quantile of the same.
+    null_pct  | share       | Share of shuffles at or below spearman.
+""")
+SCORE_AGREEMENT = Schema(
+    "score_agreement",
+    (
+        *columns("""
+            score  | label | Score on the prompt: s_pos, s_sym or exclusion_index.
+            column | label | Column of the head table that it is compared with.
+        """),
+        *_AGREEMENT,
+        *columns("""
+            layer_null_low  | correlation | As null_low, with heads shuffled within their layer: a trend over layers
+                            |             | stays.
+            layer_null_high | correlation | As null_high, with heads shuffled within their layer.
+            layer_null_pct  | share       | As null_pct, with heads shuffled within their layer.
+        """),
+    ),
+    "`tlspectral.positional.score_agreement`; `tlspectral positional -o FOLDER` writes it as agreement_prompt.parquet "
+    "and agreement_key.parquet",
+)
+FREQUENCY_AGREEMENT = Schema(
+    "frequency_agreement",
+    (
+        *HEAD,
+        *_AGREEMENT,
+        *columns("""
+            turned_pct | share       | Share of the circular shifts of the frequencies at or below spearman.
+            others     | correlation | Mean correlation of this head's im_share with s_pos of all other heads.
+        """),
+    ),
+    "`tlspectral.positional.frequency_agreement`; `tlspectral positional -o FOLDER` writes it as "
+    "frequency_agreement_prompt.parquet and frequency_agreement_key.parquet",
+)
 
 
 def score_agreement(
@@ -36,10 +75,8 @@ def score_agreement(
         seed: of the shuffles.
 
     Returns:
-        DataFrame, one row per score and column: `score, column, n, spearman`; `null_low, null_high, null_pct` with
-        heads shuffled; `layer_null_low, layer_null_high, layer_null_pct` with heads shuffled within their layer, so
-        that a trend over layers is part of the null. NaN where fewer than three heads have both numbers or one is
-        constant.
+        DataFrame, one row per score and column. Columns: `score, column, n, spearman, null_low, null_high, null_pct,
+        layer_null_low, layer_null_high, layer_null_pct`.
 
     Raises:
         ValueError: a column that is missing, tables of two models, or no head in both tables.
@@ -72,9 +109,7 @@ def score_agreement(
                     **_against(x, y, layers, draws, default_rng(seed), "layer_"),
                 }
             )
-    table = pd.DataFrame(rows)
-    table.attrs = {"draws": draws, "seed": seed}
-    return named(table, SCORE_AGREEMENT)
+    return SCORE_AGREEMENT.frame(pd.DataFrame(rows), {"draws": draws, "seed": seed})
 
 
 def frequency_agreement(
@@ -92,15 +127,16 @@ def frequency_agreement(
         seed: of the shuffles.
 
     Returns:
-        DataFrame, one row per head: `layer, head, name, n, spearman, null_low, null_high, null_pct, turned_pct,
-        others`. NaN where a profile is constant or has fewer than three frequencies.
+        DataFrame, one row per head. Columns: `layer, head, name, n, spearman, null_low, null_high, null_pct,
+        turned_pct, others`.
 
     Raises:
         ValueError: a column that is missing, tables of two models, no head in both, or heads with different numbers of
             frequencies.
 
     What it does not establish: that the phase content causes the score. `im_share` of a random head is about 0.5 at
-    every frequency, and s_pos follows the wavelength whatever the head: look at `others`.
+    every frequency, and s_pos follows the wavelength whatever the head: look at `others`. Only unshuffled neighbours
+    are alike, so `null_pct` is no exact level, and `turned_pct` is no finer than one over the number of pairs.
     """
     keys = ["layer", "head", "frequency"]
     made_by = "positional_symbolic(..., per_frequency=True)"
@@ -135,9 +171,8 @@ def frequency_agreement(
                 "others": float(np.mean(others[~np.isnan(others)])) if (~np.isnan(others)).any() else np.nan,
             }
         )
-    table = pd.DataFrame(rows)
-    table.attrs = {**origin_of(weights.attrs), "draws": draws, "seed": seed}
-    return named(table, FREQUENCY_AGREEMENT)
+    attrs = {**origin_of(weights.attrs), "draws": draws, "seed": seed}
+    return FREQUENCY_AGREEMENT.frame(pd.DataFrame(rows), attrs)
 
 
 def _standard_ranks(profiles: list[Float64[np.ndarray, "n"]]) -> Float64[np.ndarray, "profiles n"]:

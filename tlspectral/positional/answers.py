@@ -13,11 +13,27 @@ from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.prompts import packed_prompts, require_vocabulary
 from tlspectral.models.attention.replay import logits_at
-from tlspectral.positional.columns import BLOCK_ANSWERS
-from tlspectral.tables import named, stacked
+from tlspectral.tables import stacked
+from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.schema import Schema, columns
 
 if TYPE_CHECKING:
     from tlspectral.positional.block_task import BlockDraw, BlockTask
+
+BLOCK_ANSWERS = Schema(
+    "block_answers",
+    columns("""
+        draw                 | index       | Number of the list of blocks, from 0.
+        query                | index       | Index of the block of the list that is asked about, from 0.
+        answer               | text        | The right answer.
+        probability          | probability | That the model gives to the first token of the right answer after the
+                             |             | prompt.
+        rank                 | index       | Rank of that token among all by probability; 1 is the most probable.
+        relative_probability | share       | probability over that of the first tokens of all choices of the draw.
+        chance               | share       | Share of the draw's choices that have the right answer's first token.
+    """),
+    "`tlspectral.positional.task_answers`",
+)
 
 
 @dataclass(frozen=True)
@@ -63,8 +79,8 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
         seed: of the draws, as in `positional_symbolic`.
 
     Returns:
-        DataFrame, a row per prompt: `draw, query, answer, probability, rank, relative_probability, chance`. The model's
-        accuracy is `(rank == 1).mean()`.
+        DataFrame, a row per prompt. Columns: `draw, query, answer, probability, rank, relative_probability, chance`.
+        The model's accuracy is `(rank == 1).mean()`.
 
     Raises:
         ValueError: as `BlockPrompt.tokenized`, a tokenizer that joins the prompt's end with the answer, or answers that
@@ -82,10 +98,9 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
             tokens = packed.tokens[number, : packed.lengths[number]]
             logits = logits_at(view, tokens[None], slice(len(tokens) - 1, len(tokens)))[0]
             tables.append(answers_table(getattr(view.model, "tokenizer", None), draw, (query,), logits.cpu().double()))
-    table = stacked(tables)
-    table.insert(0, "draw", pd.DataFrame(scored.labels)["draw"])
-    table.attrs = {**view.origin(), "task": task.name, "draws": len(task.seeds(seed)), "seed": seed}
-    return named(table, BLOCK_ANSWERS)
+    settings = {"task": task.name, "draws": len(task.seeds(seed)), "seed": seed}
+    table = stacked(tables).assign(draw=pd.DataFrame(scored.labels)["draw"])
+    return Measurement(BLOCK_ANSWERS, settings, view.origin()).table(table)
 
 
 def answers_table(

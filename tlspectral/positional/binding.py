@@ -104,7 +104,6 @@ class BindingTask(BlockTask):
                 Question(block, suffix.format(name=name), f" {colour}")
                 for block, (name, colour) in enumerate(zip(names, colours, strict=True))
             ),
-            tuple(f" {colour}" for colour in colours),
         )
 
     def prompt(self, draw: BlockDraw, query: int, *, bos: str = "") -> BlockPrompt:

@@ -37,7 +37,8 @@ class BlockDraw:
     Attributes:
         prefix, blocks: as in `BlockPrompt`.
         questions: one at least, each about another block.
-        choices: answers among which chance chooses, each as often as it stands here.
+        choices: answers among which chance chooses, each as often as it stands here; by default those of the
+            questions.
 
     Raises:
         ValueError: no question, two about one block, or one about a block that is not there.
@@ -46,9 +47,10 @@ class BlockDraw:
     prefix: Segment
     blocks: tuple[Segment, ...]
     questions: tuple[Question, ...]
-    choices: tuple[Answer, ...]
+    choices: tuple[Answer, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "choices", self.choices or tuple(question.answer for question in self.questions))
         asked = list(self.asked)
         if not asked or len(set(asked)) < len(asked) or not all(0 <= block < len(self.blocks) for block in asked):
             raise ValueError(f"questions are about different blocks from 0 to {len(self.blocks) - 1}, found {asked}")
@@ -92,7 +94,7 @@ class BlockTask(_Blocks):
                 order = np.random.default_rng(seed).permutation(list(CAPITALS))[: self.n_blocks]
                 blocks = tuple(f"{land}: {CAPITALS[land]}\\n" for land in order)
                 questions = tuple(Question(i, f"{land}:", f" {CAPITALS[land]}") for i, land in enumerate(order))
-                return BlockDraw("", blocks, questions, tuple(q.answer for q in questions))
+                return BlockDraw("", blocks, questions)
 
     End every block where a token ends, at a line break say: a tokenizer that joins text across blocks is refused.
 

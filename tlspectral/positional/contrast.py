@@ -3,16 +3,31 @@
 import numpy as np
 import pandas as pd
 
-from tlspectral.positional.columns import POSITIONAL_CONTRAST
 from tlspectral.positional.measure import mean
 from tlspectral.stats.jackknife import jackknife
-from tlspectral.tables import named
 from tlspectral.tables.required import require
+from tlspectral.tables.schema import Schema, columns
 
 _SCORES = ("s_pos", "s_sym", "exclusion_index")
 _SETTINGS = ("mode", "tau", "swaps", "logit_scale", "per_frequency")
 _SAME_PROMPTS = ("task", "draw_seeds", "queries", "blocks")
 _BY_DRAW = 'positional_symbolic(..., by="draw")'
+
+POSITIONAL_CONTRAST = Schema(
+    "positional_contrast",
+    columns("""
+        score      | label        | s_pos, s_sym or exclusion_index.
+        a          | as the score | Mean over heads of the first table.
+        b          | as the score | Mean over heads of the second table.
+        difference | as the score | a less b.
+        low        | as the score | Low end of its interval. NaN for fewer than three layers or draws.
+        high       | as the score | High end of its interval.
+        pvalue     | probability  | Two-sided p of the same t.
+        n          | count        | Layers or draws behind the interval.
+        paired_by  | label        | What is paired, and what the interval is over: head, over layers; or draw.
+    """),
+    "`tlspectral.positional.positional_contrast`",
+)
 
 
 def positional_contrast(a: pd.DataFrame, b: pd.DataFrame, *, level: float = 0.95) -> pd.DataFrame:
@@ -27,15 +42,15 @@ def positional_contrast(a: pd.DataFrame, b: pd.DataFrame, *, level: float = 0.95
         level: of the interval.
 
     Returns:
-        DataFrame, one row per score: `score, a, b` (means over heads), `difference, low, high, pvalue, n` (layers or
-        draws) and `paired_by`. Interval and p are NaN for fewer than three layers or draws.
+        DataFrame, one row per score. Columns: `score, a, b, difference, low, high, pvalue, n, paired_by`.
 
     Raises:
         ValueError: a table without `by="draw"` or with frequencies, other settings, two models whose task, seeds,
             blocks or queries differ, or no head in both tables.
 
     What it does not establish: between tasks, anything about other draws, wordings or models; between models, that
-    heads at one place do the same, or anything about other models of their kind.
+    heads at one place do the same, or anything about other models of their kind. `pvalue` is too small where
+    neighbouring layers resemble each other.
     """
     for table in (a, b):
         require(table, ["layer", "head", "draw", *_SCORES], _BY_DRAW)
@@ -80,14 +95,9 @@ def positional_contrast(a: pd.DataFrame, b: pd.DataFrame, *, level: float = 0.95
                 "paired_by": "head, over layers" if same_model else "draw",
             }
         )
-    table = pd.DataFrame(rows)
-    table.attrs = {
-        "a": {name: first.get(name) for name in ("model", "task")},
-        "b": {name: second.get(name) for name in ("model", "task")},
-        "level": level,
-        **{name: first.get(name) for name in _SETTINGS},
-    }
-    return named(table, POSITIONAL_CONTRAST)
+    of_each = {name: {key: one.get(key) for key in ("model", "task")} for name, one in (("a", first), ("b", second))}
+    attrs = {**of_each, "level": level, **{name: first.get(name) for name in _SETTINGS}}
+    return POSITIONAL_CONTRAST.frame(pd.DataFrame(rows), attrs)
 
 
 def _heads(table: pd.DataFrame, score: str) -> pd.DataFrame:

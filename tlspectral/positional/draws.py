@@ -1,6 +1,5 @@
 """What `positional_symbolic` measures: prompts as token ids, checked first, and what is read of them, part by part."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.layer import digest_of
@@ -18,10 +19,11 @@ from tlspectral.positional.answers import answers_table, bos_text
 from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks, questions_of, swapped_blocks
 from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined_columns, query_scores
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps, tokenized_for
-from tlspectral.tables import PartFolder, WorkPart, bundled, open_model_parts, unbundled
+from tlspectral.tables import PartFolder, WorkPart, bundled, unbundled
 from tlspectral.tables.progress import bar
 
 Swaps = str | Sequence[Swap]
+Reading = Callable[[AttentionView], BlockReading]
 
 _LOSS_OF = 16  # last tokens of a prompt: their loss reveals other hooks, and few logits are computed
 _SWAPS_IN_A_PART = 4  # of a task: stopped work loses four passes of the model at most
@@ -51,25 +53,6 @@ class DrawnPrompts:
     def every_swap(self) -> list[Swap]:
         """The swaps of all queries, each once, sorted."""
         return sorted({swap for of_query in self.swaps for swap in of_query})
-
-
-@dataclass(frozen=True)
-class DrawSettings:
-    """How every prompt is measured: arguments of `BlockReading`."""
-
-    mode: Mode
-    logit_scale: float | None
-    per_frequency: bool
-    heads: dict[int, list[int]] | None
-
-
-@dataclass(frozen=True)
-class Scored:
-    """The scores of the prompts of one draw, a table and a correlation per query, and the answers of a task."""
-
-    tables: dict[int, pd.DataFrame]
-    correlations: list[dict[str, Any]]
-    answers: pd.DataFrame | None
 
 
 def prompts_of_task(view: AttentionView, task: BlockTask, swaps: Swaps, mode: Mode, seed: int) -> list[DrawnPrompts]:
@@ -132,62 +115,50 @@ def require_context(task: BlockTask, draws: list[BlockDraw], tokenizer: Any, n_c
         )
 
 
-def draw_folder(
-    path: str | os.PathLike[str],
-    view: AttentionView,
-    task: BlockTask | None,
-    drawn: list[DrawnPrompts],
-    settings: DrawSettings,
-    swaps: Swaps,
-    seed: int,
-) -> PartFolder:
-    """Open the folder of a task or of prompts, which both modes share. Raises IncompatibleCheckpoint."""
-    tokens = drawn[0].prompts[0].tokens()
-    first = max(1, len(tokens) - _LOSS_OF)
-    with torch.no_grad():
-        logits = logits_at(view, tokens[None], slice(first - 1, len(tokens) - 1))[0]
-    loss = torch.nn.functional.cross_entropy(logits.cpu().double(), tokens[first:].cpu())
-    stored = {
-        "what": "positional_symbolic",
-        "weights": view.weights_digest(),
-        "swaps": swaps,
-        "logit_scale": settings.logit_scale,
-        "heads": settings.heads and [[layer, *indices] for layer, indices in settings.heads.items()],
-        "seed": seed,
-    }
+def prompts_identity(task: BlockTask | None, drawn: list[DrawnPrompts]) -> dict[str, Any]:
+    """What tells the prompts of a folder apart: of a task's draws the first alone, as more may come."""
     if task is None:
-        stored |= {
+        return {
             "tokens": digest_of([one.prompts[-1].tokens() for one in drawn]),
             "blocks": [one.prompts[0].spans() for one in drawn],
             "queries": [one.queries for one in drawn],
         }
-    else:  # of its draws the first alone: more may come
-        stored |= {"tokens": digest_of([tokens]), "task": task.name}
-        stored |= {"blocks": swapped_blocks(task), "queries": asked_blocks(task)}
-    return open_model_parts(path, stored, float(loss))
+    tokens = digest_of([drawn[0].prompts[0].tokens()])
+    return {"tokens": tokens, "task": task.name, "blocks": swapped_blocks(task), "queries": asked_blocks(task)}
 
 
-def draw_parts(drawn: DrawnPrompts, settings: DrawSettings, folder: PartFolder | None) -> list[WorkPart]:
+def last_loss(view: AttentionView, tokens: Int[Tensor, "pos"]) -> float:
+    """The loss of the last tokens of a prompt, under the hooks that are on the model."""
+    first = max(1, len(tokens) - _LOSS_OF)
+    with torch.no_grad():
+        logits = logits_at(view, tokens[None], slice(first - 1, len(tokens) - 1))[0]
+    return float(torch.nn.functional.cross_entropy(logits.cpu().double(), tokens[first:].cpu()))
+
+
+def draw_parts(
+    drawn: DrawnPrompts, mode: Mode, per_frequency: bool, how: dict[str, Any], folder: PartFolder | None
+) -> list[WorkPart]:
     """The parts of one draw: the unchanged prompts, then, where words swap, some swaps at a time.
 
     Parts with frequencies hold the heads too, and serve for these where the folder has them. Each part is made of an
-    `AttentionView`, so that a worker is sent the model once.
+    `AttentionView`, so that a worker is sent the model once. `how` are other settings of `BlockReading`.
     """
-    wide = f"{settings.mode}_frequencies_{drawn.name}"
-    if folder is not None and (folder.path / f"{wide}.parquet").exists():
-        settings = replace(settings, per_frequency=True)
-    name, swaps = wide if settings.per_frequency else f"{settings.mode}_{drawn.name}", drawn.every_swap
+    wide, swaps = f"{mode}_frequencies_{drawn.name}", drawn.every_swap
+    per_frequency |= folder is not None and (folder.path / f"{wide}.parquet").exists()
+    name = wide if per_frequency else f"{mode}_{drawn.name}"
+    reading = partial(BlockReading, prompts=drawn.prompts, swaps=swaps, mode=mode, per_frequency=per_frequency, **how)
     at_once = _SWAPS_IN_A_PART if drawn.draw is not None else len(swaps)
-    parts = [WorkPart(name, partial(_intact_part, drawn, settings), items=1)]
-    for start in range(0, len(swaps) if settings.mode == "prompt" else 0, at_once):
+    parts = [WorkPart(name, partial(_intact_part, drawn, reading))]
+    for start in range(0, len(swaps) if mode == "prompt" else 0, at_once):
         some = swaps[start : start + at_once]
-        make = partial(_swapped_part, drawn, settings, some)
-        parts.append(WorkPart(f"{name}_swaps{start}", make, items=len(some)))
+        parts.append(WorkPart(f"{name}_swaps{start}", partial(_swapped_part, reading, some), items=len(some)))
     return parts
 
 
-def scored_draw(drawn: DrawnPrompts, parts: list[pd.DataFrame], tau: float | None, per_frequency: bool) -> Scored:
-    """The scores of one draw from its parts."""
+def scored_draw(
+    drawn: DrawnPrompts, parts: list[pd.DataFrame], tau: float | None, per_frequency: bool
+) -> tuple[dict[int, pd.DataFrame], list[dict[str, Any]], pd.DataFrame | None]:
+    """The scores of one draw from its parts: a table and a correlation per query, and the answers of a task."""
     intact = unbundled(parts[0])
     answers = intact.pop("answers", None)
     if not per_frequency:
@@ -195,7 +166,7 @@ def scored_draw(drawn: DrawnPrompts, parts: list[pd.DataFrame], tau: float | Non
     tables = joined_columns([intact, *map(unbundled, parts[1:])])
     scores, correlations = query_scores(tables, drawn.swaps, tau, drawn.seed)
     name = "frequencies" if per_frequency else "heads"
-    return Scored({query: one[name] for query, one in zip(drawn.queries, scores, strict=True)}, correlations, answers)
+    return {query: one[name] for query, one in zip(drawn.queries, scores, strict=True)}, correlations, answers
 
 
 def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]:
@@ -207,9 +178,9 @@ def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]
     return lambda query: chosen
 
 
-def _intact_part(drawn: DrawnPrompts, settings: DrawSettings, view: AttentionView) -> pd.DataFrame:
-    reading = _reading(view, drawn, settings)
-    swaps = len(reading.swaps) if settings.mode == "key" else 0
+def _intact_part(drawn: DrawnPrompts, reading_of: Reading, view: AttentionView) -> pd.DataFrame:
+    reading = reading_of(view)
+    swaps = len(reading.swaps) if reading.mode == "key" else 0
     with bar(len(reading.prompts) * len(reading.layers) * (1 + swaps), "prompts", "layer") as shown:
         tables, logits = reading.intact(shown.update)
     if drawn.draw is not None:
@@ -219,15 +190,11 @@ def _intact_part(drawn: DrawnPrompts, settings: DrawSettings, view: AttentionVie
     return bundled(tables)
 
 
-def _swapped_part(drawn: DrawnPrompts, settings: DrawSettings, swaps: list[Swap], view: AttentionView) -> pd.DataFrame:
-    reading = _reading(view, drawn, settings)
+def _swapped_part(reading_of: Reading, swaps: list[Swap], view: AttentionView) -> pd.DataFrame:
+    reading = reading_of(view)
     steps = len(swaps) * len(reading.prompts) * len(reading.layers)
     with bar(steps, "swaps", "layer") as shown:
         return bundled(reading.swapped(swaps, shown.update))
-
-
-def _reading(view: AttentionView, drawn: DrawnPrompts, settings: DrawSettings) -> BlockReading:
-    return BlockReading(view, drawn.prompts, drawn.every_swap, **vars(settings))
 
 
 def _lengths(task: BlockTask, draw: BlockDraw, tokenizer: Any, bos: str) -> list[int]:

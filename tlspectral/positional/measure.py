@@ -13,28 +13,73 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64
 
-from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.block_task import BlockTask, asked_blocks, swapped_blocks
 from tlspectral.positional.block_weights import Mode
-from tlspectral.positional.columns import MEDIAN_TESTS, POSITIONAL_SYMBOLIC
 from tlspectral.positional.draws import (
-    DrawSettings,
-    draw_folder,
     draw_parts,
+    last_loss,
     prompts_given,
+    prompts_identity,
     prompts_of_task,
     scored_draw,
 )
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.ready_tasks import block_task
 from tlspectral.selection import Heads
-from tlspectral.tables import finished_parts, named, stacked
+from tlspectral.tables import stacked
+from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.schema import Schema, columns
 
 By = Literal["query", "draw"]
 WITH_ERRORS = ("s_pos", "s_sym", "exclusion_index", "logit_std")
 SCORES = (*WITH_ERRORS, "tau", "alpha_ess")
+
+SCORE_COLUMNS = columns("""
+    s_pos              | weighted cosine | Sum over swaps of alpha cos(v', v): 1 where attention stays at its positions.
+    s_sym              | weighted cosine | Sum over swaps of alpha cos(v', (d_j, d_i)): 1 where it moves with the
+                       |                 | blocks.
+    exclusion_index    | share           | sym / (pos + sym) of PS Theorem 1 over all tokens before the query: 0
+                       |                 | symbolic, 1 positional.
+    logit_std          | logit           | Standard deviation of the query's logits over the same tokens.
+    tau                | attention       | Temperature of alpha, the softmax of |d_i - d_j| / tau over swaps.
+    alpha_ess          | swaps           | Effective number of swaps behind the scores: 1 / sum of alpha^2.
+    s_pos_se           | weighted cosine | Standard error of s_pos over draws or prompts; NaN for one.
+    s_sym_se           | weighted cosine | Standard error of s_sym.
+    exclusion_index_se | share           | Standard error of exclusion_index.
+    logit_std_se       | logit           | Standard error of logit_std.
+""")
+"""Scores of a head or frequency on prompts, and their standard errors."""
+
+POSITIONAL_SYMBOLIC = Schema(
+    "positional_symbolic",
+    (
+        *HEAD,
+        *columns("""
+            frequency? | index | Rotary pair, 0 being the model's first. With `per_frequency`.
+            query?     | index | Block that is asked about; of a prompt the position of the query. With `by="query"`.
+            draw?      | index | Number of the draw of a task, or of the prompt in a list, from 0. With `by="draw"`.
+        """),
+        *SCORE_COLUMNS,
+    ),
+    "`tls.positional_symbolic`; `tlspectral positional -o FOLDER` writes it as heads, queries, draws and frequencies, "
+    "_prompt.parquet and _key.parquet",
+)
+MEDIAN_TESTS = Schema(
+    "median_tests",
+    columns("""
+        score        | label           | Score that is tested: s_pos or s_sym.
+        early_median | weighted cosine | Its median over heads of the first half of the layers.
+        late_median  | weighted cosine | Its median over heads of the other layers, the middle one among them.
+        statistic    | chi-square      | Of Mood's median test with Yates' correction. NaN where nothing is compared.
+        pvalue       | probability     | p of that test.
+    """),
+    "`tlspectral.positional.median_tests`; `tlspectral positional -o FOLDER` writes it as median_tests_prompt.parquet "
+    "and median_tests_key.parquet",
+)
 
 
 def positional_symbolic(
@@ -98,13 +143,10 @@ def positional_symbolic(
         seed: of a task's draws, and of the null of the correlation.
 
     Returns:
-        DataFrame `layer, head, name[, frequency][, query | draw], s_pos, s_sym, exclusion_index, logit_std, tau,
-        alpha_ess, s_pos_se, s_sym_se, exclusion_index_se, logit_std_se`, sorted. `exclusion_index` = sym / (pos + sym)
-        of PS Theorem 1 over all visible tokens before the query: 0 symbolic, 1 positional, independent of tau, swaps
-        and scale. `logit_std`, of the logits of the same tokens: if it is small the softmax is flat and both scores
-        are near 1. `alpha_ess`: effective number of swaps behind the scores. Numbers are means over the queries of a
-        draw, then over draws (or the prompts of a list), without prompts in which a head has no score; it has none
-        where its window shows none of the swaps. Standard errors are over draws or prompts, NaN for one.
+        DataFrame, sorted. Columns: `layer, head, name, frequency?, query?, draw?, s_pos, s_sym, exclusion_index,
+        logit_std, tau, alpha_ess, s_pos_se, s_sym_se, exclusion_index_se, logit_std_se`. Numbers are means over the
+        queries of a draw, then over draws (or the prompts of a list), without prompts in which a head has no score; it
+        has none where its window shows none of the swaps.
         `attrs`: provenance, settings, the mean `correlation` of the two scores over heads (of the heads also for
         frequency rows) with its null, see `score_correlation`; of a task also `answers`: the mean probability of the
         right answer, how often it is `first` of all tokens, its probability among the choices, and `chance`
@@ -128,13 +170,15 @@ def positional_symbolic(
     does not answer describe attention on this text: read heads on tasks that are answered above 0.5. A negative
     correlation of the two scores is largely geometry: with f and f' the angles of v and v',
     `s_pos^2 + s_sym^2 = 1 + sin 2f sin 2f'` at each swap. Compare it with the null, in which heads differ only in how
-    often they follow. Both scores near 1 mean that there was little attention to move.
+    often they follow. Both scores near 1, and a small `logit_std`, mean that there was little attention to move. Scores
+    at different `tau` do not compare; with `alpha_ess` near 1 they are those of one swap. `exclusion_index` needs no
+    swaps, but what a position adds to a key in earlier layers counts as content.
     """
     view = attention_view(model)
     require_settings(mode, by, tau=tau, logit_scale=logit_scale)
     swaps = swaps if isinstance(swaps, str) else [(index(i), index(j)) for i, j in swaps]
     task = block_task(prompt) if isinstance(prompt, str) else prompt if isinstance(prompt, BlockTask) else None
-    settings = DrawSettings(mode, logit_scale, per_frequency, None if heads is None else heads_by_layer(view, heads))
+    chosen = None if heads is None else heads_by_layer(view, heads)
     if task is not None:
         drawn = prompts_of_task(view, task, swaps, mode, seed)
     else:
@@ -142,44 +186,54 @@ def positional_symbolic(
         if by == "query" and len(prompts) > 1:
             raise ValueError(f"by='query' is for one prompt or a task, found {len(prompts)}: their positions differ")
         drawn = prompts_given(view, prompts, swaps, mode, seed, every_query=by == "query")
-    kept = None if folder is None else draw_folder(folder, view, task, drawn, settings, swaps, seed)
-    of_draws = [draw_parts(one, settings, kept) for one in drawn]
-    made = finished_parts(
+    measurement = Measurement(
+        POSITIONAL_SYMBOLIC,
+        {"swaps": swaps if isinstance(swaps, str) else [*map(list, swaps)], "logit_scale": logit_scale, "seed": seed},
+        origin=view.origin(),
+        identity={
+            "what": "positional_symbolic",
+            "weights": view.weights_digest,
+            "heads": chosen and [[layer, *indices] for layer, indices in chosen.items()],
+            **prompts_identity(task, drawn),
+        },
+        folder=folder,
+        score=partial(last_loss, view, drawn[0].prompts[0].tokens()),
+        n_jobs=n_jobs,
+    )
+    how = {"logit_scale": logit_scale, "heads": chosen}
+    of_draws = [draw_parts(one, mode, per_frequency, how, measurement.kept) for one in drawn]
+    made = measurement.made(
         [part for parts in of_draws for part in parts],
-        kept,
         description="positional",
         unit="part",
         items="passes",
-        prepare=partial(_unchanged, view),
-        n_jobs=n_jobs,
+        prepare=lambda: view,
     )
-    scored = [
-        scored_draw(one, [made[part.name] for part in parts], tau, per_frequency)
-        for one, parts in zip(drawn, of_draws, strict=True)
-    ]
-    table = averaged([one.tables for one in scored], by)
+    tables, correlations, answers = zip(
+        *(
+            scored_draw(one, [made[part.name] for part in parts], tau, per_frequency)
+            for one, parts in zip(drawn, of_draws, strict=True)
+        ),
+        strict=True,
+    )
     all_prompts = [one for each in drawn for one in (each.prompts if task is not None else each.prompts[-1:])]
     tokens = [one.tokens() for one in all_prompts]
-    table.attrs = {
-        **view.origin(),
+    attrs: dict[str, Any] = {
         "mode": mode,
         "tau": tau,
         "per_frequency": per_frequency,
-        "logit_scale": logit_scale,
         "by": by,
-        "swaps": swaps if isinstance(swaps, str) else [list(swap) for swap in swaps],
         "n_prompts": len(all_prompts),
         "n_swaps": _one_or_list([len(of_query) for one in drawn for of_query in one.swaps]),
         "n_blocks": _one_or_list([len(one.blocks) for one in all_prompts]),
         "n_tokens": _one_or_list([len(one) for one in tokens]),
         "tokens_sha256": digest_of(tokens),
-        "seed": seed,
-        "correlation": _mean_correlation([one for each in scored for one in each.correlations]),
+        "correlation": _mean_correlation([one for of_draw in correlations for one in of_draw]),
     }
     if task is not None:
-        answers = stacked(one.answers for one in scored if one.answers is not None)
-        means = answers.assign(first=answers["rank"] == 1)[["probability", "first", "relative_probability", "chance"]]
-        table.attrs |= {
+        table = stacked(answers)
+        means = table.assign(first=table["rank"] == 1)[["probability", "first", "relative_probability", "chance"]]
+        attrs |= {
             "task": task.name,
             "blocks": list(swapped_blocks(task)),
             "queries": list(asked_blocks(task)),
@@ -187,7 +241,7 @@ def positional_symbolic(
             "draw_seeds": [one.seed for one in drawn],
             "answers": means.mean().to_dict(),
         }
-    return named(table, POSITIONAL_SYMBOLIC)
+    return measurement.table(averaged(list(tables), by), **attrs)
 
 
 def require_settings(mode: str, by: str | None = None, **positive: float | None) -> None:
@@ -209,10 +263,10 @@ def averaged(draws: list[dict[int, pd.DataFrame]], by: By | None) -> pd.DataFram
     Args:
         draws: per draw a table of `SCORES` for each query, all with the same rows in the same order. Queries and draws
             without a score are left out.
-        by: a row per query, or per draw, in a column of this name behind `layer, head[, frequency]`.
+        by: a row per query, or per draw, with a column of this name.
 
     Returns:
-        The rows, sorted. Standard errors, NaN for one draw, stand behind the scores; `tau` and `alpha_ess` have none.
+        The rows, sorted, with standard errors, NaN for one draw; `tau` and `alpha_ess` have none.
 
     Raises:
         ValueError: tables whose rows differ.
@@ -224,11 +278,9 @@ def averaged(draws: list[dict[int, pd.DataFrame]], by: By | None) -> pd.DataFram
     else:
         asked = sorted({query for draw in draws for query in draw})
         groups = {query: [[draw[query]] for draw in draws if query in draw] for query in asked}
-    tables = {key: _over_draws(group) for key, group in groups.items()}
-    keys = list(next(iter(tables.values())))
-    keys = [*keys[: keys.index(SCORES[0])], by]
-    table = stacked(table.assign(**{by: key}) for key, table in tables.items()).sort_values(keys, ignore_index=True)
-    return table.reindex(columns=[*keys, *table.columns.difference(keys, sort=False)])
+    table = stacked(_over_draws(group).assign(**{by: key}) for key, group in groups.items())
+    keys = [name for name in ("layer", "head", "frequency", by) if name in table]
+    return table.sort_values(keys, ignore_index=True)
 
 
 def _over_draws(draws: list[list[pd.DataFrame]]) -> pd.DataFrame:
@@ -257,9 +309,8 @@ def median_tests(scores: pd.DataFrame) -> pd.DataFrame:
             them the last layer is the last in the table.
 
     Returns:
-        DataFrame `score, early_median, late_median, statistic, pvalue`. The middle one of an odd number of layers
-        counts as late; heads without a score are left out. The statistic is chi-square with Yates' correction, NaN
-        where a half has no head, or where no head lies above the median of all.
+        DataFrame, a row per score. Columns: `score, early_median, late_median, statistic, pvalue`. Heads without a
+        score are left out. The test is NaN where a half has no head, or where no head lies above the median of all.
 
     Raises:
         ValueError: several rows of a head.
@@ -286,9 +337,8 @@ def median_tests(scores: pd.DataFrame) -> pd.DataFrame:
             statistic, pvalue = float(tested.statistic), float(tested.pvalue)
         medians = (float(np.median(values)) if len(values) else np.nan for values in (early, late))
         rows.append((score, *medians, statistic, pvalue))
-    table = pd.DataFrame(rows, columns=["score", "early_median", "late_median", "statistic", "pvalue"])
-    table.attrs = dict(scores.attrs)
-    return named(table, MEDIAN_TESTS)
+    table = pd.DataFrame(rows, columns=[column.name for column in MEDIAN_TESTS.columns])
+    return MEDIAN_TESTS.frame(table, scores.attrs)
 
 
 def _prompts(given: Any) -> list[BlockPrompt]:
@@ -303,11 +353,6 @@ def _prompts(given: Any) -> list[BlockPrompt]:
     if not prompts:
         raise ValueError("the list of prompts is empty: there is nothing to measure")
     return prompts
-
-
-def _unchanged(view: AttentionView) -> AttentionView:
-    """What every part is made of."""
-    return view
 
 
 def _one_or_list(counts: list[int]) -> int | list[int]:

@@ -18,10 +18,11 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, rotate, times_phase, with_gain_and_phase
-from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
+from tlspectral.algebra.rotary import in_float64, rotate, times_phase, with_gain_and_phase
+from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped
-from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
+from tlspectral.models.attention.head_scores import rotation_tables
+from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.attention.view import Hook
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
@@ -131,17 +132,8 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
     ScoreMismatch where it differs by more than `verify_scores` allows for patterns.
     """
     logits = seen.head_logits()
-    ours = logits.softmax(-1)
-    theirs = torch.nn.functional.pad(in_float64(pattern.detach()), (ours.shape[-1] - pattern.shape[-1], 0))
-    require_close(
-        (ours - theirs).abs().max(),
-        logits[:, seen.visible].abs().max(),
-        raw.w_q.dtype,
-        "pattern",
-        f"layer {layer}: the attention of the last query rebuilt from queries and keys differs from the model's own",
-        LOOK_FOR_HOOKS,
-        ScoreMismatch,
-    )
+    theirs = torch.nn.functional.pad(pattern.detach(), (logits.shape[-1] - pattern.shape[-1], 0))
+    require_own_pattern(logits, theirs, raw.w_q.dtype, f"layer {layer}")
 
 
 def require_valid_length(layers: list[RawAttention], length: int) -> None:
@@ -209,7 +201,7 @@ class LastQueryReader:
         for layer in range(self.view.n_layers):
             names = self.view.hook_names(layer)
             held = [point for point in ("query", "key", "cos", "sin", "scores") if point in names]
-            hooks += [(names[point], partial(self._hold, layer, point)) for point in held]
+            hooks += [(names[point], partial(self._hold, point)) for point in held]
             hooks.append((names["pattern"], partial(self._finish, layer)))
         return hooks
 
@@ -222,11 +214,11 @@ class LastQueryReader:
                     'load the model with attn_implementation="eager"'
                 )
 
-    def _hold(self, layer: int, point: str, activation: Tensor, hook: Any) -> None:
+    def _hold(self, point: str, activation: Tensor, hook: Any) -> None:
         if point == "query":
             activation = activation[:, -1].clone()  # a copy, so that those of other positions are freed
         elif point == "scores":
-            activation = self.view.unmasked(layer, activation[0, 0, -1])  # the mask is the same for every row and head
+            activation = activation[:1, :1, -1:].clone()  # the mask is the same for every row and head
         elif point in ("cos", "sin"):
             activation = _one_row(activation)
         self.seen[point] = activation.detach()
@@ -236,34 +228,19 @@ class LastQueryReader:
         raw, query, key = self.layers[layer], seen["query"], seen["key"]
         earlier = None if self.context is None else self.context.held[layer, "key"]
         n_keys = key.shape[1] + (0 if earlier is None else earlier.shape[1])
-        tables = self._tables(layer, raw.rotary, n_keys, seen)
-        visible = self._visible(layer, n_keys, seen)
+        held = {} if self.context is None else self.context.held
+        names, captured = self.view.hook_names(layer), {}
+        for point, activation in seen.items():
+            front = [held[layer, point]] if point in ("cos", "sin") and held else []
+            captured[names[point]] = torch.cat([*front, activation])
+        tables = rotation_tables(self.view, raw.rotary, layer, n_keys, captured)
+        visible = visible_keys(self.view, layer, n_keys, captured)[0, 0, -1]
+        # Under a window a layer may keep only its last keys.
+        visible = torch.nn.functional.pad(visible, (n_keys - len(visible), 0))
         for row in range(len(query)):
             keys = key[row] if earlier is None else torch.cat([earlier[row // self.copies], key[row]])
             self.reduce(layer, row, last_query(raw, query[row], keys, tables, visible), pattern[row, :, -1])
         self.finished.add(layer)
-
-    def _tables(
-        self, layer: int, geometry: RotaryGeometry | None, n_keys: int, seen: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor] | None:
-        if geometry is None:
-            return None
-        names, captured = self.view.hook_names(layer), {}
-        for point in [point for point in ("cos", "sin") if point in seen]:
-            earlier = None if self.context is None else self.context.held.get((layer, point))
-            captured[names[point]] = seen[point] if earlier is None else torch.cat([earlier, seen[point]])
-        tables = self.view.rotary_tables(layer, n_keys, captured)
-        if tables is None:
-            return geometry.position_tables(n_keys)
-        per_prompt = geometry.theta.ndim + 1  # without padding all rows have the same positions
-        cos, sin = (per_pair(table[0] if table.ndim > per_prompt else table, geometry) for table in tables)
-        return in_float64(cos), in_float64(sin)
-
-    def _visible(self, layer: int, n_keys: int, seen: dict[str, Tensor]) -> Bool[Tensor, "keys"]:
-        if "scores" not in seen:
-            return self.view.causal_mask(layer, n_keys)[-1]
-        # Under a window a layer may keep only its last keys.
-        return torch.nn.functional.pad(seen["scores"], (n_keys - len(seen["scores"]), 0))
 
 
 def _one_row(table: Float[Tensor, "*batch pos columns"]) -> Float[Tensor, "pos columns"]:

@@ -41,7 +41,6 @@ class KeyValueTask(BlockTask):
                 Question(block, f"---\nThe password of the {key} is", f" {value}")
                 for block, (key, value) in enumerate(pairs)
             ),
-            tuple(f" {value}" for _, value in pairs),
         )
 
 
@@ -127,8 +126,7 @@ class ListIndexTask(BlockTask):
             Question(block, f"---\nThe {_ORDINALS[block]} item of the list is the", f" {word}")
             for block, word in enumerate(words)
         )
-        lines = tuple(f"- {word}\n" for word in words)
-        return BlockDraw("List of items:\n", lines, tuple(questions), tuple(f" {word}" for word in words))
+        return BlockDraw("List of items:\n", tuple(f"- {word}\n" for word in words), tuple(questions))
 
 
 @dataclass(frozen=True)
@@ -231,9 +229,8 @@ def _draw_of(where: str, line: str) -> BlockDraw:
     if found is not None:
         raise ValueError(f"{where}: found {found}; expected {_LINE_FORM}")
     questions = tuple(Question(*question) for question in given["questions"])
-    choices = tuple(given.get("choices", [question.answer for question in questions]))
     try:
-        return BlockDraw(given.get("prefix", ""), tuple(given["blocks"]), questions, choices)
+        return BlockDraw(given.get("prefix", ""), tuple(given["blocks"]), questions, tuple(given.get("choices", ())))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 

@@ -17,11 +17,27 @@ from tlspectral.hooks.parts.blocks import BlockPlaces, block_places
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.layer import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.positional.columns import LOGIT_SHARES
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.readout import LastQuery, read_prompt
 from tlspectral.selection import Heads
-from tlspectral.tables import named
+from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.schema import Schema, columns
+
+LOGIT_SHARES = Schema(
+    "logit_shares",
+    (
+        *HEAD,
+        *columns("""
+            content     | share | Of the table's squares about its mean, what depends on the content of a block alone.
+                        |       | The three are NaN where a window hides a block.
+            position    | share | What depends on the place alone.
+            interaction | share | What is no sum of a function of the content and one of the place.
+            table_std   | logit | Standard deviation of the logits over these tables.
+        """),
+    ),
+    "`tlspectral.positional.logit_shares`",
+)
 
 
 class LogitSplit(NamedTuple):
@@ -87,8 +103,8 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
         heads: as in `ablate`; None for all.
 
     Returns:
-        DataFrame `layer, head, name, content, position, interaction`, which add up to 1, and `table_std`, the standard
-        deviation of the logits over the tables in logits. Shares are NaN where a window hides a block from the query.
+        DataFrame, a row per head. Columns: `layer, head, name, content, position, interaction, table_std`. The three
+        shares add up to 1.
 
     Raises:
         ValueError: no heads, blocks of unequal length, text that the tokenizer joins across blocks, or a prompt too
@@ -101,7 +117,7 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
     position too, as it is part of the key.
 
     What it does not establish: that the model needs the largest share: remove it, as `tls.parts.Content(prompt)`. A
-    share says nothing about its size, which `table_std` does.
+    share says nothing about its size, which `table_std` does, nor this how much attention moves.
 
     Example:
         >>> import tlspectral as tls, torch
@@ -118,15 +134,13 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
     places, tokens = block_places(view.model, tokenized), tokenized.tokens()
     rows: list[pd.DataFrame] = []
     read_prompt(view, tokens, chosen, lambda layer, seen: rows.append(_layer_rows(layer, chosen[layer], seen, places)))
-    table = pd.concat(rows, ignore_index=True)
-    table.attrs = {
-        **view.origin(),
+    settings = {
         "n_blocks": len(places.starts),
         "block_width": places.width,
         "n_tokens": len(tokens),
         "tokens_sha256": digest_of([tokens]),
     }
-    return named(table, LOGIT_SHARES)
+    return Measurement(LOGIT_SHARES, settings, view.origin()).table(pd.concat(rows, ignore_index=True))
 
 
 def _layer_rows(layer: int, heads: list[int], seen: LastQuery, places: BlockPlaces) -> pd.DataFrame:

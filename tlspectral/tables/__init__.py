@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tlspectral.tables.every_table import describe_table, every_schema
     from tlspectral.tables.joining import join
     from tlspectral.tables.parquet import read_table, write_table
-    from tlspectral.tables.parts import PartFolder, open_model_parts, open_parts
+    from tlspectral.tables.parts import PartFolder, open_parts
 
 __all__ = [
     "COLUMNS",
@@ -43,7 +43,6 @@ __all__ = [
     "finished_parts",
     "join",
     "named",
-    "open_model_parts",
     "open_parts",
     "read_table",
     "stacked",
@@ -58,7 +57,6 @@ _HOMES = {
     "describe_table": "every_table",
     "every_schema": "every_table",
     "join": "joining",
-    "open_model_parts": "parts",
     "open_parts": "parts",
     "read_table": "parquet",
     "write_table": "parquet",

@@ -29,7 +29,8 @@ class Measurement:
         settings: what the numbers depend on, as JSON. They stand in the table's `attrs` and in the manifest of the
             folder. Workers, bars and the folder are none.
         origin: which model it is of, for `attrs`.
-        identity: what else tells folders apart, as JSON: hashes of weights and tokens, which heads.
+        identity: what else tells folders apart, as JSON: hashes of weights and tokens, which heads. Functions of no
+            argument, such as a hash of all weights, are called where there is a folder.
         folder: where finished parts are kept, each in a file; None keeps them in memory.
         score: computes the score of the model as it stands. Hooks on a model change it, and no hash of weights shows
             them: a folder in which it was another one is refused.
@@ -50,7 +51,8 @@ class Measurement:
         if self.folder is None:
             return None
         noted = {} if self.score is None else {"intact_value": float(self.score())}
-        opened = open_parts(self.folder, {**self.settings, **self.identity}, noted=noted)
+        identity = {name: value() if callable(value) else value for name, value in self.identity.items()}
+        opened = open_parts(self.folder, {**self.settings, **identity}, noted=noted)
         for name, value in noted.items():
             stored = opened.noted[name]
             if not isinstance(stored, float | int):

@@ -19,8 +19,6 @@ from tlspectral.tables.whole_file import remove_left_overs, whole_file
 _FORMAT = 2  # it rises with the names of settings
 _MANIFEST = "settings.json"
 _OLDER_MANIFESTS = ("sweep.json", "edges.json", "edge_effects.json")
-# Other machines and other numbers of threads change a score by 1e-6; other hooks change it by more.
-_SAME_VALUE = 1e-4
 _OWN_ATTRS = ("file", "given", "made_with")  # `given` holds those of the table's attrs that have one of these names
 
 
@@ -131,33 +129,6 @@ def open_parts(
         )
     remove_left_overs(folder)
     return PartFolder(folder, key, noted_before)
-
-
-def open_model_parts(path: str | os.PathLike[str], settings: dict[str, Any], intact_value: float) -> PartFolder:
-    """Make the folder of work on a model in memory, or check that an existing one was made with the same.
-
-    The manifest also holds the model's score: hooks change it, and no hash of weights shows them.
-
-    Args:
-        path: the folder; missing parents are made.
-        settings: weights, tokens and whatever else the numbers depend on, as JSON.
-        intact_value: score of the model without ablation, with the hooks that are on it.
-
-    Raises:
-        IncompatibleCheckpoint: the folder was made with other weights, tokens, settings or hooks, or holds other files.
-    """
-    folder = open_parts(path, settings, noted={"intact_value": intact_value})
-    stored_value = folder.noted["intact_value"]
-    if not isinstance(stored_value, float | int):
-        raise IncompatibleCheckpoint(
-            f"{folder.path / _MANIFEST} cannot be read (intact_value is {stored_value!r}): choose another folder"
-        )
-    if not abs(stored_value - intact_value) <= _SAME_VALUE * max(1.0, abs(stored_value)):
-        raise IncompatibleCheckpoint(
-            f"{folder.path} holds work on this model at score {stored_value:.6f} without ablation, now it is "
-            f"{intact_value:.6f}: were there other hooks on the model? Choose another folder"
-        )
-    return folder
 
 
 def _read_manifest(file: Path) -> dict[str, Any] | None:

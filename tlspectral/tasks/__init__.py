@@ -4,14 +4,13 @@ from tlspectral.models.text import packaged_text
 from tlspectral.tasks.evaluation import evaluate, induction_loss, language_loss
 from tlspectral.tasks.metrics import next_token_loss
 from tlspectral.tasks.score import Effect, Score, control_test, paired_effect, sign_flip_p, standard_error
-from tlspectral.tasks.scoring import ScoredSequences, Scores, intact_values, score_of, scored_sequences
+from tlspectral.tasks.scoring import ScoredSequences, intact_values, replayed_values, score_of, scored_sequences
 from tlspectral.tasks.task import Task, induction, language, logit_difference, task_of
 
 __all__ = [
     "Effect",
     "Score",
     "ScoredSequences",
-    "Scores",
     "Task",
     "control_test",
     "evaluate",
@@ -24,6 +23,7 @@ __all__ = [
     "next_token_loss",
     "packaged_text",
     "paired_effect",
+    "replayed_values",
     "score_of",
     "scored_sequences",
     "sign_flip_p",

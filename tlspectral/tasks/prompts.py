@@ -1,7 +1,7 @@
 """Prompts of the ready tasks: repeated random segments, and rows of text, which comes with the package or is given."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
@@ -11,15 +11,6 @@ from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens, TokenMask
 from tlspectral.models.attention.prompts import packed_rows, refuse_padding
 from tlspectral.models.text import text_tokens
-
-
-@runtime_checkable
-class PromptsOfModel(Protocol):
-    """Prompts that are made when the model is known."""
-
-    def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the prompts as token ids of one model."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -168,6 +168,19 @@ CONTROL_COLUMNS = columns("""
 """Columns of effects beside those of a control."""
 
 
+def beside_control(
+    deltas: Float64[np.ndarray, "rows sequences"], controls: Float64[np.ndarray, "rows draws sequences"]
+) -> dict[str, Float64[np.ndarray, "rows"]]:
+    """Return the `CONTROL_COLUMNS` behind the first of effects, and of those of the draws on the same sequences."""
+    drawn = controls.mean(2)
+    n_draws = drawn.shape[1]
+    over_sequences = np.array([standard_error(control) for control in controls.mean(1)])
+    over_draws = drawn.std(1, ddof=1) / np.sqrt(n_draws) if n_draws > 1 else np.nan
+    excess, pvalue = control_test(deltas.mean(1), drawn)
+    error = np.hypot(over_sequences, over_draws)
+    return {"control_delta_se": error, "control_excess": excess, "control_p": pvalue}
+
+
 def control_test(
     delta: Float64[np.ndarray, "rows"], controls: Float64[np.ndarray, "rows draws"]
 ) -> tuple[Float64[np.ndarray, "rows"], Float64[np.ndarray, "rows"]]:

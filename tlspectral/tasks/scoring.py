@@ -16,8 +16,8 @@ from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens, attention_positions, positions_in
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
+from tlspectral.models.attention.threads import Hook, hooks_on
 from tlspectral.tasks.metrics import MetricOfModel, next_token_loss
-from tlspectral.tasks.prompts import PromptsOfModel
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.task import Task
 
@@ -93,7 +93,7 @@ class ScoredSequences(PackedTokens):
 
 
 @dataclass
-class Scores:
+class _Scores:
     """Scores of several stacked copies of all sequences, whose logits come batch by batch."""
 
     sequences: ScoredSequences
@@ -130,8 +130,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
             prompts; positions that `next_token_loss` has no targets for; or logits of more than 8 GiB for a metric that
             gets all of them at once.
     """
-    ready = isinstance(task.prompts, PromptsOfModel)
-    packed = task.prompts.packed(view) if ready else packed_prompts(view, task.prompts)
+    packed = packed_prompts(view, task.prompts)
     metric = task.metric
     if isinstance(metric, MetricOfModel):
         metric = metric.for_model(view, len(packed.tokens))
@@ -248,7 +247,7 @@ def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: 
 
 def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:
     """Score the model as it is now, batch by batch, without gradients."""
-    scores = Scores(sequences, 1)
+    scores = _Scores(sequences, 1)
     with torch.no_grad():
         for batch in sequences.batches(view):
             scores.add(batch, logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)))
@@ -259,7 +258,33 @@ def intact_values(
     view: AttentionView, sequences: ScoredSequences, layers: Iterable[int]
 ) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
     """Run the model without ablation. Return the run, to replay from the given layers, and each sequence's score."""
-    scores = Scores(sequences, 1)
+    scores = _Scores(sequences, 1)
     rows = sequences.rows_at_once(view)
     intact = intact_run(view, sequences.tokens, sequences.scored, layers, batch=rows, reduce=scores.add)
     return intact, scores.result()[0].numpy()
+
+
+def replayed_values(
+    intact: IntactRun,
+    sequences: ScoredSequences,
+    layer: int,
+    n_jobs: int,
+    hooks_of: Callable[[slice, slice], list[Hook]],
+) -> Float64[Tensor, "jobs sequences"]:
+    """Score every job on all sequences, the blocks from a layer on run again under its hooks, without gradients.
+
+    As many jobs as memory allows are stacked on the batch axis, one copy of the sequences after the other: that changes
+    numbers by rounding only. `hooks_of` returns the hooks of some of the jobs on some of the sequences.
+    """
+    view, n = intact.view, len(sequences.tokens)
+    values = torch.zeros(n_jobs, n, dtype=torch.float64)
+    stack = max(1, sequences.rows_at_once(view) // n)
+    with torch.no_grad():
+        for first in range(0, n_jobs, stack):
+            jobs = slice(first, min(first + stack, n_jobs))
+            scores = _Scores(sequences, jobs.stop - first)
+            for batch in sequences.batches(view):
+                with hooks_on(view.model, intact.points, hooks_of(jobs, batch)):
+                    scores.add(batch, intact.replay(layer, batch, scores.copies))
+            values[jobs] = scores.result()
+    return values

@@ -30,6 +30,7 @@ from tlspectral.models.attention.head_scores import (
     rotation_tables,
     scores_of_stream,
 )
+from tlspectral.models.attention.run_scores import visible_keys
 
 TIE = 1e-6
 """Relative difference up to which a draw reaches the observed score. Rounding to float32 is 1e-7, and a score that no
@@ -149,10 +150,7 @@ def _fixed_queries(
     """Return what stays in one layer, and its attention rebuilt from the weights. Raises as `rotated_key_pvalues`."""
     names, layer = view.hook_names(index), view.layer(index)
     residual, n_positions = captured[names["residual"]].cpu().double(), pattern.shape[-1]
-    if "scores" in names:
-        hidden = ~view.unmasked(index, captured[names["scores"]]).cpu().all(1, keepdim=True)
-    else:
-        hidden = ~view.causal_mask(index, n_positions).cpu()[None, None]
+    hidden = ~visible_keys(view, index, n_positions, captured).cpu().all(1, keepdim=True)
     rebuilt = rebuilt_scores(view, index, captured).total
     observed = rebuilt.masked_fill(hidden, -torch.inf).softmax(-1)
     # An error of the attention is at most one of its scores.

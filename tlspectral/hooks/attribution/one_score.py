@@ -19,15 +19,36 @@ from tlspectral.hooks.attribution.score_form import (
     removed_pairs,
 )
 from tlspectral.hooks.attribution.two_tokens import QueryRow, TwoTokens, query_row, trace
-from tlspectral.hooks.edges.columns import QK_ATTRIBUTION
 from tlspectral.models.attention import AttentionView, attention_view, require_even_scale
+from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Head, head_name, whole_number
-from tlspectral.tables import named
+from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.schema import Schema, columns
 
 MOST_ROWS = 2_000_000
 REST, BIAS, ALIBI = "rest", "bias", "alibi"
+
+QK_ATTRIBUTION = Schema(
+    "qk_attribution",
+    columns("""
+        query_source         | label       | What wrote this part of the query's stream; else bias, alibi or rest.
+        key_source           | label       | What wrote this part of the key's stream; else bias, alibi or rest.
+        frequency?           | index       | Rotary pair, 0 being the model's first; -1 for other columns and alibi.
+        symmetric            | logit       | (C(a, b) + C(b, a)) / 2, C being the part that is even in the offset.
+        antisymmetric        | logit       | (C(a, b) - C(b, a)) / 2.
+        phase                | logit       | The part that is odd in the offset; 0 without rotary positions.
+        outside_m            | logit       | All of a pair with a bias, and ALiBi; else 0.
+        total                | logit       | The four parts' sum. All rows sum to the score before softcap and mask.
+        measured?            | logit       | S(x, y) - S(x - a, y) - S(x, y - b) + S(x - a, y - b), all norms taken
+                             |             | again, x and y the tokens' streams, a and b the sources. NaN for rows not
+                             |             | removed.
+        attention_predicted? | probability | Attention to the key if its score lost `total`, others as they are.
+        attention_measured?  | probability | The same if it lost `measured`.
+    """),
+    "`tls.qk_attribution`; one score of one head as a sum",
+)
 
 
 def qk_attribution(
@@ -48,16 +69,17 @@ def qk_attribution(
     before softcap and mask, is bilinear in the two streams: one row per pair of sources, and rows `bias` and `alibi`
     where the model has them. Each total is the sum of four parts, which are those that `ablate` removes: `symmetric`
     (M_S) and `antisymmetric` (M_A) of what is even in the offset, `phase` (Im(M_t)), and `outside_m` (biases and
-    ALiBi). All is computed in float64 from one run.
+    ALiBi). C(b, a) exchanges the vectors of the two tokens; a query/key norm keeps its factors. All is computed in
+    float64 from one run.
 
         model = tls.load_model("tiny-rope")
         tokens = torch.arange(3, 20).repeat(2)
         table = tls.qk_attribution(model, tokens, "L1H0", query=-1, key=17, top=8, remove=4)
 
     With `remove=`, the rows of largest |total| are taken out and the score is computed again, every norm taken again:
-    a decomposition alone proves nothing (`tables.describe_table("qk_attribution")` has the formula of `measured`). In
-    `attrs`, `joint_score_measured` is what the score loses when all key sources of the removed rows are taken out of
-    the key at once, and `joint_score_predicted` is the sum of all rows with such a key source.
+    a decomposition alone proves nothing. With the norms held, `measured` would be `total`. In `attrs`,
+    `joint_score_measured` is what the score loses when all key sources of the removed rows are taken out of the key at
+    once, and `joint_score_predicted` is the sum of all rows with such a key source.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -69,8 +91,8 @@ def qk_attribution(
         by_frequency: one row per rotary pair of the head; with `top`, which counts pairs of sources as before.
 
     Returns:
-        DataFrame `query_source, key_source[, frequency], symmetric, antisymmetric, phase, outside_m, total[, measured,
-        attention_predicted, attention_measured]`, largest |total| first, `rest` last. Scores are in logits. `attrs`:
+        DataFrame, largest |total| first, `rest` last. Columns: `query_source, key_source, frequency?, symmetric,
+        antisymmetric, phase, outside_m, total, measured?, attention_predicted?, attention_measured?`. `attrs`:
         `head`, `query`, `key`, `query_token`, `key_token`; `score`, the model's own; `remainder`, by how much it
         exceeds the sum of the rows; `tolerance`; `attention` to the key; `softcap` (None without one);
         `norm_behind_held`: True where a norm stands behind the attention of an earlier layer (Gemma 2 and 3, OLMo 2),
@@ -102,15 +124,14 @@ def qk_attribution(
     if by_frequency and raw.rotary is None:
         raise UnsupportedArchitecture(f"layer {layer} has no rotary positions, so its scores have no frequencies")
     traced = trace(view, tokens, layer, index, query, key)
-    form = head_form(view, layer, index, query, key, tokens.shape[1], traced.captured)
-    row = query_row(view, layer, traced, form, query, key)
+    tables = rotation_tables(view, raw.rotary, layer, tokens.shape[1], traced.captured)
+    form = head_form(view, layer, index, query, key, tables)
+    row = query_row(view, layer, traced, form, tables, query, key)
     rows = _Rows.of(pair_terms(form, traced.written, traced.residual), traced.sources, row.alibi)
     row.require_sum(float(rows.total.sum()))
     frame = rows.frame(top, by_frequency)
+    settings = {"head": head_name(layer, index), "query": query, "key": key, "top": top}
     attrs = {
-        "head": head_name(layer, index),
-        "query": query,
-        "key": key,
         **_texts(view, tokens, query, key),
         "score": row.score,
         "remainder": row.score - float(rows.total.sum()),
@@ -118,12 +139,10 @@ def qk_attribution(
         "attention": float(traced.pattern[key]),
         "softcap": form.layer.softcap,
         "norm_behind_held": traced.norm_behind,
-        "top": top,
     }
     if remove is not None:
         attrs |= _add_removed(frame, remove, rows, traced, row)
-    frame.attrs = {**view.origin(range(layer + 1)), **attrs}
-    return named(frame, QK_ATTRIBUTION)
+    return Measurement(QK_ATTRIBUTION, settings, view.origin(range(layer + 1))).table(frame, **attrs)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.algebra.rotary import RotaryGeometry, in_float64, with_gain_and_phase
+from tlspectral.algebra.rotary import RotaryGeometry, with_gain_and_phase
 from tlspectral.models.attention import (
     AttentionView,
     QueryKeyNorm,
@@ -27,7 +27,7 @@ from tlspectral.models.attention import (
     key_value_groups,
     softcapped,
 )
-from tlspectral.models.attention.head_scores import HeadScores, Rotation, changed_side, rotation_tables
+from tlspectral.models.attention.head_scores import Tables
 from tlspectral.models.attention.layer import LayerSettings
 from tlspectral.models.attention.writes import LayerReads
 
@@ -78,34 +78,23 @@ class StreamSide:
 
 
 @dataclass(frozen=True)
-class HeadRotation:
-    """The rotary pairs of one head in a run.
-
-    Attributes:
-        geometry: of this head, with gain and phase of a spectral layer.
-        cos, sin: of each pair at every position of the prompt, as the model applied them.
-        even, odd: cos and sin of the offset from key to query, per pair.
-    """
-
-    geometry: RotaryGeometry
-    cos: Float64[Tensor, "pos pairs"]
-    sin: Float64[Tensor, "pos pairs"]
-    even: Float64[Tensor, "pairs"]
-    odd: Float64[Tensor, "pairs"]
-
-
-@dataclass(frozen=True)
 class HeadForm:
     """One head at a query and a key position: how its scaled score, before softcap and mask, depends on two streams.
 
-    `head` is its index in the layer.
+    Attributes:
+        layer: as stored.
+        head: its index in the layer.
+        rotary: pairs of this head, with gain and phase of a spectral layer.
+        even, odd: cos and sin of the offset from key to query, per pair, as the model applied them.
     """
 
     layer: LayerSettings
     head: int
     query: StreamSide
     key: StreamSide
-    rotation: HeadRotation | None
+    rotary: RotaryGeometry | None
+    even: Float64[Tensor, "pairs"]
+    odd: Float64[Tensor, "pairs"]
 
     @property
     def slope(self) -> float | None:
@@ -115,7 +104,7 @@ class HeadForm:
     @property
     def n_pairs(self) -> int:
         """Rotary pairs of the head."""
-        return 0 if self.rotation is None else self.rotation.geometry.n_pairs
+        return 0 if self.rotary is None else self.rotary.n_pairs
 
     def capped(self, score: Tensor) -> Tensor:
         """Return scores as the softmax has them, behind the softcap."""
@@ -123,22 +112,22 @@ class HeadForm:
 
     def with_gain(self, queries: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows d_head"]:
         """Return queries times the gain and phase of a spectral layer; as they are elsewhere."""
-        return queries if self.rotation is None else with_gain_and_phase(queries[None], self.rotation.geometry)[0]
+        return queries if self.rotary is None else with_gain_and_phase(queries[None], self.rotary)[0]
 
     def even_keys(self, keys: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows d_head"]:
         """Return keys whose product with a query is C of the pair."""
         weight = keys.new_full(keys.shape[-1:], self.layer.score_scale)
-        if self.rotation is not None:
-            for columns in (self.rotation.geometry.real_index, self.rotation.geometry.imag_index):
-                weight[columns] *= self.rotation.even
+        if self.rotary is not None:
+            for columns in (self.rotary.real_index, self.rotary.imag_index):
+                weight[columns] *= self.even
         return weight * keys
 
     def odd_keys(self, keys: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows d_head"]:
         """Return keys whose product with a query is D of the pair."""
         rotated = torch.zeros_like(keys)
-        if self.rotation is not None:
-            real, imag = self.rotation.geometry.real_index, self.rotation.geometry.imag_index
-            rotated[:, real], rotated[:, imag] = self.rotation.odd * keys[:, imag], -self.rotation.odd * keys[:, real]
+        if self.rotary is not None:
+            real, imag = self.rotary.real_index, self.rotary.imag_index
+            rotated[:, real], rotated[:, imag] = self.odd * keys[:, imag], -self.odd * keys[:, real]
         return self.layer.score_scale * rotated
 
     def score(
@@ -147,48 +136,25 @@ class HeadForm:
         """Return the score of each query and key (as of `StreamSide.of`), without ALiBi."""
         return (self.with_gain(queries) * (self.even_keys(keys) + self.odd_keys(keys))).sum(-1)
 
-    def scores_of_run(
-        self, queries: Float[Tensor, "one pos heads d_head"], keys: Float[Tensor, "one pos kv_heads d_head"], query: int
-    ) -> Float64[Tensor, "pos"]:
-        """Return the scores of a query with all keys from the queries and keys of a run, before a softcap.
 
-        These are what the hook points saw, before a query/key norm. ALiBi is `slope * position of the key`.
-        """
-        raw, at_query, at_key = self.layer, None, None
-        q, k = (in_float64(captured).cpu() for captured in (queries[:, [query]], keys))
-        if self.rotation is not None:
-            cos, sin, geometry = self.rotation.cos, self.rotation.sin, self.rotation.geometry
-            at_query, at_key = Rotation(geometry, cos[[query]], sin[[query]]), Rotation(geometry, cos, sin)
-        q_norm, k_norm = (norm and norm.in_float64() for norm in (raw.q_norm, raw.k_norm))
-        row = HeadScores(
-            raw,
-            [self.head],
-            changed_side(q, None, self.head, q_norm, at_query, queries=True),
-            changed_side(k, None, self.head * k.shape[2] // q.shape[2], k_norm, at_key),
-        ).whole()[0, 0, 0]
-        return row if self.slope is None else row + self.slope * torch.arange(len(row), dtype=row.dtype)
-
-
-def head_form(
-    view: AttentionView, index: int, head: int, query: int, key: int, n_positions: int, captured: dict[str, Tensor]
-) -> HeadForm:
-    """Return the form of one head; `captured` has the layer's rotation tables. Raises as `rotation_tables`."""
+def head_form(view: AttentionView, index: int, head: int, query: int, key: int, tables: Tables | None) -> HeadForm:
+    """Return the form of one head, given cos and sin as the run applied them (`rotation_tables`)."""
     raw = view.raw(index)
     group, first = _readable_group(raw, head)
     layer = fold_attention(group, index)
-    tables = rotation_tables(view, raw.rotary, index, n_positions, captured)
-    rotation = None
-    if tables is not None and raw.rotary is not None:
-        cos, sin = (table[head] if raw.rotary.per_head else table for table in tables)
+    even = odd = layer.b_q.new_zeros(0)
+    if tables is not None:
+        cos, sin = (table[head] if table.ndim == 3 else table for table in tables)
         even = cos[query] * cos[key] + sin[query] * sin[key]
         odd = sin[query] * cos[key] - cos[query] * sin[key]
-        rotation = HeadRotation(raw.rotary.of_heads([head]), cos, sin, even, odd)
     return HeadForm(
         raw,
         head,
         StreamSide(LayerReads(layer.norm, layer.w_q), layer.b_q, layer.q_norm, head - first),
         StreamSide(LayerReads(layer.norm, layer.w_k), layer.b_k, layer.k_norm, layer.kv_head(head - first)),
-        rotation,
+        raw.rotary and raw.rotary.of_heads([head]),
+        even,
+        odd,
     )
 
 
@@ -245,8 +211,8 @@ class PairTerms:
 
     def _summed(self, columns: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows frequencies"]:
         frequency = torch.zeros(columns.shape[-1], dtype=torch.long)
-        if self.form.rotation is not None:
-            geometry = self.form.rotation.geometry
+        geometry = self.form.rotary
+        if geometry is not None:
             frequency[geometry.real_index] = frequency[geometry.imag_index] = torch.arange(1, geometry.n_pairs + 1)
         return columns.new_zeros(len(columns), self.form.n_pairs + 1).index_add_(1, frequency, columns)
 

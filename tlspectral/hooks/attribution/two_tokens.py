@@ -14,6 +14,8 @@ from tlspectral.errors import ScoreMismatch
 from tlspectral.hooks.attribution.score_form import HeadForm
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, noise_of, require_close
+from tlspectral.models.attention.head_scores import Tables
+from tlspectral.models.attention.run_scores import require_own_pattern, row_scores
 from tlspectral.models.attention.writes import head_writes, require_equal_streams, require_sum_of_writes, z_of
 from tlspectral.selection import head_name
 
@@ -180,7 +182,9 @@ class QueryRow:
         return torch.sigmoid(self.form.capped(self.score - change) - others)
 
 
-def query_row(view: AttentionView, layer: int, traced: TwoTokens, form: HeadForm, query: int, key: int) -> QueryRow:
+def query_row(
+    view: AttentionView, layer: int, traced: TwoTokens, form: HeadForm, tables: Tables | None, query: int, key: int
+) -> QueryRow:
     """Return a query's own scores of a run: those that the model exposes, else those of its own queries and keys.
 
     Under ALiBi the bias of a key is `slope * position` and a constant of the row, which the softmax does not see: the
@@ -188,7 +192,10 @@ def query_row(view: AttentionView, layer: int, traced: TwoTokens, form: HeadForm
     masked key, and ScoreMismatch where the softmax of the scores is not the model's attention.
     """
     names, raw = view.hook_names(layer), view.raw(layer)
-    of_run = form.scores_of_run(traced.captured[names["query"]], traced.captured[names["key"]], query)
+    q, k = (in_float64(traced.captured[names[point]]).cpu() for point in ("query", "key"))
+    of_run = row_scores(raw, form.head, q, k, tables, torch.tensor([[query]])).whole()[0, 0, 0]
+    if form.slope is not None:
+        of_run = of_run + form.slope * torch.arange(len(of_run), dtype=of_run.dtype)
     scores, unmasked = traced.scores, traced.unmasked
     if scores is None or unmasked is None:
         scores, unmasked = form.capped(of_run), view.causal_mask(layer, len(of_run))[query].cpu()
@@ -199,16 +206,8 @@ def query_row(view: AttentionView, layer: int, traced: TwoTokens, form: HeadForm
             "there is no score"
         )
     largest = float(scores[unmasked].abs().max()) if traced.largest is None else traced.largest
-    row = scores.masked_fill(~unmasked, -torch.inf).softmax(-1)
-    require_close(
-        (row - traced.pattern).abs().max(),
-        torch.tensor(largest, dtype=torch.float64),
-        raw.w_q.dtype,
-        "pattern",
-        f"layer {layer}: the softmax of the scores differs from the model's own attention",
-        LOOK_FOR_HOOKS,
-        ScoreMismatch,
-    )
+    row = scores.masked_fill(~unmasked, -torch.inf)
+    require_own_pattern(row, traced.pattern, raw.w_q.dtype, f"layer {layer}", largest=largest)
     score, alibi = float(scores[key] if form.layer.softcap is None else of_run[key]), None
     if form.slope is not None:
         alibi = float(form.slope * key + (scores - of_run)[unmasked].mean())

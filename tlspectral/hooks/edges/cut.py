@@ -19,7 +19,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, acts_first
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.models.attention import folded_bias
+from tlspectral.models.attention import AttentionLayer, folded_bias
 from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
@@ -116,11 +116,7 @@ class EdgeReceiver(HeadCapture):
         return [(self.names["residual"], self._hold_stream), (self.names[point], self._edit)]
 
     def _columns(self, read: int, captured: Tensor) -> list[int]:
-        """Return where a captured tensor holds a head that is read: it may be repeated per query head."""
-        n = captured.shape[2]
-        if self.what == "q" or n == self.layer.n_kv_heads:
-            return [read]
-        return [head for head in range(n) if self.layer.kv_head(head) == read]
+        return held_at(self.layer, self.what, read, captured.shape[2])
 
     def _hold_stream(self, x: Tensor, hook: Any) -> None:
         self.hold("residual", x)
@@ -169,6 +165,13 @@ class EdgeReceiver(HeadCapture):
             for column in self._columns(head, captured):  # where nothing is removed, adding 0 keeps it to the bit
                 edited[:, :, column] = (widened(captured[:, :, column]) + change).to(captured)
         return edited
+
+
+def held_at(layer: AttentionLayer, what: Input, read: int, n_held: int) -> list[int]:
+    """Return which of the heads of a captured tensor are one that is read: some models repeat keys per query head."""
+    if what == "q" or n_held == layer.n_kv_heads:
+        return [read]
+    return [head for head in range(n_held) if layer.kv_head(head) == read]
 
 
 def refuse_open_receivers(point: Any, heads: list[int], of: EdgeReceiver | None = None) -> None:

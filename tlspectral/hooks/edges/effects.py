@@ -1,7 +1,7 @@
 """`edge_effects`: what a head's attention, or a task, loses when one sender is taken out of what a receiver reads."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
 from typing import Any, Literal
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tlspectral.heads.composition import composition_into
 from tlspectral.heads.detectors.sequences import detector_offsets, segment_length_of
-from tlspectral.hooks.edges.columns import EDGE_EFFECTS
 from tlspectral.hooks.edges.cut import refuse_open_receivers
 from tlspectral.hooks.edges.reached import Reached, reached
 from tlspectral.hooks.edges.receiving import QueryKeyPairs, ReceiverLayer, Replayed, receiver_layer
@@ -24,21 +23,49 @@ from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import attention_positions
 from tlspectral.models.attention.writes import INPUT_POINTS, Input
 from tlspectral.selection import Receivers, head_name
-from tlspectral.tables import WorkPart, finished_parts, named, open_model_parts, stacked
+from tlspectral.tables import WorkPart, stacked
+from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import (
     ScoredSequences,
     Task,
-    control_test,
     intact_values,
     score_of,
     scored_sequences,
     standard_error,
     task_of,
 )
+from tlspectral.tasks.score import CONTROL_COLUMNS, beside_control
 
 SEQUENCES = 16
 
 Measure = Literal["prev", "dup", "ind", "attention", "task"]
+
+EDGE_EFFECTS = Schema(
+    "edge_effects",
+    (
+        *columns("""
+            sender         | label          | What writes: a head (L16H0), an MLP (L3MLP), or embedding.
+            layer          | index          | Layer of the sender; -1 for embedding.
+            head           | index          | Head of the sender; -1 for an MLP and for embedding.
+            receiver       | label          | What reads: of a head (L18H6.q), or shared by heads (L18KV2.k).
+            receiver_layer | index          | Layer of the receiver.
+            receiver_head  | index          | Head whose attention is measured; for a task the first asked for.
+            input          | label          | What of the receiver is computed without the sender: q, k or v.
+            reached        | label          | Heads whose input changes with the edge; an effect on a task is of all.
+            attention      | probability    | Intact, of receiver_head, mean over queries and sequences; NaN for a task.
+            delta          | of the measure | Cut edge less intact model: of that attention, or of the task's metric.
+            delta_se       | of the measure | Standard error of delta over sequences, paired; NaN for one.
+        """),
+        *CONTROL_COLUMNS,
+        *columns("""
+            pvalue?       | probability | As control_p, among the effects of all senders of the receiver.
+            qvalue?       | probability | pvalue corrected for the number of rows (Benjamini-Hochberg).
+            k_composition | ratio       | Composition score from weights, mean over the receiver's heads; else NaN.
+        """),
+    ),
+    "`tls.edge_effects`",
+)
 
 
 def edge_effects(
@@ -91,12 +118,11 @@ def edge_effects(
 
     Returns:
         DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for (all of a
-        group, by its receiver's name), sorted by receiver, then sender: `sender, layer, head, receiver, receiver_layer,
-        receiver_head, input, reached, attention, delta, delta_se, k_composition`; with a control `control_delta,
-        control_delta_se, control_excess, control_p, pvalue, qvalue`; `tables.describe_table("edge_effects")` says what
-        each is. A sender in the receiver's layer or behind has no row. `attrs` hold model and settings;
-        `norm_behind_held`: layers of senders with a norm behind the attention (Gemma 2 and 3, OLMo 2), in which a
-        head's write is its share with that norm's scale held.
+        group, by its receiver's name), sorted by receiver, then sender. Columns: `sender, layer, head, receiver,
+        receiver_layer, receiver_head, input, reached, attention, delta, delta_se, control_delta?, control_delta_se?,
+        control_excess?, control_p?, pvalue?, qvalue?, k_composition`. A sender in the receiver's layer or behind has no
+        row. `attrs` hold model and settings; `norm_behind_held`: layers of senders with a norm behind the attention
+        (Gemma 2 and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
 
     Raises:
         BadHead: a head or a receiver that does not exist.
@@ -112,7 +138,8 @@ def edge_effects(
     recomputed, not frozen.
 
     What it does not establish: that an edge without effect carries nothing. Others can stand in, and some edges matter
-    only together: cut those with `ablate(..., into=)`.
+    only together: cut those with `ablate(..., into=)`. The null of `pvalue` holds writes of all senders, so one that
+    writes little has to beat the noise of those that write much. `k_composition` does not say that a path is used.
     """
     view = attention_view(model)
     ends = reached(view, receivers)
@@ -131,63 +158,42 @@ def edge_effects(
         if not any(sender.layer < end.receiver.layer for sender in writers):
             raise ValueError(f"{end.receiver.name}: none of the senders lies in an earlier layer")
     pairs = None if measure == "task" else _pairs(sequences, chosen_task, measure)
-    plan = _Plan(writers, pairs, measure, replace, draws if control == "random" else 0, seed)
-    parts_folder = None
-    if folder is not None:
-        settings = {
-            "weights": view.weights_digest(),
+    how: dict[str, Any] = {"replace": replace, "draws": draws if control == "random" else 0, "seed": seed}
+    measurement = Measurement(
+        EDGE_EFFECTS,
+        {"task": sequences.name, "control": control, "measure": measure, **how},
+        origin=view.origin(),
+        identity={
+            "weights": view.weights_digest,
             "tokens": sequences.digest,
-            "task": sequences.name,
             "senders": [sender.name for sender in writers],
             "receivers": [[end.receiver.name, list(end.asked)] for end in ends],
-            "control": control,
-            **plan.settings,
-        }
-        parts_folder = open_model_parts(folder, settings, score_of(view, sequences).value)
+        },
+        folder=folder,
+        score=lambda: score_of(view, sequences).value,
+        n_jobs=n_jobs,
+    )
     layers = sorted({layer for layer, _ in by_part})
-    parts = finished_parts(
+    of_part = partial(_part_table, writers, pairs, partial(CachedRun.removed, **how))
+    parts = measurement.made(
         [
-            WorkPart(f"{what}_L{layer:03d}", partial(_part_table, plan, layer, what, some), items=len(some))
+            WorkPart(f"{what}_L{layer:03d}", partial(of_part, layer, what, some), items=len(some))
             for (layer, what), some in by_part.items()
         ],
-        parts_folder,
         description="edges",
         unit="layer",
         items="receivers",
-        prepare=partial(_prepared, view, sequences, layers, plan),
-        n_jobs=n_jobs,
+        prepare=partial(_prepared, view, sequences, layers, writers, measure),
     )
     table = stacked(parts.values())
-    if plan.draws:
-        corrected = scipy.stats.false_discovery_control(table["pvalue"])
-        table.insert(list(table).index("pvalue") + 1, "qvalue", corrected)
-    table.attrs = {
-        **view.origin(),
-        "task": sequences.name,
-        "control": control,
-        **plan.settings,
-        "n_sequences": len(sequences.tokens),
-        "tokens_sha256": sequences.digest,
-        "norm_behind_held": [layer for layer in range(layers[-1]) if view.behind(layer)[1].kind != "none"],
-    }
-    return named(table, EDGE_EFFECTS)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The settings that all edges share. `pairs` are None for the effect on a task."""
-
-    senders: list[Sender]
-    pairs: QueryKeyPairs | None
-    measure: Measure
-    replace: Replaced
-    draws: int
-    seed: int
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What tables and folders hold of it."""
-        return {name: getattr(self, name) for name in ("measure", "replace", "draws", "seed")}
+    if control is not None:
+        table["qvalue"] = scipy.stats.false_discovery_control(table["pvalue"])
+    return measurement.table(
+        table,
+        n_sequences=len(sequences.tokens),
+        tokens_sha256=sequences.digest,
+        norm_behind_held=[layer for layer in range(layers[-1]) if view.behind(layer)[1].kind != "none"],
+    )
 
 
 def _check(ends: list[Reached], measure: str, replace: str, control: str | None, draws: int) -> None:
@@ -225,22 +231,28 @@ def _pairs(sequences: ScoredSequences, task: Task, measure: Measure) -> QueryKey
 
 
 def _prepared(
-    view: AttentionView, sequences: ScoredSequences, layers: list[int], plan: _Plan
+    view: AttentionView, sequences: ScoredSequences, layers: list[int], senders: list[Sender], measure: Measure
 ) -> tuple[CachedRun, Replayed | None]:
-    run = cached_run(view, sequences, layers, plan.senders)
-    if plan.measure != "task":
+    run = cached_run(view, sequences, layers, senders)
+    if measure != "task":
         return run, None
     return run, Replayed(*intact_values(view, sequences, layers), sequences)
 
 
 @torch.no_grad()
 def _part_table(
-    plan: _Plan, layer: int, what: Input, ends: list[Reached], prepared: tuple[CachedRun, Replayed | None]
+    senders: list[Sender],
+    pairs: QueryKeyPairs | None,
+    removed_of: Callable[[CachedRun, list[Sender]], Iterator[Tensor]],
+    layer: int,
+    what: Input,
+    ends: list[Reached],
+    prepared: tuple[CachedRun, Replayed | None],
 ) -> pd.DataFrame:
     """Measure edges into queries, keys or values of one layer, at each asked head or at each receiver for a task."""
     run, replayed = prepared
     receiver = receiver_layer(run, layer, what)
-    senders = [sender for sender in plan.senders if sender.layer < layer]
+    senders = [sender for sender in senders if sender.layer < layer]
     measured = (
         [(end, [head]) for end in ends for head in end.asked]
         if replayed is None
@@ -249,19 +261,19 @@ def _part_table(
     heads = [of_end[0] for _, of_end in measured]
     composition = _composition(run.view, layer, what, [of_end for _, of_end in measured], senders)
     intact = None
-    if plan.pairs is not None:
+    if pairs is not None:
         for head in heads:
-            receiver.require_own_pattern(head, plan.pairs)
-        intact = torch.stack([receiver.attention(head, plan.pairs) for head in heads])
+            receiver.require_own_pattern(head, pairs)
+        intact = torch.stack([receiver.attention(head, pairs) for head in heads])
     by_group: list[Float64[np.ndarray, "draws receivers senders sequences"]] = []
     for _, group in groupby(senders, key=lambda sender: (sender.layer, sender.kind)):
-        removed = run.removed(list(group), plan.replace, draws=plan.draws, seed=plan.seed)
-        by_group.append(np.stack([_deltas(plan, receiver, heads, intact, each, replayed) for each in removed]))
+        removed = removed_of(run, list(group))
+        by_group.append(np.stack([_deltas(pairs, receiver, heads, intact, each, replayed) for each in removed]))
     deltas = np.concatenate(by_group, axis=2)
     attention = np.full(len(heads), np.nan) if intact is None else intact.mean(1).cpu().numpy()
     return pd.concat(
         [
-            _end_table(plan, senders, end, of_end, attention[index], deltas[:, index], composition[index])
+            _end_table(senders, end, of_end, attention[index], deltas[:, index], composition[index])
             for index, (end, of_end) in enumerate(measured)
         ],
         ignore_index=True,
@@ -269,7 +281,7 @@ def _part_table(
 
 
 def _deltas(
-    plan: _Plan,
+    pairs: QueryKeyPairs | None,
     receiver: ReceiverLayer,
     heads: list[int],
     intact: Float64[Tensor, "receivers sequences"] | None,
@@ -277,29 +289,21 @@ def _deltas(
     replayed: Replayed | None,
 ) -> Float64[np.ndarray, "receivers senders sequences"]:
     """Return the effects of senders of one layer, given what is removed of the stream, on each of the heads."""
-    change = _change(plan, receiver, removed)
+    residual = receiver.residual
+    if receiver.what == "q" and pairs is not None:  # queries change at the marked positions alone
+        rows = pairs.queries[..., None].to(residual.device)
+        residual = residual.gather(1, rows.expand(-1, -1, residual.shape[-1]))
+        removed = removed.gather(2, rows.expand(len(removed), -1, -1, removed.shape[-1]))
+    change = receiver.reads.change(residual, removed)
     if replayed is not None:
         return replayed.deltas(receiver, heads, change)
-    assert plan.pairs is not None
+    assert pairs is not None
     assert intact is not None
-    effects = [receiver.attention(head, plan.pairs, change) - own for head, own in zip(heads, intact, strict=True)]
+    effects = [receiver.attention(head, pairs, change) - own for head, own in zip(heads, intact, strict=True)]
     return torch.stack(effects).cpu().numpy()
 
 
-def _change(
-    plan: _Plan, receiver: ReceiverLayer, removed: Tensor
-) -> Float64[Tensor, "senders sequences pos heads d_head"]:
-    """Return how queries, keys or values of all heads of the layer change; queries at the marked positions alone."""
-    residual = receiver.residual
-    if receiver.what == "q" and plan.pairs is not None:
-        rows = plan.pairs.queries[..., None].to(residual.device)
-        residual = residual.gather(1, rows.expand(-1, -1, residual.shape[-1]))
-        removed = removed.gather(2, rows.expand(len(removed), -1, -1, removed.shape[-1]))
-    return receiver.reads.change(residual, removed)
-
-
 def _end_table(
-    plan: _Plan,
     senders: list[Sender],
     end: Reached,
     heads: list[int],
@@ -324,13 +328,9 @@ def _end_table(
             "delta_se": [standard_error(effect) for effect in delta],
         }
     )
-    if plan.draws:
-        over_sequences = [standard_error(effect) for effect in controls.mean(0)]
+    if len(controls):
         drawn = controls.mean(2)  # [draws, senders]
-        table["control_delta"] = drawn.mean(0)
-        over_draws = drawn.std(0, ddof=1) / np.sqrt(plan.draws) if plan.draws > 1 else np.nan
-        table["control_delta_se"] = np.hypot(over_sequences, over_draws)
-        table["control_excess"], table["control_p"] = control_test(delta.mean(1), drawn.T)
+        table = table.assign(control_delta=drawn.mean(0), **beside_control(delta, controls.swapaxes(0, 1)))
         larger = (np.abs(drawn).ravel() >= np.abs(delta.mean(1))[:, None]).sum(1)
         table["pvalue"] = (1 + larger) / (1 + drawn.size)
     table["k_composition"] = composition

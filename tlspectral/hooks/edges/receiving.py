@@ -10,16 +10,16 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.errors import ScoreMismatch
+from tlspectral.hooks.edges.cut import held_at
 from tlspectral.hooks.edges.senders import CachedRun
 from tlspectral.models.attention import AttentionLayer, require_even_scale
-from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
-from tlspectral.models.attention.head_scores import HeadScores, Rotation, changed_side, rotation_tables
+from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.replay import IntactRun
-from tlspectral.models.attention.threads import hooks_on
+from tlspectral.models.attention.run_scores import require_own_pattern, row_scores, visible_keys
+from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, layer_reads
 from tlspectral.selection import head_name
-from tlspectral.tasks import ScoredSequences, Scores
+from tlspectral.tasks import ScoredSequences, replayed_values
 
 
 @dataclass(frozen=True)
@@ -58,44 +58,26 @@ class ReceiverLayer:
 
         `change` is of the queries of the pairs or of the keys of all positions, of all heads; the head's own is used.
         """
-        of_query, of_key = (change, None) if self.what == "q" else (None, change)
-        scores = self._scores(head, pairs.queries, of_query, of_key)
+        scores = self._scores(head, pairs.queries, change)
         keys = pairs.keys[..., None].expand(*scores.shape[:-1], 1)
         return scores.softmax(-1).gather(-1, keys)[..., 0].mean(-1)
 
     def _scores(
-        self, head: int, rows: Int[Tensor, "sequences pairs"], query_change: Tensor | None, key_change: Tensor | None
+        self, head: int, rows: Int[Tensor, "sequences pairs"], change: Tensor | None = None
     ) -> Float64[Tensor, "*copies sequences pairs pos"]:
         """Return masked scores of some queries of each sequence."""
-        index = rows[..., None, None].expand(-1, -1, *self.query.shape[2:])
-        at_query = at_key = None
-        if self.tables is not None and self.layer.rotary is not None:
-            geometry = self.layer.rotary.of_heads([head])
-            cos, sin = (table[head] if table.ndim == 3 else table for table in self.tables)
-            at_query, at_key = Rotation(geometry, cos[rows][:, None], sin[rows][:, None]), Rotation(geometry, cos, sin)
-        scores = HeadScores(
-            self.layer,
-            [head],
-            changed_side(self.query.gather(1, index), query_change, head, self.layer.q_norm, at_query, queries=True),
-            changed_side(self.key, key_change, self.layer.kv_head(head), self.layer.k_norm, at_key),
-        ).own()[..., 0, :, :]
-        allowed = self.allowed[rows] if self.allowed.ndim == 2 else _rows_of(self.allowed, rows)
-        return scores.masked_fill(~allowed, -torch.inf)
+        of_query, of_key = (change, None) if self.what == "q" else (None, change)
+        scores = row_scores(
+            self.layer, head, self.query, self.key, self.tables, rows, query_change=of_query, key_change=of_key
+        )
+        allowed = _rows_of(self.allowed.expand(len(rows), -1, -1), rows)
+        return scores.own()[..., 0, :, :].masked_fill(~allowed, -torch.inf)
 
     def require_own_pattern(self, head: int, pairs: QueryKeyPairs) -> None:
         """Refuse a head whose attention in the run is not that of its own queries and keys. Raises ScoreMismatch."""
-        name = self.run.view.hook_names(self.layer.layer)["pattern"]
-        pattern = in_float64(self.run.captured[name])[:, head]
-        scores = self._scores(head, pairs.queries, None, None)
-        require_close(
-            (scores.softmax(-1) - _rows_of(pattern, pairs.queries)).abs().max(),
-            scores.masked_fill(scores.isinf(), 0.0).abs().max(),
-            self.run.captured[name].dtype,
-            "pattern",
-            f"{head_name(self.layer.layer, head)}: the attention of the run differs from that of its queries and keys",
-            LOOK_FOR_HOOKS,
-            ScoreMismatch,
-        )
+        pattern = self.run.captured[self.run.view.hook_names(self.layer.layer)["pattern"]]
+        rows = _rows_of(pattern[:, head], pairs.queries)
+        require_own_pattern(self._scores(head, pairs.queries), rows, pattern.dtype, head_name(self.layer.layer, head))
 
 
 def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
@@ -111,10 +93,6 @@ def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
     query, key = (in_float64(run.captured[names[point]]) for point in ("query", "key"))
     query, key = (x.reshape(*x.shape[:2], -1, layer.d_head) for x in (query, key))
     tables = rotation_tables(view, layer.rotary, index, n_positions, run.captured)
-    if "scores" in names:
-        allowed = view.unmasked(index, run.captured[names["scores"]][:, 0])
-    else:
-        allowed = view.causal_mask(index, n_positions)
     return ReceiverLayer(
         run,
         layer,
@@ -123,7 +101,7 @@ def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
         in_float64(run.captured[names["residual"]]),
         query,
         key[:, :, :: key.shape[2] // layer.n_kv_heads],  # some models repeat keys, one per query head
-        allowed.to(query.device),
+        visible_keys(view, index, n_positions, run.captured)[:, 0].to(query.device),
         None if tables is None else (tables[0].to(query.device), tables[1].to(query.device)),
     )
 
@@ -140,29 +118,22 @@ class Replayed:
     values: Float64[np.ndarray, "sequences"]
     sequences: ScoredSequences
 
-    @torch.no_grad()
     def deltas(
         self,
         receiver: ReceiverLayer,
         heads: list[int],
         change: Float64[Tensor, "senders sequences pos heads d_head"],
     ) -> Float64[np.ndarray, "receivers senders sequences"]:
-        """Return the score with each edge cut, less the intact one. Several edges are stacked on the batch axis."""
+        """Return the score with each edge cut, less the intact one."""
         view, layer = self.intact.view, receiver.layer.layer
         point = view.hook_names(layer)[INPUT_POINTS[receiver.what]]
         jobs = [(head, sender) for head in heads for sender in range(len(change))]
-        n = len(self.sequences.tokens)
-        values = torch.zeros(len(jobs), n, dtype=torch.float64)
-        stack = max(1, self.sequences.rows_at_once(view) // n)
-        for first in range(0, len(jobs), stack):
-            chunk = jobs[first : first + stack]
-            scores = Scores(self.sequences, len(chunk))
-            for batch in self.sequences.batches(view):
-                edit = _edit(receiver, chunk, change[:, batch])
-                with hooks_on(view.model, self.intact.points, [(point, edit)]):
-                    scores.add(batch, self.intact.replay(layer, batch, len(chunk)))
-            values[first : first + len(chunk)] = scores.result()
-        return values.view(len(heads), len(change), n).numpy() - self.values
+
+        def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
+            return [(point, _edit(receiver, jobs[chunk], change[:, batch]))]
+
+        values = replayed_values(self.intact, self.sequences, layer, len(jobs), hooks_of)
+        return values.view(len(heads), len(change), -1).numpy() - self.values
 
 
 def _edit(receiver: ReceiverLayer, jobs: list[tuple[int, int]], change: Tensor) -> Callable[..., Tensor]:
@@ -171,15 +142,10 @@ def _edit(receiver: ReceiverLayer, jobs: list[tuple[int, int]], change: Tensor) 
     def edit(activation: Tensor, hook: Any) -> Tensor:
         edited = activation.reshape(*activation.shape[:2], -1, receiver.layer.d_head).clone()
         copies = edited.unflatten(0, (len(jobs), -1))
-        n_heads = edited.shape[2]
         for copy, (head, sender) in zip(copies, jobs, strict=True):
-            if receiver.what == "q":
-                of_change, reached = head, [head]
-            else:
-                of_change = receiver.layer.kv_head(head)
-                size = n_heads // receiver.layer.n_kv_heads  # some models repeat keys, one per query head
-                reached = list(range(of_change * size, (of_change + 1) * size))
-            copy[:, :, reached] += change[sender, :, :, of_change].to(copy)[:, :, None]
+            read = head if receiver.what == "q" else receiver.layer.kv_head(head)
+            held = held_at(receiver.layer, receiver.what, read, edited.shape[2])
+            copy[:, :, held] += change[sender, :, :, read].to(copy)[:, :, None]
         return edited.reshape(activation.shape)
 
     return edit

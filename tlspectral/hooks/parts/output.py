@@ -1,6 +1,6 @@
 """All that a head writes, and what stands in its place: nothing, a mean, its z on another sequence or on the pair."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,7 +13,6 @@ from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.prompts import packed_prompts
-from tlspectral.models.attention.replay import last_logits
 
 Replace = Literal["zero", "mean", "resample", "counterfactual"]
 
@@ -219,35 +218,27 @@ def _from_reference(
     Sequences of unequal length have one mean, over the real tokens of all.
     """
     sequences, donors = reference.sequences, reference.donors
-    tokens, even = sequences.tokens, not sequences.padded
-    sums: dict[int, Tensor] = {}
+    even = not sequences.padded
+    names = {layer: view.hook_names(layer)["z"] for layer in by_layer}
     outputs: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}
-    batch = slice(0, 0)
-
-    def keeper(layer: int, heads: list[int]) -> Callable[[Tensor, Any], None]:
-        def keep(z: Tensor, hook: Any) -> None:
-            chosen = z[:, :, heads]
-            if how in ("resample", "counterfactual"):
-                outputs[layer].append(chosen)
-                return
-            real = sequences.real[batch]
-            total = (widened(chosen) * real[..., None, None].to(chosen.device)).sum(0 if even else (0, 1))
-            sums[layer] = sums[layer] + total if layer in sums else total
-
-        return keep
-
-    hooks = []
-    for layer, heads in by_layer.items():
-        hooks.append((view.hook_names(layer)["z"], keeper(layer, heads)))
-    rows = max(1, _TOKENS // tokens.shape[1])
-    for start in range(0, len(tokens) if hooks else 0, rows):
+    rows = max(1, _TOKENS // sequences.tokens.shape[1])
+    for start in range(0, len(sequences.tokens) if by_layer else 0, rows):
         batch = slice(start, start + rows)
-        last_logits(view, tokens[batch], hooks)
-    count = len(tokens) if even else int(sequences.lengths.sum())
+        captured = view.capture(sequences.tokens[batch], names.values(), last=names[max(names)])
+        for layer, heads in by_layer.items():
+            z = captured[names[layer]][:, :, heads]
+            if how == "mean":
+                real = sequences.real[batch, :, None, None].to(z.device)
+                z = (widened(z) * real).sum(0 if even else (0, 1))
+            outputs[layer].append(z)
+    count = len(sequences.tokens) if even else int(sequences.lengths.sum())
 
     def gathered(layer: int) -> Tensor:
         if how in ("resample", "counterfactual"):
             return torch.cat(outputs[layer])
-        return (sums[layer] / count)[None] if even else (sums[layer] / count)[None, None]
+        mean: Any = sum(outputs[layer]) / count
+        return mean[None] if even else mean[None, None]
 
-    return {layer: Replacement(how, seed, heads, gathered(layer), donors) for layer, heads in by_layer.items()}
+    return {
+        layer: Replacement(how, seed, heads, gathered(layer), donors) for layer, heads in by_layer.items()
+    }

@@ -12,28 +12,63 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Band
-from tlspectral.hooks.sweeps.columns import BAND_EFFECTS
-from tlspectral.hooks.sweeps.effects import replayed_scores, unpadded
+from tlspectral.hooks.sweeps.effects import unpadded
 from tlspectral.hooks.sweeps.sweep import SEQUENCES
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Heads
-from tlspectral.tables import named
+from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.progress import bar
+from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import (
     ScoredSequences,
     Task,
-    control_test,
     intact_values,
+    replayed_values,
     scored_sequences,
     standard_error,
     task_of,
 )
+from tlspectral.tasks.score import beside_control
 
 BANDS = ("high", "middle", "low")
 _TRIES = 200  # orders of the frequencies tried for one random set
 _TOLERANCE = 0.1  # of the RMS that a random set may differ by
+
+BAND_EFFECTS = Schema(
+    "band_effects",
+    (
+        *HEAD,
+        *columns("""
+            band             | label         | Third of the frequencies that was dropped: high (the fastest pairs),
+                             |               | middle or low.
+            label?           | as the label  | Value of the task's label that df.attrs['by'] names. With by=.
+            n_sequences?     | count         | Sequences of the task with that value. With by=.
+            first            | index         | The band's first frequency, the head's pairs sorted from fast to slow.
+            last             | index         | The band's last frequency in that order.
+            delta            | of the metric | Score without the band's contribution to the scores less the intact one.
+            delta_se         | of the metric | Standard error of delta over sequences, paired with the intact run.
+            score_rms        | logit         | RMS of the band's contribution to the scaled scores over unmasked pairs.
+            random_delta     | of the metric | As delta, mean over random sets of frequencies. NaN without a set, as
+                             |               | what follows.
+            random_delta_se  | of the metric | Standard error of random_delta over sets and sequences; NaN for one set.
+            random_delta_min | of the metric | Smallest effect of a random set, mean over sequences.
+            random_delta_max | of the metric | Largest effect of a random set, mean over sequences.
+            control_excess   | of the metric | |delta| less the mean over random sets of |their effect|.
+            control_p        | probability   | (1 + sets with an effect as large as delta) / (1 + sets), in absolute
+                             |               | values.
+            random_score_rms | logit         | As score_rms, mean over random sets.
+            random_overlap   | share         | RMS of the band's own frequencies in a set over that of the band, mean
+                             |               | over sets.
+            random_draws     | count         | Different random sets that were found.
+            kind?            | label         | Why the command chose the head: previous-token (largest prev), symbolic
+                             |               | (largest s_sym - s_pos), or both with a comma.
+        """),
+    ),
+    "`tls.hooks.band_effects`; `tlspectral positional --bands N -o FOLDER` writes it as bands.parquet, with `kind`",
+)
 
 
 def band_effects(
@@ -60,12 +95,9 @@ def band_effects(
         seed: of the sets and of the task's sequences.
 
     Returns:
-        DataFrame, one row per head and band (with `by` per value too): `layer, head, name, band` (`high`: the fastest
-        third of the pairs, `middle`, `low`), with `by` `label, n_sequences`, `first, last, delta, delta_se, score_rms`,
-        and of the random sets `random_delta, random_delta_se, random_delta_min, random_delta_max, control_excess,
-        control_p, random_score_rms, random_overlap, random_draws`; `tables.describe_table("band_effects")` says what
-        each is. `delta` is in the unit of the metric, nats for a loss. Where `random_overlap` is near 1, a random set
-        is almost the band itself and cannot serve as a control.
+        DataFrame, one row per head and band (with `by` per value too). Columns: `layer, head, name, band, label?,
+        n_sequences?, first, last, delta, delta_se, score_rms, random_delta, random_delta_se, random_delta_min,
+        random_delta_max, control_excess, control_p, random_score_rms, random_overlap, random_draws, kind?`.
 
     Raises:
         BadHead: a head that does not exist.
@@ -73,7 +105,8 @@ def band_effects(
         ValueError: fewer than three frequencies, prompts that the task refuses, or `by` that is no label of the task.
 
     What it does not establish: that the head was trained to use the band. Frequencies act together in a softmax: the
-    effects of the three bands do not add up to that of the head.
+    effects of the three bands do not add up to that of the head. Where `random_overlap` is near 1, as in a head with
+    one dominant frequency, a random set is almost the band itself and cannot serve as a control.
     """
     view = attention_view(model)
     by_layer = heads_by_layer(view, heads)
@@ -95,18 +128,13 @@ def band_effects(
             for head, products in zip(chosen, _score_products(view, sequences, folded, chosen), strict=True):
                 rows += _head_rows(intact, sequences, intact_value, groups, folded, head, products, draws, seed)
                 shown.update(1)
-    table = pd.DataFrame(rows)
-    table.attrs = {
-        **view.origin(),
-        "task": sequences.name,
-        "n_sequences": len(sequences.tokens),
-        "by": by,
-        "draws": draws,
-        "seed": seed,
-        "higher_is_better": sequences.higher_is_better,
-        "intact_value": float(intact_value.mean()),
-    }
-    return named(table, BAND_EFFECTS)
+    settings = {"task": sequences.name, "by": by, "draws": draws, "seed": seed}
+    return Measurement(BAND_EFFECTS, settings, view.origin()).table(
+        pd.DataFrame(rows),
+        n_sequences=len(sequences.tokens),
+        higher_is_better=sequences.higher_is_better,
+        intact_value=float(intact_value.mean()),
+    )
 
 
 _Group = tuple[dict[str, Any], Bool[np.ndarray, "sequences"]]
@@ -147,7 +175,8 @@ def _head_rows(
         sets = equal_sets(products, chosen, draws, rng)
         bands = [Band(np.flatnonzero(pairs)).on(intact.view, {layer.layer: [head]}) for pairs in [chosen, *sets]]
         hooks = [LayerAblation(intact.view, layer, [head], band[layer.layer]).hooks() for band in bands]
-        values = np.stack([replayed_scores(intact, sequences, layer.layer, each) for each in hooks])
+        replayed = [replayed_values(intact, sequences, layer.layer, 1, lambda *_, each=each: each) for each in hooks]
+        values = np.concatenate(replayed)
         delta, random = values[0] - intact_value, values[1:] - intact_value  # [sequences], [sets, sequences]
         rows += [
             {
@@ -160,7 +189,7 @@ def _head_rows(
                 "delta": float(delta[inside].mean()),
                 "delta_se": standard_error(delta[inside]),
                 "score_rms": _set_rms(products, chosen),
-                **_random_columns(products, chosen, sets, float(delta[inside].mean()), random[:, inside]),
+                **_random_columns(products, chosen, sets, delta[inside], random[:, inside]),
             }
             for columns, inside in groups
         ]
@@ -171,7 +200,7 @@ def _random_columns(
     products: Float64[np.ndarray, "pairs pairs"],
     band: Bool[np.ndarray, "pairs"],
     sets: list[Bool[np.ndarray, "pairs"]],
-    delta: float,
+    delta: Float64[np.ndarray, "sequences"],
     deltas: Float64[np.ndarray, "sets sequences"],
 ) -> dict[str, float]:
     names = [*(f"random_{name}" for name in ("delta", "delta_se", "delta_min", "delta_max"))]
@@ -179,11 +208,9 @@ def _random_columns(
     if not sets:
         return dict.fromkeys(names, np.nan) | {"random_draws": 0}
     by_set = deltas.mean(1)
-    over_sets = by_set.std(ddof=1) / np.sqrt(len(sets)) if len(sets) > 1 else np.nan
-    error = np.hypot(standard_error(deltas.mean(0)), over_sets)
+    error, excess, pvalue = (value.item() for value in beside_control(delta[None], deltas[None]).values())
     rms = np.mean([_set_rms(products, chosen) for chosen in sets])
     overlap = np.mean([_set_rms(products, chosen & band) for chosen in sets]) / _set_rms(products, band)
-    (excess,), (pvalue,) = control_test(np.array([delta]), by_set[None])
     values = [by_set.mean(), error, by_set.min(), by_set.max(), excess, pvalue, rms, overlap]
     return dict(zip(names, map(float, values), strict=True)) | {"random_draws": len(sets)}
 

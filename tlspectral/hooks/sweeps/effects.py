@@ -23,9 +23,9 @@ from tlspectral.hooks.parts.query_key import ScoreRemoval
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import Hook, hooks_on
+from tlspectral.models.attention.threads import Hook
 from tlspectral.selection import Heads, head_name
-from tlspectral.tasks import ScoredSequences, Scores
+from tlspectral.tasks import ScoredSequences, replayed_values
 
 HeadSet = list[tuple[int, int]]
 
@@ -54,17 +54,6 @@ def unpadded(removal: Removal, sequences: ScoredSequences, batch: slice) -> Remo
     return replace(removal, allowed=(removal.allowed & queries).expand_as(removal.difference))
 
 
-def replayed_scores(
-    intact: IntactRun, sequences: ScoredSequences, layer: int, hooks: list[Hook]
-) -> Float64[np.ndarray, "sequences"]:
-    """Return the score of each sequence when the blocks from a layer on run again under hooks."""
-    scores = Scores(sequences, 1)
-    with torch.no_grad(), hooks_on(intact.view.model, intact.points, hooks):
-        for batch in sequences.batches(intact.view):
-            scores.add(batch, intact.replay(layer, batch, 1))
-    return scores.result()[0].numpy()
-
-
 def layer_effects(
     intact: IntactRun,
     sequences: ScoredSequences,
@@ -77,32 +66,23 @@ def layer_effects(
 ) -> LayerEffects:
     """Ablate each of the heads in turn, on all sequences, by a part that is bound to them.
 
-    A job is a head and either the part itself (draw -1) or a random part; as many jobs as memory allows are stacked on
-    the batch axis. Stacking changes numbers by rounding only.
+    A job is a head and either the part itself (draw -1) or a random part.
     """
     view, folded = intact.view, intact.view.layer(layer)
     jobs = [(head, draw) for head in heads for draw in range(-1, draws)]
-    n, rows = len(sequences.tokens), sequences.rows_at_once(view)
-    values = torch.zeros(len(jobs), n, dtype=torch.float64)
+    n = len(sequences.tokens)
     squares = torch.full((len(jobs), n), torch.nan, dtype=torch.float64)
-    stack = max(1, rows // n)
-    with torch.no_grad():
-        for first in range(0, len(jobs), stack):
-            chunk = slice(first, min(first + stack, len(jobs)))
-            chosen = [head for head, _ in jobs[chunk]]
-            scores = Scores(sequences, len(chosen))
-            for batch in sequences.batches(view):
-                ablation = LayerAblation(view, folded, chosen, part, stacked=True)
-                if isinstance(part, ScoreRemoval | BlockRemoval):
-                    blocks = part.places if isinstance(part, BlockRemoval) else None
-                    ablation.alter = _alteration(
-                        jobs[chunk], layer, seed, squares[chunk, batch], sequences, batch, blocks
-                    )
-                elif isinstance(part, Replacement):
-                    ablation.part = part.of_rows(batch)
-                with hooks_on(view.model, intact.points, ablation.hooks()):
-                    scores.add(batch, intact.replay(layer, batch, len(chosen)))
-            values[chunk] = scores.result()
+
+    def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
+        ablation = LayerAblation(view, folded, [head for head, _ in jobs[chunk]], part, stacked=True)
+        if isinstance(part, ScoreRemoval | BlockRemoval):
+            blocks = part.places if isinstance(part, BlockRemoval) else None
+            ablation.alter = _alteration(jobs[chunk], layer, seed, squares[chunk, batch], sequences, batch, blocks)
+        elif isinstance(part, Replacement):
+            ablation.part = part.of_rows(batch)
+        return ablation.hooks()
+
+    values = replayed_values(intact, sequences, layer, len(jobs), hooks_of)
     by_head = values.view(len(heads), draws + 1, n).numpy()
     score_rms = squares.view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
     return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -29,7 +28,6 @@ from tlspectral.tasks import (
     Score,
     ScoredSequences,
     Task,
-    control_test,
     intact_values,
     score_of,
     scored_sequences,
@@ -37,7 +35,7 @@ from tlspectral.tasks import (
     standard_error,
     task_of,
 )
-from tlspectral.tasks.score import CONTROL_COLUMNS
+from tlspectral.tasks.score import CONTROL_COLUMNS, beside_control
 
 SEQUENCES = 16
 CONTROL_DRAWS = 5
@@ -114,8 +112,8 @@ def ablation_sweep(
     Returns:
         DataFrame sorted by layer and head. Columns: `layer, head, name, part, value, delta, delta_se, delta_p,
         score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, estimate?, measured?`.
-        `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and
-        effect on the random set.
+        `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on
+        the random set.
 
     Raises:
         BadHead: a head that does not exist.
@@ -123,12 +121,13 @@ def ablation_sweep(
         EditNotHonored: the model discards the edit.
         IncompatibleCheckpoint: the folder holds another sweep.
         ValueError: an unknown part, task, control or screen; arguments that do not go together; prompts that the
-            task refuses; one sequence that is its own reference; a model
-            without tokenizer on packaged text; a screen of a metric without a gradient.
+            task refuses; one sequence that is its own reference; a model without tokenizer on packaged text; a screen
+            of a metric without a gradient.
 
     What it does not establish: that heads without effect do nothing. Others can stand in, and parts differ in size: set
     `delta` beside `score_rms` and the control. `delta_p` is against no effect at all: whether the part does more than a
-    random one is `control_p`.
+    random one is `control_p`. It is not corrected for the number of heads, and no exact level for skewed differences:
+    with 8 or 16 sequences 7.9 to 9.9 % at nominal 5 %.
 
     Example: one of four heads needs its rope phase for induction.
 
@@ -146,15 +145,14 @@ def ablation_sweep(
     by_layer = _chosen_heads(view, heads, removed)
     sequences = scored_sequences(view, chosen_task)
     per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
-    plan = _Plan(removed.fixed(view, sequences), sequences, per_head, seed)
-    name = removed.name
+    name, fixed = removed.name, removed.fixed(view, sequences)
     measurement = Measurement(
         ABLATION_SWEEP,
-        {"task": sequences.name, "control": control, "seed": seed, **plan.part.settings},
+        {"task": sequences.name, "control": control, "seed": seed, **fixed.settings},
         origin=view.origin(),
         identity={
             "screen": screen,
-            "weights": view.weights_digest(),
+            "weights": view.weights_digest,
             "tokens": sequences.digest,
             "draws": draws if control else None,  # as given, so that parts with other numbers by default share a folder
             "heads": "every" if heads is None else [[layer, head] for layer in by_layer for head in by_layer[layer]],
@@ -165,12 +163,13 @@ def ablation_sweep(
     )
     screened = None
     if screen == "gradient":
-        screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, plan.part, seed))
+        screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, fixed, seed))
         (screened,) = measurement.made([screening], description=screening.name, unit="screen").values()
         by_layer = heads_by_layer(view, screened[screened["measured"] != ""])
+    measure = partial(_layer_table, fixed, sequences, per_head, seed)
     layers = measurement.made(
         [
-            WorkPart(f"{name}_L{layer:03d}", partial(_layer_table, plan, layer, chosen), items=len(chosen))
+            WorkPart(f"{name}_L{layer:03d}", partial(measure, layer, chosen), items=len(chosen))
             for layer, chosen in by_layer.items()
         ],
         description=f"sweep {name}",
@@ -183,21 +182,11 @@ def ablation_sweep(
     return measurement.table(
         table,
         **attrs,
-        draws=plan.draws,
+        draws=per_head,
         higher_is_better=sequences.higher_is_better,
         n_sequences=len(sequences.tokens),
         tokens_sha256=sequences.digest,
     )
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The settings that all heads share."""
-
-    part: Part
-    sequences: ScoredSequences
-    draws: int
-    seed: int
 
 
 def _check(part: Part, control: str | None, screen: str | None) -> None:
@@ -260,15 +249,21 @@ def _screen(
 
 
 def _layer_table(
-    plan: _Plan, layer: int, heads: list[int], prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]]
+    part: Part,
+    sequences: ScoredSequences,
+    draws: int,
+    seed: int,
+    layer: int,
+    heads: list[int],
+    prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]],
 ) -> pd.DataFrame:
     """Measure the heads of a layer after an intact run."""
     intact, intact_value = prepared
-    beside_heads = plan.draws > 0 and plan.part.control == "heads"
+    beside_heads = draws > 0 and part.control == "heads"
     of_heads = list(range(intact.view.n_heads(layer))) if beside_heads else heads
-    part = plan.part.on(intact.view, {layer: of_heads})[layer]
+    bound = part.on(intact.view, {layer: of_heads})[layer]
     effects = (effects_beside_heads if beside_heads else layer_effects)(
-        intact, plan.sequences, layer, heads, part, draws=plan.draws, seed=plan.seed
+        intact, sequences, layer, heads, bound, draws=draws, seed=seed
     )
     deltas = effects.values - intact_value
     table = pd.DataFrame(
@@ -278,20 +273,15 @@ def _layer_table(
             "value": effects.values.mean(1),
             "delta": deltas.mean(1),
             "delta_se": [standard_error(delta) for delta in deltas],
-            "delta_p": [sign_flip_p(delta, plan.seed) for delta in deltas],
+            "delta_p": [sign_flip_p(delta, seed) for delta in deltas],
             "score_rms": effects.score_rms,
         }
     )
     sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
     sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
-    if plan.draws:
+    if draws:
         controls = effects.controls - intact_value  # [heads, draws, sequences]
-        drawn = controls.mean(2)
-        over_sequences = np.array([standard_error(control) for control in controls.mean(1)])
-        over_draws = drawn.std(axis=1, ddof=1) / np.sqrt(drawn.shape[1]) if drawn.shape[1] > 1 else np.nan
-        table["control_delta"] = controls.mean((1, 2))
-        table["control_delta_se"] = np.hypot(over_sequences, over_draws)
-        table["control_excess"], table["control_p"] = control_test(deltas.mean(1), drawn)
+        table = table.assign(control_delta=controls.mean((1, 2)), **beside_control(deltas, controls))
         if not beside_heads:
             sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
     table.attrs = {

@@ -133,31 +133,6 @@ def side(
     return Side(whole, content, None if token_scale is None else token_scale.transpose(-1, -2), rotation)
 
 
-def changed_side(
-    projected: Float[Tensor, "*batch rows heads d_head"],
-    change: Float[Tensor, "*copies rows heads d_head"] | None,
-    head: int,
-    norm: QueryKeyNorm | None,
-    rotation: Rotation | None,
-    *,
-    queries: bool = False,
-) -> Side:
-    """Return the side of one head whose queries or keys change before the norm; the other heads keep theirs.
-
-    `projected` and `change` are of all heads: a norm whose mean runs over them is taken again. Biases are not told
-    apart.
-    """
-    changed = projected[..., [head], :] if change is None else projected[..., [head], :] + change[..., [head], :]
-    scale = None
-    if norm is not None and norm.over_heads:
-        every = projected.expand(*changed.shape[:-2], *projected.shape[-2:]).clone()
-        every[..., [head], :] = changed
-        scale = norm.token_scale(every)[..., [head]]
-    if norm is not None and norm.gain is not None and norm.gain.ndim == 2:  # some models repeat keys, gains they do not
-        norm = norm.of_heads([head * len(norm.gain) // projected.shape[-2]])
-    return side(changed, None, norm, rotation, queries=queries, token_scale=scale)
-
-
 @dataclass(frozen=True)
 class HeadScores:
     """Scores of some heads of a layer, [*batch, heads, queries, keys].

@@ -22,13 +22,15 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
 
     Prompts are strings, tokenised as by `model.to_tokens` but never cut; token ids [sequences, pos], or [pos] of one
     prompt; a list of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and
-    `attention_mask`.
+    `attention_mask`. Those of a ready task, which have `packed`, are made for the model.
 
     Raises:
         ValueError: no prompt, an empty one, one longer than the context, ids that the model does not have, ids that
             look padded and come without a mask, a mask that does not fit, or strings without a tokenizer.
         TypeError: prompts of no such form.
     """
+    if hasattr(prompts, "packed"):
+        return prompts.packed(view)
     if isinstance(prompts, str):
         prompts = [prompts]
     if isinstance(prompts, Mapping):
