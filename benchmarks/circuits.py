@@ -13,8 +13,6 @@ from typing import get_args
 import typer
 
 import tlspectral as tls
-from tlspectral.hooks.circuits.every_edge import every_edge
-from tlspectral.hooks.circuits.pairs import pairs_of
 from tlspectral.studies.common.pair_tasks import PairTask, pair_task
 
 PAIRS, NULL, KEPT = 64, 10, 2_000
@@ -34,12 +32,12 @@ def main(model_name: str, folder: Path = Path("docs/results/circuits"), only: st
             "clean": float((tls.evaluate(model, held_out).per_sequence > 0).mean()),
             "counterfactual": float((tls.evaluate(model, held_out.denoising()).per_sequence < 0).mean()),
         }
-        pairs = pairs_of(model, fit)
-        edges, found = every_edge(pairs, "EAP-IG", seed=0)
-        edges.attrs = {"pairs_sha256": pairs.digests}
+        edges = tls.edge_effects(model, task=fit, screen="gradient", method="EAP-IG")
+        found = {kind: edges.attrs[f"rank_correlation_{kind}"] for kind in ("top", "control")}
         table = tls.faithfulness(model, edges, held_out, null=NULL)
         table.attrs |= {"right": right, **found}
-        tls.write_table(edges.head(KEPT), file.with_suffix(".edges.parquet"))
+        kept = edges.head(KEPT).copy()
+        tls.write_table(kept, file.with_suffix(".edges.parquet"))
         tls.write_table(table, file.with_suffix(".faithfulness.parquet"))
         curve = table[table["circuit"] == "edges"].set_index("share")["faithfulness"].round(2)
         print(f"{model_name}, {name}: right {right}, {found}, {curve.to_dict()}", flush=True)

@@ -216,12 +216,11 @@ def test_the_estimate_of_an_edge_is_the_slope_of_its_effect(double, name):
 def partly_cut(pairs, row, column, share):
     """Mean change of the score when a share of one edge is cut."""
     from tlspectral.hooks.circuits import run
-    from tlspectral.models.attention.replay import module_hooks
 
     cut = torch.zeros(pairs.graph.possible.shape, dtype=torch.float64)
     cut[row, column] = share
     then = run.written_by(pairs.graph, pairs.layers, pairs.other.tokens)
     stream = run.CutStream(pairs.graph, pairs.layers, then, torch.empty_like(then), cut=cut)
-    with torch.no_grad(), module_hooks(stream.placing()):
+    with torch.no_grad():
         logits = run._run(pairs.graph, stream, pairs.sequences.tokens, pairs.sequences.scored)
     return float((pairs.sequences.measured(logits).numpy() - pairs.plain_scores()[0]).mean())

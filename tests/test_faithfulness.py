@@ -183,3 +183,52 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted, task):
     with pytest.warns(UserWarning, match="3 of 8 pairs are among those on which the edges were found"):
         tls.faithfulness(planted, table, asked, sizes=[1.0])
     assert doctest.testmod(room).failed == 0
+
+
+def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, task, monkeypatch, tmp_path):
+    monkeypatch.setattr("tlspectral.hooks.circuits.every_edge.MEASURED", 10)
+    asked = task(planted, *prompts())
+    pairs, ranks = ranked(planted, asked)
+    table = tls.edge_effects(planted, task=asked, screen="gradient", method="EAP-IG", folder=tmp_path)
+    assert len(table) == len(ranks)
+    assert list(table["estimate"].abs()) == sorted(table["estimate"].abs(), reverse=True)
+    both = table.merge(ranks, on=["sender", "receiver"], suffixes=("", "_plain"))
+    np.testing.assert_array_equal(both["estimate"], both["estimate_plain"])
+    assert table["measured"].value_counts().to_dict() == {"": len(table) - 20, "top": 10, "control": 10}
+    assert table["delta"].notna().sum() == 20
+    names = table.set_index(["sender", "receiver"])["eap_name"]
+    assert names["L0H1", "L1KV1.v"] == "a0.h1->a1.h2<v>, a0.h1->a1.h3<v>"
+    assert names["embedding", "L1MLP"] == "input->m1"
+    assert names["L1H2", "logits"] == "a1.h2->logits"
+    assert table.attrs["pairs_sha256"] == pairs.digests
+    assert -1 <= table.attrs["rank_correlation_top"] <= 1
+    again = tls.edge_effects(planted, task=asked, screen="gradient", method="EAP-IG", folder=tmp_path)
+    pd.testing.assert_frame_equal(again, table)
+    chosen = tls.edge_effects(
+        planted, ["logits", "L1MLP"], senders=["L1H2", "embedding"], task=asked, replace="counterfactual"
+    )
+    assert list(zip(chosen["sender"], chosen["receiver"], strict=True)) == [
+        ("embedding", "L1MLP"),
+        ("L1H2", "L1MLP"),
+        ("embedding", "logits"),
+        ("L1H2", "logits"),
+    ]
+    kept = pairs.graph.possible.copy()
+    kept[pairs.graph.places([("L1H2", "logits")])] = False
+    cut = pairs.scores([kept])[0] - pairs.plain_scores()[0]
+    assert chosen["delta"].iloc[-1] == pytest.approx(cut.mean(), abs=1e-5)  # float32, a gap of 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "all edges, and edges to a counterfactual, are of pairs"),
+        ({"measure": "ind"}, "measure='ind' is of one receiver"),
+        ({"replace": "zero"}, "edges are cut to the counterfactual"),
+        ({"control": "random"}, "the control of a circuit is in faithfulness"),
+        ({"receivers": "L1H0.q", "screen": "gradient"}, "screen='gradient' is of pairs"),
+    ],
+)
+def test_edges_of_pairs_refuse_what_they_do_not_have(planted, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        tls.edge_effects(planted, **arguments)

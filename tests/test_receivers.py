@@ -58,7 +58,7 @@ def test_receivers_of_heads():
         tls.receivers("L1", "k")
 
 
-NO_RECEIVER = ["L1H0", "L1H0.z", "L1KV0.q", "KV0.k", "", "L1MLP", 3, None, (1, 0), {"L1H0.k": 1}, ["L1H0.k", 2]]
+NO_RECEIVER = ["L1H0", "L1H0.z", "L1KV0.q", "KV0.k", "", "L1MLP.q", 3, None, (1, 0), {"L1H0.k": 1}, ["L1H0.k", 2]]
 
 
 @pytest.mark.parametrize("given", NO_RECEIVER, ids=repr)

@@ -115,13 +115,13 @@ def _is_one(heads: Any) -> bool:
 class Receiver(NamedTuple):
     """What an edge ends in: the queries of a head, keys or values, which several heads may share, an MLP or the logits.
 
-    `head` counts key/value heads where `shared`, else query heads; it is -1 for an MLP and for the logits. `layer` of
-    the logits is the number of layers; -1 where no model has been asked.
+    `input` is q, k, v, mlp or logits. `head` counts key/value heads where `shared`, else query heads; it is -1 for an
+    MLP and for the logits. `layer` of the logits is the number of layers; -1 where no model has been asked.
     """
 
     layer: int
     head: int
-    input: Literal["q", "k", "v", "mlp", "logits"]
+    input: Any
     shared: bool = False
 
     @property

@@ -57,7 +57,7 @@ class HookCheck:
 
     def _repr_html_(self) -> str:
         rows = [("exact", str(self.exact)), *((str(place), text) for place, text in enumerate(self.found, 1))]
-        return html_rows("Hook", rows) + self.heads._repr_html_()  # pyright: ignore[reportCallIssue]
+        return html_rows("Hook", rows) + (self.heads.to_html() or "")
 
 
 def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: Any = None) -> HookCheck:

@@ -1,6 +1,7 @@
 """Figures of circuits: their edges as a graph, and how much of a behaviour they carry over their number."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from tlspectral.tables.required import require
 
 _MOST_EDGES = 40
 _NODE = re.compile(r"L(\d+)(?:H(\d+)|KV(\d+)|MLP)")
-_INPUTS = {"q": "-", "k": "--", "v": ":"}
+_INPUTS: dict[str, Any] = {"q": "-", "k": "--", "v": ":"}
 
 
 def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
@@ -41,7 +42,7 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
             look = {"color": colour, "linestyle": "none", "markersize": 4, "markerfacecolor": "none", "gid": circuit}
             (drawn,) = axes.plot(points["share"], points["faithfulness"], mark, **look)  # pyright: ignore
             handles.append((drawn, "random edges, same layers" if circuit == "random" else "heads exchanged"))
-    edges = table[table["circuit"] == "edges"].sort_values("share")
+    edges = table.loc[table["circuit"] == "edges"].sort_values("share")
     (line,) = axes.plot(edges["share"], edges["faithfulness"], "o-", color=BLUE, markersize=4, gid="edges", zorder=4)
     if {"low", "high"} <= set(edges):
         axes.fill_between(edges["share"], edges["low"], edges["high"], color=BLUE, alpha=0.15, linewidth=0)
@@ -76,7 +77,7 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
     if shown.empty:
         raise ValueError("there are no edges to draw")
     ends = shown["receiver"].str.split(".").str[0]
-    places = _places(pd.concat([shown["sender"], ends]))
+    places = _places([*shown["sender"], *ends])
     height = max(y for _, y in places.values())
     figure, axes = one_panel(ax, 6.4, 1.5 + 0.45 * height)
     largest = float(shown["effect"].abs().max()) or 1.0
@@ -99,10 +100,10 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
     return figure
 
 
-def _places(names: pd.Series) -> dict[str, tuple[float, float]]:
+def _places(names: list[str]) -> dict[str, tuple[float, float]]:
     """Return where each node stands: rows by layer, MLPs above the heads of their layer, as much apart as fits."""
     rows: dict[tuple[int, int], list[tuple[int, str]]] = {}
-    for name in names.unique():
+    for name in dict.fromkeys(names):
         match = _NODE.fullmatch(name)
         if match is None:
             rows.setdefault((-1, 0) if name == "embedding" else (10**6, 0), []).append((0, name))

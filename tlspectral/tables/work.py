@@ -266,6 +266,12 @@ def backend_configured() -> bool:
     return configured is default
 
 
+def configured_jobs() -> int:
+    """Return the workers that the caller configured by `joblib.parallel_config`, 1 where none are."""
+    jobs: Any = joblib.parallel.get_active_backend()[1] if backend_configured() else 1
+    return jobs
+
+
 def _parallel(n_jobs: int) -> Any:
     """Return joblib's `Parallel`, on the backend that the caller configured if there is one."""
     if backend_configured():

@@ -93,7 +93,7 @@ class ScoredSequences(PackedTokens):
 
 
 @dataclass
-class _Scores:
+class Scores:
     """Scores of several stacked copies of all sequences, whose logits come batch by batch."""
 
     sequences: ScoredSequences
@@ -247,7 +247,7 @@ def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: 
 
 def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:
     """Score the model as it is now, batch by batch, without gradients."""
-    scores = _Scores(sequences, 1)
+    scores = Scores(sequences, 1)
     with torch.no_grad():
         for batch in sequences.batches(view):
             scores.add(batch, logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)))
@@ -258,7 +258,7 @@ def intact_values(
     view: AttentionView, sequences: ScoredSequences, layers: Iterable[int]
 ) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
     """Run the model without ablation. Return the run, to replay from the given layers, and each sequence's score."""
-    scores = _Scores(sequences, 1)
+    scores = Scores(sequences, 1)
     rows = sequences.rows_at_once(view)
     intact = intact_run(view, sequences.tokens, sequences.scored, layers, batch=rows, reduce=scores.add)
     return intact, scores.result()[0].numpy()
@@ -282,7 +282,7 @@ def replayed_values(
     with torch.no_grad():
         for first in range(0, n_jobs, stack):
             jobs = slice(first, min(first + stack, n_jobs))
-            scores = _Scores(sequences, jobs.stop - first)
+            scores = Scores(sequences, jobs.stop - first)
             for batch in sequences.batches(view):
                 with hooks_on(view.model, intact.points, hooks_of(jobs, batch)):
                     scores.add(batch, intact.replay(layer, batch, scores.copies))

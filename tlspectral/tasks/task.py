@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tlspectral.models.attention.padding import TokenMask
 from tlspectral.tasks.metrics import LogitDifference, MetricOfModel, next_token_loss
-from tlspectral.tasks.prompts import PromptsOfModel, RepeatedSegments, TextRows
+from tlspectral.tasks.prompts import RepeatedSegments, TextRows
 
 Metric = Callable[..., Tensor] | MetricOfModel
 Predict = None | int | slice | Sequence[int] | Tensor | Callable[[int], slice]
@@ -110,7 +110,7 @@ class Task:
         >>> len(fit.prompts), len(held_out.prompts)
         (2, 2)
         """
-        if isinstance(self.prompts, PromptsOfModel) or not hasattr(self.metric, "of_prompts"):
+        if hasattr(self.prompts, "packed") or not hasattr(self.metric, "of_prompts"):
             raise TypeError(
                 "split takes a task of given prompts with logit_difference, or a metric with a method of_prompts(rows) "
                 "that returns it for some prompts: split prompts and answers yourself, and make two tasks"
@@ -124,11 +124,11 @@ class Task:
 
     def _of(self, rows: list[int]) -> "Task":
         """Return the task of some of the prompts."""
-        other, metric = self.counterfactual, self.metric
+        other, metric = self.counterfactual, getattr(self.metric, "of_prompts")(rows)  # noqa: B009
         return replace(
             self,
             prompts=_chosen(self.prompts, rows),
-            metric=metric.of_prompts(rows),  # pyright: ignore[reportFunctionMemberAccess]
+            metric=metric,
             predict=_rows(self.predict, rows),
             attention=_rows(self.attention, rows),
             counterfactual=other._of(rows) if isinstance(other, Task) else _chosen(other, rows),

@@ -162,7 +162,7 @@ def faithfulness(
         value_none=float(none.mean()),
         gap=gap,
         gap_se=gap_se,
-        **_areas(table[table["circuit"] == "edges"]),
+        **_areas(table.loc[table["circuit"] == "edges"]),
     )
 
 

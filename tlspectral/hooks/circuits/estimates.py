@@ -17,7 +17,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.pairs import Pairs
 from tlspectral.hooks.circuits.run import INPUTS
-from tlspectral.models.attention.replay import logits_at, module_hooks
+from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.threads import Hook, hooks_on
 from tlspectral.models.attention.writes import INPUT_POINTS
 from tlspectral.selection import Receiver
@@ -77,12 +77,7 @@ class _Reading:
     def run(self, batch: slice) -> None:
         """Run the model on a batch and take the gradient of the sum of its scores."""
         pairs, view = self.pairs, self.pairs.view
-        placing = [
-            mlp.placing(partial(self._keep, (index, "mlp")))
-            for index, mlp in enumerate(pairs.graph.mlps)
-            if mlp is not None
-        ]
-        with torch.enable_grad(), module_hooks(placing), hooks_on(view.model, view.model.hook_dict, self._hooks()):
+        with torch.enable_grad(), hooks_on(view.model, view.model.hook_dict, self._hooks()):
             logits = logits_at(view, pairs.sequences.tokens[batch], pairs.sequences.scored_of(batch))
             score = pairs.sequences.measured(logits, batch).sum()
         if not score.requires_grad:
@@ -103,6 +98,8 @@ class _Reading:
             found.append((layer.names["residual"], partial(self._note, self.streams, index)))
             found.append((layer.names["attention_out"], partial(self._note, self.attention, index)))
             found += [(layer.names[INPUT_POINTS[what]], self._keeper((index, what))) for what in INPUTS]
+            mlp = self.pairs.graph.mlps[index]
+            found += [] if mlp is None else [(mlp.point, self._keeper((index, "mlp")))]
         return [*found, (layers[-1].names["residual_after"], self._keeper((len(layers), "logits")))]
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
@@ -112,9 +109,9 @@ class _Reading:
         into[index] = activation.detach()
 
     def _keeper(self, key: tuple[int, str]) -> Callable[[Tensor, Any], Tensor]:
-        return lambda activation, hook: self._keep(key, activation)
+        return partial(self._keep, key)
 
-    def _keep(self, key: tuple[int, str], activation: Tensor) -> Tensor:
+    def _keep(self, key: tuple[int, str], activation: Tensor, hook: Any) -> Tensor:
         # A node of its own: a stream or norm that others read too has their gradients in it.
         self.read[key] = activation.view_as(activation)
         return self.read[key]

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.tables.progress import bar
-from tlspectral.tasks import ScoredSequences, Scores, Task, scored_sequences
+from tlspectral.tasks import ScoredSequences, Task, score_of, scored_sequences
+from tlspectral.tasks.scoring import Scores
 
 _MOST_BYTES = 2**29  # of what all senders write in one batch, of which a run holds up to three copies
 
@@ -76,14 +77,8 @@ class Pairs:
 
     def plain_scores(self) -> Float64[np.ndarray, "sides pairs"]:
         """Return the metric of each pair in a plain run of the clean and of the counterfactual prompts."""
-        found = []
-        for tokens in (self.sequences.tokens, self.other.tokens):
-            scores = Scores(self.sequences, 1)
-            with torch.no_grad():
-                for batch in self.sequences.batches(self.view):
-                    scores.add(batch, logits_at(self.view, tokens[batch], self.sequences.scored_of(batch)))
-            found.append(scores.result()[0].numpy())
-        return np.stack(found)
+        swapped = replace(self.sequences, tokens=self.other.tokens)
+        return np.stack([score_of(self.view, one).per_sequence for one in (self.sequences, swapped)])
 
 
 def pairs_of(model: Any, task: Task) -> Pairs:

@@ -5,7 +5,6 @@ reads that stream without the difference between what a sender writes now and wh
 prompt, summed over the edges that are cut. With all edges kept that is the clean run, with none the counterfactual one.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.models.attention.layer import RawAttention
-from tlspectral.models.attention.replay import Positions, logits_at, module_hooks
+from tlspectral.models.attention.replay import Positions, logits_at
 from tlspectral.models.attention.threads import Hook, hooks_on
 from tlspectral.models.attention.writes import (
     INPUT_POINTS,
@@ -122,17 +121,13 @@ class CutStream(Stream):
     cut: Bool[Tensor, "receivers senders"] | Float[Tensor, "receivers senders"] = field(kw_only=True)
 
     def hooks(self) -> list[Hook]:
-        """Return hooks that note what is written and edit queries, keys, values, and the stream before the logits."""
+        """Return hooks that note what is written and edit what every receiver reads."""
         found = super().hooks()
         for index, layer in enumerate(self.layers):
             found += [(layer.names[INPUT_POINTS[what]], partial(self._edit, index, what)) for what in INPUTS]
+            mlp = self.graph.mlps[index]
+            found += [] if mlp is None else [(mlp.point, partial(self._edit_mlp, index))]
         return [*found, (self.layers[-1].names["residual_after"], self._edit_last)]
-
-    def placing(self) -> Iterator[tuple[Callable[..., Any], Callable[..., Any]]]:
-        """Yield hooks of PyTorch that edit what the MLPs read, as `module_hooks` takes them."""
-        for index, mlp in enumerate(self.graph.mlps):
-            if mlp is not None:
-                yield mlp.placing(partial(self._edit_mlp, index))
 
     def removed(self, first: Receiver, count: int) -> Float[Tensor, "receivers batch pos d_model"]:
         """Return what the cut edges of some receivers carry, from the first one on."""
@@ -150,7 +145,7 @@ class CutStream(Stream):
         change = change.repeat_interleave(heads.shape[2] // count, dim=2)
         return (widened(heads) + change.to(heads.device)).to(captured).reshape(captured.shape)
 
-    def _edit_mlp(self, index: int, read: Tensor) -> Tensor:
+    def _edit_mlp(self, index: int, read: Tensor, hook: Any) -> Tensor:
         mlp = self.graph.mlps[index]
         assert mlp is not None
         x = self.before_mlp(index)
@@ -181,8 +176,7 @@ def cut_logits(
     """Return the logits of the clean prompts when only the kept edges carry what the run computes."""
     cut = torch.as_tensor(graph.possible & ~kept)
     stream = CutStream(graph, layers, then, _room(graph, layers, tokens), cut=cut.to(then.device))
-    with module_hooks(stream.placing()):
-        return _run(graph, stream, tokens, scored)
+    return _run(graph, stream, tokens, scored)
 
 
 def _run(graph: Graph, stream: Stream, tokens: Tensor, scored: Positions) -> Tensor:

@@ -7,19 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Pairs
 from tlspectral.hooks.circuits.run import Layer
-from tlspectral.models.attention.replay import IntactRun, module_hooks
-from tlspectral.models.attention.threads import Hook, hooks_on
+from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads
 from tlspectral.selection import Receiver
 from tlspectral.tables.progress import bar
-from tlspectral.tasks import Scores, intact_values
+from tlspectral.tasks import intact_values, replayed_values
 
 
 def single_cuts(pairs: Pairs, edges: Int[np.ndarray, "edges 2"]) -> Float64[np.ndarray, "edges pairs"]:
@@ -28,28 +27,24 @@ def single_cuts(pairs: Pairs, edges: Int[np.ndarray, "edges 2"]) -> Float64[np.n
     Blocks are replayed from the layer of the receiver on, several edges stacked in one batch.
     """
     graph, sequences = pairs.graph, pairs.sequences
-    of_layer = [min(graph.receivers[row].layer, graph.view.n_layers - 1) for row, _ in edges]
-    kinds = [(layer, graph.receivers[row].input) for layer, (row, _) in zip(of_layer, edges, strict=True)]
+    ends = [graph.receivers[row] for row, _ in edges]
+    kinds = [(min(end.layer, graph.view.n_layers - 1), end.input) for end in ends]
     order = sorted(range(len(edges)), key=kinds.__getitem__)
-    intact, values = intact_values(graph.view, sequences, set(of_layer))
-    n = len(sequences.tokens)
-    differences = torch.cat([pairs.differences(batch)[np.unique(edges[:, 1])].cpu() for batch in pairs.batches()], 1)
-    place = {sender: index for index, sender in enumerate(np.unique(edges[:, 1]))}
-    effects = np.zeros((len(edges), n))
-    stack = max(1, sequences.rows_at_once(graph.view) // n)
-    with torch.no_grad(), bar(len(edges), "edges", "edge") as shown:
+    intact, values = intact_values(graph.view, sequences, {layer for layer, _ in kinds})
+    senders, place = np.unique(edges[:, 1], return_inverse=True)
+    differences = torch.cat([pairs.differences(batch)[senders].cpu() for batch in pairs.batches()], 1)
+    effects = np.zeros((len(edges), len(values)))
+    with bar(len(edges), "edges", "edge") as shown:
         for (layer, _), group in groupby(order, key=kinds.__getitem__):
             chosen = list(group)
-            for first in range(0, len(chosen), stack):
-                some = chosen[first : first + stack]
-                ends = [graph.receivers[edges[at][0]] for at in some]
-                scores = Scores(sequences, len(some))
-                for batch in sequences.batches(graph.view):
-                    removed = differences[[place[edges[at][1]] for at in some]][:, batch]
-                    cut = _Cut(graph, pairs.layers[layer], ends, removed)
-                    scores.add(batch, cut.logits(intact, layer, batch))
-                effects[some] = scores.result().numpy() - values
-                shown.update(len(some))
+
+            def hooks_of(jobs: slice, batch: slice, chosen: list[int] = chosen, layer: int = layer) -> list[Hook]:
+                some = chosen[jobs]
+                removed = differences[place[some]][:, batch]
+                return _Cut(graph, pairs.layers[layer], [ends[at] for at in some], removed).hooks()
+
+            effects[chosen] = replayed_values(intact, sequences, layer, len(chosen), hooks_of) - values
+            shown.update(len(chosen))
     return effects
 
 
@@ -60,25 +55,25 @@ class _Cut:
     graph: Graph
     layer: Layer
     ends: list[Receiver]
-    removed: Tensor  # [edges, pairs, pos, d_model]
+    removed: Float[Tensor, "edges pairs pos d_model"]
     x: Tensor | None = None
     attention: Tensor | None = None
 
-    def logits(self, intact: IntactRun, layer: int, batch: slice) -> Tensor:
-        what, names, model = self.ends[0].input, self.layer.names, self.graph.view.model
+    def hooks(self) -> list[Hook]:
+        """Return the hooks of a run whose batch is a copy of the prompts for each edge."""
+        what, names = self.ends[0].input, self.layer.names
         hooks: list[Hook] = [(names["residual"], partial(self._hold, "x"))]
-        placing = []
         if what == "logits":
-            hooks.append((names["residual_after"], self._edit_last))
-        elif what == "mlp":
-            mlp = self.graph.mlps[layer]
+            return [(names["residual_after"], self._edit_last)]
+        if what == "mlp":
+            mlp = self.graph.mlps[self.ends[0].layer]
             assert mlp is not None
-            hooks.append((names["attention_out"], partial(self._hold, "attention")))
-            placing.append(mlp.placing(partial(self._edit_mlp, mlp)))
-        else:
-            hooks.append((names[INPUT_POINTS[what]], partial(self._edit, what)))
-        with module_hooks(placing), hooks_on(model, intact.points, hooks):
-            return intact.replay(layer, batch, len(self.ends))
+            return [
+                *hooks,
+                (names["attention_out"], partial(self._hold, "attention")),
+                (mlp.point, partial(self._edit_mlp, mlp)),
+            ]
+        return [*hooks, (names[INPUT_POINTS[what]], partial(self._edit, what))]
 
     def _hold(self, name: str, activation: Tensor, hook: Any) -> None:
         setattr(self, name, widened(activation))
@@ -89,8 +84,9 @@ class _Cut:
     def _edit_last(self, x: Tensor, hook: Any) -> Tensor:
         return (widened(x) - self._rows(widened(x))).to(x)
 
-    def _edit_mlp(self, mlp: Any, read: Tensor) -> Tensor:
+    def _edit_mlp(self, mlp: Any, read: Tensor, hook: Any) -> Tensor:
         assert self.x is not None
+        assert self.attention is not None
         x = self.x if mlp.parallel else self.x + self.attention
         return mlp.changed(read, x, self._rows(x))
 

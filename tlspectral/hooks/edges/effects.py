@@ -15,6 +15,8 @@ from torch import Tensor
 
 from tlspectral.heads.composition import composition_into
 from tlspectral.heads.detectors.sequences import detector_offsets, segment_length_of
+from tlspectral.hooks.circuits.estimates import Method
+from tlspectral.hooks.circuits.every_edge import edges_of_pairs
 from tlspectral.hooks.edges.cut import refuse_open_receivers
 from tlspectral.hooks.edges.reached import Reached, reached
 from tlspectral.hooks.edges.receiving import QueryKeyPairs, ReceiverLayer, Replayed, receiver_layer
@@ -26,6 +28,7 @@ from tlspectral.selection import Receivers, head_name
 from tlspectral.tables import WorkPart, stacked
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.work import configured_jobs
 from tlspectral.tasks import (
     ScoredSequences,
     Task,
@@ -51,9 +54,9 @@ EDGE_EFFECTS = Schema(
             receiver       | label          | What reads: of a head (L18H6.q), or shared by heads (L18KV2.k).
             receiver_layer | index          | Layer of the receiver.
             receiver_head  | index          | Head whose attention is measured; for a task the first asked for.
-            input          | label          | What of the receiver is computed without the sender: q, k or v.
-            reached        | label          | Heads whose input changes with the edge; an effect on a task is of all.
-            attention      | probability    | Intact, of receiver_head, mean over queries and sequences; NaN for a task.
+            input          | label          | What reads without the sender: q, k or v of a head, mlp or logits.
+            reached?       | label          | Heads whose input changes with the edge; an effect on a task is of all.
+            attention?     | probability    | Intact, of receiver_head, mean over queries and sequences; NaN for a task.
             delta          | of the measure | Cut edge less intact model: of that attention, or of the task's metric.
             delta_se       | of the measure | Standard error of delta over sequences, paired; NaN for one.
         """),
@@ -61,7 +64,10 @@ EDGE_EFFECTS = Schema(
         *columns("""
             pvalue?       | probability | As control_p, among the effects of all senders of the receiver.
             qvalue?       | probability | pvalue corrected for the number of rows (Benjamini-Hochberg).
-            k_composition | ratio       | Composition score from weights, mean over the receiver's heads; else NaN.
+            k_composition? | ratio      | Composition score from weights, mean over the receiver's heads; else NaN.
+            estimate?     | of the metric | First-order estimate of delta. With screen.
+            measured?     | label       | top (of the largest estimates), control (random others) or empty. With screen.
+            eap_name?     | label       | Name in EAP and MIB: a16.h0->a18.h6<k>. Of pairs.
         """),
     ),
     "`tls.edge_effects`",
@@ -70,19 +76,20 @@ EDGE_EFFECTS = Schema(
 
 def edge_effects(
     model: Any,
-    receivers: Receivers,
+    receivers: Receivers | None = None,
     *,
     senders: Any = None,
     task: Task | Literal["induction", "language"] | None = None,
     measure: Measure | None = None,
-    replace: Replaced = "mean",
+    replace: Replaced | Literal["counterfactual"] = "mean",
     control: Literal["random"] | None = None,
     draws: int = 20,
+    screen: Literal["gradient"] | None = None,
+    method: Method = "EAP-IG",
     folder: str | os.PathLike[str] | None = None,
-    n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Cut each edge from a sender into a receiver's queries, keys or values, one at a time.
+    """Cut each edge from a sender into what a receiver reads, one at a time.
 
     An edge is cut by taking what the sender wrote in the intact run out of what the receiver reads; everything else
     stays as it is. The input norm, a query/key norm, rotation, softcap and masks are computed again as the model has
@@ -98,7 +105,7 @@ def edge_effects(
         model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
         receivers: what reads: `"L18H6.q"`, `"L18KV2.k"` or a list of them (`tlspectral.receivers` makes one of heads),
             or a table with a column `receiver`. Heads that share keys or values all get the edit; the column `reached`
-            names them.
+            names them. None is everything that reads, of a task of pairs.
         senders: writers of earlier layers. None: every earlier head. Heads in any form; or a list of heads and of
             `"heads"`, `"embedding"`, `"L3MLP"`, `"mlps"`.
         task: prompts, and for `measure="task"` the metric; None is 16 repeated sequences with segments of 64 tokens and
@@ -107,20 +114,27 @@ def edge_effects(
             queries or keys, as in `detect_heads`, on repeated sequences; `"attention"`: from the query to the key that
             `Task.attention` names. `"task"`: the metric, when this edge alone is cut and the model goes on from the
             receiver's layer. None is `"ind"` for one receiver of queries or keys, else `"task"`.
-        replace: `"mean"` takes away the sender's write less its mean over positions and sequences, `"zero"` all of it.
+        replace: `"mean"` takes away the sender's write less its mean over positions and sequences, `"zero"` all of it;
+            `"counterfactual"` puts what the sender writes on the pair of each prompt in its place. It is the only one
+            for a task of pairs without receivers, and for receivers that are MLPs (`"L3MLP"`) or `"logits"`.
         control: `"random"` also takes away, in place of the write, one of equal norm at each token in random directions
             (the sender's output map, its directions replaced by Haar-random ones). For `pvalue`, control effects of all
             senders of a receiver are pooled.
         draws: random writes per sender. `control_p` is not below 1 / (1 + draws): 19 reach .05.
-        folder: a folder with one file per layer of receivers; a run that was stopped is resumed from there.
-        n_jobs: workers that share the layers of receivers, as in `ablation_sweep`.
+        screen: `"gradient"`, of pairs, estimates every edge to first order, then measures the 50 largest and 50 random
+            others. Without receivers there are too many edges to measure them all.
+        method: of the estimate: `"EAP"`, gradients at the clean run, or `"EAP-IG"`, their mean over five embeddings
+            between the counterfactual and the clean one, which takes five times as long and ranks early edges better.
+        folder: a folder with one file per layer of receivers, of pairs one for estimates and one for effects; a run
+            that was stopped is resumed from there. Layers are shared out as `joblib.parallel_config(n_jobs=)` says.
         seed: of sequences and control draws.
 
     Returns:
         DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for (all of a
-        group, by its receiver's name), sorted by receiver, then sender. Columns: `sender, layer, head, receiver,
-        receiver_layer, receiver_head, input, reached, attention, delta, delta_se, control_delta?, control_delta_se?,
-        control_excess?, control_p?, pvalue?, qvalue?, k_composition`. A sender in the receiver's layer or behind has no
+        group, by its receiver's name), sorted by receiver, then sender; of pairs one per edge, with a screen the
+        largest estimate first. Columns: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached?,
+        attention?, delta, delta_se, control_delta?, control_delta_se?, control_excess?, control_p?, pvalue?, qvalue?,
+        k_composition?, estimate?, measured?, eap_name?`. A sender in the receiver's layer or behind has no
         row. `attrs` hold model and settings; `norm_behind_held`: layers of senders with a norm behind the attention
         (Gemma 2 and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
 
@@ -142,6 +156,11 @@ def edge_effects(
     writes little has to beat the noise of those that write much. `k_composition` does not say that a path is used.
     """
     view = attention_view(model)
+    if receivers is None or replace == "counterfactual":
+        _check_pairs(measure, replace, control, screen)
+        return edges_of_pairs(view, EDGE_EFFECTS, receivers, senders, task, screen and method, folder, seed)
+    if screen is not None:
+        raise ValueError("screen='gradient' is of pairs: give replace='counterfactual' and a Task with counterfactual=")
     ends = reached(view, receivers)
     if not ends:
         raise ValueError("no receivers were given: name what reads, such as 'L18H6.k'")
@@ -171,7 +190,7 @@ def edge_effects(
         },
         folder=folder,
         score=lambda: score_of(view, sequences).value,
-        n_jobs=n_jobs,
+        n_jobs=configured_jobs(),
     )
     layers = sorted({layer for layer, _ in by_part})
     of_part = partial(_part_table, writers, pairs, partial(CachedRun.removed, **how))
@@ -194,6 +213,17 @@ def edge_effects(
         tokens_sha256=sequences.digest,
         norm_behind_held=[layer for layer in range(layers[-1]) if view.behind(layer)[1].kind != "none"],
     )
+
+
+def _check_pairs(measure: Measure | None, replace: str, control: str | None, screen: str | None) -> None:
+    if measure not in (None, "task"):
+        raise ValueError(f"measure={measure!r} is of one receiver: an edge of pairs has an effect on the task")
+    if replace not in ("mean", "counterfactual"):
+        raise ValueError(f"without receivers, edges are cut to the counterfactual: leave replace={replace!r} out")
+    if control is not None:
+        raise ValueError("control='random' is of given receivers; the control of a circuit is in faithfulness()")
+    if screen not in (None, "gradient"):
+        raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
 
 
 def _check(ends: list[Reached], measure: str, replace: str, control: str | None, draws: int) -> None:

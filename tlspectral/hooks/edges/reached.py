@@ -38,6 +38,11 @@ def reached(view: AttentionView, given: Receivers) -> list[Reached]:
     """
     asked: dict[Receiver, set[int]] = {}
     for one in read_receivers(given):
+        if one.input in ("mlp", "logits"):
+            raise BadHead(
+                f"{one.name}: here queries, keys and values are receivers; MLPs and logits are those of pairs, "
+                "edge_effects(..., replace='counterfactual')"
+            )
         layer = one.layer + view.n_layers if -view.n_layers <= one.layer < 0 else one.layer
         if not 0 <= layer < view.n_layers:
             raise BadHead(f"{one.name} does not exist: the model has layers 0 to {view.n_layers - 1}")

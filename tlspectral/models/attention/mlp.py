@@ -3,16 +3,12 @@
 The norm is the MLP's own, that of the attention which parallel blocks share (GPT-J, Phi, Command R), or none (OLMo 2).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import bridge, hooked
-from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.norms import NO_NORM, Normalization
 from tlspectral.models.attention.view import AttentionView
 
@@ -27,16 +23,13 @@ class MlpReads:
         layer: index of the layer.
         parallel: the MLP reads what enters the layer; else that and what the attention of the layer adds.
         norm: in front of it; of kind "none" where there is none.
-        own: the norm's module where the MLP has one of its own, whose output is edited; None where the input of the MLP
-            is.
-        mlp: the module of the MLP.
+        point: the hook point of what the MLP reads: the output of its own norm, else its input.
     """
 
     layer: int
     parallel: bool
     norm: Normalization
-    own: Any
-    mlp: Any
+    point: str
 
     def changed(
         self,
@@ -58,43 +51,18 @@ class MlpReads:
         of_read = of_read.reshape(x.shape)
         return self.norm.gradient(of_read if gain is None else of_read * gain.to(of_read), x)
 
-    def placing(self, edit: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return a method that registers a hook of PyTorch and the hook, which edits what the MLP reads."""
-        if self.own is not None:
-            return self.own.register_forward_hook, lambda module, inputs, output: edit(output)
-        return self.mlp.register_forward_pre_hook, lambda module, inputs: (edit(inputs[0]), *inputs[1:])
-
-    def require_own_read(self, read: Tensor, x: Tensor) -> None:
-        """Refuse a run whose MLP does not read the normalised stream. Raises UnsupportedArchitecture."""
-        expected = self.norm.normalized(x)
-        gain, bias = (None if each is None else each.to(expected) for each in (self.norm.gain, self.norm.bias))
-        expected = expected if gain is None else expected * gain
-        expected = expected if bias is None else expected + bias
-        require_close(
-            (read.to(expected) - expected).abs().max(),
-            expected.abs().max(),
-            read.dtype,
-            "stream",
-            f"layer {self.layer}: the MLP reads something else than the normalised residual stream; they differ",
-            "edges into it are not defined; look for hooks that edit the stream or its norm",
-            UnsupportedArchitecture,
-        )
-
 
 def mlp_reads(view: AttentionView, index: int) -> MlpReads | None:
     """Return what the MLP of a layer reads; None without one. Raises UnsupportedArchitecture for its norm."""
     block, cfg = view.model.blocks[index], view.model.cfg
-    mlp = block._modules.get("mlp")
-    if mlp is None:
+    if block._modules.get("mlp") is None:
         return None
-    own = block._modules.get("ln2")
-    if own is not None and getattr(own, "name", None) in _BEHIND:
-        own, norm = None, NO_NORM
-    elif own is None:
-        norm = view.raw(index).norm  # shared with the attention
+    own, where = block._modules.get("ln2"), f"layer {index}, norm before the MLP"
+    point = f"blocks.{index}.ln2.{'hook_out' if view.backend == 'bridge' else 'hook_normalized'}"
+    if own is None or getattr(own, "name", None) in _BEHIND:
+        norm, point = view.raw(index).norm if own is None else NO_NORM, f"blocks.{index}.mlp.hook_in"
     elif view.backend == "hooked":
-        norm = hooked._normalization(own, cfg, f"layer {index}, norm before the MLP")
+        norm = hooked._normalization(own, cfg, where)
     else:
-        where = f"layer {index}, norm before the MLP"
         norm = bridge._normalization(own.original_component, view.model, (view.d_model,), where)
-    return MlpReads(index, bool(getattr(cfg, "parallel_attn_mlp", False)), norm, own, mlp)
+    return MlpReads(index, bool(getattr(cfg, "parallel_attn_mlp", False)), norm, point)
