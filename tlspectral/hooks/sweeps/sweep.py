@@ -1,7 +1,7 @@
 """`ablation_sweep`: the score of the model without a part of one head, head by head."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from tlspectral.hooks.parts.named import PART
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.sweeps.effects import check_draws, effects_beside_heads, layer_effects
 from tlspectral.hooks.sweeps.screen import gradient_screen
+from tlspectral.hooks.sweeps.sets import SETS, chosen_sets, set_table
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
@@ -69,7 +70,7 @@ def ablation_sweep(
     model: Any,
     part: Part | PartName,
     *,
-    heads: Heads | None = None,
+    heads: Heads | Mapping[str, Heads] | None = None,
     task: Task | Literal["induction", "language"] = "induction",
     control: Literal["random"] | None = None,
     draws: int | None = None,
@@ -90,6 +91,8 @@ def ablation_sweep(
             they stand in every prompt of the task.
         heads: as in `ablate`; None is every head (for `RopePhase` and `Band`: of layers with rotary positions). On
             SmolLM2-135M they take 16 CPU-minutes, with the control 2 CPU-hours; the bar says so after the first layer.
+            A dict, such as `{"movers": ["L9H9", "L10H0"]}`, makes a row per set, its heads removed together (`layer`
+            and `head` are -1); their control is random sets with as many heads of each layer.
         task: a `Task`, such as `tls.tasks.language(prompts)`; `"induction"`: 16 repeated random sequences with segments
             of 64 tokens; `"language"`: the first 16 rows of 128 tokens of the packaged book. On two cores more would
             take hours; FP used 128 to 300 sequences. Where prompts are padded, every number is a mean over sequences of
@@ -100,7 +103,8 @@ def ablation_sweep(
             numbers taken from other blocks, by a random cycle through all of them. Of `Output` and `LongRange`: the
             same is removed from other heads of the layer, chosen at random, one at a time.
         draws: random parts per head, None is five; for `Output` and `LongRange` other heads per head, None is all (no
-            more than n - 1 in a layer with n heads). `control_p` is not below 1 / (1 + draws): 19 reach .05.
+            more than n - 1 in a layer with n heads); random sets per set, None is 19. `control_p` is not below
+            1 / (1 + draws): 19 reach .05.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
         folder: a folder for one file per layer and part. A sweep that was stopped is resumed from there and gives the
@@ -142,9 +146,15 @@ def ablation_sweep(
     check_draws(draws)
     chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
-    by_layer = _chosen_heads(view, heads, removed)
+    sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None
+    if sets is not None and screen is not None:
+        raise ValueError("screen='gradient' estimates heads one by one: leave it out for sets")
+    by_layer = {} if isinstance(heads, Mapping) else _chosen_heads(view, heads, removed)
     sequences = scored_sequences(view, chosen_task)
-    per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
+    if sets is not None:
+        per_head = 0 if control is None else draws or SETS
+    else:
+        per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
     name, fixed = removed.name, removed.fixed(view, sequences)
     measurement = Measurement(
         ABLATION_SWEEP,
@@ -155,7 +165,7 @@ def ablation_sweep(
             "weights": view.weights_digest,
             "tokens": sequences.digest,
             "draws": draws if control else None,  # as given, so that parts with other numbers by default share a folder
-            "heads": "every" if heads is None else [[layer, head] for layer in by_layer for head in by_layer[layer]],
+            "heads": sets or ("every" if heads is None else [[at, head] for at in by_layer for head in by_layer[at]]),
         },
         folder=folder,
         score=lambda: score_of(view, sequences).value,
@@ -166,16 +176,25 @@ def ablation_sweep(
         screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, fixed, seed))
         (screened,) = measurement.made([screening], description=screening.name, unit="screen").values()
         by_layer = heads_by_layer(view, screened[screened["measured"] != ""])
-    measure = partial(_layer_table, fixed, sequences, per_head, seed)
-    layers = measurement.made(
-        [
-            WorkPart(f"{name}_L{layer:03d}", partial(measure, layer, chosen), items=len(chosen))
+    shared = (fixed, sequences, per_head, seed)
+    layers_of = list(by_layer)
+    if sets is not None:
+        layers_of = sorted({layer for one in sets.values() for layer in one})
+        parts = [
+            WorkPart(f"{name}_set{index:03d}", partial(set_table, *shared, called, chosen), items=1 + per_head)
+            for index, (called, chosen) in enumerate(sets.items())
+        ]
+    else:
+        parts = [
+            WorkPart(f"{name}_L{layer:03d}", partial(_layer_table, *shared, layer, chosen), items=len(chosen))
             for layer, chosen in by_layer.items()
-        ],
+        ]
+    layers = measurement.made(
+        parts,
         description=f"sweep {name}",
-        unit="layer",
-        items="heads",
-        prepare=partial(intact_values, view, sequences, list(by_layer)),
+        unit="layer" if sets is None else "set",
+        items="heads" if sets is None else "sets",
+        prepare=partial(intact_values, view, sequences, layers_of),
     )
     table, attrs = _joined(list(layers.values()), screened)
     table["part"] = part if isinstance(part, str) else name

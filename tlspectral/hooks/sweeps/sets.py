@@ -1,0 +1,91 @@
+"""A part removed from sets of heads at once, beside random sets of the same layers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64
+
+from tlspectral.hooks.layer_ablation import LayerAblation
+from tlspectral.hooks.parts import Part
+from tlspectral.hooks.parts.output import Replacement
+from tlspectral.hooks.sweeps.effects import HeadSet, head_sets
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.replay import IntactRun
+from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.models.attention.threads import Hook
+from tlspectral.selection import Heads
+from tlspectral.tasks import ScoredSequences, replayed_values, sign_flip_p, standard_error
+from tlspectral.tasks.score import beside_control
+
+SETS = 19
+"""Random sets of a control, with which the smallest p is .05."""
+
+
+def chosen_sets(view: AttentionView, sets: Mapping[str, Heads]) -> dict[str, dict[int, list[int]]]:
+    """Return the heads of each set by layer. Raises BadHead as `heads_by_layer`, ValueError for an empty set."""
+    found = {name: heads_by_layer(view, heads) for name, heads in sets.items()}
+    empty = [name for name, by_layer in found.items() if not by_layer]
+    if empty or not found:
+        raise ValueError(f"the set {empty[0]!r} has no heads" if empty else "no sets of heads were given")
+    return found
+
+
+def set_table(
+    part: Part,
+    sequences: ScoredSequences,
+    draws: int,
+    seed: int,
+    name: str,
+    by_layer: dict[int, list[int]],
+    prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]],
+) -> pd.DataFrame:
+    """Measure one set after an intact run, with `draws` random sets of as many heads of each layer."""
+    intact, intact_value = prepared
+    view = intact.view
+    sets: list[HeadSet] = [[(layer, head) for layer, heads in by_layer.items() for head in heads]]
+    if draws:
+        n_heads = {layer: view.n_heads(layer) for layer in by_layer}
+        sets += head_sets(n_heads, by_layer, draws, np.random.default_rng(seed))
+    every = part.on(view, {layer: list(range(view.n_heads(layer))) for layer in by_layer})
+    values = np.concatenate([_values(part, every, intact, sequences, one) for one in sets])
+    deltas = values - intact_value
+    row: dict[str, Any] = {
+        "layer": -1,
+        "head": -1,
+        "name": name,
+        "value": values[0].mean(),
+        "delta": deltas[0].mean(),
+        "delta_se": standard_error(deltas[0]),
+        "delta_p": sign_flip_p(deltas[0], seed),
+        "score_rms": np.nan,
+    }
+    table = pd.DataFrame([row])
+    if draws:
+        table = table.assign(control_delta=deltas[1:].mean(), **beside_control(deltas[:1], deltas[None, 1:]))
+    table.attrs = {"sums_per_sequence": {}, "intact_per_sequence": intact_value.tolist()}
+    return table
+
+
+def _values(
+    part: Part, every: Mapping[int, Any], intact: IntactRun, sequences: ScoredSequences, chosen: HeadSet
+) -> Float64[np.ndarray, "one sequences"]:
+    """Return the score of each sequence without the part of all heads of a set."""
+    view = intact.view
+    by_layer: dict[int, list[int]] = {}
+    for layer, head in chosen:
+        by_layer.setdefault(layer, []).append(head)
+    # What replaces outputs is taken from one run for all heads; other parts are of their heads.
+    replaced = all(isinstance(bound, Replacement) for bound in every.values())
+    of_heads = every if replaced else part.on(view, by_layer)
+
+    def hooks_of(jobs: slice, batch: slice) -> list[Hook]:
+        hooks = []
+        for layer, heads in by_layer.items():
+            bound = of_heads[layer]
+            bound = bound.of_rows(batch) if isinstance(bound, Replacement) else bound
+            hooks += LayerAblation(view, view.layer(layer), heads, bound).hooks()
+        return hooks
+
+    return replayed_values(intact, sequences, min(by_layer), 1, hooks_of).numpy()
