@@ -209,6 +209,4 @@ def _from_reference(
         mean: Any = sum(outputs[layer]) / count
         return mean[None] if even else mean[None, None]
 
-    return {
-        layer: Replacement(how, seed, heads, gathered(layer), donors) for layer, heads in by_layer.items()
-    }
+    return {layer: Replacement(how, seed, heads, gathered(layer), donors) for layer, heads in by_layer.items()}
