@@ -174,11 +174,6 @@ def edge_effects(
         n_jobs=n_jobs,
     )
     layers = sorted({layer for layer, _ in by_part})
-
-    def prepared() -> tuple[CachedRun, Replayed | None]:
-        run = cached_run(view, sequences, layers, writers)
-        return run, Replayed(*intact_values(view, sequences, layers), sequences) if measure == "task" else None
-
     of_part = partial(_part_table, writers, pairs, partial(CachedRun.removed, **how))
     parts = measurement.made(
         [
@@ -188,7 +183,7 @@ def edge_effects(
         description="edges",
         unit="layer",
         items="receivers",
-        prepare=prepared,
+        prepare=partial(_prepared, view, sequences, layers, writers, measure),
     )
     table = stacked(parts.values())
     if control is not None:
@@ -233,6 +228,13 @@ def _pairs(sequences: ScoredSequences, task: Task, measure: Measure) -> QueryKey
         )
     queries = torch.arange(length + 1, 2 * length + 1).expand(len(sequences.tokens), -1)
     return QueryKeyPairs(queries, queries - detector_offsets(length)[measure])
+
+
+def _prepared(
+    view: AttentionView, sequences: ScoredSequences, layers: list[int], senders: list[Sender], measure: Measure
+) -> tuple[CachedRun, Replayed | None]:
+    run = cached_run(view, sequences, layers, senders)
+    return run, Replayed(*intact_values(view, sequences, layers), sequences) if measure == "task" else None
 
 
 @torch.no_grad()
