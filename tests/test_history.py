@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from described import assert_described
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -202,8 +201,6 @@ def test_the_track_is_one_head_beside_the_summary(history):
 def test_what_was_measured_travels_with_the_tables(history, tmp_path):
     assert history.positional is None
     assert history.frequencies is None
-    for table in (history.heads, history.summary, history.composition):
-        assert_described(table)
     json.dumps(history.heads.attrs, allow_nan=False)
     assert [at["step"] for at in history.heads.attrs["checkpoints"]] == list(STEPS)
     assert len({at["weights_sha256"] for at in history.heads.attrs["checkpoints"]}) == 3
@@ -220,8 +217,6 @@ def test_positional_scores_are_those_of_each_checkpoint(run):
     checkpoints = training_checkpoints(run)
     options = {**QUICK, "detectors": False, "null_draws": 2, "blocks": prompt}
     found = head_history(checkpoints, **options)
-    assert_described(found.positional)
-    assert_described(found.frequencies)
     for step, checkpoint in checkpoints:
         for name, per_frequency in (("positional", False), ("frequencies", True)):
             table = positional_symbolic(checkpoint(), prompt, mode="key", per_frequency=per_frequency)

@@ -5,7 +5,6 @@ import shutil
 import pandas as pd
 import pytest
 import zoo
-from described import assert_described
 from streamed_checkpoints import NOT_STREAMED
 
 import tlspectral as tls
@@ -67,7 +66,6 @@ def test_names_are_labels_in_their_order(suite, tmp_path):
     measured = {name: table for name, table in vars(history).items() if table is not None}
     assert "positional" not in measured  # no blocks were given
     for name, table in measured.items():
-        assert_described(table)
         tls.write_table(table, tmp_path / f"{name}.parquet")
         pd.testing.assert_frame_equal(tls.read_table(tmp_path / f"{name}.parquet"), table)
     again = tls.head_history(list(named.items())[::-1], pairs=PAIRS, folder=tmp_path / "parts", **WEIGHTS)

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from tlspectral.algebra.spectra import NILPOTENT_SHARE, rank_tolerance
 from tlspectral.models.attention import AttentionView, OutputFactors, attention_view, vocabulary_chunks
-from tlspectral.tables import COLUMNS, Table, named
+from tlspectral.tables import stacked
+from tlspectral.tables.head_columns import COLUMNS, HEAD
+from tlspectral.tables.schema import Schema
 
-COPYING_SCORES = Table(
-    "copying_scores",
-    "`tls.heads.copying_scores`",
-    tuple(COLUMNS[name] for name in ("layer", "head", "name", "copying", "positivity")),
+COPYING_SCORES = Schema(
+    "copying_scores", (*HEAD, COLUMNS["copying"], COLUMNS["positivity"]), "`tls.heads.copying_scores`"
 )
-TABLES = (COPYING_SCORES,)
 
 
 def copying_scores(model: Any) -> pd.DataFrame:
@@ -27,8 +26,7 @@ def copying_scores(model: Any) -> pd.DataFrame:
     LayerNorm both are centred); W_E is raw.
 
     Returns:
-        DataFrame `layer, head, name, copying, positivity`: the share (a count) of the eigenvalues above rounding with a
-        positive real part (the column's text says which these are), and `sum Re l / sum |l|` of all. NaN for a head
+        DataFrame sorted by layer and head. Columns: `layer, head, name, copying, positivity`. Both are NaN for a head
         that writes nothing or whose P is nilpotent: sum |l| is below 1e-6 ||P||, and what is computed is rounding.
         `attrs` hold where the model came from, with hashes of its weights.
 
@@ -46,9 +44,7 @@ def copying_scores(model: Any) -> pd.DataFrame:
     for layer in range(view.n_layers):
         scores = copying_of_layer(view.output(layer), circuit)
         tables.append(pd.DataFrame({"layer": layer, "head": np.arange(len(scores["copying"])), **scores}))
-    table = pd.concat(tables, ignore_index=True)
-    table.attrs = dict[Any, Any](view.origin())
-    return named(table, COPYING_SCORES)
+    return COPYING_SCORES.frame(stacked(tables), view.origin())
 
 
 def copying_of_layer(

@@ -12,32 +12,51 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Float, Float64, Int
 from scipy.stats import false_discovery_control
 from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
-from tlspectral.algebra.rotary import in_float64, widened, with_gain_and_phase
+from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.algebra.spectra import ThinProduct, rank_tolerance, thin_svd
-from tlspectral.heads.columns import HEAD_DIRECTIONS
 from tlspectral.heads.operators import ov_operators
-from tlspectral.models.attention import (
-    AttentionLayer,
-    AttentionView,
-    QueryKeyNorm,
-    attention_view,
-    vocabulary_chunks,
-)
+from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view, vocabulary_chunks
+from tlspectral.models.attention.head_scores import side
 from tlspectral.models.attention.padding import PackedTokens, attention_positions
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Head
-from tlspectral.tables import named
+from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.schema import Schema, columns
 
 LEVEL = 0.05
 NO_READING = "no reading"
 BATCH = 16
 SIDES = {"qk": ("query", "key"), "ov": ("read", "written")}
+
+HEAD_DIRECTIONS = Schema(
+    "head_directions",
+    (
+        *HEAD,
+        *columns("""
+            kind            | label    | qk is M, ov is W_V W_O, qk contrast that of a task's pairs of query and key.
+            direction       | index    | Number of the singular direction, largest singular value first, from 1.
+            share           | share    | Squared singular value over the sum of all squares.
+            side            | label    | query or key of qk, read or written of ov.
+            strength        | cosine   | Mean absolute loading of the side's n_words strongest tokens.
+            random_strength | cosine   | Mean of strength over random directions.
+            pvalue          | p        | (1 + random directions whose strength is at least this) / (1 + draws).
+            qvalue          | q        | pvalue by Benjamini-Hochberg over the directions and sides of the table.
+            rank            | index    | Rank of the token by absolute loading, from 1; missing without a reading.
+            token           | token id | Id of the token; missing without a reading.
+            word            | text     | The token as text, its id without a tokenizer; or "no reading".
+            loading         | cosine   | Signed cosine of the token's vector with the direction.
+            random_loading  | cosine   | Mean absolute loading of that rank on random directions.
+        """),
+    ),
+    "`tls.head_directions`",
+)
 
 
 @dataclass(frozen=True)
@@ -101,11 +120,9 @@ def head_directions(
         seed: of the random directions.
 
     Returns:
-        DataFrame with a row per direction, side and word: `layer, head, name, kind, direction` (from 1), `share` (of
-        the operator's squared norm), `side, strength, random_strength` (mean over random directions), `pvalue,
-        qvalue, rank` (of the token, from 1), `token` (id), `word` (the id again without a tokenizer), `loading`
-        (signed), `random_loading` (mean absolute loading of that rank on random directions). Empty for an operator
-        that is 0.
+        DataFrame with a row per direction, side and word; empty for an operator that is 0. Columns: `layer, head, name,
+        kind, direction, share, side, strength, random_strength, pvalue, qvalue, rank, token, word, loading,
+        random_loading`. `attrs` hold where the model came from, with hashes of the layer.
 
     Raises:
         BadHead: no such head.
@@ -128,21 +145,19 @@ def head_directions(
         raise ValueError('a task contrasts keys: it goes with kind="qk"')
     view = attention_view(model)
     [(index, [number])] = heads_by_layer(view, [head]).items()
-    attrs: dict[str, Any] = {**view.origin([index]), "n_words": n_words, "draws": draws, "seed": seed}
+    settings: dict[str, Any] = {"n_words": n_words, "draws": draws, "seed": seed}
     with one_thread():
         rng = torch.Generator().manual_seed(seed)
         if task is None:
             shares, sides = _operator_sides(view, index, number, kind, n_directions, draws, rng)
         else:
-            shares, sides, n_prompts = _contrast_sides(view, index, number, task, n_directions, draws, rng)
-            attrs["n_prompts"] = n_prompts
-        table = _table(view, shares, sides, n_words)
-    for place, (name, value) in enumerate(
-        (("layer", index), ("head", number), ("kind", kind if task is None else "qk contrast"))
-    ):
-        table.insert(place, name, value)
-    table.attrs = dict[Any, Any](attrs)
-    return named(table, HEAD_DIRECTIONS)
+            kind = "qk contrast"
+            shares, sides, settings["n_prompts"] = _contrast_sides(view, index, number, task, n_directions, draws, rng)
+        rows = _rows(view, shares, sides, n_words)
+    table = pd.DataFrame(rows, columns=[column.name for column in HEAD_DIRECTIONS.columns if column.name != "name"])
+    table = table.assign(layer=index, head=number, kind=kind)
+    table = table.astype({"rank": "Int64", "token": "Int64", "random_loading": float})
+    return Measurement(HEAD_DIRECTIONS, settings, view.origin([index])).table(table)
 
 
 def _operator_sides(
@@ -204,8 +219,10 @@ def _key_contrast(
     for start in range(0, len(prompts.tokens), BATCH):
         rows = slice(start, start + BATCH)
         captured = view.capture(prompts.tokens[rows], points, last=names["pattern"])
-        q = _of_head(captured[names["query"]], head, layer.q_norm, layer)
-        k = _of_head(captured[names["key"]], head, layer.k_norm, layer)
+        q, k = (
+            _of_head(side(captured[names[point]], None, norm, None).whole, head, layer.n_heads)
+            for point, norm in (("query", layer.q_norm), ("key", layer.k_norm))
+        )
         if layer.rotary is not None:
             q = with_gain_and_phase(q[:, None], layer.rotary.of_heads([head]))[:, 0]
         for row, (query, key) in enumerate(pairs[rows].tolist()):
@@ -225,13 +242,10 @@ def _key_contrast(
 
 
 def _of_head(
-    captured: Tensor, head: int, norm: QueryKeyNorm | None, layer: AttentionLayer
+    x: Float[Tensor, "batch heads pos d_head"], head: int, n_heads: int
 ) -> Float64[Tensor, "batch pos d_head"]:
-    """Return queries or keys of a query head, after the norm of queries or keys."""
-    x = widened(captured)
-    if norm is not None:
-        x = norm.applied(x)
-    return in_float64(x[:, :, head // (layer.n_heads // x.shape[2])]).cpu()
+    """Return the queries of a query head, or the keys that it may share."""
+    return in_float64(x[:, head * x.shape[1] // n_heads]).cpu()
 
 
 def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:
@@ -253,12 +267,10 @@ class Loadings(NamedTuple):
     random: Float64[np.ndarray, "words draws"]
 
 
-def _table(view: AttentionView, shares: list[float], sides: list[Side], n_words: int) -> pd.DataFrame:
+def _rows(view: AttentionView, shares: list[float], sides: list[Side], n_words: int) -> list[dict[str, Any]]:
     """Return the rows of all directions, sides and words, without layer, head, name and kind."""
-    n = len(shares)
-    columns = [column.name for column in HEAD_DIRECTIONS.columns[4:]]
-    if n == 0:
-        return pd.DataFrame(columns=columns)
+    if not shares:
+        return []
     read = [_loadings(view, sides[0], n_words)]
     alike = sides[1].random is sides[0].random and sides[1].name != "written"
     read.append(_loadings(view, sides[1], n_words, random=read[0].random if alike else None))
@@ -273,12 +285,12 @@ def _table(view: AttentionView, shares: list[float], sides: list[Side], n_words:
     )
     qvalues = false_discovery_control(pvalues.ravel()).reshape(pvalues.shape)
     rows = []
-    for direction in range(n):
-        for number, (side, one) in enumerate(zip(sides, read, strict=True)):
+    for direction, share in enumerate(shares):
+        for number, (one_side, one) in enumerate(zip(sides, read, strict=True)):
             row = {
                 "direction": direction + 1,
-                "share": shares[direction],
-                "side": side.name,
+                "share": share,
+                "side": one_side.name,
                 "strength": strength[number, direction],
                 "random_strength": float(random[number].mean()),
                 "pvalue": pvalues[number, direction],
@@ -292,7 +304,7 @@ def _table(view: AttentionView, shares: list[float], sides: list[Side], n_words:
                 words = {"rank": rank + 1, "token": token, "word": token_text(view, token)}
                 loading = float(signs[direction] * one.signed[rank, direction])
                 rows.append({**row, **words, "loading": loading, "random_loading": float(one.random[rank].mean())})
-    return pd.DataFrame(rows, columns=columns).astype({"rank": "Int64", "token": "Int64", "random_loading": float})
+    return rows
 
 
 def _loadings(view: AttentionView, side: Side, n_words: int, random: np.ndarray | None = None) -> Loadings:

@@ -17,7 +17,6 @@ from tlspectral.algebra.spectra import head_metrics
 from tlspectral.heads.copying import EmbeddingMoments
 from tlspectral.heads.operators.verification import checked_prompts
 from tlspectral.models.attention import AttentionLayer, AttentionView
-from tlspectral.selection import head_name
 from tlspectral.tables import HEAD_COLUMNS
 
 _NAMES = {column.name for column in HEAD_COLUMNS}
@@ -103,7 +102,6 @@ def _identity_columns(index: int, kv_heads: Sequence[int] | np.ndarray) -> dict[
     return {
         "layer": np.full(len(heads), index),
         "head": heads,
-        "name": [head_name(index, head) for head in range(len(heads))],
         "kv_head": kv_heads,
     }
 

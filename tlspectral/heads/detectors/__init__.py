@@ -6,8 +6,7 @@
 
 from typing import TYPE_CHECKING
 
-from tlspectral.heads.detectors.columns import DETECTORS
-from tlspectral.heads.detectors.heads import detect_heads, split_half_reliability
+from tlspectral.heads.detectors.heads import DETECTORS, detect_heads, split_half_reliability
 from tlspectral.heads.detectors.sequences import chance_level, repeated_sequences
 from tlspectral.lazy import lazy_names
 

@@ -1,0 +1,40 @@
+"""Which files a model on disk is made of, and what tells one state of them from another."""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from tlspectral.models.loading.source import Source
+
+# What a model and its tokenizer are made of. Other files beside the weights do not make it another model.
+_MODEL_FILE = re.compile(
+    r".*\.(safetensors|bin|pt|pth|model|index\.json)|((adapter_|spectral_|tokenizer_)?config|tokenizer|special_tokens_map|added_tokens|vocab|tekken)"
+    r"\.json|(merges|vocab)\.txt"
+)
+_READ_AT_ONCE = 1 << 24  # bytes
+
+
+def model_files(source: Source) -> list[Path]:
+    """Return the files of a model on disk, sorted by name; a GGUF file in parts has them in order."""
+    if source.parts:
+        return list(source.parts)
+    files = Path(source.location).iterdir()
+    return sorted(file for file in files if _MODEL_FILE.fullmatch(file.name) and file.is_file())
+
+
+def files_state(files: Iterable[Path]) -> str:
+    """Hash names, sizes and times of files, without reading them."""
+    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(states).encode()).hexdigest()
+
+
+def files_digest(files: Iterable[Path]) -> str:
+    """Hash names and contents of files."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            while block := stream.read(_READ_AT_ONCE):
+                digest.update(block)
+    return digest.hexdigest()
