@@ -86,9 +86,9 @@ REFUSED = {
     "revisions of a packaged model": (lambda: history("tiny-rope", revisions="step{step}"), "is no hub model"),
     "a step not in a folder": (
         lambda: folder_checkpoints(folder("step0", "checkpoint-9"), [0, 7, 8]),
-        r"no checkpoint of steps \[7, 8\]; it has steps 0, 9",
+        r"no sub-folder step\{N\} or checkpoint-\{N\} of steps \[7, 8\]; it has steps 0, 9",
     ),
-    "an empty folder": (lambda: folder_checkpoints(folder()), "holds no checkpoints"),
+    "an empty folder": (lambda: folder_checkpoints(folder()), "has no sub-folder .* it has none at all"),
     "a step in a folder twice": (
         lambda: folder_checkpoints(folder("step5", "checkpoint-5")),
         "step 5 twice, as checkpoint-5 and step5",

@@ -83,8 +83,8 @@ def test_a_pattern_finds_steps_beside_other_numbers(pattern, found):
 @pytest.mark.parametrize(
     ("pattern", "steps", "said"),
     [
-        ("checkpoint-{step}", None, r"no revision of maker/olmo fits 'checkpoint-\{step\}';.* main, .* 1 other"),
-        ("{any}{step}-tokens{tokens}B", None, "no revision of maker/olmo fits"),
+        ("checkpoint-{step}", None, r"maker/olmo has no revision that fits 'checkpoint-\{step\}';.* main, .* 1 other"),
+        ("{any}{step}-tokens{tokens}B", None, "maker/olmo has no revision that fits"),
         ("step100-tokens1B", None, r"does not say once where the training step stands: write \{step\} there"),
         ("step{step}-tokens{step}B", None, "does not say once"),
         ("step{step}-tokens{tokens}B", [100, 300], r"that fits .* of steps \[300\]; it has steps 100, 2000"),
@@ -98,7 +98,7 @@ def test_a_pattern_that_does_not_fit_says_what_is_there(pattern, steps, said):
 def test_two_revisions_of_one_step_are_refused(hub, saved):
     for stage in (1, 2):
         hub.publish("maker/stages", saved[0], branch=f"stage{stage}-step5")
-    with pytest.raises(ValueError, match=r"two revisions of step 5 .*, stage1-step5 and stage2-step5: write out"):
+    with pytest.raises(ValueError, match="step 5 twice, as stage1-step5 and stage2-step5: write out"):
         hub_checkpoints("maker/stages", revisions="stage{stage}-step{step}")
 
 
