@@ -156,8 +156,8 @@ def renamed(heads):
         (lambda a, noise: {"b": renamed(a)}, r"table b does not say its model, seed, .*read_table"),
         (lambda a, noise: {"b": a, "noise_b": noise.iloc[:-1]}, "noise_b lacks 1 of 8 heads, such as L1H3"),
         (
-            lambda a, noise: {"b": a, "noise_a": with_attrs(noise, model="other")},
-            "noise_a is of model other",
+            lambda a, noise: {"b": a, "noise_a": with_attrs(noise, model="other", backend="another")},
+            "the table a is of model .*, the rows of noise_a are of model other",
         ),
         (lambda a, noise: {"b": a, "noise_a": a}, "noise_a has no column dir_frac_sd: .* weight_noise_band"),
     ],

@@ -166,7 +166,7 @@ def _loaded_layers(
     """
     parts = []
     with one_thread(), bar(len(chosen), "spectra", "layer") as shown:
-        check = check_scores(view, prompts)
+        checks = check_scores(view, prompts)
         asymmetries = score_asymmetries(view, prompts) if "score_asym" in extras else None
         ends_digest = view.ends_digest()
         moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)
@@ -174,12 +174,12 @@ def _loaded_layers(
         for index, wanted in chosen.items():
             heads = measure_heads(view.layer(index), index, moments=moments, directions=directions)
             output = view.output(index)
-            columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": check.outside_m[index]}
+            columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": checks[index].outside_m}
             if asymmetries is not None:
                 columns["score_asym"] = asymmetries[index]
             del output  # before the next layer is read
             digest = layer_digest(view.raw(index)) + ends_digest
-            attrs = heads.attrs | {"check": check.of_layer(index), "digest": digest}
+            attrs = heads.attrs | {"check": checks[index].record, "digest": digest}
             measured = selected(replace(heads, columns=columns, attrs=attrs), wanted)
             parts.append(WorkPart(f"L{index:03d}", partial(with_null, measured, null)))
             shown.update()

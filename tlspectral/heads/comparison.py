@@ -293,11 +293,7 @@ def _bands(heads: pd.DataFrame, noise: pd.DataFrame | None, table: pd.DataFrame,
     if noise is None:
         return None
     require(noise, (*_HEAD, "dir_frac_sd"), "weight_noise_band", name=f"table noise_{which}")
-    for key in ("model", "revision", "sha256"):
-        noise_value, table_value = noise.attrs.get(key), table.attrs.get(key)
-        if noise_value != table_value:
-            raise ValueError(f"noise_{which} is of {key} {noise_value}, but table {which} of {key} {table_value}")
-    require_same_model(table, noise.attrs, f"the rows of noise_{which}")
+    require_same_model(table, noise.attrs, f"the rows of noise_{which}", name=f"table {which}")
     joined = heads[_HEAD].merge(noise, on=_HEAD, how="left", validate="one_to_one", indicator=True)
     missing = joined[joined["_merge"] != "both"]
     if len(missing):

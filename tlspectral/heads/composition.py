@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,14 +12,8 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.spectra import ThinProduct
-from tlspectral.models.attention import (
-    AttentionView,
-    OutputFactors,
-    RawAttention,
-    fold_attention,
-    fold_output,
-    key_value_groups,
-)
+from tlspectral.heads.operators.factored import centred_output
+from tlspectral.models.attention import AttentionView, RawAttention, fold_attention, key_value_groups
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.writes import Input
 from tlspectral.models.opening import open_layers
@@ -126,7 +119,7 @@ def _reading(raw: RawAttention, layer: int, head: int, what: Input) -> _Reading:
     heads, group = next((heads, group) for heads, group in key_value_groups(raw) if head < heads.stop)
     index = head - heads.start
     if what == "v":
-        output = _centred_output(group, layer)
+        output = centred_output(group, layer)
         reading, other = output.w_v[0], output.w_o[index].T
     else:
         w_q, w_k = fold_attention(group, layer).operator_factors()
@@ -138,7 +131,7 @@ def _scores_of_layer(raw: RawAttention, layer: int, readings: list[_Reading]) ->
     """Return `||M OV^T|| / (||M|| ||OV||)` of every head of a layer, computed one key/value group at a time."""
     scores = []
     for _, group in key_value_groups(raw):
-        output = _centred_output(group, layer)
+        output = centred_output(group, layer)
         read = torch.linalg.qr(output.w_v[0], mode="r").R
         sizes = torch.linalg.matrix_norm(read @ torch.linalg.qr(output.w_o.mT, mode="r").R.mT)
         through = [
@@ -147,9 +140,3 @@ def _scores_of_layer(raw: RawAttention, layer: int, readings: list[_Reading]) ->
         norms = torch.tensor([reading.norm for reading in readings], dtype=torch.float64)
         scores.append(torch.stack(through) / sizes / norms[:, None])
     return torch.cat(scores, dim=1)
-
-
-def _centred_output(raw: RawAttention, layer: int) -> OutputFactors:
-    """Return value and output factors; under LayerNorm without the mean of what is written, which norms remove."""
-    output = fold_output(raw, layer)
-    return replace(output, w_o=output.w_o - output.w_o.mean(2, keepdim=True)) if raw.norm.kind == "LN" else output

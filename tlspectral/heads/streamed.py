@@ -84,7 +84,7 @@ def _measured(
     """Measure some or all heads of a layer on one thread."""
     with one_thread(), checkpoint.layer(index) as view, layer_named(index):
         with refusing(misfit(checkpoint.files.record)):
-            check = check_scores(view)
+            check = check_scores(view)[0]
         raw = view.raw(0)
         groups = [
             measure_heads(fold_attention(group, 0), index, moments=None, directions=directions)
@@ -92,7 +92,7 @@ def _measured(
         ]
         table = with_null(selected(joined(groups), heads), null)
     table.attrs = {
-        "check": check.of_layer(0) | {"layer": index},
+        "check": check.record | {"layer": index},
         "valid_up_to": raw.valid_up_to,
         "digest": checkpoint.digest(index),
     }

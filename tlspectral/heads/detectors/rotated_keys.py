@@ -64,8 +64,8 @@ def rotated_key_pvalues(
     sizes = counts.sum(1).double()[:, None]
     by_layer: list[Tensor] = []
 
-    def measure(index: int, captured: dict[str, Tensor], pattern: Tensor, hook: Any) -> None:
-        layer, observed = _fixed_queries(view, index, captured, pattern.detach().cpu())
+    def measure(index: int, captured: dict[str, Tensor], pattern: Tensor) -> None:
+        layer, observed = _fixed_queries(view, index, captured, pattern)
         captured.clear()
         score = reduce(observed).sum(1) / sizes
         least = score - TIE * score.abs()
@@ -76,18 +76,27 @@ def rotated_key_pvalues(
             advance()
         by_layer.append(torch.where(score.isnan(), torch.nan, (1 + reached) / (1 + draws)))
 
-    hooks: list[tuple[str, Callable[..., None]]] = []
-    for index in range(view.n_layers):
-        names, captured = view.hook_names(index), {}
-        points = [names[point] for point in ("residual", "cos", "sin", "scores") if point in names]
-        hooks += [(name, partial(_hold, captured, name)) for name in points if name in view.model.hook_dict]
-        hooks.append((names["pattern"], partial(measure, index, captured)))
+    hooks = [hook for index in range(view.n_layers) for hook in at_pattern(view, index, partial(measure, index))]
     view.run(tokens, hooks, last=hooks[-1][0])
     return torch.cat(by_layer, dim=1).numpy()
 
 
-def _hold(captured: dict[str, Tensor], name: str, activation: Tensor, hook: Any) -> None:
-    captured[name] = activation.detach()
+def at_pattern(
+    view: AttentionView, index: int, measure: Callable[[dict[str, Tensor], Tensor], None]
+) -> list[tuple[str, Callable[[Tensor, Any], None]]]:
+    """Return hooks that give `measure` what a layer's scores are rebuilt from, as soon as its pattern is there."""
+    names, captured = view.hook_names(index), {}
+
+    def hold(name: str, activation: Tensor, hook: Any) -> None:
+        captured[name] = activation.detach()
+
+    def finish(pattern: Tensor, hook: Any) -> None:
+        measure(captured, pattern.detach().cpu())
+        captured.clear()
+
+    points = [names[point] for point in ("residual", "cos", "sin", "scores") if point in names]
+    hooks = [(name, partial(hold, name)) for name in points if name in view.model.hook_dict]
+    return [*hooks, (names["pattern"], finish)]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tlspectral.heads.operators.verification import ScoreCheck, check_scores, verify_scores
+from tlspectral.heads.operators.verification import check_scores, verify_scores
 from tlspectral.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ __all__ = [
     "PhaseFactors",
     "QKOperator",
     "QKOperators",
-    "ScoreCheck",
     "check_scores",
     "ov_operators",
     "qk_operators",
