@@ -10,9 +10,6 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from model_state import assert_unchanged, state_of, warm
 
 from tlspectral import analyze_heads, k_composition, load_model, read_table, write_table
@@ -23,7 +20,6 @@ from tlspectral.history import (
     head_history,
     in_context_score,
     population_medians,
-    within_model_percentile,
 )
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.packaged import bridge_from_weights
@@ -70,21 +66,7 @@ def same(left, right):
         assert getattr(left, name).attrs == getattr(right, name).attrs
 
 
-# Percentiles and medians
-
-
-@given(arrays(float, st.integers(1, 12), elements=st.integers(0, 5).map(float) | st.just(np.nan)))
-def test_a_percentile_is_the_mean_rank_over_the_number(values):
-    rows = np.random.default_rng(0).permutation(len(values))
-    found = within_model_percentile(pd.Series(values, index=rows))
-    assert found.index.tolist() == rows.tolist()
-    known = values[~np.isnan(values)]
-    for value, percentile in zip(values, found, strict=True):
-        if np.isnan(value):
-            assert np.isnan(percentile)
-        else:
-            below, equal = (known < value).sum(), (known == value).sum()
-            assert percentile == (below + (equal + 1) / 2) / len(known)
+# Medians
 
 
 def null_heads(mean, std, n=400):

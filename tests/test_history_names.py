@@ -9,7 +9,7 @@ from streamed_checkpoints import NOT_STREAMED
 
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.history import folder_checkpoints, recording, sources
+from tlspectral.history import recording, sources, suite_checkpoints
 from tlspectral.history.sources import named_checkpoint
 
 QUICK = {"null_draws": 4}
@@ -106,7 +106,7 @@ def test_packaged_models_are_loaded():
 def test_without_detectors_the_steps_are_read_from_their_files(tmp_path, name, sizes, monkeypatch):
     for step in (0, 8):
         zoo.save_folder(name, tmp_path / f"step{step}", seed=step)
-    loaded = tls.head_history([(step, at.load) for step, at in folder_checkpoints(tmp_path)], pairs=PAIRS, **WEIGHTS)
+    loaded = tls.head_history([(step, at.load) for step, at in suite_checkpoints(tmp_path)], pairs=PAIRS, **WEIGHTS)
     sizes.clear()
     monkeypatch.setattr(sources, "load_model", refuse)
     streamed = tls.head_history(tmp_path, pairs=PAIRS, **WEIGHTS)

@@ -56,7 +56,7 @@ def measure_step(
     score = None if task is None else evaluate(model, task)
     tables = {"composition": _composition(model, pairs)}  # a wrong head is refused before the null is computed
     heads = analyze_heads(model, null_blocks="fresh", **options)
-    tables["heads"] = heads.assign(**{f"{name}_pct": within_model_percentile(heads[name]) for name in PERCENTILES})
+    tables["heads"] = heads.assign(**{f"{name}_pct": heads[name].rank(pct=True) for name in PERCENTILES})
     if blocks is not None:
         tables["positional"] = positional_symbolic(model, blocks, mode="key")
         if any(shape["rotary"]):
@@ -146,17 +146,6 @@ def in_context_score(
     lengths = torch.full((len(second.tokens),), width)
     first = replace(second, tokens=second.tokens[:, :width], lengths=lengths, scored=slice(1, width - 1))
     return InContextScore(score_of(view, first), score_of(view, second))
-
-
-def within_model_percentile(values: pd.Series) -> pd.Series:
-    """Compute rank over number, `rankdata / n`, ties averaged: 1 for the largest, 1/n for the smallest (FP section 9).
-
-    Args:
-        values: one number per head of a model; NaN stays NaN and is not counted.
-
-    What it does not establish: distance. In a model without any structure some head has percentile 1 as well.
-    """
-    return values.rank(pct=True)
 
 
 def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float]:

@@ -56,12 +56,9 @@ def head_history(
             checkpoints, each a name or path for `load_model`, a TransformerBridge or HookedTransformer, or a pair
             (label, checkpoint), in which the checkpoint may also be a function that loads a model. Labels are training
             steps, which have to rise, or names. A name that ends in `step{N}` or `checkpoint-{N}` is step N; others
-            are labels as they are. `hub_checkpoints` and `folder_checkpoints` make such pairs.
-        revisions: of one hub model: how its branches or tags are named, with `{step}` where the training step stands,
-            such as `"step{step}"` (Pythia), `"step{step}-tokens{tokens}B"` or `"stage1-step{step}-tokens{tokens}B"`
-            (OLMo). See `hub_checkpoints`.
-        steps: of one hub model or folder: which training steps, rising. None for all; without `revisions`, the 22 of
-            `PYTHIA_STEPS` for a Pythia model.
+            are labels as they are.
+        revisions, steps: of one hub model or folder: how its revisions are named, and which training steps, as for
+            `suite_checkpoints`, which makes such pairs.
         pairs: (sender, receiver) heads, each (layer, head), of which K-composition is followed.
         null_draws: draws of the null per head, fresh ones for every head: shared draws would have one error in common,
             which a median over heads does not average out. See `analyze_heads` for the error of a single z.

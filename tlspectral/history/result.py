@@ -97,7 +97,7 @@ class HeadHistory:
 
     Attributes:
         heads: `step`, the columns of `analyze_heads`, and `prev_pct, rope_imag_frac_pct, dir_frac_pct` beside its
-            `D_head_pct`: percentiles within the model of that step (`within_model_percentile`).
+            `D_head_pct`: percentiles within the model of that step, rank / n.
         summary: a row per step. Columns: `step, n_heads, icl_score, icl_score_se, first_copy_loss, second_copy_loss,
             value, value_se, D_head_median, D_head_null_low, D_head_null_median, D_head_null_high, dir_frac_median,
             dir_frac_null_low, dir_frac_null_median, dir_frac_null_high, rope_imag_frac_median,

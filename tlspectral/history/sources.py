@@ -75,32 +75,46 @@ def named_checkpoint(name: str | os.PathLike[str], **choice: Any) -> LazyCheckpo
     return LazyCheckpoint(partial(load_model, name, **choice), identity, files)
 
 
-def hub_checkpoints(
-    name: str = "EleutherAI/pythia-410m", steps: Iterable[int] | None = None, revisions: str | None = None
+def suite_checkpoints(
+    suite: str | os.PathLike[str], steps: Iterable[int] | None = None, revisions: str | None = None
 ) -> list[tuple[int, LazyCheckpoint]]:
-    """List public checkpoints of a suite that publishes its training steps, opened one by one.
+    """List the training steps of a hub model, or of a folder with sub-folders `step{N}` or `checkpoint-{N}`.
 
-    Files are fetched into the hub's cache as `load_model` does, and stay there: nothing is ever deleted. The 22 steps
-    of a model take 22 times its size on disk.
+    They are opened one by one. Files are fetched into the hub's cache as `load_model` does, and stay there: nothing is
+    ever deleted. The 22 steps of a model take 22 times its size on disk.
 
     Args:
-        name: hub id.
-        steps: training steps, rising. None for all that fit `revisions`, or `PYTHIA_STEPS` of a Pythia model.
-        revisions: how the suite names its branches or tags, with `{step}` where the training step stands and other
+        suite: hub id or folder.
+        steps: training steps, rising. None for all that the folder has or that fit `revisions`, or the 22 of
+            `PYTHIA_STEPS` of a Pythia model.
+        revisions: how a hub model names its branches or tags, with `{step}` where the training step stands and other
             names in braces for other numbers: `"step{step}"` (Pythia), `"step{step}-tokens{tokens}B"` or
             `"stage1-step{step}-tokens{tokens}B"` (OLMo). The hub is asked which there are; where it cannot be reached,
             those in its cache are used. None: as Pythia and stanford-crfm name them, without asking.
 
     Raises:
-        ValueError: `revisions` without `{step}`, or that fits no revision or two of one step; steps that the suite does
-            not have. Without `revisions`: a step that Pythia did not publish, or no steps for another suite, of which
-            the hub reports a missing step when it is loaded.
+        FileNotFoundError: a path that leads nowhere.
+        ValueError: a folder without checkpoints; two of one step; steps that the suite does not have; `revisions`
+            without `{step}`, or that fits none; of a hub model without `revisions` a step that Pythia did not publish,
+            or no steps of another suite, of which the hub reports a missing step when it is loaded.
 
     What it does not establish: that the hub still has them, unchanged; the table's `attrs` hold the weights' hash and
     the commit.
     """
+    name, folder = os.fspath(suite), Path(suite).expanduser()
+    if folder.is_dir():
+        if revisions is not None:
+            raise ValueError(
+                f"{folder} is a folder, whose steps are sub-folders step{{N}} or checkpoint-{{N}}, and has no "
+                "revisions: leave revisions= out"
+            )
+        names = sorted(subfolder.name for subfolder in folder.iterdir() if subfolder.is_dir())
+        what = "sub-folder step{N} or checkpoint-{N}"
+        by_step = _by_step(names, STEP_NAME, steps, f"{folder} has", what, "remove one")
+        return [(step, named_checkpoint(folder, checkpoint=step)) for step in by_step]
+    source = find_source(name)
     if revisions is not None:
-        by_step = _revisions_by_step(find_source(name), revisions, steps)
+        by_step = _revisions_by_step(source, revisions, steps)
         return [(step, named_checkpoint(name, revision=revision)) for step, revision in by_step.items()]
     is_pythia = name.lower().split("/")[-1].startswith("pythia")
     if steps is None and not is_pythia:
@@ -116,27 +130,6 @@ def hub_checkpoints(
             "and every thousand from 1000 to 143000"
         )
     return [(step, named_checkpoint(name, checkpoint=step)) for step in chosen]
-
-
-def folder_checkpoints(
-    path: str | os.PathLike[str], steps: Iterable[int] | None = None
-) -> list[tuple[int, LazyCheckpoint]]:
-    """List the checkpoints that a folder holds as sub-folders `step{N}` or `checkpoint-{N}`, opened one by one.
-
-    Args:
-        path: the folder.
-        steps: which of them, rising; None for all.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: the folder holds no checkpoints, two of one step, or not those asked for.
-    """
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise FileNotFoundError(f"There is no folder {folder}.")
-    names = sorted(subfolder.name for subfolder in folder.iterdir() if subfolder.is_dir())
-    by_step = _by_step(names, STEP_NAME, steps, f"{folder} has", "sub-folder step{N} or checkpoint-{N}", "remove one")
-    return [(step, named_checkpoint(folder, checkpoint=step)) for step in by_step]
 
 
 def _revisions_by_step(source: Source, pattern: str, steps: Iterable[int] | None) -> dict[int, str]:
@@ -198,15 +191,7 @@ def labelled_checkpoints(
     Those of a generator are made one by one, and no label is checked.
     """
     if isinstance(checkpoints, str | os.PathLike):
-        folder = Path(checkpoints).expanduser()
-        if folder.is_dir():
-            if revisions is not None:
-                raise ValueError(
-                    f"{folder} is a folder, whose steps are sub-folders step{{N}} or checkpoint-{{N}}, and has no "
-                    "revisions: leave revisions= out"
-                )
-            return folder_checkpoints(folder, steps)
-        return hub_checkpoints(os.fspath(checkpoints), steps, revisions)
+        return suite_checkpoints(checkpoints, steps, revisions)
     if revisions is not None or steps is not None:
         raise ValueError(
             "revisions= and steps= choose among the checkpoints of one hub model or folder: give its name alone, or "
