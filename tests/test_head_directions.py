@@ -16,7 +16,7 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import BadHead
 from tlspectral.heads import directions
-from tlspectral.heads.operators import ov_operators, qk_operators
+from tlspectral.heads.operators.factored import ov_operators, qk_operators
 from tlspectral.models.attention import attention_view
 
 QUICK = {"draws": 200, "n_directions": 3, "n_words": 4}

@@ -12,8 +12,7 @@ from zoo import shared
 
 from tlspectral.algebra.rotary import pair_columns
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.heads.operators import check_scores, verify_scores
-from tlspectral.heads.operators.verification import check_prompt
+from tlspectral.heads.operators.verification import check_prompt, check_scores, verify_scores
 from tlspectral.models.attention import attention_view, bridge
 from tlspectral.models.attention.alibi import alibi_slopes
 

@@ -9,8 +9,8 @@ from attention_models import LAYER_NORM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.heads.operators import QKOperators, verify_scores
-from tlspectral.heads.operators.verification import check_prompt
+from tlspectral.heads.operators.factored import QKOperators
+from tlspectral.heads.operators.verification import check_prompt, verify_scores
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import INPUT_POINTS, head_writes, layer_reads, require_sum_of_writes, z_of
 

@@ -19,12 +19,12 @@ from tlspectral.heads.measure import (
     NullSettings,
     forget_blocks,
     measure_heads,
+    of_heads,
     position_directions,
     score_asymmetries,
-    selected,
     with_null,
 )
-from tlspectral.heads.operators import check_scores
+from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.attention import AttentionView, layer_digest
 from tlspectral.models.attention.padding import even_rows
 from tlspectral.models.attention.selection import heads_by_layer
@@ -180,7 +180,7 @@ def _loaded_layers(
             del output  # before the next layer is read
             digest = layer_digest(view.raw(index)) + ends_digest
             attrs = heads.attrs | {"check": checks[index].record, "digest": digest}
-            measured = selected(replace(heads, columns=columns, attrs=attrs), wanted)
+            measured = of_heads([replace(heads, columns=columns, attrs=attrs)], wanted)
             parts.append(WorkPart(f"L{index:03d}", partial(with_null, measured, null)))
             shown.update()
     return parts

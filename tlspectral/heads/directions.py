@@ -19,7 +19,7 @@ from torch import Tensor
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.algebra.spectra import ThinProduct, rank_tolerance, thin_svd
-from tlspectral.heads.operators import ov_operators
+from tlspectral.heads.operators.factored import ov_operators
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view, vocabulary_chunks
 from tlspectral.models.attention.head_scores import side
 from tlspectral.models.attention.padding import PackedTokens, attention_positions
@@ -311,20 +311,15 @@ def _loadings(view: AttentionView, side: Side, n_words: int, random: np.ndarray 
     """Return the largest loadings on one side, chunk by chunk of the vocabulary; `random` if they are known already."""
     n = side.directions.shape[1]
     both = side.directions if random is not None else torch.cat([side.directions, side.random], dim=1)
-    best = torch.empty(0, n, dtype=torch.float64)
-    ids = torch.empty(0, n, dtype=torch.long)
-    drawn = torch.empty(0, both.shape[1] - n, dtype=torch.float64)
+    best, ids = both[:0], torch.empty(0, both.shape[1], dtype=torch.long)
     start = 0
     for tokens in _tokens(view, side):
-        cosines = tokens @ both
-        new_ids = torch.arange(start, start + len(tokens))[:, None].expand(-1, n)
-        best, ids = torch.cat([best, cosines[:, :n]]), torch.cat([ids, new_ids])
+        new_ids = torch.arange(start, start + len(tokens))[:, None].expand(-1, both.shape[1])
+        best, ids = torch.cat([best, tokens @ both]), torch.cat([ids, new_ids])
         chosen = best.abs().topk(min(n_words, len(best)), dim=0).indices
         best, ids = best.gather(0, chosen), ids.gather(0, chosen)
-        drawn = torch.cat([drawn, cosines[:, n:].abs()])
-        drawn = drawn.topk(min(n_words, len(drawn)), dim=0).values
         start += len(tokens)
-    return Loadings(ids.numpy(), best.numpy(), drawn.numpy() if random is None else random)
+    return Loadings(ids[:, :n].numpy(), best[:, :n].numpy(), best[:, n:].abs().numpy() if random is None else random)
 
 
 def _tokens(view: AttentionView, side: Side) -> Iterator[Float64[Tensor, "chunk d_model"]]:

@@ -1,7 +1,6 @@
 """`analyze_models`: the head tables of many models as one dataset of parquet files, a file per model."""
 
 import gc
-import hashlib
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.measure import NullSettings
-from tlspectral.models.loading.model_files import files_state, model_files
+from tlspectral.models.loading.model_files import file_name, files_state, model_files
 from tlspectral.models.loading.source import PACKAGED, find_source
 from tlspectral.tables import HEAD_COLUMNS, PartFailure, WorkPart, backend_configured, workers_kept, write_table
 from tlspectral.tables.measurement import Measurement
@@ -210,24 +209,18 @@ def _lines(file: Path) -> list[str]:
 
 
 def _entry(name: str) -> _Entry:
-    missing_part = _file_name(name, "hub", name)
+    missing_part = file_name(name, f"hub {name}")
     try:
         source = find_source(name)
         if source.kind in ("tiny", "hub") or name.lower() in PACKAGED:
             model = str(source.record["model"])
-            return _Entry(name, model, _file_name(model, source.kind, source.location), missing_part)
+            return _Entry(name, model, file_name(model, f"{source.kind} {source.location}"), missing_part)
         path = os.path.abspath(Path(name).expanduser())
         real_path = os.path.realpath(path)  # two links to one folder are one model
-        part = _file_name(os.path.basename(real_path), source.kind, real_path)
+        part = file_name(os.path.basename(real_path), f"{source.kind} {real_path}")
         return _Entry(path, path, part, missing_part, files_state(model_files(source)))
     except Exception:  # analyze_heads raises it again, where it is noted
         return _Entry(name, name, missing_part, missing_part)
-
-
-def _file_name(shown: str, kind: str, location: str) -> str:
-    """Return a name of a file that no other model has."""
-    readable = re.sub(r"[^\w.-]+", "--", shown).strip("-.")[-80:]
-    return f"{readable}-{hashlib.sha256(f'{kind} {location}'.encode()).hexdigest()[:10]}"
 
 
 def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.heads.measure import NullSettings, joined, measure_heads, position_directions, selected, with_null
-from tlspectral.heads.operators import check_scores
+from tlspectral.heads.measure import NullSettings, measure_heads, of_heads, position_directions, with_null
+from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.attention import fold_attention, key_value_groups
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.models.loading.bars import download_bars
@@ -90,7 +90,7 @@ def _measured(
             measure_heads(fold_attention(group, 0), index, moments=None, directions=directions)
             for _, group in key_value_groups(raw)
         ]
-        table = with_null(selected(joined(groups), heads), null)
+        table = with_null(of_heads(groups, heads), null)
     table.attrs = {
         "check": check.record | {"layer": index},
         "valid_up_to": raw.valid_up_to,

@@ -1,9 +1,7 @@
 """`head_history`: every head at every saved step of a training, one checkpoint in memory at a time."""
 
 import gc
-import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +16,7 @@ from tlspectral.history.measure import measure_step, population_medians
 from tlspectral.history.result import HEAD_HISTORY, Head, HeadHistory
 from tlspectral.history.sources import Label, LazyCheckpoint, called, check_labels, labelled_checkpoints, naming
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.loading.model_files import file_name
 from tlspectral.models.loading.source import Source
 from tlspectral.positional import BlockPrompt
 from tlspectral.selection import head_pair
@@ -152,11 +151,7 @@ class _Step:
     @property
     def part(self) -> str:
         """The name of its file."""
-        if not isinstance(self.label, str):
-            return f"step{self.label}"
-        # A label can be a path of any length; the hash tells those apart that are written alike.
-        readable = re.sub(r"[^A-Za-z0-9-]+", "-", self.label)[-60:]
-        return f"{readable}-{hashlib.sha256(self.label.encode()).hexdigest()[:12]}"
+        return file_name(self.label, self.label) if isinstance(self.label, str) else f"step{self.label}"
 
     def opened(self) -> AttentionView | Source:
         """Return the view of its model, or the source that is read from its files."""

@@ -6,8 +6,8 @@
 
 from typing import TYPE_CHECKING
 
-from tlspectral.heads.detectors.heads import DETECTORS, detect_heads, split_half_reliability
-from tlspectral.heads.detectors.sequences import chance_level, repeated_sequences
+from tlspectral.heads.detectors.heads import DETECTORS, detect_heads
+from tlspectral.heads.detectors.sequences import repeated_sequences
 from tlspectral.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DETECTORS",
-    "chance_level",
     "detect_heads",
     "kernel_prediction",
     "relative_position_kernel",
     "repeated_sequences",
-    "split_half_reliability",
 ]
 
 __getattr__ = lazy_names(__name__, {"kernel_prediction": "kernel", "relative_position_kernel": "kernel"})

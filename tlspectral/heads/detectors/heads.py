@@ -204,12 +204,12 @@ def measured_detectors(
     scores: dict[str, Any] = {"layer": statistics.layer, "head": statistics.head}
     for name, mean, error, pvalue in zip(names, statistics.mean, statistics.error, pvalues, strict=True):
         scores |= {name: mean, f"{name}_se": error} | ({} if pvalue is None else {f"{name}_p": pvalue})
-    attrs |= {"chance": chance, "reliability": split_half_reliability(statistics.halves, names)}
+    attrs |= {"chance": chance, "reliability": _reliability(statistics.halves, names)}
     attrs |= {key: value for key, value in view.source.items() if key == "user_hooks"}
     return (DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS).frame(scores, attrs)
 
 
-def split_half_reliability(
+def _reliability(
     halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str] = DETECTORS
 ) -> dict[str, float | None]:
     """Return the Spearman correlation over heads between scores of even and of odd sequences, per detector.

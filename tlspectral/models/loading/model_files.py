@@ -1,4 +1,4 @@
-"""Which files a model on disk is made of, and what tells one state of them from another."""
+"""Which files a model on disk is made of, what tells one state of them from another, and names of files for it."""
 
 import hashlib
 import re
@@ -21,6 +21,12 @@ def model_files(source: Source) -> list[Path]:
         return list(source.parts)
     files = Path(source.location).iterdir()
     return sorted(file for file in files if _MODEL_FILE.fullmatch(file.name) and file.is_file())
+
+
+def file_name(shown: str, identity: str) -> str:
+    """Return a readable name of a file, without suffix, that nothing of another identity has."""
+    readable = re.sub(r"[^\w.-]+", "--", shown).strip("-.")[-80:]
+    return f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
 
 def files_state(files: Iterable[Path]) -> str:
