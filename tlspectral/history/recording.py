@@ -111,10 +111,10 @@ def head_history(
     shapes: dict[Label, dict[str, Any]] = {}
     measure = partial(measure_step, pairs=wanted, task=scored, blocks=blocks, n_jobs=n_jobs, **options)
     stream = not detectors and scored is None and blocks is None
-    steps = starmap(partial(_Step, stream=stream, folder=folder, shapes=shapes), labelled)
+    to_measure = starmap(partial(_Step, stream=stream, folder=folder, shapes=shapes), labelled)
     with workers_kept():
         tables = Measurement(HEAD_HISTORY["heads"], {}, identity=settings, folder=folder).made(
-            _parts(steps, measure),
+            _parts(to_measure, measure),
             description="history",
             unit="step",
             total=len(labelled) if isinstance(labelled, Sequence) else None,
