@@ -1,5 +1,6 @@
 """How far heads copy what they attend to, and match equal tokens: OV copying and self-match, from weights."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -84,20 +85,27 @@ def _above_rounding(
 
 
 def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"] | None:
-    """Return W_U W_E with the final norm folded into W_U, summed over chunks of the vocabulary.
+    """Return W_U W_E with the final norm folded into W_U; None where no token can be copied.
 
-    None where input and output vocabularies differ, so that no token can be copied.
+    That is where input and output vocabularies differ.
     """
-    w_u, norm = view.unembedding()
-    if w_u.shape[1] != len(view.embedding()):
+    if view.unembedding()[0].shape[1] != len(view.embedding()):
         return None
-    gain = None if norm.gain is None else norm.gain.detach().cpu().double()
     circuit = torch.zeros(view.d_model, view.d_model, dtype=torch.float64)
-    chunks = zip(vocabulary_chunks(w_u, axis=1), vocabulary_chunks(view.embedding(), axis=0), strict=True)
-    for unembedding, embedding in chunks:
-        folded = unembedding if gain is None else gain[:, None] * unembedding
-        circuit += (folded - folded.mean(0) if norm.kind == "LN" else folded) @ embedding
+    for unembedding, embedding in zip(
+        folded_unembedding(view), vocabulary_chunks(view.embedding(), axis=0), strict=True
+    ):
+        circuit += unembedding @ embedding
     return circuit
+
+
+def folded_unembedding(view: AttentionView) -> Iterator[Float64[Tensor, "d_model chunk"]]:
+    """Yield W_U with the gain of the final norm, centred under LayerNorm, chunk by chunk of the vocabulary."""
+    w_u, norm = view.unembedding()
+    gain = 1.0 if norm.gain is None else norm.gain.detach().cpu().double()[:, None]
+    for chunk in vocabulary_chunks(w_u, axis=1):
+        folded = gain * chunk
+        yield folded - folded.mean(0) if norm.kind == "LN" else folded
 
 
 class EmbeddingMoments:

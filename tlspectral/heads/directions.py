@@ -19,6 +19,7 @@ from torch import Tensor
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.algebra.spectra import ThinProduct, rank_tolerance, thin_svd
+from tlspectral.heads.copying import folded_unembedding
 from tlspectral.heads.operators.factored import ov_operators
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view, vocabulary_chunks
 from tlspectral.models.attention.head_scores import side
@@ -328,16 +329,9 @@ def _tokens(view: AttentionView, side: Side) -> Iterator[Float64[Tensor, "chunk 
         for chunk in vocabulary_chunks(view.embedding(), axis=0):
             yield _unit((chunk - chunk.mean(1, keepdim=True) if side.centred else chunk).T).T
         return
-    w_u, norm = view.unembedding()
-    gain = 1.0 if norm.gain is None else norm.gain.detach().cpu().double()[:, None]
-
-    def folded() -> Iterator[Tensor]:
-        for chunk in vocabulary_chunks(w_u, axis=1):
-            column = gain * chunk
-            yield column - column.mean(0) if norm.kind == "LN" else column
-
-    mean = sum((chunk.sum(1) for chunk in folded()), torch.zeros(view.d_model, dtype=torch.float64)) / w_u.shape[1]
-    for chunk in folded():
+    total, n_tokens = torch.zeros(view.d_model, dtype=torch.float64), view.unembedding()[0].shape[1]
+    mean = sum((chunk.sum(1) for chunk in folded_unembedding(view)), total) / n_tokens
+    for chunk in folded_unembedding(view):
         yield _unit(chunk - mean[:, None]).T
 
 

@@ -3,7 +3,7 @@
 Beside them stands what the head's mean query and key alone predict; `kernel_prediction` judges that per head.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -206,35 +206,25 @@ def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
     return sorted((-number for number in known), reverse=True)
 
 
-def _judged(kernel: LayerKernels, back: list[int]) -> list[tuple[Any, ...]]:
-    """Return the rows of `kernel_prediction` of a layer's heads."""
+def _judged(kernel: LayerKernels, back: list[int]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `kernel_prediction` of a layer's heads, without what there is not."""
     measured, predicted = kernel.judged.numpy().T, kernel.predicted().T  # [heads, distances]
-    rows = []
     for index, head in enumerate(kernel.heads):
+        row: dict[str, Any] = {"layer": kernel.layer, "head": head, "band": None}
         known = np.isfinite(measured[index])
-        row: tuple[Any, ...] = (kernel.layer, head)
-        peak = -back[int(np.nanargmax(measured[index]))] if known.any() else None
+        if known.any():
+            row["peak"] = -back[int(np.nanargmax(measured[index]))]
         known &= np.isfinite(predicted[index])
-        if kernel.preference is None or not known.any():
-            rows.append((*row, np.nan, peak, None, *[np.nan] * len(BANDS), None, None, None))
-            continue
-        theta = kernel.preference.theta[index].numpy()
-        shares, bands = band_shares(kernel.preference.by_pair[index].numpy()[:, known], theta)
-        best = None if np.isnan(shares).any() else int(np.argmax(shares))
-        ends = np.cumsum([0, *map(len, bands)])
-        rows.append(
-            (
-                *row,
-                correlation(measured[index], predicted[index], known),
-                peak,
-                None if best is None else -back[int(np.nanargmax(np.where(known, predicted[index], np.nan)))],
-                *shares.tolist(),
-                None if best is None else BANDS[best],
-                None if best is None else int(ends[best]),
-                None if best is None else int(ends[best + 1] - 1),
-            )
-        )
-    return rows
+        if kernel.preference is not None and known.any():
+            row["r"] = correlation(measured[index], predicted[index], known)
+            theta = kernel.preference.theta[index].numpy()
+            shares, bands = band_shares(kernel.preference.by_pair[index].numpy()[:, known], theta)
+            row |= {f"share_{band}": share for band, share in zip(BANDS, shares.tolist(), strict=True)}
+            if not np.isnan(shares).any():
+                best, ends = int(np.argmax(shares)), np.cumsum([0, *map(len, bands)])
+                row["predicted_peak"] = -back[int(np.nanargmax(np.where(known, predicted[index], np.nan)))]
+                row |= {"band": BANDS[best], "first": int(ends[best]), "last": int(ends[best + 1] - 1)}
+        yield row
 
 
 def _random_prompts(view: AttentionView) -> Int[Tensor, "sequences pos"]:
