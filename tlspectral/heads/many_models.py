@@ -17,7 +17,7 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.measure import NullSettings
-from tlspectral.models.loading.model_files import file_name, files_state, model_files
+from tlspectral.models.loading.model_files import file_name, files_state
 from tlspectral.models.loading.source import PACKAGED, find_source
 from tlspectral.tables import HEAD_COLUMNS, PartFailure, WorkPart, backend_configured, workers_kept, write_table
 from tlspectral.tables.measurement import Measurement
@@ -218,7 +218,7 @@ def _entry(name: str) -> _Entry:
         path = os.path.abspath(Path(name).expanduser())
         real_path = os.path.realpath(path)  # two links to one folder are one model
         part = file_name(os.path.basename(real_path), f"{source.kind} {real_path}")
-        return _Entry(path, path, part, missing_part, files_state(model_files(source)))
+        return _Entry(path, path, part, missing_part, files_state(source))
     except Exception:  # analyze_heads raises it again, where it is noted
         return _Entry(name, name, missing_part, missing_part)
 

@@ -76,7 +76,7 @@ def measure_heads(
         columns |= phase_columns(w_q, w_k, layer.rotary)
         columns["rotary_fraction"] = np.full(layer.n_heads, layer.rotary.rotary_fraction)
     columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, w_k)
-    columns["position_share"] = position_shares(w_q, w_k, directions)
+    columns["position_share"] = _position_shares(w_q, w_k, directions)
     return MeasuredHeads(
         index, columns, {"valid_up_to": layer.valid_up_to}, layer.effective_dimension, metrics.singular_values
     )
@@ -164,7 +164,7 @@ def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directi
     return torch.linalg.svd(rows, full_matrices=False).Vh[:POSITION_DIRECTIONS].T
 
 
-def position_shares(
+def _position_shares(
     w_q: Float64[Tensor, "heads d_model d_head"],
     w_k: Float64[Tensor, "heads d_model d_head"],
     directions: Float64[Tensor, "d_model directions"] | None,

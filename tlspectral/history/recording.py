@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
@@ -11,10 +12,10 @@ from typing import Any, Literal
 import joblib
 import pandas as pd
 
-from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
 from tlspectral.history.measure import measure_step, population_medians
 from tlspectral.history.result import HEAD_HISTORY, Head, HeadHistory
-from tlspectral.history.sources import Label, LazyCheckpoint, called, check_labels, labelled_checkpoints, naming
+from tlspectral.history.sources import Label, LazyCheckpoint, called, check_labels, labelled_checkpoints
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading.model_files import file_name
 from tlspectral.models.loading.source import Source
@@ -153,21 +154,21 @@ class _Step:
         """The name of its file."""
         return file_name(self.label, self.label) if isinstance(self.label, str) else f"step{self.label}"
 
-    def opened(self) -> AttentionView | Source:
+    def _opened(self) -> AttentionView | Source:
         """Return the view of its model, or the source that is read from its files."""
-        with naming(self.label):
+        with _naming(self.label):
             source = self.checkpoint.files() if self.stream else None
             return attention_view(self.checkpoint.load()) if source is None else source
 
     def measured(self, measure: Callable[..., pd.DataFrame]) -> pd.DataFrame:
         """Open and measure it."""
-        opened = self.opened()
-        with naming(self.label):
+        opened = self._opened()
+        with _naming(self.label):
             table = measure(opened)
         if self.folder is not None:
             table.attrs["identity"] = self.checkpoint.identity()
             table.attrs["weights"] = opened.weights_digest() if isinstance(opened, AttentionView) else None
-        self.require_same_shape(table)
+        self._require_same_shape(table)
         return table
 
     def require_same_model(self, table: pd.DataFrame) -> None:
@@ -176,16 +177,16 @@ class _Step:
         if stored is not None and identity is not None:
             same = stored == identity
         else:
-            opened = self.opened()
+            opened = self._opened()
             same = isinstance(opened, AttentionView) and table.attrs["weights"] == opened.weights_digest()
         if not same:
             raise IncompatibleCheckpoint(
                 f"{os.fspath(self.folder or '')} holds {called(self.label)} of another model, or of other weights "
                 f"({stored or 'a model in memory'} there, {identity or 'a model in memory'} now): choose another folder"
             )
-        self.require_same_shape(table)
+        self._require_same_shape(table)
 
-    def require_same_shape(self, table: pd.DataFrame) -> None:
+    def _require_same_shape(self, table: pd.DataFrame) -> None:
         """Add the shape of the model to `shapes`; refuse a shape other than that of the first model."""
         self.shapes[self.label] = shape = table.attrs["shape"]
         first, expected = next(iter(self.shapes.items()))
@@ -196,6 +197,17 @@ class _Step:
                     f"{called(self.label)} is of another architecture than {called(first)}: {name} {shape[name]}, "
                     f"there {expected[name]}; a history is of one model"
                 )
+
+
+@contextmanager
+def _naming(label: Label) -> Iterator[None]:
+    """Say in errors which checkpoint they are about."""
+    try:
+        yield
+    except TlspectralError as error:
+        raise type(error)(f"{called(label)}: {error}") from error
+    except TypeError as error:
+        raise ValueError(f"{called(label)}: {error}") from error
 
 
 def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[Head, Head]]:

@@ -5,8 +5,7 @@ Those of a name or path are opened when they are needed.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
@@ -15,10 +14,9 @@ from typing import Any
 
 from torch import nn
 
-from tlspectral.errors import TlspectralError
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.hub import hub_revisions, pinned
-from tlspectral.models.loading.model_files import files_digest, model_files
+from tlspectral.models.loading.model_files import files_digest
 from tlspectral.models.loading.source import Source, find_source
 
 Label = int | str
@@ -66,7 +64,7 @@ def named_checkpoint(name: str | os.PathLike[str], **choice: Any) -> LazyCheckpo
         source = find_source(name, **choice)
         if source.kind == "hub":
             return f"{source.location} at commit {pinned(source).revision}"
-        return None if source.kind == "tiny" else f"files with SHA-256 {files_digest(model_files(source))}"
+        return None if source.kind == "tiny" else f"files with SHA-256 {files_digest(source)}"
 
     def files() -> Source | None:
         source = find_source(name, **choice)
@@ -230,17 +228,6 @@ def check_labels(labels: Sequence[Any]) -> None:
 def called(label: Label) -> str:
     """Return how messages call a checkpoint: `step 5`, or its name in quotes."""
     return repr(label) if isinstance(label, str) else f"step {label}"
-
-
-@contextmanager
-def naming(label: Label) -> Iterator[None]:
-    """Say in errors which checkpoint they are about."""
-    try:
-        yield
-    except TlspectralError as error:
-        raise type(error)(f"{called(label)}: {error}") from error
-    except TypeError as error:
-        raise ValueError(f"{called(label)}: {error}") from error
 
 
 def _labelled(item: Any) -> tuple[Any, LazyCheckpoint]:

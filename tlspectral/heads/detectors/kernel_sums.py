@@ -74,6 +74,7 @@ class LayerKernels:
 
         def rebuild(captured: dict[str, Tensor], pattern: Tensor) -> None:
             self._add_scores(_rebuilt(self.view, self.layer, captured, pattern), real, averaged)
+            captured.clear()
 
         return [*hooks, *at_pattern(self.view, self.layer, rebuild)]
 

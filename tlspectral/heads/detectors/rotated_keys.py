@@ -84,19 +84,18 @@ def rotated_key_pvalues(
 def at_pattern(
     view: AttentionView, index: int, measure: Callable[[dict[str, Tensor], Tensor], None]
 ) -> list[tuple[str, Callable[[Tensor, Any], None]]]:
-    """Return hooks that give `measure` what a layer's scores are rebuilt from, as soon as its pattern is there."""
+    """Return hooks that give `measure` what a layer's scores are rebuilt from, and the pattern, as soon as it is there.
+
+    `measure` frees what it is given.
+    """
     names, captured = view.hook_names(index), {}
-
-    def hold(name: str, activation: Tensor, hook: Any) -> None:
-        captured[name] = activation.detach()
-
-    def finish(pattern: Tensor, hook: Any) -> None:
-        measure(captured, pattern.detach().cpu())
-        captured.clear()
-
     points = [names[point] for point in ("residual", "cos", "sin", "scores") if point in names]
-    hooks = [(name, partial(hold, name)) for name in points if name in view.model.hook_dict]
-    return [*hooks, (names["pattern"], finish)]
+    hooks = [(name, partial(_hold, captured, name)) for name in points if name in view.model.hook_dict]
+    return [*hooks, (names["pattern"], lambda pattern, hook: measure(captured, pattern.detach().cpu()))]
+
+
+def _hold(captured: dict[str, Tensor], name: str, activation: Tensor, hook: Any) -> None:
+    captured[name] = activation.detach()
 
 
 @dataclass(frozen=True)

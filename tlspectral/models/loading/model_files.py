@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from tlspectral.models.loading.source import Source
@@ -15,7 +14,7 @@ _MODEL_FILE = re.compile(
 _READ_AT_ONCE = 1 << 24  # bytes
 
 
-def model_files(source: Source) -> list[Path]:
+def _model_files(source: Source) -> list[Path]:
     """Return the files of a model on disk, sorted by name; a GGUF file in parts has them in order."""
     if source.parts:
         return list(source.parts)
@@ -29,16 +28,16 @@ def file_name(shown: str, identity: str) -> str:
     return f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
 
 
-def files_state(files: Iterable[Path]) -> str:
-    """Hash names, sizes and times of files, without reading them."""
-    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+def files_state(source: Source) -> str:
+    """Hash names, sizes and times of a model's files, without reading them."""
+    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in _model_files(source)]
     return hashlib.sha256(repr(states).encode()).hexdigest()
 
 
-def files_digest(files: Iterable[Path]) -> str:
-    """Hash names and contents of files."""
+def files_digest(source: Source) -> str:
+    """Hash names and contents of a model's files."""
     digest = hashlib.sha256()
-    for file in files:
+    for file in _model_files(source):
         digest.update(file.name.encode())
         with file.open("rb") as stream:
             while block := stream.read(_READ_AT_ONCE):
