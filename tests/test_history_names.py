@@ -162,6 +162,21 @@ def test_a_gguf_file_is_known_by_its_bytes(tmp_path):
     assert named_checkpoint(file).identity() != before
 
 
+@pytest.mark.parametrize("kind", ["adapter", "spectral"])
+def test_an_adapter_and_a_spectral_model_are_known_by_their_files(tmp_path, kind):
+    (tmp_path / f"{kind}_config.json").write_text("{}")
+    (tmp_path / f"{kind}_model.safetensors").write_bytes(b"weights")
+    identity = named_checkpoint(tmp_path).identity
+    before = identity()
+    (tmp_path / "trainer_state.json").write_text("{}")
+    assert identity() == before
+    (tmp_path / f"{kind}_model.safetensors").write_bytes(b"other weights")
+    after = identity()
+    assert after != before
+    (tmp_path / f"{kind}_config.json").write_text('{"rank": 2}')
+    assert identity() not in (before, after)
+
+
 def test_facts_of_single_steps_are_not_facts_of_the_history():
     """Files of GGUF differ from step to step."""
     models = [zoo.bridge("neox"), zoo.bridge("neox", seed=1)]
