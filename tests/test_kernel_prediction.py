@@ -10,7 +10,7 @@ from spectral_zoo import moved
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.heads.detectors import kernel_prediction, relative_position_kernel
+from tlspectral.heads import kernel_prediction, relative_position_kernel
 from tlspectral.heads.detectors.distance import band_shares
 from tlspectral.models.attention import attention_view
 

@@ -9,7 +9,7 @@ from conformance.sweeps import plain_kernel
 from zoo import shared
 
 from tlspectral.errors import BadHead, EditNotHonored, ScoreMismatch
-from tlspectral.heads.detectors import kernel_prediction, relative_position_kernel
+from tlspectral.heads import kernel_prediction, relative_position_kernel
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 
