@@ -8,6 +8,7 @@ M at rotary frequency t. FP is Li, "Fingerprint, Not Blueprint" (2026).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import pandas as pd
@@ -321,7 +322,7 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
 
 ANALYZE_HEADS = Table("analyze_heads",
     "`tls.analyze_heads`, the last two with `extras`; `tlspectral analyze -o FILE` writes it",
-    (*HEAD_COLUMNS, *EXTRA_COLUMNS))
+    (*HEAD_COLUMNS, *(replace(column, always=False) for column in EXTRA_COLUMNS)))
 
 
 def describe_columns(table: pd.DataFrame | None = None) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tlspectral.history.columns import CHECKPOINT_STEP, N_HEADS
+from tlspectral.history.result import CHECKPOINT_STEP, N_HEADS
 from tlspectral.studies.common.columns import SEED, STEP
 from tlspectral.studies.fingerprint.published_columns import ARM, BEHAVIOUR, RAW
 from tlspectral.tables.column import Column, Table

@@ -5,7 +5,7 @@ FP is Li (2026); its released tables are CC-BY-4.0.
 
 from dataclasses import replace
 
-from tlspectral.history.columns import CHECKPOINT_STEP, ICL_SCORE, N_HEADS, median_column, percentile_column
+from tlspectral.history.result import CHECKPOINT_STEP, ICL_SCORE, N_HEADS, median_column, percentile_column
 from tlspectral.studies.common.columns import SEED, STEP
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS

@@ -5,7 +5,7 @@ FP is Li, "Fingerprint, Not Blueprint" (2026).
 
 from dataclasses import replace
 
-from tlspectral.heads.columns import NOISE_COLUMNS
+from tlspectral.heads.comparison import NOISE_COLUMNS
 from tlspectral.tables.column import Column, Table
 from tlspectral.tables.head_columns import COLUMNS
 

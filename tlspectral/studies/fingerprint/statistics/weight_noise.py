@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
-from tlspectral.heads.columns import NOISE_COLUMNS
+from tlspectral.heads.comparison import NOISE_COLUMNS
 from tlspectral.heads.measure import measure_heads
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view, fold_attention
 from tlspectral.studies.fingerprint.statistics.columns import WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS

@@ -7,7 +7,7 @@ import zoo
 from described import assert_described
 
 import tlspectral as tls
-from tlspectral.heads.columns import NOISE_COLUMNS
+from tlspectral.heads.comparison import NOISE_COLUMNS
 from tlspectral.studies.fingerprint.statistics import weight_noise_band, weight_noise_draws
 from tlspectral.studies.fingerprint.statistics.weight_noise import storage_steps
 
