@@ -310,6 +310,8 @@ POSITIONAL_COLUMNS: tuple[Column, ...] = (
 )
 """What `positional_symbolic` adds to `layer`, `head`, `name` and `frequency`."""
 
+
+
 HEAD = HEAD_COLUMNS[:3]
 """Layer, head and name: what a table about heads begins with."""
 

@@ -19,8 +19,7 @@ class CellRun:
 
     Attributes:
         model: after the last step.
-        evaluations, heads, kernels: a row per evaluation; per evaluation and head; per evaluation, head and offset. The
-            columns are those of `columns.GRID`.
+        evaluations, heads, kernels: a row per evaluation; per evaluation and head; per evaluation, head and offset.
     """
 
     model: AttentionOnlyTransformer

@@ -45,8 +45,7 @@ def measure(model: AttentionOnlyTransformer, batch: RandomMapBatch, penalty: Pen
         penalty: its value is recorded; NaN for None.
 
     Returns:
-        Rows of the three tables of `columns.GRID`. Attention and kernels are means over the queries from a quarter of
-        the sequence on.
+        Rows of the three tables. Attention and kernels are means over the queries from a quarter of the sequence on.
 
     What it does not establish: that a head with a high `prev` or `ind` is what the loss depends on.
     """

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 import pandas as pd
 
-from tlspectral.studies.fingerprint.columns import REPLICATE
 from tlspectral.studies.fingerprint.published import LICENCE, SOURCE
 from tlspectral.studies.fingerprint.replication import (
     causal_anatomy,
@@ -23,7 +22,7 @@ from tlspectral.studies.fingerprint.replication import (
 from tlspectral.studies.fingerprint.replication import sentences as said
 from tlspectral.studies.fingerprint.replication.claims import MONTE_CARLO_TOLERANCE, VERDICTS, Claim, PublishedTables
 from tlspectral.studies.fingerprint.replication.sentences import SENTENCE_VERDICTS, Sentence
-from tlspectral.tables import named
+from tlspectral.tables.schema import Schema, columns
 
 _SECTIONS = (
     matched_null,
@@ -95,6 +94,44 @@ DECIDED: tuple[Callable[[PublishedTables], Iterable[Sentence]], ...] = (
 """The functions of sentences, in the order of the papers; each takes the tables and yields its sentences."""
 
 NUMBER, SENTENCE = "number", "sentence"
+REPLICATE = Schema(
+    "replicate",
+    columns("""
+        id            | label          | Name of the row.
+        kind          | label          | number: a published number, recomputed. sentence: a claim in words, decided by
+                      |                | two readings.
+        where         | text           | Paper, and section, table or figure.
+        what          | text           | What the number is; of a sentence what is tested, with the family of tests.
+        published     | text           | A number as printed or as a sentence has it, with <, <=, >, >= or ~ in front; a
+                      |                | sentence as quoted.
+        ours          | of the number  | The number recomputed. NaN where the published tables do not suffice, and for
+                      |                | sentences.
+        difference    | of the number  | ours less the published number. NaN for bounds and sentences.
+        verdict       | label          | Of a number: reproduced, if it rounds to the printed digits, an approximate one
+                      |                | within one unit of the last, a Monte-Carlo one within 0.01, a bound where it
+                      |                | holds; else differs; or cannot be checked without weights. Of a sentence: holds
+                      |                | as it stands; holds only kindly; does not hold in either reading; or not
+                      |                | decidable from the tables.
+        why           | text           | Why a number differs, by how much one misses its literal reading, what weights
+                      |                | are needed for; the figures behind a sentence, or what it needs.
+        function      | label          | Function that recomputes the number, measures it on a model, or decides the
+                      |                | sentence.
+        seed          | index          | Seed of a Monte-Carlo number; missing for others.
+        n             | count          | Units of the test: heads of the smallest model, models, runs or checkpoints.
+                      |                | Missing for numbers.
+        power         | text           | What the test of a sentence could have seen at this n: the smallest |rho| found
+                      |                | with power 0.8, the power of a rank test, the smallest p.
+        strict        | text           | What a reading of a sentence asks for, the words as they stand, and what its
+                      |                | value is.
+        strict_value  | of the reading | The number that decides it.
+        strict_holds  | flag           | Whether its condition is met.
+        kindest       | text           | The same for the weakest claim that the words can mean.
+        kindest_value | of the reading | The number that decides it.
+        kindest_holds | flag           | Whether its condition is met.
+    """),
+    "`replicate` of `tlspectral.studies.fingerprint.replication`; `tlspectral study replicate -o FOLDER` writes it as "
+    "replication.parquet",
+)
 COLUMNS = tuple(column.name for column in REPLICATE.columns)
 _TYPES = {
     **dict.fromkeys(("ours", "difference", "strict_value", "kindest_value"), "float64"),
@@ -111,8 +148,10 @@ def replicate(tables: PublishedTables | None = None) -> pd.DataFrame:
         tables: other tables in place of the published ones, to see what a row depends on.
 
     Returns:
-        DataFrame, a number or a sentence a row, numbers first, with the columns of `columns.REPLICATE`; those of the
-        other kind are empty. `attrs["verdicts"]` counts the verdicts of numbers, `attrs["sentences"]` of sentences.
+        DataFrame, a number or a sentence a row, numbers first. Columns: `id, kind, where, what, published, ours,
+        difference, verdict, why, function, seed, n, power, strict, strict_value, strict_holds, kindest, kindest_value,
+        kindest_holds`. Those of the other kind are empty. `attrs["verdicts"]` counts the verdicts of numbers,
+        `attrs["sentences"]` of sentences.
 
     What it does not establish: that the tables are what the models are. It goes from published tables to published
     numbers and sentences; a number from weights (`analyze_heads`) is a further step. Readings are ours: a sentence
@@ -124,14 +163,14 @@ def replicate(tables: PublishedTables | None = None) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(_TYPES)
     texts = ["power", "strict", "kindest"]
     table[texts] = table[texts].fillna("")
-    table.attrs = {
+    attrs = {
         "source": SOURCE,
         "licence": LICENCE,
         "monte_carlo_tolerance": MONTE_CARLO_TOLERANCE,
         "verdicts": _counted(table, NUMBER, VERDICTS),
         "sentences": _counted(table, SENTENCE, SENTENCE_VERDICTS),
     }
-    return named(table, REPLICATE)
+    return REPLICATE.frame(table, attrs)
 
 
 def _rows(functions: tuple[Callable[[PublishedTables], Iterable[_Row]], ...], tables: PublishedTables) -> list[_Row]:

@@ -5,9 +5,22 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pandas as pd
 
-from tlspectral.studies.fingerprint.statistics.columns import STATISTIC_NOISE
 from tlspectral.studies.fingerprint.statistics.tables_with_draws import tables_with_draws
-from tlspectral.tables import named
+from tlspectral.tables.schema import Schema, columns
+
+STATISTIC_NOISE = Schema(
+    "statistic_noise",
+    columns("""
+        statistic | label            | Name of the statistic, as it was given.
+        value     | of the statistic | The statistic of the head table as it is.
+        mean      | of the statistic | Its mean over draws, each with its spectral columns in place of the table's.
+        sd        | of the statistic | Its standard deviation (ddof 1) over draws.
+        low       | of the statistic | 2.5 % quantile over draws.
+        high      | of the statistic | 97.5 % quantile over draws.
+        draws     | count            | Number of draws.
+    """),
+    "`tlspectral.studies.fingerprint.statistics.statistic_noise`",
+)
 
 
 def statistic_noise(
@@ -24,8 +37,7 @@ def statistic_noise(
         statistics: name -> function of a head table, which returns a number.
 
     Returns:
-        DataFrame `statistic, value` (on `heads`), `mean, sd` (ddof 1), `low, high` (2.5 and 97.5 % of the draws),
-        `draws`.
+        DataFrame, a statistic a row. Columns: `statistic, value, mean, sd, low, high, draws`.
 
     Raises:
         ValueError: the two tables are not of the same model or heads.
@@ -40,6 +52,4 @@ def statistic_noise(
         low, high = np.quantile(drawn, [0.025, 0.975])
         row = {"statistic": name, "value": float(statistic(heads)), "mean": drawn.mean(), "sd": drawn.std(ddof=1)}
         rows.append(row | {"low": low, "high": high, "draws": len(drawn)})
-    table = pd.DataFrame(rows)
-    table.attrs = {key: value for key, value in draws.attrs.items() if key != "columns"}
-    return named(table, STATISTIC_NOISE)
+    return STATISTIC_NOISE.frame(rows, {key: value for key, value in draws.attrs.items() if key != "columns"})
