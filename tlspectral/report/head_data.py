@@ -73,6 +73,7 @@ def _described(heads: pd.DataFrame, name: str, group: str) -> dict[str, Any]:
     known = columns_of(heads.attrs).get(name, COLUMNS.get(name))
     return {
         "name": name,
+        "title": known.title if known else name,
         "group": group,
         "meaning": known.meaning if known else "",
         "unit": known.unit if known else "",

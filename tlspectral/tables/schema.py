@@ -46,6 +46,11 @@ class Column:
         return {name: value for name, value in vars(self).items() if isinstance(value, str)}
 
     @property
+    def title(self) -> str:
+        """What people read: the plain name, else the name."""
+        return self.label or self.name
+
+    @property
     def dtype(self) -> str:
         """The pandas dtype of its values where none is missing."""
         return _DTYPES.get(self.unit, "float64")
