@@ -5,6 +5,7 @@ mkdocs calls `on_files`. Each page comes from what it describes, so that none of
 
 import csv
 import re
+import sys
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
@@ -63,7 +64,7 @@ def column_pages() -> dict[str, str]:
     from tlspectral.tables import every_schema
 
     tables = every_schema()
-    made_by = {name: table.made_by or f"`{name}`" for name, table in tables.items()}
+    made_by = {name: table.made_by or f"`{_maker(name)}`" for name, table in tables.items()}
     studies = [name for name, maker in made_by.items() if ".studies." in maker or "tlspectral study " in maker]
     lines = [
         "# Tables",
@@ -75,7 +76,7 @@ def column_pages() -> dict[str, str]:
     for title, names in (("Of the package", [*made_by.keys() - studies]), ("Of the studies", studies)):
         lines += ["", f"## {title}", "", "| table | made by |", "|---|---|"]
         lines += [f"| [{_cell(name)}](columns/{_file(name)}) | {made_by[name]} |" for name in made_by if name in names]
-    pages = {f"columns/{_file(name)}": _table_page(table) for name, table in tables.items()}
+    pages = {f"columns/{_file(name)}": _table_page(table, made_by[name]) for name, table in tables.items()}
     return {"columns.md": "\n".join(lines), **pages}
 
 
@@ -83,15 +84,20 @@ def _file(name: str) -> str:
     return f"{name.replace('.', '-').lower()}.md"
 
 
-def _table_page(table: "Schema") -> str:
-    lines = [f"# {_cell(table.name)}", "", f"Made by {table.made_by or f'`{table.name}`'}.", ""]
+def _maker(table: str) -> str:
+    """The function that returns a table, with its module."""
+    function = table.partition(".")[0]
+    modules = ((name, module) for name, module in sys.modules.items() if name.startswith("tlspectral."))
+    homes = [name for name, module in modules if getattr(getattr(module, function, None), "__module__", "") == name]
+    return f"{homes[0]}.{table}" if homes else table
+
+
+def _table_page(table: "Schema", made_by: str) -> str:
+    lines = [f"# {_cell(table.name)}", "", f"Made by {made_by}.", ""]
     if any(column.range for column in table.columns):
         return "\n".join([*lines, *(line for column in table.columns for line in _column_section(column))])
     lines += ["| column | unit | |", "|---|---|---|"]
-    for column in table.columns:
-        lines.append(
-            f"| `{column.name}` {{ #{column.name.lower()} }} | {_cell(column.unit)} | {_cell(column.meaning)} |"
-        )
+    lines += [f"| `{column.name}` | {_cell(column.unit)} | {_cell(column.meaning)} |" for column in table.columns]
     return "\n".join(lines)
 
 

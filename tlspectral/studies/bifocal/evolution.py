@@ -22,11 +22,10 @@ from tlspectral.studies.common.gradient_steps import gradient_steps, warm_up
 from tlspectral.tables.schema import Schema, columns
 
 BATCH_LOSS = columns("loss | nat per scored token | Loss of the batch of the step, before the step was taken.")
-LOSSES = Schema("evolve.losses", columns("step, loss", (*BATCH_LOSS, *BIFOCAL)), "`tlspectral.studies.bifocal.evolve`")
+LOSSES = Schema("evolve.losses", columns("step, loss", (*BATCH_LOSS, *BIFOCAL)))
 TRAJECTORY = Schema(
     "evolve.trajectory",
     columns("step, layer, head, frequency, omega, gain, phase", BIFOCAL),
-    "`tlspectral.studies.bifocal.evolve`",
 )
 
 

@@ -31,7 +31,6 @@ TRAIN_HISTORY = Schema(
                          |                       | query's token.
         penalty?         | of the penalty        | Value of the penalty on the loss, without its weight. With a penalty.
     """),
-    "`tlspectral.studies.common.train`",
 )
 
 Penalty = Callable[[AttentionOnlyTransformer], Float[Tensor, ""]]

@@ -30,7 +30,6 @@ EVENTUAL_HEAD_RANK = Schema(
         top_share  | share | rank / n_heads: how often a random head ranks as high.
         chance     | share | 1 / n_heads: how often a random head has rank 1.
     """),
-    "`tlspectral.studies.fingerprint.history_questions.eventual_head_rank`",
 )
 
 

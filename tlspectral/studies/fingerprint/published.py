@@ -112,7 +112,6 @@ _CHECKPOINTS = Schema(
         D_head_median         | share                 | Median of D_head over the heads of the model.
         n_heads               | count                 | Heads of the model.
     """),
-    "`tlspectral.studies.fingerprint.published.published_checkpoints`",
 )
 _KERNELS = Schema(
     "published_kernels",
@@ -123,14 +122,12 @@ _KERNELS = Schema(
         score   | logit | Mean attention score before the softmax at the offset, on text.
         ablated | flag  | Whether the rope phase of the head is removed; there for head 5.2 alone.
     """),
-    "`tlspectral.studies.fingerprint.published.published_kernels`",
 )
 _STRENGTHS = columns("strength | ratio | Weight of the arm's penalty; 0 for a free arm.")
 _CONSTRAINED = {
     name: Schema(
         f"published_constrained.{name}",
         columns(names, (*_STRENGTHS, *CONSTRAINED, *RUN_COLUMNS)),
-        f"`tlspectral.studies.fingerprint.published.published_constrained`: `.{name}`",
     )
     for name, names in {
         "evaluations": "arm, strength, seed, step, ce_pred, ce_unpred, prev_best, ind_best, penalty",

@@ -39,7 +39,6 @@ ATTENTION_TRACES = Schema(
                   |                       | swap.
         after     | attention probability | The same after the swap, with the block that is then in the slot.
     """),
-    "`tlspectral.studies.positional_symbolic.traces.attention_traces`",
 )
 FREQUENCY_NORMS = Schema(
     "frequency_norms",
@@ -52,7 +51,6 @@ FREQUENCY_NORMS = Schema(
                    |                         | coordinates of the pair, after key norm and with the model's attention
                    |                         | scaling.
     """),
-    "`tlspectral.studies.positional_symbolic.traces.frequency_norms`",
 )
 
 

@@ -133,7 +133,6 @@ _IOI_CLASSES = Schema(
         dup_pct              | %     | The same of dup.
         ind_pct              | %     | The same of ind.
     """),
-    "`tlspectral.studies.fingerprint.replication.ioi_classes`",
 )
 
 

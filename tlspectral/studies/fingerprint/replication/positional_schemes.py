@@ -70,7 +70,6 @@ _HEADS = Schema(
         model, scheme, layer, head
         percentile | share | Percentile of the head's D_head within its model, rank / n.
     """),
-    "`scheme_contrast` of `tlspectral.studies.fingerprint`: `.heads`",
 )
 BOOTSTRAP_DRAWS, BOOTSTRAP_SEED = 4000, 0
 

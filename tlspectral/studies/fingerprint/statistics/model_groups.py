@@ -33,7 +33,6 @@ LEAVE_ONE_MODEL_OUT = Schema(
         n_permutations | count | Labelings of the models that are left.
         reason
     """),
-    "`tlspectral.studies.fingerprint.statistics.leave_one_model_out`",
 )
 TOP_K_SENSITIVITY = Schema(
     "top_k_sensitivity",
@@ -43,7 +42,6 @@ TOP_K_SENSITIVITY = Schema(
         upper | label | Group of models that is above.
         pvalue, floor
     """),
-    "`tlspectral.studies.fingerprint.statistics.top_k_sensitivity`",
 )
 
 

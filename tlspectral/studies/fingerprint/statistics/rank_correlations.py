@@ -31,7 +31,6 @@ SPEARMAN_TABLE = schema.Schema(
         """,
         REASONS,
     ),
-    "`tlspectral.studies.fingerprint.statistics.spearman_table`",
 )
 
 

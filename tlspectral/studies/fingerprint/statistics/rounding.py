@@ -19,7 +19,6 @@ STATISTIC_NOISE = Schema(
         high      | of the statistic | 97.5 % quantile over draws.
         draws     | count            | Number of draws.
     """),
-    "`tlspectral.studies.fingerprint.statistics.statistic_noise`",
 )
 
 

@@ -36,7 +36,6 @@ WEIGHT_NOISE_BAND = Schema(
             """)
         ),
     ),
-    "`tlspectral.studies.fingerprint.statistics.weight_noise_band`",
 )
 WEIGHT_NOISE_DRAWS = Schema(
     "weight_noise_draws",
@@ -47,7 +46,6 @@ WEIGHT_NOISE_DRAWS = Schema(
         """,
         HEAD_COLUMNS,
     ),
-    "`tlspectral.studies.fingerprint.statistics.weight_noise_draws`",
 )
 
 

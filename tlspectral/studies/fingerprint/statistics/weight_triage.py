@@ -41,7 +41,7 @@ def _columns(ks: Sequence[int]) -> tuple[Column, ...]:
     )
 
 
-TRIAGE = Schema("triage", _columns((5, 10, 20)), "`tlspectral.studies.fingerprint.statistics.triage`")
+TRIAGE = Schema("triage", _columns((5, 10, 20)))
 
 
 def triage(

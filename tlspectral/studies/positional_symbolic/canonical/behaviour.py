@@ -42,7 +42,6 @@ CANONICAL = (
 HEAD_BEHAVIOUR = Schema(
     "head_behaviour",
     columns("run, seed, s_pos, s_sym, exclusion_index, logit_std", CANONICAL),
-    "`tlspectral.studies.positional_symbolic.canonical.head_behaviour`",
 )
 
 

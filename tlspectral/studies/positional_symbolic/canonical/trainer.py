@@ -26,14 +26,12 @@ _VALIDATION_STREAM = 99  # validation prompts are the same in every run, so that
 _PROMPTS_AT_ONCE = 1024
 
 _columns = partial(columns, shared=CANONICAL)
-_TRAINED = "`tlspectral.studies.positional_symbolic.canonical.train_canonical`"
 _HISTORY = Schema(
     "train_canonical.history",
     _columns("""
         run, seed, step
         loss | nat | Mean cross-entropy of the answers in training since the row before.
     """),
-    _TRAINED,
 )
 _FREQUENCIES = Schema(
     "train_canonical.frequencies",
@@ -42,13 +40,11 @@ _FREQUENCIES = Schema(
         pair  | index     | Index of the head's rotary pair.
         theta | rad/token | The pair's frequency after that many steps; it moves only if frequencies are learned.
     """),
-    _TRAINED,
 )
-_PROGRESS = Schema("train_canonical.progress", _columns("run, seed, step, position, n, correct"), _TRAINED)
+_PROGRESS = Schema("train_canonical.progress", _columns("run, seed, step, position, n, correct"))
 _BY_POSITION = Schema(
     "accuracy_by_position",
     _columns("run, seed, position, n, correct"),
-    "`tlspectral.studies.positional_symbolic.canonical.accuracy_by_position`",
 )
 
 

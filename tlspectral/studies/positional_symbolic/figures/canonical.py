@@ -42,9 +42,7 @@ def accuracy_against_angle(accuracy: pd.DataFrame) -> Figure:
     Args:
         accuracy: table of `canonical_sweep`. Needed: `task, n_frequencies, angle, seed, accuracy, most_frequent`.
 
-    Returns:
-        A matplotlib `Figure` outside pyplot, with a panel for index and retrieval and one for partial induction, or the
-        one of them that the table has rows for.
+    A panel is for index and retrieval and one for partial induction, or the one of them that the table has rows for.
 
     Raises:
         ValueError: a column is missing, the table has no rows, or an arm is unknown.
@@ -114,9 +112,6 @@ def accuracy_against_position(by_position: pd.DataFrame, *, bin_width: int = 4) 
             n_frequencies, angle, seed, position, n, correct`.
         bin_width: positions in a bin.
 
-    Returns:
-        A matplotlib `Figure` outside pyplot.
-
     Raises:
         ValueError: a column is missing, the table has no rows, an arm is unknown, or bins are narrower than 1.
 
@@ -154,9 +149,6 @@ def accuracy_while_learning(progress: pd.DataFrame) -> Figure:
     Args:
         progress: table of `canonical_sweep`. Needed: `task, n_frequencies, angle, seed, step, n, correct`.
 
-    Returns:
-        A matplotlib `Figure` outside pyplot.
-
     Raises:
         ValueError: a column is missing, the table has no rows, or an arm is unknown.
 
@@ -187,9 +179,6 @@ def query_key_paths(trajectories: pd.DataFrame) -> Figure:
     Args:
         trajectories: table of `query_key_trajectories`, of one seed. Needed: `angle, seed, step, kind, token, label, x,
             y`.
-
-    Returns:
-        A matplotlib `Figure` outside pyplot.
 
     Raises:
         ValueError: a column is missing, the table has no rows, or it has several seeds.
