@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -36,62 +37,34 @@ _SECTIONS = (
     constrained_training,
     exact_heads,
 )
-RECOMPUTED: tuple[Callable[[PublishedTables], Iterable[Claim]], ...] = tuple(
-    function
-    for section in _SECTIONS
-    for function in vars(section).values()
-    if getattr(function, "__module__", "") == section.__name__
-    and getattr(function, "__annotations__", {}).get("return") == Iterator[Claim]
+_PAPERS = (
+    said.head_function,
+    said.ablations,
+    said.positions,
+    said.phase,
+    said.history,
+    said.constrained,
+    said.positional_symbolic,
+    said.bifocal,
 )
-"""The functions that yield claims, in the order of the paper, in which they stand in their modules."""
 
-DECIDED: tuple[Callable[[PublishedTables], Iterable[Sentence]], ...] = (
-    said.head_function.separates_on_every_model,
-    said.head_function.content_on_every_model,
-    said.head_function.induction_reads_as_content,
-    said.head_function.copying_is_orthogonal,
-    said.ablations.no_scalar_predicts,
-    said.ablations.inert_elsewhere,
-    said.positions.strong_heads_rotate,
-    said.positions.separation_at_every_k,
-    said.positions.increment_is_robust,
-    said.positions.content_like_profiles,
-    said.positions.head_dimension_is_excluded,
-    said.positions.no_gradation_within,
-    said.positions.other_metrics_agree,
-    said.phase.at_high_frequencies,
-    said.phase.covariate_changes,
-    said.ablations.eliminates_induction,
-    said.ablations.exactly_the_flagged_heads,
-    said.ablations.aggregate_is_null,
-    said.history.every_head_at_the_null,
-    said.history.following_within_the_window,
-    said.history.locks_in,
-    said.history.slow_over_the_next_hundredfold,
-    said.history.heads_retain_it,
-    said.history.after_formation,
-    said.history.not_identifiable,
-    said.constrained.capability_is_intact,
-    said.constrained.every_constraint_delays,
-    said.constrained.kernel_is_indistinguishable,
-    said.constrained.ape_is_antisymmetric,
-    said.constrained.impossible_without_phase,
-    said.phase.flags_without_a_forward_pass,
-    said.positional_symbolic.frequency_and_behaviour,
-    said.positional_symbolic.scores_are_negatively_correlated,
-    said.positional_symbolic.early_heads_are_more_positional,
-    said.positional_symbolic.one_angle_is_not_enough,
-    said.positional_symbolic.wrong_frequencies_leave_shapes,
-    said.positional_symbolic.angles_above_the_limit,
-    said.positional_symbolic.constructions_solve_their_tasks,
-    said.bifocal.symmetry_is_broken,
-    said.bifocal.identity_at_the_start,
-    said.bifocal.a_bridge_must_be_learned,
-    said.bifocal.attention_is_monotonic,
-    said.bifocal.phases_were_learned,
-    said.bifocal.spectral_wins,
-)
-"""The functions of sentences, in the order of the papers; each takes the tables and yields its sentences."""
+
+def _yielding(kind: type, modules: Iterable[ModuleType]) -> tuple[Callable[[PublishedTables], Iterable[Any]], ...]:
+    """The functions that yield rows of a kind, in the order in which they stand in their modules."""
+    return tuple(
+        function
+        for module in modules
+        for function in vars(module).values()
+        if getattr(function, "__module__", "") == module.__name__
+        and getattr(function, "__annotations__", {}).get("return") == Iterator[kind]
+    )
+
+
+RECOMPUTED = _yielding(Claim, _SECTIONS)
+"""The functions that yield claims."""
+
+DECIDED = _yielding(Sentence, _PAPERS)
+"""The functions of sentences; each takes the tables and yields its sentences."""
 
 NUMBER, SENTENCE = "number", "sentence"
 REPLICATE = Schema(
