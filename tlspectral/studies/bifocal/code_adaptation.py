@@ -31,11 +31,7 @@ from tlspectral.studies.common.seed_intervals import mean_by
 from tlspectral.tables.schema import columns
 from tlspectral.tasks import Score, paired_effect
 
-CODE_ARMS = {
-    "full": ("log_omega_shift", "gain", "phase"),
-    "omega": ("log_omega_shift",),
-    "placebo": ("gain", "phase"),
-}
+CODE_ARMS = {"full": ("log_omega_shift", "gain", "phase"), "omega": ("log_omega_shift",), "placebo": ("gain", "phase")}
 # With the weights trained too, as BA has it.
 BACKBONE_ARMS = {"standard": (), "full": CODE_ARMS["full"]}
 
@@ -202,11 +198,7 @@ def row_losses(model: Any, rows: Int64[Tensor, "rows pos"]) -> Float64[np.ndarra
 
 
 def code_experiment(
-    folder: RunFolder,
-    schedule: CodeSchedule,
-    *,
-    n_jobs: int = 1,
-    load: Callable[[str], Any] | None = None,
+    folder: RunFolder, schedule: CodeSchedule, *, n_jobs: int = 1, load: Callable[[str], Any] | None = None
 ) -> dict[str, pd.DataFrame]:
     """Adapt the model to code in three arms on the same rows, and compare on files that were held out.
 
@@ -231,11 +223,7 @@ def code_experiment(
 
 
 def fine_tuning(
-    folder: RunFolder,
-    schedule: CodeSchedule,
-    *,
-    n_jobs: int = 1,
-    load: Callable[[str], Any] | None = None,
+    folder: RunFolder, schedule: CodeSchedule, *, n_jobs: int = 1, load: Callable[[str], Any] | None = None
 ) -> dict[str, pd.DataFrame]:
     """Fine-tune all weights on code with fixed rotary positions and with learned ones, at equal steps and rate.
 

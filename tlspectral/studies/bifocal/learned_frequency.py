@@ -74,12 +74,7 @@ def folded(omega: Float64[np.ndarray, "runs"]) -> Float64[np.ndarray, "runs"]:
     return np.minimum(remainder, _FULL_ROTATION - remainder)
 
 
-def learned_frequency(
-    folder: RunFolder,
-    schedule: CanonicalSchedule,
-    *,
-    n_jobs: int = 1,
-) -> dict[str, pd.DataFrame]:
+def learned_frequency(folder: RunFolder, schedule: CanonicalSchedule, *, n_jobs: int = 1) -> dict[str, pd.DataFrame]:
     """Train heads from ten frequencies with five seeds and record their frequencies.
 
     Success was defined before the runs: a retrieval run succeeds with |Omega| < .05 and accuracy > .9, an index run

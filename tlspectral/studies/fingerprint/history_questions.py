@@ -107,11 +107,7 @@ class Departure:
 
 
 def formation_crossing(
-    track: pd.DataFrame,
-    *,
-    behaviour: str = "prev",
-    behaviour_level: float = 0.5,
-    phase_level: float = 0.9,
+    track: pd.DataFrame, *, behaviour: str = "prev", behaviour_level: float = 0.5, phase_level: float = 0.9
 ) -> FormationCrossing:
     """Q1: does a head's signature in the weights come before its behaviour, or after it?
 

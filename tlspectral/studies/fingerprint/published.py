@@ -125,10 +125,7 @@ _KERNELS = Schema(
 )
 _STRENGTHS = columns("strength | ratio | Weight of the arm's penalty; 0 for a free arm.")
 _CONSTRAINED = {
-    name: Schema(
-        f"published_constrained.{name}",
-        columns(names, (*_STRENGTHS, *CONSTRAINED, *RUN_COLUMNS)),
-    )
+    name: Schema(f"published_constrained.{name}", columns(names, (*_STRENGTHS, *CONSTRAINED, *RUN_COLUMNS)))
     for name, names in {
         "evaluations": "arm, strength, seed, step, ce_pred, ce_unpred, prev_best, ind_best, penalty",
         "heads": "arm, strength, seed, step, layer, head, prev, ind, dir_frac_raw, D_head_raw, rope_imag_frac_raw",

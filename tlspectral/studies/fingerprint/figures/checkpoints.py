@@ -33,11 +33,7 @@ _NULL = "D_head_null_median"
 _LOGARITHMIC = 100.0  # last step over the first above 0, from which the axis of steps is logarithmic
 
 
-def checkpoint_acts(
-    tracks: pd.DataFrame | Mapping[str, pd.DataFrame],
-    *,
-    null: float | None = None,
-) -> Figure:
+def checkpoint_acts(tracks: pd.DataFrame | Mapping[str, pd.DataFrame], *, null: float | None = None) -> Figure:
     """Draw a training in three panels: a head's behaviour, its phase percentile, and the median head against its null.
 
     Args:

@@ -293,9 +293,6 @@ def scheme_contrast(tables: Mapping[str, pd.DataFrame], *, k: int = 5) -> Scheme
             there and not all NaN.
         k: previous-token heads per model.
 
-    Returns:
-        `SchemeContrast`.
-
     Raises:
         ValueError: no table, a missing column, or fewer than k heads with both numbers; the message names the model.
 

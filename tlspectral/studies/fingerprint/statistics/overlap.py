@@ -35,9 +35,6 @@ def hypergeometric_overlap(population: int, marked: int, drawn: int, overlap: in
         drawn: heads picked, without replacement.
         overlap: heads that are both.
 
-    Returns:
-        `HypergeometricOverlap`.
-
     Raises:
         ValueError: counts that cannot be: negative ones, a set larger than the population, an overlap that two sets of
             these sizes cannot have.

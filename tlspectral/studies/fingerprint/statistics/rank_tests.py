@@ -62,9 +62,6 @@ def mann_whitney(x: Values, y: Values, *, alternative: Alternative = "two-sided"
         x, y: numbers of each group, [n_x] and [n_y]. NaN are left out and counted.
         alternative: `"greater"`: x tends to be larger than y. Two-sided: twice the smaller one-sided p, at most 1.
 
-    Returns:
-        `MannWhitney`.
-
     Raises:
         ValueError: a group without numbers, or an unknown alternative.
 

@@ -39,10 +39,7 @@ CANONICAL = (
 )
 """What tables of canonical heads share, for `columns(text, shared)`."""
 
-HEAD_BEHAVIOUR = Schema(
-    "head_behaviour",
-    columns("run, seed, s_pos, s_sym, exclusion_index, logit_std", CANONICAL),
-)
+HEAD_BEHAVIOUR = Schema("head_behaviour", columns("run, seed, s_pos, s_sym, exclusion_index, logit_std", CANONICAL))
 
 
 @torch.no_grad()

@@ -42,10 +42,7 @@ _FREQUENCIES = Schema(
     """),
 )
 _PROGRESS = Schema("train_canonical.progress", _columns("run, seed, step, position, n, correct"))
-_BY_POSITION = Schema(
-    "accuracy_by_position",
-    _columns("run, seed, position, n, correct"),
-)
+_BY_POSITION = Schema("accuracy_by_position", _columns("run, seed, position, n, correct"))
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,7 @@ def query_key_trajectories(
     rows = []
 
     def observe(step: int, model: CanonicalHeads) -> None:
-        for kind, ids, weights in (
-            ("query", task.query_ids, model.W_Q),
-            ("key", range(task.n_pairs), model.W_K),
-        ):
+        for kind, ids, weights in (("query", task.query_ids, model.W_Q), ("key", range(task.n_pairs), model.W_K)):
             tokens = torch.tensor(ids)
             labels = tokens - ids.start if kind == "query" else tokens // task.n_integers
             for angle, plane in zip(angles, _plane(model.W_E[:, tokens], weights), strict=True):
