@@ -10,9 +10,8 @@ import scipy.stats
 from jaxtyping import Float64, Int64
 
 from tlspectral.stats.clusters import cluster_indices
-from tlspectral.stats.residuals import residuals
+from tlspectral.stats.residuals import correlation_within_layers, residuals
 from tlspectral.stats.values import Values, as_controls, as_values, complete_rows, require_aligned
-from tlspectral.stats.within_layers import correlation_within_layers
 from tlspectral.tables.html_summary import html_summary
 
 Method = Literal["hybrid", "rank"]

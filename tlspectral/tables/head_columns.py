@@ -89,7 +89,7 @@ def _detector_columns(name: str) -> tuple[Column, Column]:
 def _read() -> Iterator[Column]:
     """The columns of the file in their order; a line of several names stands for what is made of each."""
     made = {"null of ": _null_columns, "detectors ": _detector_columns}
-    said = {"": "meaning", "also known as: ": "also_known_as", "does not establish: ": "does_not_establish"}
+    known, limit = "also known as: ", "does not establish: "
     text = files("tlspectral.tables").joinpath("head_columns.txt").read_text(encoding="utf-8")
     for entry in re.split(r"\n(?=[^ #])", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)):
         head, _, body = entry.partition("\n")
@@ -98,10 +98,10 @@ def _read() -> Iterator[Column]:
             yield from (column for name in head.removeprefix(kind).split(", ") for column in made[kind](name))
             continue
         name, unit, span, source, label = (cell.strip() for cell in f"{head} |".split("|")[:5])
-        parts = re.split("(also known as: |does not establish: )", " ".join(body.split()))
-        fields = {said[mark]: part.strip() for mark, part in zip(["", *parts[1::2]], parts[::2], strict=True)}
-        plain = f"{label} ({name})" if label else ""
-        yield Column(name, **fields, unit=unit, range=span, source=source, label=plain)
+        parts = re.split(f"({known}|{limit})", " ".join(body.split()))
+        said = {mark: part.strip() for mark, part in zip(parts[1::2], parts[2::2], strict=True)}
+        yield Column(name, parts[0].strip(), unit, range=span, source=source, label=f"{label} ({name})" if label else "",
+            also_known_as=said.get(known, ""), does_not_establish=said.get(limit, ""))
 
 
 _ALL = tuple(_read())

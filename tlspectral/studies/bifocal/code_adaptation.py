@@ -65,8 +65,7 @@ describe_tables(
         """,
         "code_by_frequency": """
             arm, frequency
-            omega_start   | rad/token | Frequency of the pair before training; this and all others are means over layers
-                          |           | and heads.
+            omega_start   | rad/token | Frequency of the pair before training; all are means over layers and heads.
             wavelength    | token     | 2 pi / omega_start.
             log_ratio     | log ratio | log(omega / omega_start) at the end.
             log_ratio_abs | log ratio | Its absolute value.

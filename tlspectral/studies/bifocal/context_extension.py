@@ -71,8 +71,7 @@ describe_tables(
             arm
             move    | label       | Which move of a head's frequencies: omega_shift or log_shift.
             measure | label       | Whose absolute change over training is compared: rope_imag_frac, D_head or s_pos.
-            mean    | correlation | Mean over seeds of Spearman's correlation of move and change over the heads of a
-                    |             | layer.
+            mean    | correlation | Mean over seeds of Spearman's correlation of move and change over heads.
             low, high, n
             pvalue  | probability | Two-sided p that the mean is 0, by flipping the signs of layers and seeds.
             control | correlation | mean, with the change of the same head in the arm fixed.

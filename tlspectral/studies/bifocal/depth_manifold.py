@@ -24,8 +24,7 @@ describe_tables(
             pc1       | units of the output | First principal component of the head's output at the opener.
             pc2       | units of the output | Second principal component of the same.
             explained | share               | Share of the head's variance in both components together.
-            between   | share               | Share of the head's variance, over all columns, that lies between depths:
-                      |                     | 1 where each is a point.
+            between   | share               | Share of the variance, over all columns, that lies between depths.
             arm
         """
     },

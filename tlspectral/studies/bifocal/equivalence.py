@@ -32,8 +32,7 @@ describe_tables(
             view, arm, learning_rate
             mean   | nat per scored token | Mean over seeds of held-out loss.
             low, high, n, difference_mean, difference_low, difference_high
-            pvalue | probability          | p of two one-sided paired t tests that the difference lies within the
-                   |                      | margin; not corrected.
+            pvalue | probability          | p of two one-sided paired t tests that it lies within the margin.
             bound  | nat per scored token | Smallest margin that the test would pass at the 5 % level.
         """,
         "equivalence_beyond": """

@@ -37,8 +37,7 @@ describe_tables(
         + _with_interval("accuracy_difference", "accuracy less that of standard, NaN for standard", "share")
         + """
             entropy_floor       | nat per scored token | Loss that no model can go below.
-            sequence_floor      | nat per token        | The same where every token counts, also those that no prefix
-                                |                      | decides.
+            sequence_floor      | nat per token        | The same over all tokens, also those that no prefix decides.
             chance_loss         | nat per scored token | Loss of the best guess that sees no sequence.
             chance_accuracy     | share                | Frequency of the most frequent answer.
             backbone_parameters | count                | Numbers learned in the backbone; the same in every arm.

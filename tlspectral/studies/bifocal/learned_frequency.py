@@ -38,10 +38,8 @@ describe_tables(
             task, start, seed
             learned  | pi/33 rad/token | The frequency after training, as it is.
             accuracy | share           | Share of the validation prompts that are answered rightly after training.
-            folded   | pi/33 rad/token | learned modulo 2 pi (66 units), without sign: what integer positions tell
-                     |                 | apart.
-            success  | flag            | Retrieval: folded below .05 and accuracy above .9. Index: folded from 1.8 to
-                     |                 | 2.1.
+            folded   | pi/33 rad/token | learned modulo 2 pi (66 units), without sign.
+            success  | flag            | Retrieval: folded < .05 and accuracy > .9. Index: folded from 1.8 to 2.1.
         """,
         "headline_paths": """
             task, start, seed, step

@@ -56,8 +56,7 @@ describe_tables(
         """,
     },
     columns("""
-        pairs   | label | Which rotary pairs count: all, or turning, those with at least half a rotation over the
-                |       | longest distance.
+        pairs   | label | Which rotary pairs count: all, or turning, by half a rotation over the longest distance.
         measure | label | Which number of the table per run the row is about.
     """),
 )

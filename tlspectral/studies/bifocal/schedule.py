@@ -12,8 +12,7 @@ from tlspectral.tables.schema import Column, Schema, columns
 
 BIFOCAL = (
     *columns("""
-        language        | label                | Formal language: nested brackets (dyck3), a motif behind noise
-                        |                      | (bio_rotation), sums (modulo7).
+        language        | label                | Nested brackets (dyck3), a motif behind noise (bio_rotation), modulo7.
         arm             | label                | What of the rotary positions is learned: nothing (standard),
                         |                      | frequencies (omega), frequencies, gain and phase (full), the same to
                         |                      | the letter of BA (literal) or in half of the heads (bifocal), gain and
@@ -21,13 +20,11 @@ BIFOCAL = (
                         |                      | phase noise.
         learning_rate   | per step             | AdamW's rate of the weights; that of the frequencies is a tenth of it.
         loss            | nat per scored token | Mean cross-entropy over the scored tokens of fresh sequences.
-        accuracy        | share                | Share of the scored tokens of fresh sequences that have the largest
-                        |                      | logit.
+        accuracy        | share                | Share of the same tokens that have the largest logit.
         frequency       | index                | Index of the rotary pair.
         omega           | rad/token            | Frequency of the pair as it is applied.
         gain            | ratio                | Factor on the pair's queries, as it is applied.
-        phase           | rad                  | Angle added to the pair's queries; one that queries and keys share as
-                        |                      | it stands in the parameter.
+        phase           | rad                  | Angle added to the pair's queries, or to queries and keys alike.
         mean_abs        | rad                  | Mean absolute phase: BA's mean shift.
         start_abs       | rad                  | Mean absolute phase before training.
         drift           | rad                  | Mean distance of phases from where they started.

@@ -22,13 +22,10 @@ TRAIN_HISTORY = Schema(
     "train.history",
     columns("""
         step             | step                  | Gradient steps done.
-        loss             | nat                   | Cross-entropy over all targets of held-out sequences of the
-                         |                       | random-map task.
+        loss             | nat                   | Cross-entropy over all targets of held-out sequences.
         loss_predictable | nat                   | Cross-entropy over the targets that the map decides.
-        prev_best        | attention probability | Attention to the previous token, mean over queries from a quarter of
-                         |                       | the sequence on, of the head where it is largest.
-        ind_best         | attention probability | The same of attention to all keys that follow an earlier copy of the
-                         |                       | query's token.
+        prev_best        | attention probability | Attention to the previous token, of the head where it is largest.
+        ind_best         | attention probability | The same to all keys behind an earlier copy of the query's token.
         penalty?         | of the penalty        | Value of the penalty on the loss, without its weight. With a penalty.
     """),
 )

@@ -24,8 +24,7 @@ EVENTUAL_HEAD_RANK = Schema(
         step       | step  | Training step of the checkpoint.
         column     | label | Which percentile is looked at.
         percentile | share | Percentile of the eventual head within the model of that step.
-        rank       | index | Rank of the eventual head among all heads; 1 has the largest value, ties have their mean
-                   |       | rank.
+        rank       | index | Rank of the eventual head; 1 has the largest value, ties have their mean rank.
         n_heads    | count | Heads of the model.
         top_share  | share | rank / n_heads: how often a random head ranks as high.
         chance     | share | 1 / n_heads: how often a random head has rank 1.

@@ -51,16 +51,13 @@ CONSTRAINED = columns("""
     prev_best          | attention probability | prev of the head where it is largest.
     ind_best           | attention probability | ind of the head where it is largest.
     penalty            | of the penalty        | Value of the arm's penalty, without its weight; NaN in a free arm.
-    prev               | attention probability | Attention to the previous token on the random-map task, mean over
-                       |                       | sequences and queries from a quarter of the sequence on.
-    ind                | attention probability | The same of attention to all keys that follow an earlier copy of the
-                       |                       | query's token; 0 for a new token.
+    prev               | attention probability | Attention to the previous token, mean over queries from a quarter on.
+    ind                | attention probability | The same to all keys behind an earlier copy of the query's token.
     dir_frac_raw       | share                 | dir_frac of the weights as they are stored, without the norm's gain.
     D_head_raw         | share                 | D_head of the same.
     rope_imag_frac_raw | share                 | rope_imag_frac of the same; NaN without rotary positions.
     offset             | token                 | Position of the key less that of the query; -1 is the previous token.
-    score              | logit                 | Mean attention score at the offset before the softmax, over sequences
-                       |                       | and queries from a quarter of the sequence on.
+    score              | logit                 | Mean score before the softmax, over queries from a quarter on.
 """)
 """What the tables of constrained runs share, published or not; `RUN_COLUMNS` come behind them."""
 
@@ -90,10 +87,9 @@ _CHECKPOINTS = Schema(
     columns("""
         step                  | step                  | Training step of the checkpoint.
         tokens                | token                 | Tokens read in training: step x 1024 x 2048.
-        icl_score             | nat per token         | Loss on the second copy of repeated random segments less that on
-                              |                       | the first.
-        kcomp_8_6?            | ratio                 | K-composition of the eventual previous-token head with induction
-                              |                       | head 8.6.
+        icl_score             | nat per token         | Loss on the second copy of random segments less that on the
+                              |                       | first.
+        kcomp_8_6?            | ratio                 | K-composition of the eventual previous-token head with head 8.6.
         kcomp_10_9?           | ratio                 | The same with 10.9.
         kcomp_11_14?          | ratio                 | The same with 11.14.
         kcomp_4_6?            | ratio                 | The same with 4.6.
@@ -105,8 +101,7 @@ _CHECKPOINTS = Schema(
         ind                   | attention probability | ind of the same.
         prev                  | attention probability | prev of the same.
         ind_of_8_6?           | attention probability | ind of head 8.6. pythia-410m only.
-        rope_imag_frac_pct    | share                 | Percentile of rope_imag_frac of the eventual head within the
-                              |                       | model of that step.
+        rope_imag_frac_pct    | share                 | Percentile of its rope_imag_frac within the model of that step.
         D_head_pct            | share                 | The same of D_head.
         rope_imag_frac_median | share                 | Median of rope_imag_frac over the heads of the model.
         D_head_median         | share                 | Median of D_head over the heads of the model.

@@ -30,13 +30,11 @@ ATTENTION_TRACES = Schema(
     "attention_traces",
     _columns("""
         layer, head
-        frequency | index                 | Index of the rotary pair that is shown alone; missing (NA) for the whole
-                  |                       | head.
+        frequency | index                 | Index of the rotary pair that is shown alone; NA for the whole head.
         swap_i    | index                 | Index of the first of the two swapped blocks.
         swap_j    | index                 | Index of the second of them, above swap_i.
         block     | index                 | Index of a slot for a block in the prompt, from 0, whichever block is in it.
-        before    | attention probability | Mean attention weight of the last query to a token in that slot, before the
-                  |                       | swap.
+        before    | attention probability | Mean attention weight of the last query to a token in that slot.
         after     | attention probability | The same after the swap, with the block that is then in the slot.
     """),
 )

@@ -30,12 +30,9 @@ FORMATION = Schema(
     "constrained_grid.formation",
     _columns("""
         arm, seed
-        formed_loss        | step                  | First evaluation with ce_pred below half of ln V + 0.15 nats; NaN
-                           |                       | where the run ended before.
-        formed_both        | step                  | First evaluation at which the loss is below that threshold and
-                           |                       | ind_best above 0.5; else NaN.
-        crossing_loss      | step                  | Where the line between two evaluations meets the threshold; NaN
-                           |                       | where formed_loss is.
+        formed_loss        | step                  | First evaluation with ce_pred below half of ln V + 0.15 nats.
+        formed_both        | step                  | First evaluation below that threshold with ind_best above 0.5.
+        crossing_loss      | step                  | Where the line between two evaluations meets the threshold.
         ind_at_formed_loss | attention probability | ind_best at formed_loss.
         last_step          | step                  | Step of the run's last evaluation.
     """),
@@ -44,8 +41,7 @@ FORMATION = Schema(
 FORMATION_TESTS = Schema(
     "constrained_grid.table4",
     columns("""
-        criterion         | label       | Which criterion of formation the steps are by: loss is formed_loss, both is
-                          |             | formed_both.
+        criterion         | label       | What the steps are by: loss is formed_loss, both is formed_both.
         prediction        | label       | Number of the prediction.
         slower            | label       | Arm that is said to form later, not at all, or just as early.
         faster            | label       | Arm that it is compared with.
@@ -53,22 +49,17 @@ FORMATION_TESTS = Schema(
         n_faster          | count       | Seeds of the faster arm.
         not_formed_slower | count       | Runs of the slower arm that had not formed.
         not_formed_faster | count       | Runs of the faster arm that had not formed.
-        mean_slower       | step        | Mean step of formation of the slower arm, runs that had not formed at their
-                          |             | last step.
+        mean_slower       | step        | Mean step of formation of the slower arm; else the last step counts.
         mean_faster       | step        | The same of the faster arm.
-        sd_slower         | step        | Standard deviation of the same (ddof 1) over seeds of the slower arm; NaN for
-                          |             | one seed.
+        sd_slower         | step        | Standard deviation of the same (ddof 1) over seeds; NaN for one seed.
         sd_faster         | step        | The same of the faster arm.
         ratio             | ratio       | mean_slower / mean_faster.
-        statistic         | count       | Mann-Whitney U of the slower arm: pairs of runs in which it is later, ties
-                          |             | counted half.
-        pvalue            | probability | One-sided p of later formation, exact with ties. NaN, as all of the test, for
-                          |             | one seed.
+        statistic         | count       | Mann-Whitney U: pairs of runs in which the slower arm is later, ties half.
+        pvalue            | probability | One-sided p of later formation, exact with ties. NaN for one seed.
         q                 | probability | pvalue after Benjamini and Hochberg, over the contrasts of the criterion.
         pvalue_paper      | probability | The same p as if there were no ties.
         q_paper           | probability | pvalue_paper adjusted without the cumulative minimum.
-        rank_biserial     | ratio       | 2 U / (n_slower n_faster) - 1: how much more often the slower arm is the later
-                          |             | one.
+        rank_biserial     | ratio       | 2 U / (n_slower n_faster) - 1.
         hodges_lehmann    | step        | Median of all differences of steps, slower less faster.
         predicted         | label       | What was predicted of the slower arm: delay, no delay or no formation.
         verdict           | label       | Whether the prediction holds at q < 0.05, in the words of `formation_tests`.
@@ -90,7 +81,8 @@ def formation(evaluations: pd.DataFrame, *, vocabulary: int) -> pd.DataFrame:
 
     Returns:
         DataFrame, an arm and seed a row. Columns of `constrained_grid.formation`: `arm, seed, formed_loss, formed_both,
-        crossing_loss, ind_at_formed_loss, last_step`.
+        crossing_loss, ind_at_formed_loss, last_step`. Steps are NaN where
+        the run ended before.
 
     Raises:
         ValueError: a missing column, no rows, or several runs of one arm and seed.

@@ -19,13 +19,11 @@ REROUTING = Schema(
     _columns("""
         arm, seed, step, layer, head, prev, dir_frac?, D_head?, rope_imag_frac?, dir_frac_raw?, D_head_raw?,
         rope_imag_frac_raw?
-        peak_offset     | token | Offset with the largest score of the previous-token head's kernel; -1 is the previous
-                        |       | token.
+        peak_offset     | token | Offset with the largest score of the kernel; -1 is the previous token.
         kernel_distance | logit | Root mean square over offsets of the difference to a free run's kernel, each less its
                         |       | mean; mean over the other free runs with the same positions. NaN for fewer than two
                         |       | free runs.
-        free_spread     | logit | Mean of kernel_distance over the free runs with the same positions: what seeds alone
-                        |       | do.
+        free_spread     | logit | Mean of kernel_distance over the free runs with the same positions.
         distance_ratio  | ratio | kernel_distance / free_spread.
     """),
     f"{WRITTEN}rerouting.parquet",

@@ -38,14 +38,13 @@ _SCHEMAS = {
             here         | of the measure | Its value in the grid.
             published    | of the measure | Its value in the published run of the same arm and seed.
             difference   | of the measure | here less published.
-            published_sd | of the measure | Standard deviation (ddof 1) over the five published seeds of the arm at that
-                         |                | step.
+            published_sd | of the measure | Standard deviation (ddof 1) over the published seeds at that step.
         """),
         "runs": _columns("""
             arm, seed
             last_step             | step | Last step that both runs have an evaluation of.
-            same_until            | step | Last step up to which ce_pred is within 1e-5 nats of the published at all
-                                  |      | evaluations; NaN where at none.
+            same_until            | step | Last step until which ce_pred is within 1e-5 nats of the published. NaN:
+                                  |      | none.
             largest_difference    | nat  | Largest absolute difference of ce_pred over the steps.
             largest_at            | step | Step of largest_difference.
             formed_loss           | step | formed_loss of the grid's run; NaN where it has not formed so far.

@@ -71,14 +71,12 @@ REPLICATE = Schema(
     "replicate",
     columns("""
         id            | label          | Name of the row.
-        kind          | label          | number: a published number, recomputed. sentence: a claim in words, decided by
-                      |                | two readings.
+        kind          | label          | number: a published one, recomputed. sentence: a claim in words, by two
+                      |                | readings.
         where         | text           | Paper, and section, table or figure.
         what          | text           | What the number is; of a sentence what is tested, with the family of tests.
-        published     | text           | A number as printed or as a sentence has it, with <, <=, >, >= or ~ in front; a
-                      |                | sentence as quoted.
-        ours          | of the number  | The number recomputed. NaN where the published tables do not suffice, and for
-                      |                | sentences.
+        published     | text           | A number as printed, or with <, <=, >, >= or ~ in front; a sentence as quoted.
+        ours          | of the number  | The number recomputed. NaN where the tables do not suffice, and for sentences.
         difference    | of the number  | ours less the published number. NaN for bounds and sentences.
         verdict       | label          | Of a number: reproduced, if it rounds to the printed digits, an approximate one
                       |                | within one unit of the last, a Monte-Carlo one within 0.01, a bound where it
@@ -87,15 +85,12 @@ REPLICATE = Schema(
                       |                | decidable from the tables.
         why           | text           | Why a number differs, by how much one misses its literal reading, what weights
                       |                | are needed for; the figures behind a sentence, or what it needs.
-        function      | label          | Function that recomputes the number, measures it on a model, or decides the
-                      |                | sentence.
+        function      | label          | Function that recomputes or measures the number, or decides the sentence.
         seed          | index          | Seed of a Monte-Carlo number; missing for others.
-        n             | count          | Units of the test: heads of the smallest model, models, runs or checkpoints.
-                      |                | Missing for numbers.
-        power         | text           | What the test of a sentence could have seen at this n: the smallest |rho| found
-                      |                | with power 0.8, the power of a rank test, the smallest p.
-        strict        | text           | What a reading of a sentence asks for, the words as they stand, and what its
-                      |                | value is.
+        n             | count          | Units of the test of a sentence: heads of the smallest model, models, runs,
+                      |                | steps.
+        power         | text           | What the test of a sentence could have seen at this n.
+        strict        | text           | What a reading of a sentence asks for, the words as they stand.
         strict_value  | of the reading | The number that decides it.
         strict_holds  | flag           | Whether its condition is met.
         kindest       | text           | The same for the weakest claim that the words can mean.

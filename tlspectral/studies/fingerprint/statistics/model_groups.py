@@ -15,11 +15,9 @@ _columns = partial(
     columns,
     shared=(
         *columns("""
-            gap       | of the values | Lowest value of the upper group less the highest of the other; not above 0 if
-                      |               | they overlap.
+            gap       | of the values | Lowest value of the upper group less the highest of the other.
             separated | flag          | Whether gap is above 0.
-            pvalue    | probability   | Two-sided share of labelings of the models whose difference of means is as
-                      |               | large.
+            pvalue    | probability   | Two-sided share of labelings whose difference of means is as large.
             floor     | probability   | Smallest pvalue that any labeling of these values could have.
         """),
         *REASONS,

@@ -35,8 +35,7 @@ ANOTHER_MODEL = Schema(
                   |             | RoPE-phase controls take), or attenuation by the placebo that it names.
         method    | label       | Estimator: hybrid (regress, then rank), rank (rank, then regress), or median.
         value     | of the row  | The number: a correlation, a share, or for a placebo the mean of its draws.
-        low       | of the row  | Lower end of a 95 % interval, layers resampled, or smallest draw of a placebo; else
-                  |             | NaN.
+        low       | of the row  | Lower end of a 95 % interval over layers, or smallest draw of a placebo; else NaN.
         high      | of the row  | Upper end of that interval, or largest draw.
         pvalue    | probability | p of what pvalue_of says. NaN for an attenuation by the model's own phase.
         pvalue_of | text        | What pvalue tests; None without one.

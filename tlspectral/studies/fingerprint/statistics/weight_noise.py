@@ -31,8 +31,7 @@ WEIGHT_NOISE_BAND = Schema(
             for name in NOISE_COLUMNS
             for column in columns(f"""
                 {name}_sd    | {COLUMNS[name].unit} | Standard deviation (ddof 1) of {name}; NaN where a draw has none.
-                {name}_shift | {COLUMNS[name].unit} | Mean of {name} over draws less its value for the weights as they
-                             |                      | are.
+                {name}_shift | {COLUMNS[name].unit} | Mean of {name} over draws less its value without noise.
             """)
         ),
     ),

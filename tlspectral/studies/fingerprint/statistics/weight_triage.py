@@ -25,8 +25,7 @@ def _columns(ks: Sequence[int]) -> tuple[Column, ...]:
         """
         score     | label | Column of the head table that is to point at heads with a behaviour.
         direction | label | higher where heads with the behaviour score higher (auc above 1/2), lower, or none.
-        auc       | share | Share of pairs of a positive and another head in which the positive scores higher, ties
-                  |       | half.
+        auc       | share | Share of pairs of a positive and another head in which the positive is higher, ties half.
         auc_low   | share | Lower end of its 95 % interval.
         auc_high  | share | Upper end of that interval.
         """

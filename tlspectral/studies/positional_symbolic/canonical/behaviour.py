@@ -16,23 +16,18 @@ from tlspectral.tables.schema import Schema, columns
 
 CANONICAL = (
     *columns("""
-        task            | label           | Canonical task: index needs positions, retrieval symbols, partial_induction
-                        |                 | both.
+        task            | label           | index needs positions, retrieval symbols, partial_induction both.
         n_frequencies   | count           | Rotary frequencies of the head: 1 is the angle alone, 2 is 0 and the angle.
-        angle           | pi/33 rad/token | The head's rotary frequency; 2 is one full rotation over the 33 tokens of a
-                        |                 | prompt.
+        angle           | pi/33 rad/token | The head's rotary frequency; 2 is one full rotation over a prompt.
         theta           | rad/token       | The same frequency in radians per token.
-        run             | index           | Number of the model in its stack, from 0, in the order in which runs were
-                        |                 | given.
+        run             | index           | Number of the model in its stack, from 0, in the order given.
         position        | index           | Where in the context the answer stands, from 0.
         n               | count           | Validation prompts behind the row; the same prompts for every run.
-        correct         | count           | How many of the n prompts are answered rightly: the right class has the
-                        |                 | largest logit.
+        correct         | count           | How many of the n prompts have the right class at the largest logit.
         accuracy        | share           | Share of the n prompts that are answered rightly. NaN where n is 0.
         s_pos           | mean of cosines | Positional score, every pair of the context a block; mean over prompts.
         s_sym           | mean of cosines | Symbolic score of the same.
-        exclusion_index | share           | 0 where logits depend on the key's content alone, 1 where on its position
-                        |                 | alone.
+        exclusion_index | share           | 0 where logits depend on the key's content alone, 1 on its position.
         logit_std       | logit           | Standard deviation of the query's logits over the tokens before it.
     """),
     *RUN_COLUMNS,
