@@ -100,7 +100,8 @@ def _read() -> Iterator[Column]:
         name, unit, span, source, label = (cell.strip() for cell in f"{head} |".split("|")[:5])
         parts = re.split(f"({known}|{limit})", " ".join(body.split()))
         said = {mark: part.strip() for mark, part in zip(parts[1::2], parts[2::2], strict=True)}
-        yield Column(name, parts[0].strip(), unit, range=span, source=source, label=f"{label} ({name})" if label else "",
+        plain = f"{label} ({name})" if label else ""
+        yield Column(name, parts[0].strip(), unit, range=span, source=source, label=plain,
             also_known_as=said.get(known, ""), does_not_establish=said.get(limit, ""))
 
 
