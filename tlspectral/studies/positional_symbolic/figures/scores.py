@@ -1,4 +1,7 @@
-"""Scores of all heads: heat maps, histograms and planes by queried block, scores against columns of the head table."""
+"""Scores of all heads: heat maps, histograms and planes by queried block, scores against columns of the head table.
+
+All refuse a table without rows or a needed column, or with two rows where one is drawn (ValueError).
+"""
 
 from typing import Any
 
@@ -53,9 +56,6 @@ def score_heatmaps(scores: pd.DataFrame) -> Figure:
         scores: table of `positional_symbolic`, one row per head: `layer, head, s_pos, s_sym`. Heads
             with NaN are blank and counted in a note; heads without a row are blank too.
 
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or a head has several.
-
     Source: PS, "Decoupling Positional and Symbolic Attention Behavior", section 3.3, Figure 1B.
 
     What it does not establish: that panels which look like negatives of each other confirm Theorem 1. Peaked attention
@@ -71,9 +71,6 @@ def exclusion_heatmap(scores: pd.DataFrame) -> Figure:
     Args:
         scores: table of `positional_symbolic`, one row per head: `layer, head, exclusion_index`. Heads
             with NaN are blank and counted in a note.
-
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or a head has several.
 
     Source: PS, "Decoupling Positional and Symbolic Attention Behavior", Theorem 1.
 
@@ -118,9 +115,6 @@ def score_histograms(by_query: pd.DataFrame) -> Figure:
         by_query: `layer, head, query, s_pos, s_sym`, with `query` the index of the block that the prompt asks about;
             at most 9 different ones. Rows with NaN are left out and counted.
 
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
-
     Source: PS, appendix B.5, Figure 7 below.
 
     What it does not establish: which heads move. Two equal histograms may hold different heads; `plane_by_query`
@@ -136,9 +130,6 @@ def exclusion_histograms(by_query: pd.DataFrame) -> Figure:
     Args:
         by_query: `layer, head, query, exclusion_index`, at most 9 different queries. Rows with NaN are left out and
             counted.
-
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
 
     Source: PS, Theorem 1, over the queries of appendix B.5.
 
@@ -184,9 +175,6 @@ def score_agreement(joined: pd.DataFrame, statistics: pd.DataFrame | None = None
             left out of it and counted.
         statistics: `score, column, spearman, null_low, null_high, null_pct`; the rows of score "s_pos" give the
             titles. None, or a column without a row, leaves a panel without a title.
-
-    Raises:
-        ValueError: a needed column is missing, or there are no rows.
 
     What it does not establish: that one number causes the other, nor that heads are independent samples. Both may
     depend on the layer, so the dots are coloured by it.
@@ -237,9 +225,6 @@ def plane_by_query(by_query: pd.DataFrame) -> Figure:
     Args:
         by_query: `layer, head, query, s_pos, s_sym`, with `query` the index of the block that the prompt asks about;
             at most 9 different ones. Rows with NaN are left out and counted.
-
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
 
     Source: PS, appendix B.5, Figure 7 above.
 
