@@ -9,8 +9,8 @@ import pandas as pd
 from tlspectral.report.drawings import Rows, kernel_drawing
 from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance
 from tlspectral.tables import COLUMNS
-from tlspectral.tables.column import columns_of
 from tlspectral.tables.null_band import null_band
+from tlspectral.tables.schema import columns_of
 
 _TOP_HEADS = 8  # of each detector
 _NOT_COMPUTED = '<span class="none">not computed</span>'

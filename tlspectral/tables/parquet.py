@@ -16,8 +16,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tlspectral.tables.column import columns_of, remember
 from tlspectral.tables.head_columns import describe_columns
+from tlspectral.tables.schema import columns_of, remember
 from tlspectral.tables.whole_file import whole_file
 
 _KEY = b"tlspectral"
