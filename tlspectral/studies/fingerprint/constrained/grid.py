@@ -145,7 +145,7 @@ def constrained_grid(
 def _cell_tables(
     preset: Preset, arm: Arm, seed: int, saved: SavedTraining, until: int | None, device: str
 ) -> dict[str, pd.DataFrame]:
-    return train_cell(preset, arm, seed, saved=saved, until=until, device=device).tables()
+    return train_cell(preset, arm, seed, saved=saved, until=until, device=device).tables
 
 
 def _finished(formation: pd.DataFrame, preset: Preset) -> pd.Series:
