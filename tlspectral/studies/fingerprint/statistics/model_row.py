@@ -17,11 +17,10 @@ from tlspectral.stats import (
     top_head_percentile,
 )
 from tlspectral.stats.correlations import Method
-from tlspectral.studies.fingerprint.statistics.overlap import hypergeometric_overlap
 from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
+from tlspectral.studies.fingerprint.statistics.rank_tests import hypergeometric_overlap
 from tlspectral.studies.fingerprint.statistics.reasons import REASONS, reasons_as_objects
-from tlspectral.studies.fingerprint.statistics.rounding import statistic_noise
-from tlspectral.studies.fingerprint.statistics.weight_noise import weight_noise_draws
+from tlspectral.studies.fingerprint.statistics.weight_noise import statistic_noise, weight_noise_draws
 from tlspectral.tables.schema import Schema, columns
 
 _METHODS: tuple[Method, ...] = ("hybrid", "rank")

@@ -1,5 +1,6 @@
-"""The noise of weight rounding in the head table."""
+"""The noise of weight rounding in the head table, and in statistics of it."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.heads.columns import NOISE_COLUMNS
 from tlspectral.heads.measure import measure_heads
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view, fold_attention
-from tlspectral.studies.fingerprint.statistics.tables_with_draws import drawn_columns
+from tlspectral.studies.fingerprint.statistics.tables_with_draws import drawn_columns, tables_with_draws
 from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Schema, columns
@@ -45,6 +46,19 @@ WEIGHT_NOISE_DRAWS = Schema(
         """,
         HEAD_COLUMNS,
     ),
+)
+
+STATISTIC_NOISE = Schema(
+    "statistic_noise",
+    columns("""
+        statistic | label            | Name of the statistic, as it was given.
+        value     | of the statistic | The statistic of the head table as it is.
+        mean      | of the statistic | Its mean over draws, each with its spectral columns in place of the table's.
+        sd        | of the statistic | Its standard deviation (ddof 1) over draws.
+        low       | of the statistic | 2.5 % quantile over draws.
+        high      | of the statistic | 97.5 % quantile over draws.
+        draws     | count            | Number of draws.
+    """),
 )
 
 
@@ -121,6 +135,38 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0) -> pd.Data
             shown.update()
     table = pd.concat(layer_tables).sort_values(["draw", "layer", "head"], ignore_index=True)
     return WEIGHT_NOISE_DRAWS.frame(table, {**view.origin(), "storage": sorted(kinds), "draws": draws, "seed": seed})
+
+
+def statistic_noise(
+    heads: pd.DataFrame, draws: pd.DataFrame, statistics: Mapping[str, Callable[[pd.DataFrame], float]]
+) -> pd.DataFrame:
+    """Compute how far statistics of the head table move when the stored weights move within their rounding.
+
+    Each statistic is computed again on the table with the spectral columns of each draw in place of its own. The
+    detector scores (`prev`, `dup`, `ind`) and the columns of the null stay.
+
+    Args:
+        heads: table of `analyze_heads`.
+        draws: table of `weight_noise_draws` on the same model.
+        statistics: name -> function of a head table, which returns a number.
+
+    Returns:
+        DataFrame, a statistic a row. Columns: `statistic, value, mean, sd, low, high, draws`.
+
+    Raises:
+        ValueError: the two tables are not of the same model or heads.
+
+    What it does not establish: a confidence interval over models, prompts or heads. Rounding is one source of
+    uncertainty, and it moves all draws away from the stored weights alike, so `value` need not lie within low and high.
+    """
+    tables = list(tables_with_draws(heads, draws.loc[draws["draw"] >= 0]))
+    rows = []
+    for name, statistic in statistics.items():
+        drawn = np.array([float(statistic(table)) for table in tables])
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        row = {"statistic": name, "value": float(statistic(heads)), "mean": drawn.mean(), "sd": drawn.std(ddof=1)}
+        rows.append(row | {"low": low, "high": high, "draws": len(drawn)})
+    return STATISTIC_NOISE.frame(rows, {key: value for key, value in draws.attrs.items() if key != "columns"})
 
 
 def storage_steps(weight: Float[Tensor, "heads d_model d_head"]) -> StorageSteps:
