@@ -3,6 +3,7 @@
 All refuse a table without rows or a needed column, or with two rows where one is drawn (ValueError).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from tlspectral.plots.style import (
     sequential_colours,
     two_decimals,
 )
+from tlspectral.studies.positional_symbolic.figures.frequencies import frequency_grid
 from tlspectral.tables.required import require
 
 _AGREEMENT = {
@@ -273,3 +275,31 @@ def label_outer(panels: list[Axes], across: str, up: str) -> None:
         axes.set_xlabel(across, color=INK, fontsize=10)
     for axes in panels[::3]:
         axes.set_ylabel(up, color=INK, fontsize=10)
+
+
+def task_figures(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None = None) -> dict[str, Figure]:
+    """Return the paper's figures of one task, by name.
+
+    Args:
+        tables: of `positional_symbolic` on a task `heads` and, with `by="query"`, `queries`; where there, `frequencies`
+            (with `per_frequency=True`), and `agreement`, the table of `score_agreement`.
+        heads: table of `analyze_heads` of the same model, against whose columns the scores are drawn; None: they are
+            not.
+
+    Raises:
+        ValueError: as the single figures.
+    """
+    figures = {
+        "heatmaps": score_heatmaps(tables["heads"]),
+        "plane_by_query": plane_by_query(tables["queries"]),
+        "histograms": score_histograms(tables["queries"]),
+        "exclusion_heatmap": exclusion_heatmap(tables["heads"]),
+        "exclusion_histograms": exclusion_histograms(tables["queries"]),
+    }
+    if "frequencies" in tables:
+        figures["frequencies"] = frequency_grid(tables["frequencies"])
+    if heads is not None:
+        columns = ["layer", "head", "rope_imag_frac", "D_head", "prev"]
+        joined = tables["heads"].merge(heads[columns], on=["layer", "head"])
+        figures["agreement"] = score_agreement(joined, statistics=tables.get("agreement"))
+    return figures
