@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from described import assert_described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -130,7 +129,6 @@ def test_the_published_histories(name, behaviour, phase, lowest, last, left):
 def test_the_published_head_stood_low_before_it_formed_and_is_that_of_the_head_table():
     heads, history = published_heads("pythia-410m"), published_checkpoints("pythia-410m")
     found = eventual_head_rank(history, percentiles=["rope_imag_frac_pct", "D_head_pct"])
-    assert_described(found)
     rank = found[found["column"] == "rope_imag_frac_pct"].set_index("step")["rank"]
     assert (rank[0], rank[512], rank[1000]) == (194, 374, 5)
     last, own = history.iloc[-1], (heads["layer"] == 5) & (heads["head"] == 2)
