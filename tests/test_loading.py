@@ -18,8 +18,8 @@ import tlspectral as tls
 import tlspectral.models.loading
 from tlspectral.heads.detectors import detect_heads
 from tlspectral.models.attention import attention_view, stated_context
-from tlspectral.models.loading import agreement, load_model
-from tlspectral.models.loading.source import find_source
+from tlspectral.models.loading import checks, load_model
+from tlspectral.models.loading.finding import find_source
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 FAST = (
@@ -94,7 +94,7 @@ def test_types(copied, backend):
         model = load_model(path, backend=backend, dtype=dtype)
         assert {parameter.dtype for parameter in model.parameters()} == {expected}
         assert model.cfg.dtype == expected
-    assert agreement.log_probabilities(model) is None  # rounding would hide what there is to compare
+    assert checks.log_probabilities(model) is None  # rounding would hide what there is to compare
 
 
 @zoo.needs_hooked
@@ -123,7 +123,7 @@ def test_a_sharded_checkpoint(tmp_path, kind):
 def test_sound_weights_are_not_searched(folder, monkeypatch):
     """A pass over the weights of a large model takes seconds."""
     searched = []
-    monkeypatch.setattr(agreement.torch, "isfinite", lambda value: searched.append(value) or torch.ones(1).bool())
+    monkeypatch.setattr(checks.torch, "isfinite", lambda value: searched.append(value) or torch.ones(1).bool())
     load_model(folder("llama"))
     assert not [value for value in searched if value.ndim == 2 and value.shape[0] == zoo.VOCABULARY]
 

@@ -19,7 +19,8 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.columns import ANALYZE_MODELS
 from tlspectral.heads.measure import NullSettings
-from tlspectral.models.loading.source import PACKAGED, Source, find_source
+from tlspectral.models.loading.finding import find_source
+from tlspectral.models.loading.source import PACKAGED, Source
 from tlspectral.tables import (
     HEAD_COLUMNS,
     PartFailure,
@@ -251,11 +252,8 @@ def _model_table(entry: _Entry, layers: Path, shared_out: bool, settings: dict[s
         from tlspectral.models.loading import load_model
 
         model = load_model(entry.name, backend=backend)
-    elif not given["detectors"]:
-        from tlspectral.models.checkpoints import streamable_checkpoint
-
-        if streamable_checkpoint(entry.name) is not None:
-            given["folder"] = layers
+    elif not given["detectors"] and find_source(entry.name).streams:
+        given["folder"] = layers
     try:
         with one_thread() if shared_out else nullcontext():
             heads = analyze_heads(model, **given)

@@ -29,7 +29,6 @@ from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.damage import misfit, refusing
 from tlspectral.tables import WorkPart, finished_parts, open_parts
-from tlspectral.tables.progress import hidden
 from tlspectral.version import __version__
 
 
@@ -53,7 +52,7 @@ def streamed_layers(
         BadWeights, UnsupportedArchitecture, ScoreMismatch: a layer cannot be read or trusted.
     """
     first = min(heads)
-    with download_bars(not hidden()):
+    with download_bars():
         checkpoint.prepare(list(heads))
         if "position_share" in extras:
             checkpoint.prepare([first], "positions")

@@ -17,8 +17,9 @@ from typing import Any
 from torch import nn
 
 from tlspectral.models.loading import load_model
+from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.hub import hub_revisions, pinned
-from tlspectral.models.loading.source import Source, find_source
+from tlspectral.models.loading.source import Source
 
 Label = int | str
 """A training step, or the name of a checkpoint."""
@@ -68,7 +69,7 @@ def named_checkpoint(name: str | os.PathLike[str], **choice: Any) -> LazyCheckpo
 
     def files() -> Source | None:
         source = find_source(name, **choice)
-        return source if source.kind in ("folder", "hub") else None
+        return source if source.streams else None
 
     return LazyCheckpoint(partial(load_model, name, **choice), lambda: _identity(find_source(name, **choice)), files)
 

@@ -14,7 +14,7 @@ from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy, kept_activations
-from tlspectral.models.loading.hooked import hooked_transformer_class
+from tlspectral.models.loading.packaged import hooked_transformer_class
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, logits_of, plain_object
 from tlspectral.spectral_rope.layers import layers_of, spectral_geometry
 from tlspectral.spectral_rope.model import PROBE_LENGTH, SpectralModel

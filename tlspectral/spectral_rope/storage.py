@@ -16,13 +16,15 @@ from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, 
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.source import Source
-from tlspectral.models.loading.weight_files import SPECTRAL_CONFIG
 from tlspectral.spectral_rope.hugging_face import is_hugging_face, is_spectral_object, plain_object
 from tlspectral.spectral_rope.layers import layers_of
 from tlspectral.spectral_rope.model import to_spectral
 from tlspectral.spectral_rope.module import SpectralRoPE
 from tlspectral.tables.parquet import naming_file
 from tlspectral.tables.whole_file import whole_file
+
+SPECTRAL_CONFIG = "spectral_config.json"
+"""Names the base of spectral parameters, whose folder holds no whole model."""
 
 _WEIGHTS = "model.safetensors"
 _BASE = "base"
@@ -216,24 +218,27 @@ def _base_named(model: Any, folder: Path, saved_beside: bool) -> dict[str, Any]:
     return {"base_model_name_or_path": name, "revision": None, "relative_to": _THIS_FOLDER}
 
 
-def load_object(model: Any, **options: Any) -> Any:
-    """Return the TransformerLens model of a spectral Hugging Face model, of copies of its weights and parameters.
+def load_claimed(given: Any, **options: Any) -> Any:
+    """Return the TransformerLens model of a spectral Hugging Face model, or of the `Source` of a folder of one.
 
-    `options` are those of `load_model`. Raises as it does, and TypeError for another spectral model.
+    That of an object has copies of its weights and parameters; that of a folder is its base with the folder's spectral
+    parameters. `options` are those of `load_model`.
+
+    Raises:
+        TypeError: another spectral model.
+        IncompatibleCheckpoint: the folder names no base.
+        TlspectralError, OSError, ValueError: as `load_model`, with the names of folder and base.
     """
-    if not is_spectral_object(model):
-        raise TypeError(f"this {type(model).__name__} is a spectral TransformerLens model already: use it as it is")
-    spectral = to_spectral(load_model(plain_object(model), **options), **_options(layers_of(model)))
-    spectral.spectral.load_state_dict(model.spectral.state_dict())
+    if isinstance(given, Source):
+        return _load_folder(given, options)
+    if not is_spectral_object(given):
+        raise TypeError(f"this {type(given).__name__} is a spectral TransformerLens model already: use it as it is")
+    spectral = to_spectral(load_model(plain_object(given), **options), **_options(layers_of(given)))
+    spectral.spectral.load_state_dict(given.spectral.state_dict())
     return spectral
 
 
-def load_folder(source: Source, **options: Any) -> Any:
-    """Return the TransformerLens model of a folder's base, with the folder's spectral parameters.
-
-    `options` are those of `load_model`. Raises as it does, with the names of folder and base, and
-    IncompatibleCheckpoint where no base is named.
-    """
+def _load_folder(source: Source, options: dict[str, Any]) -> Any:
     folder = Path(source.location)
     config = json.loads((folder / SPECTRAL_CONFIG).read_text(encoding="utf-8"))
     name, revision = config["base_model_name_or_path"], config["revision"]

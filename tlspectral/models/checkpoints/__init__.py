@@ -10,7 +10,7 @@ from tlspectral.models.checkpoints.layers import (
     CheckpointLayers,
     Side,
     layer_named,
-    streamable_checkpoint,
+    opened_files,
 )
 
 __all__ = [
@@ -19,5 +19,5 @@ __all__ = [
     "CheckpointLayers",
     "Side",
     "layer_named",
-    "streamable_checkpoint",
+    "opened_files",
 ]

@@ -13,12 +13,13 @@ from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitectu
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config, unused_tensors
-from tlspectral.models.loading.bars import quiet
+from tlspectral.models.loading.bars import download_bars, quiet
 from tlspectral.models.loading.building import build_bridge
+from tlspectral.models.loading.checks import OTHER_TOWERS, listed
 from tlspectral.models.loading.damage import check_settings, misfit, refusing
+from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config
-from tlspectral.models.loading.source import Source, find_source
-from tlspectral.models.loading.unused_weights import OTHER_TOWERS, listed
+from tlspectral.models.loading.source import Source
 from tlspectral.tables.origin import recorded_weights
 
 Side = Literal["query-key", "output", "positions"]
@@ -49,13 +50,14 @@ _POSITIONS = re.compile(r"(?:.*\.)?(wpe|embed_positions)\.weight")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def streamable_checkpoint(name: str | PathLike[str], revision: str | None = None) -> Source | None:
-    """Return the folder or hub model that `name` means; None where a model has to be loaded (GGUF, adapter, tiny).
+def opened_files(model: Source | str | PathLike[str]) -> "CheckpointLayers | None":
+    """Return the layers of the folder or hub model that a name or source means, None where a model has to be loaded.
 
-    Raises as `load_model` for an unknown name.
+    That is so for a GGUF file, an adapter and a packaged model. Raises as `load_model` for an unknown name.
     """
-    source = find_source(name, revision)
-    return source if source.kind in ("folder", "hub") else None
+    with download_bars():
+        source = model if isinstance(model, Source) else find_source(model)
+        return CheckpointLayers(source) if source.streams else None
 
 
 class CheckpointLayers:

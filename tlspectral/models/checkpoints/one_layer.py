@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.loading.bars import quiet
+from tlspectral.models.loading.checks import check_unused, list_of_blocks, unplaced
 from tlspectral.models.loading.damage import require_tables
 from tlspectral.models.loading.pretrained import one_load_at_a_time
-from tlspectral.models.loading.unused_weights import check_unused, list_of_blocks, unplaced
 
 VOCABULARY = 256
 

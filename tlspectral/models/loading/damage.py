@@ -4,7 +4,7 @@ import copy
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from tlspectral.errors import BadWeights, TlspectralError
+from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
+from tlspectral.models.loading.bars import quiet
+from tlspectral.models.loading.source import Source
 
 _MOST_PARTS = 100_000
 _TABLES = 2**30  # bytes of masks and other tables that a model may compute, whatever its size
-_COUNT = re.compile(r"layer|block_count|expert|head|hidden_groups")
-_NO_COUNT = re.compile(r"dim|size|window|norm|drop")
+_COUNT = re.compile(r"(?!.*(?:dim|size|window|norm|drop)).*(?:layer|block_count|expert|head|hidden_groups)")
 
 
 @contextmanager
@@ -45,13 +46,34 @@ def misfit(record: Mapping[str, Any]) -> str:
     return f"{file} describes no model that can be run with its weights; compare it with the published file"
 
 
+def first_sentence(error: BaseException) -> str:
+    """Return the first sentence or line of an error's text."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].split(". ")[0].rstrip(".:")[:300] + "."
+
+
+def from_files(load: Callable[..., Any], source: Source, folder: Path, **options: Any) -> Any:
+    """Call a `from_pretrained` of transformers without the network, and turn its errors into those of this package."""
+    name = source.record["model"]
+    with refusing(misfit(source.record)), quiet():
+        try:
+            return load(str(folder), local_files_only=True, trust_remote_code=False, **options)
+        except OSError as error:
+            raise FileNotFoundError(f"{name} cannot be loaded from {folder}: {first_sentence(error)}") from error
+        except (ValueError, KeyError, NotImplementedError) as error:
+            raise UnsupportedArchitecture(
+                f"transformers does not load {name}: {first_sentence(error)} See its config.json."
+            ) from error
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise BadWeights(f"The weights of {name} do not have the shapes that its config.json asks for.") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises BadWeights if it is no JSON, or holds something else."""
-    try:
+    with refusing(f"{path} is no JSON; fetch it again"):
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        reason = type(error).__name__ if isinstance(error, RecursionError) else first_sentence(error)
-        raise BadWeights(f"{path} is no JSON ({reason}); fetch it again") from error
     if not isinstance(value, dict):
         raise BadWeights(f"{path} holds a {type(value).__name__} where an object should be; fetch it again")
     return value
@@ -69,9 +91,7 @@ def check_counts(settings: Mapping[str, Any], file: str) -> None:
     for name, value in settings.items():
         if isinstance(value, Mapping):
             check_counts(value, file)
-            continue
-        counts = isinstance(value, int | float) and _COUNT.search(name) and not _NO_COUNT.search(name)
-        if counts and not value <= _MOST_PARTS:
+        elif isinstance(value, int | float) and _COUNT.match(name) and not value <= _MOST_PARTS:
             raise BadWeights(f"{file} asks for {name} = {value:g}, which no model has; fetch it again")
 
 
@@ -102,9 +122,3 @@ def require_tables(model: nn.Module, weights: int, file: str, *, embeddings: int
     tables = embeddings + sum(value.nbytes for value in model.buffers())
     if tables > max(_TABLES, weights):
         raise BadWeights(f"{file} asks for tables of {tables:,} bytes (by the length of its context); fetch it again")
-
-
-def first_sentence(error: BaseException) -> str:
-    """Return the first sentence or line of an error's text."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].split(". ")[0].rstrip(".:")[:300] + "."

@@ -11,33 +11,19 @@ import importlib
 import logging
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import stated_context
 from tlspectral.models.attention.replay import methods_replaced
-from tlspectral.models.loading.agreement import log_probabilities, require_agreement, require_numbers
-from tlspectral.models.loading.packaged import native_shape
+from tlspectral.models.loading.packaged import FOLDED, hooked_transformer_class
 
 _IN_MEMORY = "<in memory>"  # no hub id: those with "llama" or "gemma" in them get hard-coded shapes
 _LONGEST = 2048  # tokens; every layer keeps a mask of this length squared
-_FOLDED = {"fold_ln": True, "center_writing_weights": False, "center_unembed": False, "fold_value_biases": False}
 _converting = threading.Lock()
-
-
-def hooked_transformer_class() -> Any:
-    """Return the class HookedTransformer. Raises ImportError on TransformerLens 4, with what to do instead."""
-    try:
-        from transformer_lens import HookedTransformer
-    except ImportError as error:
-        raise ImportError(
-            'HookedTransformer was removed in TransformerLens 4: use backend="bridge", or install "transformer-lens<4".'
-        ) from error
-    return HookedTransformer
 
 
 def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> Any:
@@ -48,8 +34,6 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
     Raises as `load_model`; UnsupportedArchitecture also where rope scaling or sliding windows would be ignored.
     """
     hooked_class = hooked_transformer_class()
-    reference = log_probabilities(model)
-    require_numbers(model, reference, name)
     try:
         with _own_config(model) as tl_loading:
             cfg, tl_name = _hooked_config(tl_loading, model, name, dtype)
@@ -58,7 +42,7 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
             state = tl_loading.get_pretrained_state_dict(tl_name, cfg, hf_model=model, dtype=dtype)
             cfg.tokenizer_name, cfg.model_name = None, name.rsplit("/", 1)[-1]
             hooked = hooked_class(cfg, tokenizer, move_to_device=False)
-            hooked.load_and_process_state_dict(state, **_FOLDED)
+            hooked.load_and_process_state_dict(state, **FOLDED)
     except (UnsupportedArchitecture, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -67,31 +51,6 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
             f"TransformerLens has no HookedTransformer of {name} ({type(model).__name__}): {type(error).__name__}:"
             f' {reason} Use backend="bridge".'
         ) from error
-    hooked = hooked.eval()
-    subject = f"The HookedTransformer that TransformerLens makes of {name}"
-    require_agreement(hooked, reference, subject, 'use backend="bridge".')
-    return hooked
-
-
-def hooked_from_weights(
-    config: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
-) -> Any:
-    """Return a HookedTransformer with an attention-only model's weights, its norms folded and nothing else processed.
-
-    Arguments as of `bridge_from_weights`. Raises ImportError on TransformerLens 4.
-    """
-    hooked_class = hooked_transformer_class()
-    shape = {**native_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
-    if config["positional_embedding_type"] == "rotary":
-        # Without these fields HookedTransformer pairs columns half a head apart.
-        shape |= {"rotary_dim": config["d_head"], "rotary_adjacent_pairs": config.get("rotary_adjacent_pairs", True)}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
-        hooked = hooked_class(shape)
-        no_bias = torch.zeros(config["d_vocab"])  # the norm's bias is folded into it
-        hooked.load_and_process_state_dict(
-            {"unembed.b_U": no_bias.to(dtype), **{name: value.to(dtype) for name, value in weights.items()}}, **_FOLDED
-        )
     return hooked.eval()
 
 

