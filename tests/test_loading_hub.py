@@ -314,7 +314,7 @@ LICENCE = "accept its licence at http.*/maker/model, and log in .*`hf auth login
         (
             lambda hub, remote: None,
             ValueError,
-            "^'maker/model' is not a folder, .*Repository Not Found .*private or gated",
+            "^'maker/model' is not a folder, .*Repository Not Found .*private",
             [],
         ),
         (without_files(), ValueError, r"did not give its config\.json: the repository has no such file", []),

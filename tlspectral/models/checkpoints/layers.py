@@ -13,10 +13,10 @@ from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitectu
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config, unused_tensors
-from tlspectral.models.loading.bars import download_bars, quiet
+from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.building import build_bridge
 from tlspectral.models.loading.checks import OTHER_TOWERS, listed
-from tlspectral.models.loading.damage import check_settings, misfit, refusing
+from tlspectral.models.loading.damage import check_settings, from_files, misfit, refusing
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.source import Source
@@ -78,19 +78,17 @@ class CheckpointLayers:
         from transformers import AutoConfig
 
         self.files = CheckpointFiles(source)
+        source, folder = self.files.source, self.files.config_folder
         try:
-            check_settings(self.files.config_folder)
-            with refusing(misfit(source.record)), quiet():
-                whole: Any = AutoConfig.from_pretrained(
-                    str(self.files.config_folder), local_files_only=True, trust_remote_code=False
-                )
-        except BadWeights as error:
+            check_settings(folder)
+            whole = from_files(AutoConfig.from_pretrained, source, folder)
+        except (BadWeights, UnsupportedArchitecture) as error:
             raise self._unsupported(f"its config.json is not understood ({str(error).rstrip('.')})") from error
-        with refusing(misfit(source.record)):
-            try:
-                check_config(whole, source.record["model"])
-            except UnsupportedArchitecture as error:
-                raise self._unsupported(str(error)) from error
+        try:
+            with refusing(misfit(source.record)):
+                check_config(whole, self.files.name)
+        except UnsupportedArchitecture as error:
+            raise self._unsupported(str(error)) from error
         config = whole.get_text_config()  # of a model that also reads images, the part that reads text
         if config.model_type not in STREAMED_MODEL_TYPES:
             raise self._unsupported(f"its model type is {config.model_type}")
@@ -137,10 +135,9 @@ class CheckpointLayers:
         with refusing(misfit(self.files.record)):
             _ = self.unused  # raises if weights would be left out that belong to the model
             for index in indices:
-                tensors = self._needed(index, side)
-                stored = self.files.stored(tensor for tensor, _ in tensors.values())
-                for tensor, shape in tensors.values():
-                    dtype, stored_shape = stored[tensor]
+                shapes = dict(self._needed(index, side).values())
+                for tensor, (dtype, stored_shape) in self.files.stored(shapes).items():
+                    shape = shapes[tensor]
                     if dtype not in _FLOATS:
                         raise BadWeights(
                             f"layer {index}: {tensor} is stored as {dtype}, a quantised format; load de-quantised "

@@ -96,38 +96,23 @@ def correct_packed(adapter: Any, config: Any) -> None:
                 if conversion is not None:
                     conversion.tensor_conversion.axes_lengths["n"] = n_kv_heads
 
-    def split(attention: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    readers = n_heads // n_kv_heads
+
+    def cut(packed: Float[Tensor, "features *d_model"], part: int | slice) -> nn.Parameter:
+        by_group = packed.detach().unflatten(0, (n_kv_heads, readers + 2, -1))
+        return nn.Parameter(by_group[:, part].reshape(-1, *packed.shape[1:]).clone())
+
+    def split(attention: Any) -> list[nn.Linear]:
         packed = attention.c_attn if key_for_each else attention.query_key_value
-        weights = _parts(packed.weight, n_heads, n_kv_heads)
-        biases = (None, None, None) if packed.bias is None else _parts(packed.bias, n_heads, n_kv_heads)
-        query, key, value = (_linear(*both) for both in zip(weights, biases, strict=True))
-        return query, key, value
+        with torch.device("meta"):
+            linears = [nn.Linear(1, 1, bias=False) for _ in range(3)]
+        for linear, part in zip(linears, (slice(readers), readers, readers + 1), strict=True):
+            linear.weight = cut(packed.weight, part)
+            linear.out_features, linear.in_features = linear.weight.shape
+            linear.bias = None if packed.bias is None else cut(packed.bias, part)
+        return linears
 
     parts = adapter.component_mapping["blocks"].submodules
     parts["attn"].split_qkv_matrix = split
     if newer_falcon and config.num_ln_in_parallel_attn == 1:
         parts["ln1"].name = "input_layernorm"
-
-
-def _parts(
-    packed: Float[Tensor, "features *d_model"], n_heads: int, n_kv_heads: int
-) -> tuple[
-    Float[Tensor, "query_features *d_model"],
-    Float[Tensor, "key_features *d_model"],
-    Float[Tensor, "key_features *d_model"],
-]:
-    readers = n_heads // n_kv_heads
-    by_group = packed.detach().unflatten(0, (n_kv_heads, readers + 2, -1))
-    query, key, value = (
-        by_group[:, part].reshape(-1, *packed.shape[1:]).clone() for part in (slice(readers), readers, readers + 1)
-    )
-    return query, key, value
-
-
-def _linear(weight: Float[Tensor, "out d_model"], bias: Float[Tensor, "out"] | None) -> nn.Linear:
-    with torch.device("meta"):
-        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    linear.weight = nn.Parameter(weight)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias)
-    return linear

@@ -1,6 +1,7 @@
 """Copies of a model's modules that share the storage of its parameters, without its hooks."""
 
 import copy
+import re
 from collections import OrderedDict
 from types import CellType, FunctionType
 from typing import Any
@@ -10,15 +11,7 @@ from torch import nn
 
 from tlspectral.errors import warn_caller
 
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+_HOOKS = re.compile(r"_(forward|backward)_(pre_)?hooks(_with_kwargs|_always_called)?")
 _CAPTURING = "transformers.utils.output_capturing"  # whose hooks record attention patterns and hidden states
 _SHOWN = 3
 
@@ -29,23 +22,22 @@ def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, s
     Its parameters are other objects on the same storage, unless `dtype` is another one or `shared` is False. A warning
     names the modules whose hooks are left out.
     """
-    memo: dict[int, Any] = {}
-    hooked_modules = []
+    memo: dict[int, Any] = other_parameters(given, dtype) if shared else {}
+    hooked = []
     for module_name, module in given.named_modules():
-        for hooks_name in _HOOKS:
-            hooks = getattr(module, hooks_name)
+        for hooks in [value for kind, value in vars(module).items() if _HOOKS.fullmatch(kind)]:
             memo[id(hooks)] = OrderedDict()
-            if any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks.values()):
-                hooked_modules.append(module_name or "the model")
-    if hooked_modules:
-        names = list(dict.fromkeys(hooked_modules))
-        more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
+            if module_name not in hooked and any(
+                getattr(hook, "__module__", "") != _CAPTURING for hook in hooks.values()
+            ):
+                hooked.append(module_name)
+    if hooked:
+        names = ", ".join(module_name or "the model" for module_name in hooked[:_SHOWN])
+        more = f" and {len(hooked) - _SHOWN} others" if len(hooked) > _SHOWN else ""
         warn_caller(
-            f"{name} has hooks of PyTorch on {', '.join(names[:_SHOWN])}{more}; they stay there, and do not act in the "
-            "model that is made of it"
+            f"{name} has hooks of PyTorch on {names}{more}; they stay there, and do not act in the model that is made "
+            "of it"
         )
-    if shared:
-        memo |= other_parameters(given, dtype)
     copied = deep_copy(given, memo)
     for module in copied.modules():
         # The mark of transformers that its own hooks, which are left out, are in place.

@@ -37,8 +37,7 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
     try:
         with _own_config(model) as tl_loading:
             cfg, tl_name = _hooked_config(tl_loading, model, name, dtype)
-            _check_rope(cfg, model.config, name)
-            _check_windows(cfg, model.config, name)
+            _check_positions(cfg, model.config, name)
             state = tl_loading.get_pretrained_state_dict(tl_name, cfg, hf_model=model, dtype=dtype)
             cfg.tokenizer_name, cfg.model_name = None, name.rsplit("/", 1)[-1]
             hooked = hooked_class(cfg, tokenizer, move_to_device=False)
@@ -111,28 +110,19 @@ def _own_config(model: Any) -> Iterator[Any]:
             root.removeHandler(handler)
 
 
-def _check_rope(cfg: Any, config: Any, name: str) -> None:
+def _check_positions(cfg: Any, config: Any, name: str) -> None:
+    """Refuse rope scalings and windows that HookedTransformer leaves out, also those that act past a short text."""
     rope = getattr(config, "rope_parameters", None) or {}
     flat = [rope] if "rope_type" in rope else [entry for entry in rope.values() if isinstance(entry, dict)]
-    computed = {"default"}
-    if cfg.use_NTK_by_parts_rope:
-        computed.add("llama3")
-    if getattr(cfg, "use_yarn_rope", False):
-        computed.add("yarn")
-    for kind in sorted({str(entry.get("rope_type", "default")) for entry in flat} - computed):
-        raise UnsupportedArchitecture(
-            f"HookedTransformer ignores the {kind} rope scaling of {name}, so its attention would not be the model's;"
-            ' use backend="bridge".'
-        )
-
-
-def _check_windows(cfg: Any, config: Any, name: str) -> None:
+    computes = {"llama3": cfg.use_NTK_by_parts_rope, "yarn": getattr(cfg, "use_yarn_rope", False), "default": True}
+    kinds = sorted({str(entry.get("rope_type", "default")) for entry in flat})
+    ignored = [f"{kind} rope scaling" for kind in kinds if not computes.get(kind)]
     window = getattr(config, "sliding_window", None)
     slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
-    if getattr(config, "use_sliding_window", True) is False or window is None or not slides:
-        return
-    if not cfg.use_local_attn and window < cfg.n_ctx:
+    if slides and window is not None and getattr(config, "use_sliding_window", True) is not False:
+        ignored += [f"sliding window of {window} tokens"] if not cfg.use_local_attn and window < cfg.n_ctx else []
+    if ignored:
         raise UnsupportedArchitecture(
-            f"HookedTransformer ignores the sliding window of {window} tokens of {name}, so past that its attention"
-            ' would not be the model\'s; use backend="bridge".'
+            f"HookedTransformer ignores the {ignored[0]} of {name}, so its attention would not be the model's; use "
+            'backend="bridge".'
         )
