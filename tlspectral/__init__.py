@@ -105,7 +105,7 @@ def _is_spectral(given: Any) -> bool:
 
 def _load_spectral(given: Any, **options: Any) -> Any:
     """Return the TransformerLens model of what `_is_spectral` claims; what rotates is imported here."""
-    from tlspectral.spectral_rope.storage import load_claimed
+    from tlspectral.spectral_rope.loading import load_claimed
 
     return load_claimed(given, **options)
 
