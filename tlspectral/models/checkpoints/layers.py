@@ -12,10 +12,10 @@ import torch
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.checkpoints.files import CheckpointFiles
-from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config, unused_tensors
+from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config
 from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.building import build_bridge
-from tlspectral.models.loading.checks import OTHER_TOWERS, listed
+from tlspectral.models.loading.checks import OTHER_TOWERS, check_unused, in_any_layer, listed, unplaced
 from tlspectral.models.loading.damage import check_settings, from_files, misfit, refusing
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config
@@ -92,7 +92,7 @@ class CheckpointLayers:
         config = whole.get_text_config()  # of a model that also reads images, the part that reads text
         if config.model_type not in STREAMED_MODEL_TYPES:
             raise self._unsupported(f"its model type is {config.model_type}")
-        self.config = config
+        self.config, self._whole = config, whole
         layers = config.num_hidden_layers
         if not isinstance(layers, int) or not 0 < layers <= len(self.files.file_of):
             raise BadWeights(
@@ -100,7 +100,10 @@ class CheckpointLayers:
                 f"{len(self.files.file_of)} tensors in all; fetch it again"
             )
         self.n_layers = layers
-        self._stack, self._names = self._layer_names()
+        stacks = _stacks(self.files.file_of)
+        if len(stacks) != 1:
+            raise self._unsupported(f"{len(stacks)} stacks of attention layers were found where there should be one")
+        self._names = stacks[0]
 
     @property
     def d_model(self) -> int:
@@ -124,7 +127,22 @@ class CheckpointLayers:
     @cached_property
     def unused(self) -> list[str]:
         """Tensors in the files that the model has no parameter for and does not need. Raises as `prepare`."""
-        return unused_tensors(self.files, self.config, self._stack)
+        with refusing(misfit(self.files.record)):
+            model = empty_model(self._whole)
+            unused = unplaced(model, self.files.file_of)
+            # Of the tensors that have one name in all layers, one is read: others can lie in files not fetched yet.
+            first = {in_any_layer(tensor): tensor for tensor in reversed(unused)}
+
+            def read(tensor: str) -> torch.Tensor:
+                return self.files.read([first[in_any_layer(tensor)]])[first[in_any_layer(tensor)]]
+
+            check_unused(model, unused, read, self.files.name, self.config)
+        return list(unused)
+
+    @cached_property
+    def _in_whole(self) -> dict[int, dict[str, str]]:
+        """Parameters and buffers of the whole model by layer, and by name within it."""
+        return next(iter(_stacks(empty_model(self._whole).state_dict())))
 
     def prepare(self, indices: Iterable[int], side: Side = "query-key") -> None:
         """Fetch the files that some layers need, and check in their headers that these layers can be read.
@@ -178,22 +196,6 @@ class CheckpointLayers:
         """Return the SHA-256 of the tensors that the query-key side of a layer is read from, as stored."""
         return self.files.digest(tensor for tensor, _ in self._needed(index, "query-key").values())
 
-    def _layer_names(self) -> tuple[str, dict[int, dict[str, str]]]:
-        """Return the prefix of the text model's layers and, by layer, its tensors by their name within the layer."""
-        by_prefix: dict[str, dict[int, dict[str, str]]] = {}
-        for tensor in self.files.file_of:
-            match = _LAYER_KEY.fullmatch(tensor)
-            if match is not None and not OTHER_TOWERS.search(match[1]):
-                by_prefix.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = tensor
-        attending = {
-            prefix: layers
-            for prefix, layers in by_prefix.items()
-            if any(_QUERY_KEY.fullmatch(name) for names in layers.values() for name in names)
-        }
-        if len(attending) != 1:
-            raise self._unsupported(f"{len(attending)} stacks of attention layers were found where there should be one")
-        return next(iter(attending.items()))
-
     def _needed(self, index: int, side: Side) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return, by parameter of the one-layer model, the tensor that holds it and the shape it must have."""
         names = self._names.get(index)
@@ -201,8 +203,15 @@ class CheckpointLayers:
             raise BadWeights(f"layer {index}: the files of {self.files.name} hold no tensors of this layer")
         needed, lost = {}, []
         with refusing(misfit(self.files.record)):
-            parameters = list(empty_model(one_layer_config(self.config, index)).named_parameters())
-        for parameter, value in parameters:
+            alone = empty_model(one_layer_config(self.config, index))
+            for stack in _stacks(alone.state_dict()):
+                if stack[0].keys() != self._in_whole[index].keys():
+                    other = min(stack[0].keys() ^ self._in_whole[index].keys())
+                    raise UnsupportedArchitecture(
+                        f"layer {index}: a {self.config.model_type} model of this layer alone and the whole one do not "
+                        f"agree on {other}; pass a loaded model"
+                    )
+        for parameter, value in alone.named_parameters():
             match, outside = _LAYER_KEY.fullmatch(parameter), _POSITIONS.fullmatch(parameter)
             if match is not None and (_OUTPUT if side == "output" else _QUERY_KEY).fullmatch(match[3]):
                 tensor = names.get(match[3])
@@ -220,12 +229,26 @@ class CheckpointLayers:
         return needed
 
     def _unsupported(self, why: str) -> UnsupportedArchitecture:
-        kinds = sorted({re.sub(r"(?<=\.)\d+(?=\.)", "N", name) for name in self.files.file_of})
+        kinds = sorted(set(map(in_any_layer, self.files.file_of)))
         shown = ", ".join(kinds[:40]) + (f" and {len(kinds) - 40} others" if len(kinds) > 40 else "")
         return UnsupportedArchitecture(
             f"{self.files.name} is not read layer by layer: {why}. Its tensors are {shown}. Read from files are "
             f"{', '.join(STREAMED_MODEL_TYPES)}; pass a loaded model for others"
         )
+
+
+def _stacks(names: Iterable[str]) -> list[dict[int, dict[str, str]]]:
+    """Return each stack of layers with attention on text: by layer, and by name within it, the whole name."""
+    by_prefix: dict[str, dict[int, dict[str, str]]] = {}
+    for name in names:
+        match = _LAYER_KEY.fullmatch(name)
+        if match is not None and not OTHER_TOWERS.search(match[1]):
+            by_prefix.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = name
+    return [
+        layers
+        for layers in by_prefix.values()
+        if any(_QUERY_KEY.fullmatch(name) for of in layers.values() for name in of)
+    ]
 
 
 @contextmanager

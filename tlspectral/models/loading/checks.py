@@ -197,16 +197,15 @@ def check_unused(
         )
 
 
-def list_of_blocks(model: nn.Module) -> str:
-    """Return the prefix of the names of a model's blocks, up to their number."""
-    return next(match[1] for match in map(_NUMBERED.fullmatch, model.state_dict()) if match is not None)
+def in_any_layer(tensor: str) -> str:
+    """Return the name of a tensor with N for the numbers of layers and experts."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "N", tensor)
 
 
 def listed(unused: Iterable[str]) -> dict[str, Any]:
     """Return the record of unused weights for a table: their number, and their names with N for the layer."""
     names = list(unused)
-    patterns = sorted({re.sub(r"(?<=\.)\d+(?=\.)", "N", name) for name in names})
-    return {"count": len(names), "names": patterns[:_SHOWN]}
+    return {"count": len(names), "names": sorted(set(map(in_any_layer, names)))[:_SHOWN]}
 
 
 def _block(target: str) -> tuple[str, int] | None:
