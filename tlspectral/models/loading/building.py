@@ -109,7 +109,8 @@ def correct_packed(adapter: Any, config: Any) -> None:
         for linear, part in zip(linears, (slice(readers), readers, readers + 1), strict=True):
             linear.weight = cut(packed.weight, part)
             linear.out_features, linear.in_features = linear.weight.shape
-            linear.bias = None if packed.bias is None else cut(packed.bias, part)
+            if packed.bias is not None:
+                linear.bias = cut(packed.bias, part)
         return linears
 
     parts = adapter.component_mapping["blocks"].submodules
