@@ -12,11 +12,11 @@ import torch
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.checkpoints.files import CheckpointFiles
-from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config
+from tlspectral.models.checkpoints.one_layer import model_of, one_layer_config
 from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.building import build_bridge
-from tlspectral.models.loading.checks import OTHER_TOWERS, check_unused, in_any_layer, listed, unplaced
-from tlspectral.models.loading.damage import check_settings, from_files, misfit, refusing
+from tlspectral.models.loading.checks import OTHER_TOWERS, in_any_layer, listed, unused_weights
+from tlspectral.models.loading.damage import check_settings, empty_model, from_files, misfit, refusing
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.source import Source
@@ -93,17 +93,13 @@ class CheckpointLayers:
         if config.model_type not in STREAMED_MODEL_TYPES:
             raise self._unsupported(f"its model type is {config.model_type}")
         self.config, self._whole = config, whole
-        layers = config.num_hidden_layers
-        if not isinstance(layers, int) or not 0 < layers <= len(self.files.file_of):
-            raise BadWeights(
-                f"config.json of {self.files.name} asks for {layers!r} layers, and the files hold "
-                f"{len(self.files.file_of)} tensors in all; fetch it again"
-            )
-        self.n_layers = layers
-        stacks = _stacks(self.files.file_of)
-        if len(stacks) != 1:
+        with refusing(misfit(source.record)):
+            stacks, wholes = _stacks(self.files.file_of), _stacks(self._empty().state_dict())
+        if len(stacks) != 1 or not wholes:
             raise self._unsupported(f"{len(stacks)} stacks of attention layers were found where there should be one")
+        self.n_layers = config.num_hidden_layers
         self._names = stacks[0]
+        self._in_whole = wholes[0]  # parameters of the whole model, by layer and by name within it
 
     @property
     def d_model(self) -> int:
@@ -127,22 +123,18 @@ class CheckpointLayers:
     @cached_property
     def unused(self) -> list[str]:
         """Tensors in the files that the model has no parameter for and does not need. Raises as `prepare`."""
+        # Of the tensors that have one name in all layers, one is read: others can lie in files not fetched yet.
+        first = {in_any_layer(tensor): tensor for tensor in reversed(self.files.file_of)}
+
+        def read(tensor: str) -> torch.Tensor:
+            return self.files.read([first[in_any_layer(tensor)]])[first[in_any_layer(tensor)]]
+
         with refusing(misfit(self.files.record)):
-            model = empty_model(self._whole)
-            unused = unplaced(model, self.files.file_of)
-            # Of the tensors that have one name in all layers, one is read: others can lie in files not fetched yet.
-            first = {in_any_layer(tensor): tensor for tensor in reversed(unused)}
+            return unused_weights(self._empty(), self.files.file_of, read, self.files.name)
 
-            def read(tensor: str) -> torch.Tensor:
-                return self.files.read([first[in_any_layer(tensor)]])[first[in_any_layer(tensor)]]
-
-            check_unused(model, unused, read, self.files.name, self.config)
-        return list(unused)
-
-    @cached_property
-    def _in_whole(self) -> dict[int, dict[str, str]]:
-        """Parameters and buffers of the whole model by layer, and by name within it."""
-        return next(iter(_stacks(empty_model(self._whole).state_dict())))
+    def _empty(self) -> torch.nn.Module:
+        file = f"config.json of {self.files.name}"
+        return empty_model(self._whole, tensors=len(self.files.file_of), file=file)
 
     def prepare(self, indices: Iterable[int], side: Side = "query-key") -> None:
         """Fetch the files that some layers need, and check in their headers that these layers can be read.
@@ -203,7 +195,7 @@ class CheckpointLayers:
             raise BadWeights(f"layer {index}: the files of {self.files.name} hold no tensors of this layer")
         needed, lost = {}, []
         with refusing(misfit(self.files.record)):
-            alone = empty_model(one_layer_config(self.config, index))
+            alone = empty_model(one_layer_config(self.config, index), tensors=1, file="config.json")
             for stack in _stacks(alone.state_dict()):
                 if stack[0].keys() != self._in_whole[index].keys():
                     other = min(stack[0].keys() ^ self._in_whole[index].keys())

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.loading.bars import quiet
-from tlspectral.models.loading.damage import require_tables
-from tlspectral.models.loading.pretrained import one_load_at_a_time
+from tlspectral.models.loading.damage import empty_model, one_load_at_a_time, require_tables
 
 VOCABULARY = 256
 
@@ -41,20 +40,12 @@ def one_layer_config(config: Any, index: int) -> Any:
     return single
 
 
-def empty_model(config: Any) -> nn.Module:
-    """Return the causal language model of a config on the meta device: it has names and shapes and takes no memory."""
-    from transformers import AutoModelForCausalLM
-
-    with one_load_at_a_time, torch.device("meta"), quiet():
-        return AutoModelForCausalLM.from_config(copy.deepcopy(config))
-
-
 def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
     """Return the model in float32, with these weights. Other embeddings are random, other vectors those of a new norm.
 
     All other matrices are zeros that take no memory, since scores do not depend on them.
     """
-    empty: Any = empty_model(config)
+    empty: Any = empty_model(config, tensors=1, file="config.json")
     tables = {f"{path}.weight" for path, module in empty.named_modules() if isinstance(module, nn.Embedding)}
     rows = sum(parameter.nbytes for name, parameter in empty.named_parameters() if name in tables)
     require_tables(empty, 0, f"config.json ({config.model_type})", embeddings=rows)

@@ -117,7 +117,7 @@ def require_filled(report: Mapping[str, Any], name: str) -> None:
         )
 
 
-def unplaced(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+def _unplaced(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     """Return the tensors of a checkpoint that fit no parameter of a model, each with the name transformers looks for.
 
     Names are changed as in a load: older names, packed experts, prefixes that are missing or too many.
@@ -149,26 +149,21 @@ def require_tied(model: Any, who: str) -> None:
         )
 
 
-def refuse_quantised(unused: Iterable[str], who: str) -> None:
-    """Refuse unused weights with the names of quantised ones, if config.json does not say so. Raises BadWeights."""
+def unused_weights(model: nn.Module, names: Iterable[str], read: Callable[[str], Tensor], who: str) -> list[str]:
+    """Return the tensors of a checkpoint that its model, on the meta device or not, has no parameter for.
+
+    Raises BadWeights where they belong to a part of the model that was built, or are quantised: for floating-point
+    tensors in a decoder block of the model or its final norm, and further blocks. `read` gives a tensor by its name.
+    """
+    whole: Any = model
+    config, unused = whole.config.get_text_config(), _unplaced(model, names)
     quantised = sorted(filter(_QUANTISED.fullmatch, unused))
     if quantised:
         raise BadWeights(
             f"{who} stores quantised weights ({quantised[0]} and {len(quantised) - 1} others), and config.json does "
             "not say so; load the model that they were made from"
         )
-
-
-def check_unused(
-    model: nn.Module, unused: Mapping[str, str], read: Callable[[str], Tensor], who: str, config: Any
-) -> None:
-    """Refuse unused weights that belong to a part of the model that was built, and quantised ones. Raises BadWeights.
-
-    Refused are floating-point tensors in a decoder block of the model or its final norm, and further blocks. `unused`
-    is as of `unplaced`, `read` gives a tensor by its name in the files, `config` is that of the whole text model.
-    """
-    refuse_quantised(unused, who)
-    base = f"{model.base_model_prefix}."
+    base = f"{whole.base_model_prefix}."
     depth: dict[str, int] = {}  # number of blocks that the model built, by the prefix of their list
     for match in map(_NUMBERED.fullmatch, (name.removeprefix(base) for name in model.state_dict())):
         if match is not None and not OTHER_TOWERS.search(match[1]):
@@ -195,6 +190,7 @@ def check_unused(
             "model would be measured. Correct config.json (model_type, biases, norms), or remove the tensor from the "
             "files if it is no part of the model"
         )
+    return list(unused)
 
 
 def in_any_layer(tensor: str) -> str:

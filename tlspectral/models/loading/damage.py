@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from torch import nn
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.source import Source
+
+one_load_at_a_time = threading.Lock()
+"""A lock: transformers disables weight tying in the whole process while it loads, and two threads can leave it off."""
 
 _MOST_PARTS = 100_000
 _TABLES = 2**30  # bytes of masks and other tables that a model may compute, whatever its size
@@ -95,18 +99,25 @@ def check_counts(settings: Mapping[str, Any], file: str) -> None:
             raise BadWeights(f"{file} asks for {name} = {value:g}, which no model has; fetch it again")
 
 
-def require_room(config: Any, *, tensors: int, elements: int, file: str) -> None:
-    """Refuse a config that asks for more than the files hold, before anything is allocated. Raises BadWeights.
+def empty_model(config: Any, *, tensors: int, file: str) -> nn.Module:
+    """Return the causal language model of a config on the meta device: it has names and shapes and takes no memory.
 
-    The files hold `tensors` with at most `elements` in all; messages name the `file` of the config.
+    Raises BadWeights for more layers than there are tensors in its files; messages name the `file` of the config.
     """
     from transformers import AutoModelForCausalLM
 
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    if layers > tensors:
-        raise BadWeights(f"{file} asks for {layers} layers, and there are {tensors} tensors in all; fetch it again")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    if not isinstance(layers, int) or not 0 <= layers <= tensors:
+        raise BadWeights(f"{file} asks for {layers!r} layers, and there are {tensors} tensors in all; fetch it again")
+    with one_load_at_a_time, torch.device("meta"), quiet():
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config))
+
+
+def require_room(model: nn.Module, elements: int, file: str) -> None:
+    """Refuse a model on the meta device that asks for more weights than its files hold, `elements` at most.
+
+    Raises BadWeights, before anything is allocated.
+    """
     asked = sum(parameter.numel() for parameter in model.parameters())
     # An unembedding that is tied to the embedding counts twice here.
     if asked > 2 * elements + 2**20:

@@ -20,7 +20,7 @@ import torch
 from tlspectral.errors import BadWeights
 from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.checks import require_filled
-from tlspectral.models.loading.damage import check_counts, from_files, refusing, require_room
+from tlspectral.models.loading.damage import check_counts, empty_model, from_files, refusing, require_room
 from tlspectral.models.loading.source import Source
 from tlspectral.tables.whole_file import remove_left_overs, unfinished_path
 
@@ -90,7 +90,7 @@ def convert(source: Source, file: Path, folder: Path) -> None:
         # A bar of the conversion ignores transformers' own setting for bars.
         with quiet(), contextlib.redirect_stderr(io.StringIO()):
             config = from_files(transformers.AutoConfig.from_pretrained, source, file.parent, **options)
-            require_room(config, tensors=tensors, elements=elements, file=str(file))
+            require_room(empty_model(config, tensors=tensors, file=str(file)), elements, str(file))
             options["dtype"], auto = torch.float32, transformers.AutoModelForCausalLM
             model, report = from_files(
                 auto.from_pretrained, source, file.parent, config=config, output_loading_info=True, **options

@@ -11,7 +11,7 @@ from typing import Any
 
 from tlspectral.errors import BadWeights, did_you_mean
 from tlspectral.models.loading.source import PACKAGED, TINY, Source
-from tlspectral.models.loading.weight_files import NAMES, indexed_files
+from tlspectral.models.loading.weight_files import indexed_files, weight_names
 
 VOCABULARIES = (
     "tokenizer.json",
@@ -69,8 +69,7 @@ def fetch_weights(source: Source, config: Any) -> None:
 
     Raises ValueError if the hub does not give them, BadWeights if there are none or the index cannot be used.
     """
-    name, named = source.record["model"], getattr(config, "transformers_weights", None)
-    files = [named] if named else list(NAMES)
+    name, files = source.record["model"], weight_names(config)
     is_cached = any(isinstance(_cached(source, file), str) for file in files)
     path = first_file(source, files)
     if path is None:

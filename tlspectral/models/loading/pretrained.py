@@ -1,6 +1,5 @@
 """A Hugging Face causal language model and its tokenizer, loaded from the hub, a folder on disk or a GGUF file."""
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,22 +8,21 @@ import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture, warn_caller
 from tlspectral.models.loading.bars import quiet
-from tlspectral.models.loading.checks import (
-    check_unused,
-    listed,
-    refuse_quantised,
-    require_filled,
-    require_tied,
-    unplaced,
+from tlspectral.models.loading.checks import listed, require_filled, require_tied, unused_weights
+from tlspectral.models.loading.damage import (
+    check_settings,
+    empty_model,
+    first_sentence,
+    from_files,
+    misfit,
+    one_load_at_a_time,
+    refusing,
+    require_room,
 )
-from tlspectral.models.loading.damage import check_settings, first_sentence, from_files, misfit, refusing, require_room
 from tlspectral.models.loading.gguf import converted_folder
 from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, first_file, pinned
 from tlspectral.models.loading.source import Source
-from tlspectral.models.loading.weight_files import names_in, refuse_adapter, stored_tensor, weight_files
-
-one_load_at_a_time = threading.Lock()
-"""A lock: transformers disables weight tying in the whole process while it loads, and two threads can leave it off."""
+from tlspectral.models.loading.weight_files import WHOLE, names_in, refuse_adapter, stored_tensor, weight_files
 
 
 def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -> tuple[Any, Any, dict[str, Any]]:
@@ -48,34 +46,23 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     check_config(config, name)
     if source.kind == "hub":
         fetch_weights(source, config)
-    files = weight_files(folder)  # raises if the index names files outside of the folder, before any is opened
+    files = weight_files(folder, config)  # raises if the index names files outside of the folder, before any is opened
+    if not files:
+        raise FileNotFoundError(f"{name} cannot be loaded: {folder} holds no weights, such as {WHOLE}")
     stored = {tensor: file for file in files for tensor in names_in(file)}
-    with one_load_at_a_time, refusing(misfit(source.record)), quiet():
-        if files:
-            room = sum(file.stat().st_size for file in files)  # an element takes at least a byte
-            require_room(config, tensors=len(stored), elements=room, file=f"config.json of {name}")
-        model, report = from_files(
-            transformers.AutoModelForCausalLM.from_pretrained,
-            source,
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation="eager",
-            output_loading_info=True,
-        )
-    refuse_quantised(report["unexpected_keys"], name)
+    with refusing(misfit(source.record)):
+        empty = empty_model(config, tensors=len(stored), file=f"config.json of {name}")
+        room = sum(file.stat().st_size for file in files)  # an element takes at least a byte
+        require_room(empty, room, f"config.json of {name}")
+        unused = unused_weights(empty, stored, lambda tensor: stored_tensor(stored[tensor], tensor), name)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
+    with one_load_at_a_time:
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        model, report = from_files(load, source, folder, config=config, **options)
     require_filled(report, name)
+    require_tied(model, name)
     if not model.config.architectures:
         model.config.architectures = [type(model).__name__]
-
-    def read(tensor: str) -> torch.Tensor:
-        return stored_tensor(stored[tensor], tensor) if tensor in stored else torch.zeros(2)
-
-    with refusing(misfit(source.record)):
-        require_tied(model, name)
-        unused = unplaced(model, stored)
-        unused |= {tensor: tensor for tensor in set(report["unexpected_keys"]) - set(unused.values())}
-        check_unused(model, unused, read, name, model.config.get_text_config())
     if source.kind == "hub":  # transformers writes the folder there
         model.name_or_path = model.config._name_or_path = source.location
     if tokenizer is None:

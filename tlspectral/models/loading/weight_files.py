@@ -17,7 +17,7 @@ from tlspectral.models.loading.damage import refusing
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 NAMES = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Files that weights are loaded from, the first that exists; an index names the files that hold the weights."""
+"""Usual names of files of weights; an index names the files that hold them."""
 
 ADAPTER_CONFIG = "adapter_config.json"
 """Describes an adapter (LoRA), whose folder holds no whole model."""
@@ -56,9 +56,15 @@ def indexed_files(index: Path) -> dict[str, str]:
     return files
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_names(config: Any) -> tuple[str, ...]:
+    """Return the names of files that a model's weights are loaded from, the first that exists."""
+    named = getattr(config, "transformers_weights", None)
+    return (named,) if named else NAMES
+
+
+def weight_files(folder: Path, config: Any) -> list[Path]:
     """Return the files that transformers loads a folder's weights from; none under the usual names is an empty list."""
-    path = next((folder / name for name in NAMES if (folder / name).is_file()), None)
+    path = next((folder / name for name in weight_names(config) if (folder / name).is_file()), None)
     if path is None or path.suffix != ".json":
         return [] if path is None else [path]
     return [folder / file for file in sorted(set(indexed_files(path).values()))]
