@@ -11,11 +11,9 @@ import torch
 import zoo
 
 import tlspectral.models.loading.gguf as gguf
-import tlspectral.models.loading.source as source_module
 from tlspectral.errors import BadWeights
 from tlspectral.models.loading import load_model
-from tlspectral.models.loading.finding import find_source
-from tlspectral.models.loading.source import ShippedFile
+from tlspectral.models.loading.finding import PACKAGED, ShippedFile, find_source
 
 
 def logits(model, tokens):
@@ -133,7 +131,7 @@ def shipped_in_pieces(gguf_file, tmp_path, monkeypatch):
         install="pip install demo",
         sha256=hashlib.sha256(b"".join(content)).hexdigest(),
     )
-    monkeypatch.setitem(source_module.PACKAGED, "demo", shipped)
+    monkeypatch.setitem(PACKAGED, "demo", shipped)
     convert, seen = gguf.convert, []
 
     def reading(source, whole, folder):

@@ -19,8 +19,8 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.columns import ANALYZE_MODELS
 from tlspectral.heads.measure import NullSettings
-from tlspectral.models.loading.finding import find_source
-from tlspectral.models.loading.source import PACKAGED, Source
+from tlspectral.models.loading.finding import PACKAGED, find_source
+from tlspectral.models.loading.source import Source
 from tlspectral.tables import (
     HEAD_COLUMNS,
     PartFailure,

