@@ -27,7 +27,7 @@ from tlspectral.heads.operators import check_scores
 from tlspectral.models.attention import fold_attention, key_value_groups
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.models.loading.bars import download_bars
-from tlspectral.models.loading.damage import misfit, refusing
+from tlspectral.models.loading.damage import misfit
 from tlspectral.tables import WorkPart, finished_parts, open_parts
 from tlspectral.version import __version__
 
@@ -104,7 +104,7 @@ def _measured(
 ) -> pd.DataFrame:
     """Measure some or all heads of a layer on one thread."""
     with one_thread(), checkpoint.layer(index) as view, layer_named(index):
-        with refusing(misfit(checkpoint.files.record)):
+        with misfit(checkpoint.files.record):
             check = check_scores(view)
         raw = view.raw(0)
         groups = [

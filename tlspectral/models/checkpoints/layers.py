@@ -16,7 +16,7 @@ from tlspectral.models.checkpoints.one_layer import model_of, one_layer_config
 from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.building import build_bridge
 from tlspectral.models.loading.checks import OTHER_TOWERS, in_any_layer, listed, unused_weights
-from tlspectral.models.loading.damage import check_settings, empty_model, from_files, misfit, refusing
+from tlspectral.models.loading.damage import check_settings, empty_model, from_files, misfit
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.source import Source
@@ -85,7 +85,7 @@ class CheckpointLayers:
         except (BadWeights, UnsupportedArchitecture) as error:
             raise self._unsupported(f"its config.json is not understood ({str(error).rstrip('.')})") from error
         try:
-            with refusing(misfit(source.record)):
+            with misfit(source.record):
                 check_config(whole, self.files.name)
         except UnsupportedArchitecture as error:
             raise self._unsupported(str(error)) from error
@@ -93,7 +93,7 @@ class CheckpointLayers:
         if config.model_type not in STREAMED_MODEL_TYPES:
             raise self._unsupported(f"its model type is {config.model_type}")
         self.config, self._whole = config, whole
-        with refusing(misfit(source.record)):
+        with misfit(source.record):
             stacks, wholes = _stacks(self.files.file_of), _stacks(self._empty().state_dict())
         if len(stacks) != 1 or not wholes:
             raise self._unsupported(f"{len(stacks)} stacks of attention layers were found where there should be one")
@@ -129,7 +129,7 @@ class CheckpointLayers:
         def read(tensor: str) -> torch.Tensor:
             return self.files.read([first[in_any_layer(tensor)]])[first[in_any_layer(tensor)]]
 
-        with refusing(misfit(self.files.record)):
+        with misfit(self.files.record):
             return unused_weights(self._empty(), self.files.file_of, read, self.files.name)
 
     def _empty(self) -> torch.nn.Module:
@@ -142,7 +142,7 @@ class CheckpointLayers:
         Raises BadWeights for tensors that are missing, quantised, of other shapes than config.json asks for or unknown
         to it, and for damaged files; UnsupportedArchitecture where the architecture cannot be built.
         """
-        with refusing(misfit(self.files.record)):
+        with misfit(self.files.record):
             _ = self.unused  # raises if weights would be left out that belong to the model
             for index in indices:
                 shapes = dict(self._needed(index, side).values())
@@ -165,7 +165,7 @@ class CheckpointLayers:
 
         Only the weights of `side` are read; embeddings are random and other matrices zero. Raises as `prepare`.
         """
-        with refusing(misfit(self.files.record)):
+        with misfit(self.files.record):
             tensors = self._needed(index, side)
             stored = self.files.read(tensor for tensor, _ in tensors.values())
             config = one_layer_config(self.config, index)
@@ -194,7 +194,7 @@ class CheckpointLayers:
         if names is None:
             raise BadWeights(f"layer {index}: the files of {self.files.name} hold no tensors of this layer")
         needed, lost = {}, []
-        with refusing(misfit(self.files.record)):
+        with misfit(self.files.record):
             alone = empty_model(one_layer_config(self.config, index), tensors=1, file="config.json")
             for stack in _stacks(alone.state_dict()):
                 if stack[0].keys() != self._in_whole[index].keys():

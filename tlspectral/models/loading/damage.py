@@ -6,7 +6,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,10 @@ def refusing(what: str) -> Iterator[None]:
         raise BadWeights(f"{what} ({type(error).__name__}: {first_sentence(error)})") from error
 
 
-def misfit(record: Mapping[str, Any]) -> str:
-    """Return the beginning of a message about a config and weights that make no model, by a source's record."""
+def misfit(record: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Return a context in which an error says that a config and weights make no model, by a source's record."""
     file = record["model"] if "file" in record else f"config.json of {record['model']}"
-    return f"{file} describes no model that can be run with its weights; compare it with the published file"
+    return refusing(f"{file} describes no model that can be run with its weights; compare it with the published file")
 
 
 def first_sentence(error: BaseException) -> str:
@@ -59,7 +59,7 @@ def first_sentence(error: BaseException) -> str:
 def from_files(load: Callable[..., Any], source: Source, folder: Path, **options: Any) -> Any:
     """Call a `from_pretrained` of transformers without the network, and turn its errors into those of this package."""
     name = source.record["model"]
-    with refusing(misfit(source.record)), quiet():
+    with misfit(source.record), quiet():
         try:
             return load(str(folder), local_files_only=True, trust_remote_code=False, **options)
         except OSError as error:

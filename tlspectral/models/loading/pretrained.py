@@ -16,7 +16,6 @@ from tlspectral.models.loading.damage import (
     from_files,
     misfit,
     one_load_at_a_time,
-    refusing,
     require_room,
 )
 from tlspectral.models.loading.gguf import converted_folder
@@ -50,7 +49,7 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     if not files:
         raise FileNotFoundError(f"{name} cannot be loaded: {folder} holds no weights, such as {WHOLE}")
     stored = {tensor: file for file in files for tensor in names_in(file)}
-    with refusing(misfit(source.record)):
+    with misfit(source.record):
         empty = empty_model(config, tensors=len(stored), file=f"config.json of {name}")
         room = sum(file.stat().st_size for file in files)  # an element takes at least a byte
         require_room(empty, room, f"config.json of {name}")

@@ -16,7 +16,7 @@ from tlspectral.models.loading.adapters import load_merged
 from tlspectral.models.loading.bars import download_bars, quiet
 from tlspectral.models.loading.building import build_model
 from tlspectral.models.loading.copies import copy_of_object
-from tlspectral.models.loading.damage import misfit, refusing
+from tlspectral.models.loading.damage import misfit
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.packaged import hooked_transformer_class
 from tlspectral.models.loading.pretrained import check_config, load_pretrained
@@ -43,7 +43,7 @@ def load_named(
         with _copied_tokenizer(tokenizer) as given:
             load = load_merged if source.kind == "adapter" else load_pretrained
             pretrained, own_tokenizer, record = load(source, dtype, given)
-            with refusing(misfit(record)):
+            with misfit(record):
                 model = build_model(pretrained, own_tokenizer, record["model"], backend, device, dtype)
     model.tlspectral_source = record
     return model
