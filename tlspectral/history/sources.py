@@ -301,7 +301,7 @@ def _is_number(text: str) -> bool:
 def _identity(source: Source) -> str | None:
     """Return a hub model's commit, or the hash of the files of a model on disk; None of a packaged model."""
     if source.kind == "hub":
-        return f"{source.location} at commit {pinned(source).revision}"
+        return f"{source.location} at commit {pinned(source)[0].revision}"
     if source.kind == "tiny":
         return None
     files: Iterable[Path] = source.parts

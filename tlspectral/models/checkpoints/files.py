@@ -32,12 +32,8 @@ class CheckpointFiles:
 
     def __init__(self, source: Source):
         # Pinned to one commit: a branch may move on between one file and the next.
-        self.source = pinned(source) if source.kind == "hub" else source
+        self.source, self.config_folder = pinned(source) if source.kind == "hub" else (source, Path(source.location))
         self.record, self.name = self.source.record, str(self.source.record["model"])
-        config = self._first("config.json")
-        if config is None:
-            raise FileNotFoundError(f"{self.name} has no config.json, so it is not a checkpoint")
-        self.config_folder = config.parent
         refuse_adapter(self.config_folder, self.name)
         self.file_of = self._tensors()
 
@@ -111,5 +107,5 @@ class CheckpointFiles:
         """Return the first of these files that exists; of a hub model, from the cache where it is cached."""
         if self.source.kind == "hub":
             return first_file(self.source, files)
-        paths = [Path(self.source.location) / file for file in files]
+        paths = [self.config_folder / file for file in files]
         return next((path for path in paths if path.is_file()), None)

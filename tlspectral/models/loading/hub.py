@@ -27,16 +27,17 @@ SETTINGS = "tokenizer_config.json"
 _BESIDE = (SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "merges.txt")
 
 
-def pinned(source: Source) -> Source:
-    """Return the hub model at one commit: the cached one, if its config.json is cached, else the hub's.
+def pinned(source: Source) -> tuple[Source, Path]:
+    """Return the hub model at one commit, and its folder in the cache.
 
-    Raises ValueError if the hub does not give config.json; the message says why.
+    The commit is the cached one, if its config.json is cached, else the hub's. Raises ValueError, which says why, if the
+    hub does not give config.json.
     """
     config = first_file(source, ["config.json"])
     if config is None:
         raise ValueError(_refusal(source, "config.json", "the repository has no such file, so it is no checkpoint"))
     commit = config.parent.name
-    return replace(source, revision=commit, record={**source.record, "commit": commit})
+    return replace(source, revision=commit, record={**source.record, "commit": commit}), config.parent
 
 
 def first_file(source: Source, files: Iterable[str]) -> Path | None:

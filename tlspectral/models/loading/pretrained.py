@@ -19,7 +19,7 @@ from tlspectral.models.loading.damage import (
     require_room,
 )
 from tlspectral.models.loading.gguf import converted_folder
-from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, first_file, pinned
+from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, pinned
 from tlspectral.models.loading.source import Source
 from tlspectral.models.loading.weight_files import WHOLE, names_in, refuse_adapter, stored_tensor, weight_files
 
@@ -37,8 +37,7 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
         folder, digest = converted_folder(source)
         source = replace(source, kind="folder", record={**source.record, "sha256": digest})
     if source.kind == "hub":
-        source = pinned(source)
-        folder = _cached_folder(source)
+        source, folder = pinned(source)
     check_settings(folder)
     refuse_adapter(folder, name)
     config = from_files(transformers.AutoConfig.from_pretrained, source, folder)
@@ -67,12 +66,6 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     if tokenizer is None:
         tokenizer = find_tokenizer(source, folder, model.config)
     return model.eval(), tokenizer, source.record | ({"unused_weights": listed(unused)} if unused else {})
-
-
-def _cached_folder(source: Source) -> Path:
-    config = first_file(source, ["config.json"])
-    assert config is not None  # the source is pinned
-    return config.parent
 
 
 def check_config(config: Any, name: str) -> None:
