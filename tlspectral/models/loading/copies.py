@@ -49,8 +49,12 @@ def deep_copy(module: Any, memo: dict[int, Any]) -> Any:
     """Return a deep copy of a module in which a forward pass that was set on a submodule runs the copy's own weights.
 
     copy.deepcopy leaves functions as they are, so one that holds a submodule, as those that TransformerLens sets on
-    Falcon's linear layers, would go on to run the weights of the original.
+    Falcon's linear layers, would go on to run the weights of the original. Activations of the last pass that modules
+    keep cannot be copied, and are None in the copy.
     """
+    for owner in (*module.modules(), *getattr(module, "original_model", module).modules()):
+        kept = (value for value in vars(owner).values() if isinstance(value, torch.Tensor) and not value.is_leaf)
+        memo |= {id(value): None for value in kept}
     copied = copy.deepcopy(module, memo)
     for part in copied.modules():
         forward = vars(part).get("forward")
@@ -74,14 +78,4 @@ def other_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> dic
         for owner in module.modules()
         for parameter in owner._parameters.values()
         if parameter is not None
-    }
-
-
-def kept_activations(module: nn.Module) -> dict[int, None]:
-    """Return, for the memo of a deep copy, activations of the last pass that modules keep; such cannot be copied."""
-    return {
-        id(kept): None
-        for owner in module.modules()
-        for kept in vars(owner).values()
-        if isinstance(kept, torch.Tensor) and not kept.is_leaf
     }
