@@ -4,7 +4,6 @@ Only safetensors are opened. Each layer is put into a one-layer model of the che
 read by the same code as a loaded model, and its scores are checked the same way. Only the weights asked for are read.
 """
 
-from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.layers import (
     STREAMED_MODEL_TYPES,
     CheckpointLayers,
@@ -15,7 +14,6 @@ from tlspectral.models.checkpoints.layers import (
 
 __all__ = [
     "STREAMED_MODEL_TYPES",
-    "CheckpointFiles",
     "CheckpointLayers",
     "Side",
     "layer_named",

@@ -45,8 +45,7 @@ def indexed_files(index: Path) -> dict[str, str]:
 
     Raises BadWeights for what is no such index, or names a file that does not lie beside it or is of another kind.
     """
-    suffix = ".safetensors" if index.name == INDEX else ".bin"
-    kind = "safetensors" if index.name == INDEX else "PyTorch"
+    kind, suffix = ("PyTorch", ".bin") if index.name == NAMES[-1] else ("safetensors", ".safetensors")
     with refusing(f"{index} is no index of {kind} files; fetch it again"):
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {str(tensor): str(file) for tensor, file in named.items()}
@@ -59,7 +58,7 @@ def indexed_files(index: Path) -> dict[str, str]:
 def weight_names(config: Any) -> tuple[str, ...]:
     """Return the names of files that a model's weights are loaded from, the first that exists."""
     named = getattr(config, "transformers_weights", None)
-    return (named,) if named else NAMES
+    return (named,) if isinstance(named, str) else NAMES
 
 
 def weight_files(folder: Path, config: Any) -> list[Path]:
