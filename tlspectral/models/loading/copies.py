@@ -72,8 +72,7 @@ def other_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> dic
     """Return, for the memo of a deep copy, other parameters on the same storage, or with values of another type."""
     return {
         id(parameter): nn.Parameter(
-            parameter.detach() if dtype is None else parameter.detach().to(dtype),
-            requires_grad=parameter.requires_grad,
+            parameter.detach() if dtype is None else parameter.detach().to(dtype), requires_grad=parameter.requires_grad
         )
         for owner in module.modules()
         for parameter in owner._parameters.values()
