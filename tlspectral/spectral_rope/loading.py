@@ -13,16 +13,7 @@ from tlspectral.models.loading import load_model
 from tlspectral.models.loading.source import Source
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object
 from tlspectral.spectral_rope.model import to_spectral
-from tlspectral.spectral_rope.saving import (
-    BASE,
-    FORMAT,
-    OPTIONS,
-    SPECTRAL_CONFIG,
-    THIS_FOLDER,
-    WEIGHTS,
-    record_of,
-    tensors_of,
-)
+from tlspectral.spectral_rope.saving import BASE, FORMAT, OPTIONS, SPECTRAL_CONFIG, WEIGHTS, record_of, tensors_of
 
 
 def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
@@ -127,7 +118,7 @@ def _load_folder(source: Source, options: dict[str, Any]) -> Any:
             "or hub; load the base, and give it to load_spectral with this folder"
         )
     # Folders of earlier versions name a folder as it was called where they were saved.
-    if config.get("relative_to") == THIS_FOLDER or (name == BASE and (folder / BASE).is_dir()):
+    if "relative_to" in config or (name == BASE and (folder / BASE).is_dir()):
         name = os.path.normpath(os.path.join(os.path.realpath(folder), name))
         if not os.path.isdir(name):
             raise FileNotFoundError(

@@ -21,7 +21,6 @@ SPECTRAL_CONFIG = "spectral_config.json"
 
 WEIGHTS = "model.safetensors"
 BASE = "base"
-THIS_FOLDER = "this folder"
 FORMAT = "tlspectral.spectral_rope.1"
 OPTIONS = ("scope", "log_omega", "shared_phase", "heads", "frequencies")
 """Arguments of `to_spectral` that give a model modules like those that were saved."""
@@ -92,17 +91,16 @@ def save_folder(model: Any, folder: str | os.PathLike[str], plain: Any | None) -
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=path) as unfinished:
         partial = Path(unfinished)
-        with naming_file(path / WEIGHTS):
-            (partial / WEIGHTS).write_bytes(_content(model))
+        config = json.dumps(_base_named(model, path, plain is not None), indent=2) + "\n"
+        for file, content in ((WEIGHTS, _content(model)), (SPECTRAL_CONFIG, config.encode())):
+            with naming_file(path / file):
+                (partial / file).write_bytes(content)
         if plain is not None:
             with naming_file(path / BASE):
                 try:
                     plain.save_pretrained(partial / BASE)
                 except SafetensorError as error:
                     raise OSError(f"cannot write the weights in {path / BASE}: {error}") from error
-        config = json.dumps(_base_named(model, path, plain is not None), indent=2) + "\n"
-        with naming_file(path / SPECTRAL_CONFIG):
-            (partial / SPECTRAL_CONFIG).write_text(config, encoding="utf-8")
         # The config comes last, since a folder without it is not loaded: parameters never meet another save's base.
         (path / SPECTRAL_CONFIG).unlink(missing_ok=True)
         shutil.rmtree(path / BASE, ignore_errors=True)
@@ -120,4 +118,4 @@ def _base_named(model: Any, folder: Path, saved_beside: bool) -> dict[str, Any]:
         name = os.path.realpath(name)
         with contextlib.suppress(ValueError):  # on another drive there is no relative path
             name = Path(os.path.relpath(name, os.path.realpath(folder))).as_posix()
-    return {"base_model_name_or_path": name, "revision": None, "relative_to": THIS_FOLDER}
+    return {"base_model_name_or_path": name, "revision": None, "relative_to": "this folder"}
