@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tlspectral.models.loading.packaged import load_packaged
+from tlspectral.models.loading.packaged import hooked_transformer_class, load_packaged
 from tlspectral.models.loading.source import TINY, tiny_source
 
 __all__ = ["load_model"]
@@ -72,23 +72,22 @@ def load_model(
         raise ValueError(f"backend={backend!r} is none of {', '.join(map(repr, _BACKENDS))}.")
     float_type = None if dtype is None else _float_type(dtype)
     on_device = None if device is None else usable_device(device)
+    if backend == "hooked":
+        hooked_transformer_class()  # raises on TransformerLens 4, before minutes of loading
     if isinstance(name, str | os.PathLike):
         # The default is never mps, which has no float64.
         on_device = on_device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        float_type = float_type or torch.float32
         if (text := os.fspath(name)).lower() in TINY:
             source = tiny_source(text, revision, checkpoint)
             if tokenizer is not None:
                 raise ValueError(f"{text} knows no text, so it takes no tokenizer.")
-            return load_packaged(source, backend, on_device, float_type)
+            return load_packaged(source, backend, on_device, float_type or torch.float32)
     elif revision is not None or checkpoint is not None:
         raise ValueError(f"this {type(name).__name__} is loaded; it has no revision or checkpoint to choose.")
-    from tlspectral.models.loading.roads import load_named, load_object  # which read what is not packaged
+    from tlspectral.models.loading.roads import load_other  # which imports what reads the models of others
 
     options = {"backend": backend, "device": on_device, "dtype": float_type, "tokenizer": tokenizer}
-    if isinstance(name, str | os.PathLike):
-        return load_named(name, revision, checkpoint, **options)
-    return load_object(name, **options)
+    return load_other(name, revision, checkpoint, **options)
 
 
 def _float_type(dtype: str | torch.dtype) -> torch.dtype:

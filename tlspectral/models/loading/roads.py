@@ -18,50 +18,46 @@ from tlspectral.models.loading.building import build_model
 from tlspectral.models.loading.copies import copy_of_object
 from tlspectral.models.loading.damage import misfit
 from tlspectral.models.loading.finding import find_source
-from tlspectral.models.loading.packaged import hooked_transformer_class
 from tlspectral.models.loading.pretrained import check_config, load_pretrained
 from tlspectral.models.loading.weight_files import snapshot_commit
 
 
-def load_named(
-    name: str | os.PathLike[str],
+def load_other(
+    given: Any,
     revision: str | None,
     checkpoint: int | None,
     *,
     backend: str,
-    device: torch.device,
-    dtype: torch.dtype,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
     tokenizer: Any,
 ) -> Any:
-    """Return the model that a name or path means, with its provenance; arguments and errors as of `load_model`."""
-    with download_bars():
-        source = find_source(name, revision, checkpoint)
-        if source.kind in LOADERS:
-            return LOADERS[source.kind].load(source, backend=backend, device=device, dtype=dtype, tokenizer=tokenizer)
-        if backend == "hooked":
-            hooked_transformer_class()  # raises on TransformerLens 4, before minutes of loading
-        with _copied_tokenizer(tokenizer) as given:
-            load = load_merged if source.kind == "adapter" else load_pretrained
-            pretrained, own_tokenizer, record = load(source, dtype, given)
-            with misfit(record):
-                model = build_model(pretrained, own_tokenizer, record["model"], backend, device, dtype)
+    """Return the TransformerLens model of a name, a path or an object of transformers, with its provenance.
+
+    Arguments and errors as of `load_model`. None is the object's own device or floating-point type, and float32 for a
+    name, whose device is given.
+    """
+    with download_bars(), _copied_tokenizer(tokenizer) as own_tokenizer:
+        source = find_source(given, revision, checkpoint) if isinstance(given, str | os.PathLike) else None
+        kind = claimed(given) if source is None else source.kind
+        if kind in LOADERS:
+            options = {"backend": backend, "device": device, "dtype": dtype, "tokenizer": tokenizer}
+            return LOADERS[kind].load(given if source is None else source, **options)
+        if source is None:
+            pretrained, record = _copied_object(given, dtype)
+        else:
+            load = load_merged if kind == "adapter" else load_pretrained
+            pretrained, own_tokenizer, record = load(source, dtype or torch.float32, own_tokenizer)
+        anchor = next(pretrained.parameters())
+        with contextlib.nullcontext() if source is None else misfit(record):
+            place = device or anchor.device, dtype or anchor.dtype
+            model = build_model(pretrained, own_tokenizer, record["model"], backend, *place)
     model.tlspectral_source = record
     return model
 
 
-def load_object(
-    given: Any, *, backend: str, device: torch.device | None, dtype: torch.dtype | None, tokenizer: Any
-) -> Any:
-    """Return a TransformerLens model of a causal language model of transformers, which stays as it is.
-
-    It is made of a copy that shares the parameters' storage. Arguments and errors as of `load_model`; None is the
-    object's own device or floating-point type.
-    """
-    kind = claimed(given)
-    if kind is not None:
-        return LOADERS[kind].load(given, backend=backend, device=device, dtype=dtype, tokenizer=tokenizer)
-    if backend == "hooked":
-        hooked_transformer_class()
+def _copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
+    """Return a copy of a model of transformers, which shares the parameters' storage, and its provenance."""
     name = _checked_name(given)
     stated = getattr(given.config, "_commit_hash", None)
     commit = {"commit": stated} if stated else snapshot_commit(Path(given.config._name_or_path))
@@ -71,11 +67,7 @@ def load_object(
     copied.config._attn_implementation = "eager"
     if dtype is not None:
         copied.config.dtype = dtype
-    anchor = next(copied.parameters())
-    with _copied_tokenizer(tokenizer) as own_tokenizer:
-        model = build_model(copied, own_tokenizer, name, backend, device or anchor.device, anchor.dtype)
-    model.tlspectral_source = {"model": name, "revision": None, **commit}
-    return model
+    return copied, {"model": name, "revision": None, **commit}
 
 
 @contextlib.contextmanager
@@ -86,11 +78,11 @@ def _copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
     for a hub id and lose tokens that were added. The copy has the name of a temporary folder. Raises TypeError for
     what is no tokenizer of transformers.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
     if tokenizer is None:
         yield None
         return
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise TypeError(f"tokenizer= takes a tokenizer of transformers, and found {type(tokenizer).__name__}")
     with tempfile.TemporaryDirectory(prefix="tlspectral-") as folder:
