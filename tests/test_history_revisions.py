@@ -128,7 +128,7 @@ def test_without_a_hub_the_revisions_of_the_cache_are_used(hub, pythia, saved, m
     assert tls.head_history(NAME, revisions="step{step}", **WEIGHTS).steps == [8]
     with pytest.raises(ValueError, match=r"no revision that fits 'step\{step\}' of steps \[16\]; it has steps 8"):
         suite_checkpoints(NAME, [16], "step{step}")
-    with pytest.raises(ValueError, match="the revisions of maker/other are not known: offline mode is on"):
+    with pytest.raises(ValueError, match=r"the revisions of maker/other are not known: .*HF_HUB_OFFLINE"):
         suite_checkpoints("maker/other", revisions="step{step}")
 
 
@@ -138,5 +138,5 @@ def test_a_hub_that_refuses_says_why(hub):
     hub.refused[NAME] = 403
     with pytest.raises(ValueError, match=r"the revisions of maker/suite are not known: .*"):
         suite_checkpoints(NAME, revisions="step{step}")
-    with pytest.raises(ValueError, match="the revisions of nobody/nothing are not known: there is no such model"):
+    with pytest.raises(ValueError, match=r"the revisions of nobody/nothing are not known: .*Repository Not Found"):
         suite_checkpoints("nobody/nothing", revisions="step{step}")

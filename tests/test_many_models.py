@@ -110,7 +110,7 @@ def test_a_model_that_fails_is_a_row_and_is_tried_again(models, finished, tmp_pa
     assert failures["model"].tolist() == [str(late), str(cut_off)]
     assert failures["error"].tolist() == ["FileNotFoundError", "BadWeights"]
     assert failures["message"][0] == f"There is no folder or file {late}."
-    assert "hub.py" in failures["raised_in"][0]
+    assert "finding.py" in failures["raised_in"][0]
     written = [read_table(file) for file in (folder / "failures").iterdir()]
     written = pd.concat(written).set_index("model").loc[failures["model"]].reset_index()
     pd.testing.assert_frame_equal(written, failures)

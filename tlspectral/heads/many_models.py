@@ -17,8 +17,8 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.measure import NullSettings
+from tlspectral.models.loading.finding import PACKAGED, find_source
 from tlspectral.models.loading.model_files import file_name, files_state
-from tlspectral.models.loading.source import PACKAGED, find_source
 from tlspectral.tables import HEAD_COLUMNS, PartFailure, WorkPart, backend_configured, workers_kept, write_table
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
@@ -237,11 +237,8 @@ def _model_table(entry: _Entry, backend: str, layers: Path, shared_out: bool, gi
         from tlspectral.models.loading import load_model
 
         model = load_model(entry.name, backend=backend)
-    elif not given["detectors"]:
-        from tlspectral.models.checkpoints import streamable_checkpoint
-
-        if streamable_checkpoint(entry.name) is not None:
-            given = {**given, "folder": layers}
+    elif not given["detectors"] and find_source(entry.name).streams:
+        given = {**given, "folder": layers}
     try:
         with one_thread() if shared_out else nullcontext():
             heads = analyze_heads(model, **given)

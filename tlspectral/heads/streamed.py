@@ -16,9 +16,8 @@ from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.attention import fold_attention, key_value_groups
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.models.loading.bars import download_bars
-from tlspectral.models.loading.damage import misfit, refusing
+from tlspectral.models.loading.damage import misfit
 from tlspectral.tables import WorkPart
-from tlspectral.tables.progress import hidden
 from tlspectral.version import __version__
 
 
@@ -40,7 +39,7 @@ def streamed_layers(
     Raises BadWeights for files that cannot be read; a part as `analyze_heads`.
     """
     first = min(heads)
-    with download_bars(not hidden()):
+    with download_bars():
         checkpoint.prepare(list(heads))
         if "position_share" in extras:
             checkpoint.prepare([first], "positions")
@@ -83,7 +82,7 @@ def _measured(
 ) -> pd.DataFrame:
     """Measure some or all heads of a layer on one thread."""
     with one_thread(), checkpoint.layer(index) as view, layer_named(index):
-        with refusing(misfit(checkpoint.files.record)):
+        with misfit(checkpoint.files.record):
             check = check_scores(view)[0]
         raw = view.raw(0)
         groups = [

@@ -15,9 +15,10 @@ from typing import Any
 from torch import nn
 
 from tlspectral.models.loading import load_model
+from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.hub import hub_revisions, pinned
 from tlspectral.models.loading.model_files import files_digest
-from tlspectral.models.loading.source import Source, find_source
+from tlspectral.models.loading.source import Source
 
 Label = int | str
 """A training step, or the name of a checkpoint."""
@@ -63,12 +64,12 @@ def named_checkpoint(name: str | os.PathLike[str], **choice: Any) -> LazyCheckpo
     def identity() -> str | None:
         source = find_source(name, **choice)
         if source.kind == "hub":
-            return f"{source.location} at commit {pinned(source).revision}"
+            return f"{source.location} at commit {pinned(source)[0].revision}"
         return None if source.kind == "tiny" else f"files with SHA-256 {files_digest(source)}"
 
     def files() -> Source | None:
         source = find_source(name, **choice)
-        return source if source.kind in ("folder", "hub") else None
+        return source if source.streams else None
 
     return LazyCheckpoint(partial(load_model, name, **choice), identity, files)
 
