@@ -55,7 +55,7 @@ UV := $(shell command -v uv 2> /dev/null)
 install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install -qq) --constraint
 
 .PHONY: help demo demo-full spectral-demo test test-slow test-all test-rest test-gpu notebooks notebooks-short notebooks-with-outputs \
-	test-tl4 families test-lowest test-pythons coverage wheel docs lint format \
+	test-tl4 families test-lowest test-pythons coverage wheel docs docstrings lint format \
 	environments clean
 
 help: ## show this table
@@ -138,6 +138,9 @@ wheel: .venv/build ## build sdist and wheel, look into them, install the wheel e
 
 docs: .venv/docs ## build the site into build/site; any warning is an error
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet
+
+docstrings: .venv/base ## write the lists of columns in docstrings from the schemas of their tables
+	PYTHONPATH=. .venv/bin/python tests/docstring_columns.py
 
 lint: .venv/lint ## ruff (rules and format) and pyright
 	.venv/bin/ruff check .

@@ -153,18 +153,17 @@ def copied(folder, tmp_path):
 
 @pytest.fixture
 def sizes(monkeypatch):
-    """Layers of every causal language model that transformers instantiates."""
+    """Layers of every model that transformers fills with weights."""
     import transformers
 
     built = []
-    real = transformers.PreTrainedModel.__init__
+    real = transformers.PreTrainedModel.from_pretrained.__func__
 
-    def spy(self, config, *arguments, **options):
-        if type(self).__name__.endswith(("ForCausalLM", "LMHeadModel")):
-            built.append(config.num_hidden_layers)
-        real(self, config, *arguments, **options)
+    def spy(cls, *given, config, **options):
+        built.append(config.get_text_config().num_hidden_layers)
+        return real(cls, *given, config=config, **options)
 
-    monkeypatch.setattr(transformers.PreTrainedModel, "__init__", spy)
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", classmethod(spy))
     return built
 
 

@@ -15,7 +15,7 @@ import typer
 from measuring import seconds
 
 import tlspectral as tls
-from tlspectral.heads.detectors import kernel_prediction
+from tlspectral.heads import kernel_prediction
 from tlspectral.models.attention import attention_view
 
 SEQUENCES, LENGTH, BATCH = 48, 96, 25  # as `relative_position_kernel` draws and runs them

@@ -92,12 +92,11 @@ def table(folder: Path, draws: int) -> dict[str, float]:
     """Cost of one table in this process, which has done nothing else."""
     torch.set_num_threads(1)
     import tlspectral
-    from tlspectral.models.checkpoints import CheckpointLayers, streamable_checkpoint
+    from tlspectral.models.checkpoints import opened_files
 
-    source = streamable_checkpoint(str(folder))
-    if source is None:
+    checkpoint = opened_files(str(folder))
+    if checkpoint is None:
         raise SystemExit(f"{folder} is not read from its files")
-    checkpoint = CheckpointLayers(source)
     with checkpoint.layer(0):  # loads TransformerLens and transformers
         pass
     imports = time.process_time()

@@ -32,6 +32,6 @@ def assert_streamed_equals_loaded(streamed, loaded):
 
 
 def opened(path):
-    source = checkpoints.streamable_checkpoint(path)
-    assert source is not None
-    return checkpoints.CheckpointLayers(source)
+    layers = checkpoints.opened_files(path)
+    assert layers is not None
+    return layers

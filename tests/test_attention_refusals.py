@@ -8,7 +8,8 @@ from torch import nn
 from zoo import shared
 
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
-from tlspectral.heads.operators import QKOperators, qk_operators, verify_scores
+from tlspectral.heads.operators.factored import QKOperators, qk_operators
+from tlspectral.heads.operators.verification import verify_scores
 from tlspectral.models.attention import attention_view
 
 hooked = zoo.needs_hooked

@@ -86,8 +86,8 @@ def test_show_lists_the_top_heads_and_where_the_table_comes_from(table):
     done = run("show", table, "--top", 2)
     assert done.exit_code == 0, done.output
     assert section(done.output, "Previous-token heads") == ["L1H2", "L1H1"]
-    assert section(done.output, "D_head furthest above its null") == ["L1H2", "L1H1"]
-    assert section(done.output, "D_head furthest below its null") == ["L0H1", "L0H0"]
+    assert section(done.output, "rotational share (D_head) furthest above its null") == ["L1H2", "L1H1"]
+    assert section(done.output, "rotational share (D_head) furthest below its null") == ["L0H1", "L0H0"]
     for said in (
         "tiny-model (abc123): 6 heads in 2 layers",
         "weights 0123456789ab;",
@@ -99,8 +99,8 @@ def test_show_lists_the_top_heads_and_where_the_table_comes_from(table):
         assert said in done.output
     # Medians over the heads' own nulls, beside which the lists are read.
     median = heads()[["D_head_null_mean", "dir_frac_null_mean"]].median()
-    of_random = f"Random heads: D_head {median.iloc[0]:.3f}, dir_frac {median.iloc[1]:.3f} "
-    assert of_random in done.output.split("Previous-token heads")[0]
+    shares = f"rotational share (D_head) {median.iloc[0]:.3f}, directional share (dir_frac) {median.iloc[1]:.3f} "
+    assert f"Random heads: {shares}" in done.output.split("Previous-token heads")[0]
     row = next(line for line in done.output.splitlines() if line.split()[:1] == ["L1H2"])
     assert row.split()[4] == f"{heads()['D_head_null_mean'].iloc[-1]:.3f}"
     assert row.split()[1:3] == ["0.876", "0.0012"]

@@ -66,7 +66,7 @@ def test_positional_writes_what_the_library_measures_once(table, tmp_path, monke
         pd.testing.assert_frame_equal(found, one)
     assert set(read_table(tmp_path / "out" / "agreement_key.parquet")["column"]) == {"rope_imag_frac", "D_head", "prev"}
     # What was measured is kept: the same command measures nothing again, and refuses other settings.
-    monkeypatch.setattr(draws, "BlockReading", None)
+    monkeypatch.setattr(draws, "BlockReading", lambda *_, **__: pytest.fail("measured again"))
     again = run("positional", "any", *options, "--seed", 3)
     assert again.stdout == done.stdout
     other = run("positional", "any", *options, "--seed", 1)

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from described import assert_described
 
 import tlspectral as tls
 from tlspectral.heads import compare_heads
@@ -91,7 +90,7 @@ def test_rounding_explains_small_changes_and_not_large_ones(base, tuned, noise):
     assert larger["spectrum_change"].iloc[0] == larger["D_head_diff"].iloc[0]
     one_sided = compare_heads(base, tuned, noise_b=stand_in)
     detected = analyzed(tls.load_model("tiny-rope"), detectors=True)
-    assert_described(compare_heads(detected, detected), one_sided)
+    assert {"prev_band", "dup_band", "ind_band"} <= set(compare_heads(detected, detected))
     np.testing.assert_allclose(one_sided["D_head_band"], 2 * noise["D_head_sd"], rtol=1e-12)
     assert "self_match_band" not in one_sided  # the noise table does not have it
 
@@ -157,8 +156,8 @@ def renamed(heads):
         (lambda a, noise: {"b": renamed(a)}, r"table b does not say its model, seed, .*read_table"),
         (lambda a, noise: {"b": a, "noise_b": noise.iloc[:-1]}, "noise_b lacks 1 of 8 heads, such as L1H3"),
         (
-            lambda a, noise: {"b": a, "noise_a": with_attrs(noise, model="other")},
-            "noise_a is of model other",
+            lambda a, noise: {"b": a, "noise_a": with_attrs(noise, model="other", backend="another")},
+            "the table a is of model .*, the rows of noise_a are of model other",
         ),
         (lambda a, noise: {"b": a, "noise_a": a}, "noise_a has no column dir_frac_sd: .* weight_noise_band"),
     ],

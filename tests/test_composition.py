@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import zoo
-from described import assert_described
 from reference_circuits import NAMES, bridge, edited, reference
 
 import tlspectral as tls
@@ -30,7 +29,6 @@ def test_scores_are_those_of_the_dense_operators(name, kind):
     dense, last = reference(name), len(reference(name).layers) - 1
     for head in range(len(dense.layers[last].qk)):
         table = tls.k_composition(bridge(name), f"L{last}H{head}.{kind}")
-        assert_described(table)
         expected = dense_scores(dense, last, head, kind)
         found = table.set_index(["layer", "head"])["score"]
         assert set(found.index) == set(expected)

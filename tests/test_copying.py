@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from described import assert_described
 from reference_circuits import (
     DenseLayer,
     DenseModel,
@@ -23,7 +22,6 @@ import tlspectral as tls
 def test_the_scores_are_the_columns_of_the_head_table():
     """Whose numbers are those of the dense circuits (test_head_columns)."""
     found = tls.heads.copying_scores(bridge("gemma3"))
-    assert_described(found)
     heads = tls.analyze_heads(bridge("gemma3"), null_draws=2, detectors=False)
     pd.testing.assert_frame_equal(found, heads[list(found)], check_exact=True)
 

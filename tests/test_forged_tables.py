@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from damaged_files import other_json
 
-import tlspectral.tables.memory as room
+import tlspectral.tables.parquet as room
 from tlspectral.tables import read_table, write_table
 
 OURS = {"format": 1, "provenance": {"model": "tiny", "table": "analyze_heads", "seed": 0}, "columns": {}}

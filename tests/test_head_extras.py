@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from described import assert_described
 from head_tables import ALL, analyze, assert_same, built, table_of
 from reference_circuits import reference
 
@@ -16,7 +15,6 @@ from tlspectral.tables import EXTRA_COLUMNS
 def test_extras_come_last_in_the_documented_order():
     table = analyze(built("bridge", "gpt2"), extras=("position_share", "score_asym"))
     assert list(table) == [*ALL, *[column.name for column in EXTRA_COLUMNS]]
-    assert_described(table)
     assert_same(table[ALL], table_of("gpt2"))
     one = analyze(built("bridge", "gpt2"), extras=iter(["position_share"]), heads="L1")
     assert list(one) == [*ALL, "position_share"]

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import zoo
-from described import assert_described
 from head_tables import built, dense_phase, table_of
 from reference_circuits import reference
 
@@ -15,7 +14,6 @@ from tlspectral.errors import UnsupportedArchitecture
 @pytest.mark.parametrize("name", ["neox", "llama", "qwen3"])
 def test_frequencies_are_those_of_dense_pairs(name):
     table = tls.frequency_table(built("bridge", name))
-    assert_described(table)
     assert isinstance(table.index, pd.RangeIndex)
     places = list(zip(table["layer"], table["head"], table["frequency"], strict=True))
     assert places == sorted(places)

@@ -10,10 +10,6 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from described import assert_described
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from model_state import assert_unchanged, state_of, warm
 
 from tlspectral import analyze_heads, k_composition, load_model, read_table, write_table
@@ -24,7 +20,6 @@ from tlspectral.history import (
     head_history,
     in_context_score,
     population_medians,
-    within_model_percentile,
 )
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.packaged import bridge_from_weights
@@ -71,21 +66,7 @@ def same(left, right):
         assert getattr(left, name).attrs == getattr(right, name).attrs
 
 
-# Percentiles and medians
-
-
-@given(arrays(float, st.integers(1, 12), elements=st.integers(0, 5).map(float) | st.just(np.nan)))
-def test_a_percentile_is_the_mean_rank_over_the_number(values):
-    rows = np.random.default_rng(0).permutation(len(values))
-    found = within_model_percentile(pd.Series(values, index=rows))
-    assert found.index.tolist() == rows.tolist()
-    known = values[~np.isnan(values)]
-    for value, percentile in zip(values, found, strict=True):
-        if np.isnan(value):
-            assert np.isnan(percentile)
-        else:
-            below, equal = (known < value).sum(), (known == value).sum()
-            assert percentile == (below + (equal + 1) / 2) / len(known)
+# Medians
 
 
 def null_heads(mean, std, n=400):
@@ -202,8 +183,6 @@ def test_the_track_is_one_head_beside_the_summary(history):
 def test_what_was_measured_travels_with_the_tables(history, tmp_path):
     assert history.positional is None
     assert history.frequencies is None
-    for table in (history.heads, history.summary, history.composition):
-        assert_described(table)
     json.dumps(history.heads.attrs, allow_nan=False)
     assert [at["step"] for at in history.heads.attrs["checkpoints"]] == list(STEPS)
     assert len({at["weights_sha256"] for at in history.heads.attrs["checkpoints"]}) == 3
@@ -220,8 +199,6 @@ def test_positional_scores_are_those_of_each_checkpoint(run):
     checkpoints = training_checkpoints(run)
     options = {**QUICK, "detectors": False, "null_draws": 2, "blocks": prompt}
     found = head_history(checkpoints, **options)
-    assert_described(found.positional)
-    assert_described(found.frequencies)
     for step, checkpoint in checkpoints:
         for name, per_frequency in (("positional", False), ("frequencies", True)):
             table = positional_symbolic(checkpoint(), prompt, mode="key", per_frequency=per_frequency)

@@ -5,12 +5,11 @@ import shutil
 import pandas as pd
 import pytest
 import zoo
-from described import assert_described
 from streamed_checkpoints import NOT_STREAMED
 
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.history import folder_checkpoints, recording, sources
+from tlspectral.history import recording, sources, suite_checkpoints
 from tlspectral.history.sources import named_checkpoint
 
 QUICK = {"null_draws": 4}
@@ -67,7 +66,6 @@ def test_names_are_labels_in_their_order(suite, tmp_path):
     measured = {name: table for name, table in vars(history).items() if table is not None}
     assert "positional" not in measured  # no blocks were given
     for name, table in measured.items():
-        assert_described(table)
         tls.write_table(table, tmp_path / f"{name}.parquet")
         pd.testing.assert_frame_equal(tls.read_table(tmp_path / f"{name}.parquet"), table)
     again = tls.head_history(list(named.items())[::-1], pairs=PAIRS, folder=tmp_path / "parts", **WEIGHTS)
@@ -108,7 +106,7 @@ def test_packaged_models_are_loaded():
 def test_without_detectors_the_steps_are_read_from_their_files(tmp_path, name, sizes, monkeypatch):
     for step in (0, 8):
         zoo.save_folder(name, tmp_path / f"step{step}", seed=step)
-    loaded = tls.head_history([(step, at.load) for step, at in folder_checkpoints(tmp_path)], pairs=PAIRS, **WEIGHTS)
+    loaded = tls.head_history([(step, at.load) for step, at in suite_checkpoints(tmp_path)], pairs=PAIRS, **WEIGHTS)
     sizes.clear()
     monkeypatch.setattr(sources, "load_model", refuse)
     streamed = tls.head_history(tmp_path, pairs=PAIRS, **WEIGHTS)
@@ -162,6 +160,21 @@ def test_a_gguf_file_is_known_by_its_bytes(tmp_path):
     assert named_checkpoint(file).files() is None
     file.write_bytes(b"GGUF and others")
     assert named_checkpoint(file).identity() != before
+
+
+@pytest.mark.parametrize("kind", ["adapter", "spectral"])
+def test_an_adapter_and_a_spectral_model_are_known_by_their_files(tmp_path, kind):
+    (tmp_path / f"{kind}_config.json").write_text("{}")
+    (tmp_path / f"{kind}_model.safetensors").write_bytes(b"weights")
+    identity = named_checkpoint(tmp_path).identity
+    before = identity()
+    (tmp_path / "trainer_state.json").write_text("{}")
+    assert identity() == before
+    (tmp_path / f"{kind}_model.safetensors").write_bytes(b"other weights")
+    after = identity()
+    assert after != before
+    (tmp_path / f"{kind}_config.json").write_text('{"rank": 2}')
+    assert identity() not in (before, after)
 
 
 def test_facts_of_single_steps_are_not_facts_of_the_history():

@@ -7,7 +7,7 @@ import zoo
 
 import tlspectral as tls
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.history import folder_checkpoints, hub_checkpoints
+from tlspectral.history import suite_checkpoints
 from tlspectral.studies.common import RandomMapTask, TrainingSettings, TransformerConfig, train
 from tlspectral.studies.common.checkpoints import training_checkpoints
 
@@ -85,23 +85,23 @@ REFUSED = {
     "steps nobody knows": (lambda: history("maker/model"), r"maker/model .* revisions=.*'step\{step\}'"),
     "revisions of a packaged model": (lambda: history("tiny-rope", revisions="step{step}"), "is no hub model"),
     "a step not in a folder": (
-        lambda: folder_checkpoints(folder("step0", "checkpoint-9"), [0, 7, 8]),
-        r"no checkpoint of steps \[7, 8\]; it has steps 0, 9",
+        lambda: suite_checkpoints(folder("step0", "checkpoint-9"), [0, 7, 8]),
+        r"no sub-folder step\{N\} or checkpoint-\{N\} of steps \[7, 8\]; it has steps 0, 9",
     ),
-    "an empty folder": (lambda: folder_checkpoints(folder()), "holds no checkpoints"),
+    "an empty folder": (lambda: suite_checkpoints(folder()), "has no sub-folder .* it has none at all"),
     "a step in a folder twice": (
-        lambda: folder_checkpoints(folder("step5", "checkpoint-5")),
+        lambda: suite_checkpoints(folder("step5", "checkpoint-5")),
         "step 5 twice, as checkpoint-5 and step5",
     ),
     **{
         f"step {step} of pythia": (
-            lambda step=step: hub_checkpoints("EleutherAI/pythia-70m-deduped", [0, step]),
+            lambda step=step: suite_checkpoints("EleutherAI/pythia-70m-deduped", [0, step]),
             rf"steps \[{step}\].*powers of two from 1 to 512.*1000 to 143000",
         )
         for step in (3, 1024, 1500, 144_000, -1)
     },
     "a step that is not on the hub": (
-        lambda: hub_checkpoints("EleutherAI/pythia-70m", [512])[0][1](),
+        lambda: suite_checkpoints("EleutherAI/pythia-70m", [512])[0][1](),
         "EleutherAI/pythia-70m.*step512",
     ),
     "a training that kept no steps": (lambda: training_checkpoints(run_without_checkpoints()), "keep_steps"),
@@ -122,7 +122,7 @@ def test_a_history_that_cannot_be_is_refused(case):
         (lambda: history({0: "a"}), TypeError, "found int among the checkpoints: give names, folders, models"),
         (lambda: history([lambda: None]), TypeError, "found function among the checkpoints"),
         (lambda: history(["/nowhere/step5"]), FileNotFoundError, "no folder or file /nowhere/step5"),
-        (lambda: folder_checkpoints("/nowhere"), FileNotFoundError, "no folder"),
+        (lambda: suite_checkpoints("/nowhere"), FileNotFoundError, "no folder"),
         (lambda: history(folder("step3:bert")), UnsupportedArchitecture, "^step 3: .*not read layer by layer"),
         (lambda: history([zoo.shared("bridge", "llama")]).track((1, 7)), BadHead, "no head 7 in layer 1"),
         *(

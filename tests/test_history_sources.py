@@ -6,9 +6,8 @@ import zoo
 
 from tlspectral.history import (
     PYTHIA_STEPS,
-    folder_checkpoints,
-    hub_checkpoints,
     sources,
+    suite_checkpoints,
 )
 from tlspectral.studies.common import RandomMapTask, TrainingSettings, TransformerConfig, train
 from tlspectral.studies.common.checkpoints import training_checkpoints
@@ -30,18 +29,18 @@ def test_the_papers_steps():
 
 
 def test_hub_checkpoints_are_loaded_by_step_when_called(calls):
-    found = hub_checkpoints()
+    found = suite_checkpoints("EleutherAI/pythia-410m")
     assert [step for step, _ in found] == list(PYTHIA_STEPS)
     assert calls == []
     assert found[11][1]() == "model"
     assert calls == [(("EleutherAI/pythia-410m",), {"checkpoint": 1000})]
-    others = hub_checkpoints("EleutherAI/pythia-160m", [1, 143_000])
+    others = suite_checkpoints("EleutherAI/pythia-160m", [1, 143_000])
     others[0][1]()
     assert calls[1] == (("EleutherAI/pythia-160m",), {"checkpoint": 1})
 
 
 def test_other_suites_are_asked_when_loading(calls):
-    [(step, load)] = hub_checkpoints("stanford-crfm/alias-gpt2-small-x21", [300])
+    [(step, load)] = suite_checkpoints("stanford-crfm/alias-gpt2-small-x21", [300])
     load()
     assert calls == [(("stanford-crfm/alias-gpt2-small-x21",), {"checkpoint": step})]
 
@@ -58,12 +57,12 @@ def saved(tmp_path_factory):
 
 
 def test_folders_are_found_by_step(saved):
-    found = folder_checkpoints(saved)
+    found = suite_checkpoints(saved)
     assert [step for step, _ in found] == [0, 9, 16]
     for seed, place in ((0, 0), (2, 1), (1, 2)):
         weight = zoo.hf_model("neox", seed).get_input_embeddings().weight
         assert torch.equal(found[place][1]().W_E, weight)
-    assert [step for step, _ in folder_checkpoints(saved, [0, 16])] == [0, 16]
+    assert [step for step, _ in suite_checkpoints(saved, [0, 16])] == [0, 16]
 
 
 @pytest.fixture(scope="module")

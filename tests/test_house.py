@@ -155,15 +155,15 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 # How much there is, at most. A bound goes down with what it counts; raising one is a decision of its own, with its
 # reason in the change.
 BUDGET = {
-    "lines of the core": 29_823,
-    "lines of the studies": 16_163,
-    "lines of the tests": 37_831,
-    "tokens of the core": 192_904,
-    "functions and classes of the core": 1_641,
+    "lines of the core": 28_627,
+    "lines of the studies": 15_491,
+    "lines of the tests": 37_904,
+    "tokens of the core": 185_204,
+    "functions and classes of the core": 1_602,
     "public names": 28,
     "arguments of public names": 168,
-    "arguments of public functions of the core": 1_915,
-    "imports of other rooms in the core": 347,
+    "arguments of public functions of the core": 1_898,
+    "imports of other rooms in the core": 338,
 }
 WRITTEN = {".py", ".js", ".css", ".html", ".toml"}  # what a person wrote and reads
 LAYOUT = {getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")}
@@ -336,7 +336,7 @@ print(*{{m.__file__ for m in sys.modules.values() if str(getattr(m, "__file__", 
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = [Path(file) for file in done.stdout.split()]
-    assert PACKAGE / "spectra.py" in loaded
+    assert PACKAGE / "algebra" / "spectra.py" in loaded
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in loaded) < MOST_LOADED_LINES
 
 

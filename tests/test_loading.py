@@ -18,8 +18,8 @@ import tlspectral as tls
 import tlspectral.models.loading
 from tlspectral.heads.detectors import detect_heads
 from tlspectral.models.attention import attention_view, stated_context
-from tlspectral.models.loading import agreement, load_model
-from tlspectral.models.loading.source import find_source
+from tlspectral.models.loading import checks, load_model
+from tlspectral.models.loading.finding import find_source
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 FAST = (
@@ -94,7 +94,7 @@ def test_types(copied, backend):
         model = load_model(path, backend=backend, dtype=dtype)
         assert {parameter.dtype for parameter in model.parameters()} == {expected}
         assert model.cfg.dtype == expected
-    assert agreement.log_probabilities(model) is None  # rounding would hide what there is to compare
+    assert checks.log_probabilities(model) is None  # rounding would hide what there is to compare
 
 
 @zoo.needs_hooked
@@ -123,7 +123,7 @@ def test_a_sharded_checkpoint(tmp_path, kind):
 def test_sound_weights_are_not_searched(folder, monkeypatch):
     """A pass over the weights of a large model takes seconds."""
     searched = []
-    monkeypatch.setattr(agreement.torch, "isfinite", lambda value: searched.append(value) or torch.ones(1).bool())
+    monkeypatch.setattr(checks.torch, "isfinite", lambda value: searched.append(value) or torch.ones(1).bool())
     load_model(folder("llama"))
     assert not [value for value in searched if value.ndim == 2 and value.shape[0] == zoo.VOCABULARY]
 
@@ -174,9 +174,9 @@ def test_a_broken_tokenizer_is_left_out_with_a_warning(tmp_path):
 
 @pytest.mark.slow  # a process of its own
 def test_a_packaged_model_loads_nothing_that_reads_the_files_of_others():
-    roads = ("adapters", "building", "from_object", "gguf", "hooked", "hub", "pretrained", "unused_weights",
+    roads = ("adapters", "building", "checks", "damage", "finding", "gguf", "hooked", "hub", "pretrained", "roads",
              "weight_files")  # fmt: skip
-    modules = [f"tlspectral.models.loading.{road}" for road in roads]
+    modules = ["tlspectral.spectral_rope", *(f"tlspectral.models.loading.{road}" for road in roads)]
     code = f"import sys, tlspectral as t; t.load_model('tiny-rope'); print([m for m in {modules} if m in sys.modules])"
     environment = {**os.environ, "PYTHONPATH": str(Path(tlspectral.models.loading.__file__).parents[3])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

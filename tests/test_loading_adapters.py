@@ -13,7 +13,7 @@ from checkpoint_folders import streamed
 import tlspectral as tls
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.loading.adapters import load_merged
-from tlspectral.models.loading.source import find_source
+from tlspectral.models.loading.finding import find_source
 
 NAME = "maker/model"
 

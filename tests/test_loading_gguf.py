@@ -5,15 +5,15 @@ import os
 import threading
 import time
 
+import huggingface_hub
 import pytest
 import torch
 import zoo
 
 import tlspectral.models.loading.gguf as gguf
-import tlspectral.models.loading.source as source_module
 from tlspectral.errors import BadWeights
 from tlspectral.models.loading import load_model
-from tlspectral.models.loading.source import ShippedFile, find_source
+from tlspectral.models.loading.finding import PACKAGED, ShippedFile, find_source
 
 
 def logits(model, tokens):
@@ -24,13 +24,13 @@ def logits(model, tokens):
 @pytest.fixture
 def gguf_file(tmp_path, monkeypatch):
     """A file that begins as GGUF does, a cache folder of its own, and a stand-in for the conversion."""
-    monkeypatch.setattr(gguf.platformdirs, "user_cache_path", lambda name: tmp_path / "cache" / name)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_ASSETS_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "tiny.gguf"
     file.write_bytes(b"GGUF and then weights")
     converted = []
 
-    def convert(source, folder):
-        converted.append(source)
+    def convert(source, whole, folder):
+        converted.append(whole)
         zoo.save_folder("llama", folder, tokenizer=True)
 
     monkeypatch.setattr(gguf, "convert", convert)
@@ -57,8 +57,8 @@ def test_interrupted_conversion_leaves_nothing(gguf_file, monkeypatch):
     file, converted = gguf_file
     convert = gguf.convert
 
-    def interrupted(source, folder):
-        convert(source, folder)
+    def interrupted(*given):
+        convert(*given)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(gguf, "convert", interrupted)
@@ -86,9 +86,9 @@ def test_concurrent_conversions_leave_one_copy(gguf_file, monkeypatch):
     file, converted = gguf_file
     convert, together = gguf.convert, threading.Barrier(2, timeout=60)
 
-    def at_once(source, folder):
+    def at_once(*given):
         together.wait()
-        convert(source, folder)
+        convert(*given)
         together.wait()
 
     monkeypatch.setattr(gguf, "convert", at_once)
@@ -131,12 +131,12 @@ def shipped_in_pieces(gguf_file, tmp_path, monkeypatch):
         install="pip install demo",
         sha256=hashlib.sha256(b"".join(content)).hexdigest(),
     )
-    monkeypatch.setitem(source_module.PACKAGED, "demo", shipped)
+    monkeypatch.setitem(PACKAGED, "demo", shipped)
     convert, seen = gguf.convert, []
 
-    def reading(file, folder):
-        seen.append(file.read_bytes())
-        convert(file, folder)
+    def reading(source, whole, folder):
+        seen.append(whole.read_bytes())
+        convert(source, whole, folder)
 
     monkeypatch.setattr(gguf, "convert", reading)
     return shipped, seen
@@ -169,7 +169,7 @@ def test_pieces_of_another_version_are_refused(shipped_in_pieces, tmp_path):
 def test_smollm2_is_the_real_model_and_loads_fast_again(tmp_path, monkeypatch, capfd):
     """The packaged GGUF file: the first load converts, the second reads the copy."""
     pytest.importorskip("gguf")
-    monkeypatch.setattr(gguf.platformdirs, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_ASSETS_CACHE", str(tmp_path))
     first = load_model("smollm2-135m")
     assert capfd.readouterr() == ("", "")
     began = time.perf_counter()

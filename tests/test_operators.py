@@ -10,7 +10,7 @@ from zoo import shared
 
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.heads.operators import QKOperator, QKOperators, ov_operators, qk_operators
+from tlspectral.heads.operators.factored import QKOperator, QKOperators, ov_operators, qk_operators
 from tlspectral.models.attention import attention_view, view
 
 invariant = settings(max_examples=30, derandomize=True)

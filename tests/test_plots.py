@@ -47,7 +47,7 @@ def test_every_head_is_a_point_coloured_by_its_layer():
     assert all(len(found) == 1 for found in by_layer.values())
     assert len(set.union(*by_layer.values())) == 4
     assert figure.axes[0].get_title(loc="left") == "tiny-model"
-    assert figure.axes[0].get_xlabel().startswith("dir_frac")
+    assert figure.axes[0].get_xlabel().startswith("directional share (dir_frac)")
     assert figure.axes[0].child_axes[0].get_ylabel() == "layer"
     # Print: the palest layer still differs from the paper by 3:1 or so in luminance.
     luminance = max(np.dot(colour[:3], [0.2126, 0.7152, 0.0722]) for colour in colours)

@@ -6,11 +6,10 @@ import pytest
 import torch
 import zoo
 from conformance.sweeps import plain_kernel
-from described import assert_described
 from zoo import shared
 
 from tlspectral.errors import BadHead, EditNotHonored, ScoreMismatch
-from tlspectral.heads.detectors import kernel_prediction, relative_position_kernel
+from tlspectral.heads import kernel_prediction, relative_position_kernel
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 
@@ -39,7 +38,7 @@ def test_tokens_are_drawn_with_a_seed_and_short_prompts_reach_less_far():
     found = relative_position_kernel(model, [(0, 0)], zoo.prompt(2, 5))
     assert found["offset"].tolist() == [-4, -3, -2, -1, 0]
     for measure in (relative_position_kernel, kernel_prediction):
-        assert_described(measure(model, []))
+        assert measure(model, []).empty
     with pytest.raises(BadHead, match="L7H0 does not exist"):
         relative_position_kernel(model, [(7, 0)])
 

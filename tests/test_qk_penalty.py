@@ -19,7 +19,8 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.heads import qk_penalty
-from tlspectral.heads.operators import QKOperator, penalty
+from tlspectral.heads.operators import penalty
+from tlspectral.heads.operators.factored import QKOperator
 from tlspectral.models.attention import attention_view
 
 every_part = pytest.mark.parametrize("part", PENALISED)

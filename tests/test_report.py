@@ -150,7 +150,7 @@ def test_the_tables_say_what_the_table_says():
     row = f"{best['name']} {best['ind']:.3f} ± {best['ind_se']:.4f} {best['D_head']:.3f} "
     row += f"{best['D_head_null_mean']:.3f} {best['D_head_null_pct']:.3f}"
     assert row in text
-    assert re.search(r"D_head \S+ \S+ ± \S+ 5 4 3 ", text)
+    assert re.search(r"rotational share \(D_head\) \S+ \S+ ± \S+ 5 4 3 ", text)
     assert "8 of 12 5 below, 3 above" in text
     assert "zero 2 L0H1 , L1H2" in text
     assert "ok 10 all others" in text

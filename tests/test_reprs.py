@@ -2,7 +2,7 @@
 
 import zoo
 
-from tlspectral.heads.operators import qk_operators
+from tlspectral.heads.operators.factored import qk_operators
 from tlspectral.models.attention import attention_view
 
 

@@ -16,7 +16,8 @@ from spectral_zoo import base, move
 from tlspectral.errors import BadWeights, ScoreMismatch
 from tlspectral.heads import frequency_table
 from tlspectral.heads.detectors import repeated_sequences
-from tlspectral.heads.operators import qk_operators, verify_scores
+from tlspectral.heads.operators.factored import qk_operators
+from tlspectral.heads.operators.verification import verify_scores
 from tlspectral.hooks import ablate, ablation_sweep, band_effects
 from tlspectral.hooks.parts import Band
 from tlspectral.models.attention import attention_view, layer_digest

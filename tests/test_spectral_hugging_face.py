@@ -227,6 +227,16 @@ def test_a_base_that_is_a_folder_is_found_from_anywhere(tmp_path, monkeypatch):
     assert str(tmp_path / "moved" / "model") in str(error.value)
 
 
+@pytest.mark.slow
+def test_a_folder_loads_where_only_load_model_was_imported(tmp_path):
+    zoo.hf_model("llama").save_pretrained(tmp_path / "model")
+    to_spectral(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")).save_pretrained(tmp_path / "s")
+    code = f"from tlspectral import load_model; print(type(load_model({str(tmp_path / 's')!r})).__name__)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(tls.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "SpectralModel"
+
+
 def test_folders_of_earlier_versions_load_where_they_were_saved(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     zoo.hf_model("llama").save_pretrained("model")

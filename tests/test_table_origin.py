@@ -10,7 +10,8 @@ from positional_measurements import block_prompt
 from reference_circuits import edited
 
 import tlspectral as tls
-from tlspectral.heads.detectors import kernel_prediction, repeated_sequences
+from tlspectral.heads import kernel_prediction
+from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import frequency_agreement, logit_shares
 from tlspectral.studies.fingerprint.statistics import (

@@ -23,7 +23,6 @@ from tlspectral.tables import (
     HEAD_COLUMNS,
     describe_columns,
     every_schema,
-    named,
     read_table,
     write_table,
 )
@@ -51,7 +50,7 @@ def heads(rows: int = 4) -> pd.DataFrame:
         "score_check": {"worst_error": 1e-6, "layer": 0},
         "columns": {"D_head_null_mean": {"control_variate": True}},
     }
-    return named(frame, TABLES["analyze_heads"])
+    return TABLES["analyze_heads"].frame(frame)
 
 
 def assert_identical(found: pd.DataFrame, expected: pd.DataFrame) -> None:
@@ -177,8 +176,9 @@ def test_columns_that_the_user_renames_or_joins_go_without(tmp_path):
     """`rank` is a place among heads in `k_composition` and a matrix's rank in the head table."""
     ranked = pd.DataFrame({"layer": [0], "head": [1], "score": [0.5], "chance": [0.1], "rank": [1]})
     joined = ranked.rename(columns={"rank": "place"}).assign(D_head=0.5, dir_frac=0.7, own=1.0)
-    for frame, kept in ((ranked, {*ranked, "name"}), (joined, {"layer", "head", "name", "score", "chance"})):
-        write_table(named(frame, TABLES["k_composition"]), tmp_path / "table.parquet")
+    for frame, kept in ((ranked, {*ranked}), (joined, {"layer", "head", "score", "chance"})):
+        frame.attrs["table"] = "k_composition"
+        write_table(frame, tmp_path / "table.parquet")
         found = documented(tmp_path / "table.parquet")
         assert set(found) == kept
         assert found == {

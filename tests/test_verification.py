@@ -12,8 +12,7 @@ from zoo import shared
 
 from tlspectral.algebra.rotary import pair_columns
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.heads.operators import check_scores, verify_scores
-from tlspectral.heads.operators.verification import check_prompt
+from tlspectral.heads.operators.verification import check_prompt, check_scores, verify_scores
 from tlspectral.models.attention import attention_view, bridge
 from tlspectral.models.attention.alibi import alibi_slopes
 
@@ -50,10 +49,10 @@ def read_with(monkeypatch, change, reader=bridge, only=None):
 
 
 def test_provenance_of_a_layer():
-    check = checked("bridge", "llama")
-    assert check.of_layer(1) == {
-        "worst_error": check.errors[1],
-        "tolerance": check.tolerances[1],
+    record = checked("bridge", "llama")[1].record
+    assert record == {
+        "worst_error": record["worst_error"],
+        "tolerance": record["tolerance"],
         "layer": 1,
         "compared": "scores",
     }
@@ -229,14 +228,14 @@ def test_an_edit_that_we_do_not_know_of_is_caught():
 )
 def test_16_bit_models_pass_with_their_own_tolerance(name, dtype):
     model = zoo.bridge(name).to(dtype)
-    check = check_scores(attention_view(model))
+    records = [check.record for check in check_scores(attention_view(model)).values()]
     # Measured: at most 0.3 of what is allowed. Within float32's tolerance nothing in 16 bits would pass.
-    assert all(1e-4 < error < tolerance for error, tolerance in zip(check.errors, check.tolerances, strict=True))
-    if "scores" in check.compared:
+    assert all(1e-4 < record["worst_error"] < record["tolerance"] for record in records)
+    if records[0]["compared"] == "scores":
         view = attention_view(model)
         scores, pattern = capture(view, "scores")[0], capture(view, "pattern")[0]
         largest = float(scores[pattern > 0].abs().max())
-        assert check.tolerances[0] == pytest.approx(4 * torch.finfo(dtype).eps * largest, rel=1e-9)
+        assert records[0]["tolerance"] == pytest.approx(4 * torch.finfo(dtype).eps * largest, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["llama", "gptj"])
@@ -267,8 +266,8 @@ def test_training_mode_with_dropout_verifies(name):
                 setattr(module, attribute, 0.5)
     model.train()
     model.original_model.train()
-    expected = checked("bridge", name).errors
-    assert tuple(verify_scores(model)) == expected
+    expected = [check.record["worst_error"] for check in checked("bridge", name).values()]
+    assert verify_scores(model).tolist() == expected
 
 
 def test_a_configured_cache_is_no_obstacle():
@@ -310,7 +309,7 @@ def test_share_outside_m_against_a_plain_reference(name):
     for index in range(2):
         # The model's float32 scores carry 3e-6 of about 10: measured 1e-7. Without ALiBi, or with the mean of a row
         # left in, the share moves by 0.1.
-        np.testing.assert_allclose(checked("bridge", name).outside_m[index], plain_share(index, view), atol=1e-5)
+        np.testing.assert_allclose(checked("bridge", name)[index].outside_m, plain_share(index, view), atol=1e-5)
 
 
 @pytest.mark.parametrize("n_heads", [1, 8, 12, 3, 71])

@@ -20,6 +20,7 @@ NEEDED = (
     "tlspectral/report/page.html",
     "tlspectral/report/script.js",
     "tlspectral/report/style.css",
+    "tlspectral/tables/head_columns.txt",
 )
 LARGEST_WHEEL = 3_000_000  # bytes
 

@@ -9,8 +9,10 @@ Names are imported when first used, so that `import tlspectral` loads neither to
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tlspectral.models.loaders import LOADERS, Loader
 from tlspectral.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -110,6 +112,23 @@ __all__ = [
     "verify_scores",
     "write_table",
 ]
+
+
+def _is_spectral(given: Any) -> bool:
+    """Return whether a folder or an object holds spectral parameters."""
+    if isinstance(given, Path):
+        return (given / "spectral_config.json").is_file()
+    return hasattr(given, "spectral_parameters")
+
+
+def _load_spectral(given: Any, **options: Any) -> Any:
+    """Return the TransformerLens model of what `_is_spectral` claims; what rotates is imported here."""
+    from tlspectral.spectral_rope.loading import load_claimed
+
+    return load_claimed(given, **options)
+
+
+LOADERS["spectral"] = Loader(_is_spectral, _load_spectral)
 
 
 def __getattr__(name: str) -> Any:

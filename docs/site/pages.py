@@ -5,6 +5,7 @@ mkdocs calls `on_files`. Each page comes from what it describes, so that none of
 
 import csv
 import re
+import sys
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from mkdocs.structure.files import File, Files
 
 if TYPE_CHECKING:
-    from tlspectral.tables import Column
+    from tlspectral.tables.schema import Column, Schema
 
 ROOT = Path(__file__).parents[2]
 
 IN_ROOMS = {
-    "tlspectral.hooks.sweeps": ("band_effects", "summarize_sweep"),
+    "tlspectral.hooks": ("band_effects", "summarize_sweep"),
     "tlspectral.heads": ("copying_scores", "qk_penalty"),
     "tlspectral.hooks.parts": (
         "Antisymmetric",
@@ -49,63 +50,66 @@ def on_files(files: Files, config: Any) -> Files:
     pages = {
         "api.md": api_page,
         "architectures.md": architectures_page,
-        "columns.md": columns_page,
         "commands.md": commands_page,
         "contributing.md": contributing_page,
         "index.md": start_page,
     }
-    for name, make in pages.items():
-        files.append(File.generated(config, name, content=make()))
+    for name, content in {**{name: make() for name, make in pages.items()}, **column_pages()}.items():
+        files.append(File.generated(config, name, content=content))
     return files
 
 
-def columns_page() -> str:
-    """The column dictionary, one section per table; a column that comes again is a link to where it is described."""
+def column_pages() -> dict[str, str]:
+    """A list of all tables, those of studies apart, and a page for each with its columns."""
     from tlspectral.tables import every_schema
 
     tables = every_schema()
-
+    made_by = {name: table.made_by or f"`{_maker(name)}`" for name, table in tables.items()}
+    studies = [name for name, maker in made_by.items() if ".studies." in maker or "tlspectral study " in maker]
     lines = [
-        "# Columns",
+        "# Tables",
         "",
-        "Every column of the tables that functions return and commands write. A name may mean something else in "
-        "another table. `tlspectral.tables.describe_table(NAME)` gives a section of this page as a DataFrame; the "
-        "entries also travel in the parquet files that `write_table` and the commands write.",
-        "",
-        "Tables: " + ", ".join(f"[{_cell(name)}](#{_anchor(name)})" for name in tables) + ".",
-        "",
+        "Every table that functions return and commands write, with its columns. A name may mean something else in "
+        "another table. `tlspectral.tables.describe_table(NAME)` gives a page as a DataFrame; the entries also travel "
+        "in the parquet files that `write_table` and the commands write.",
     ]
-    described: dict[Column, str] = {}  # where each entry stands on the page
-    for name, table in tables.items():
-        lines += [f"## {_cell(name)} {{ #{_anchor(name)} }}", "", f"Made by {table.made_by}.", ""]
-        again = [f"[`{column.name}`](#{described[column]})" for column in table.columns if column in described]
-        if again:
-            lines += [f"As described above: {', '.join(again)}.", ""]
-        for column in table.columns:
-            if column in described:
-                continue
-            anchor = column.name.lower()
-            described[column] = anchor if anchor not in described.values() else _anchor(name, column.name)
-            lines += _column_section(column, described[column])
+    for title, names in (("Of the package", [*made_by.keys() - studies]), ("Of the studies", studies)):
+        lines += ["", f"## {title}", "", "| table | made by |", "|---|---|"]
+        lines += [f"| [{_cell(name)}](columns/{_file(name)}) | {made_by[name]} |" for name in made_by if name in names]
+    pages = {f"columns/{_file(name)}": _table_page(table, made_by[name]) for name, table in tables.items()}
+    return {"columns.md": "\n".join(lines), **pages}
+
+
+def _file(name: str) -> str:
+    return f"{name.replace('.', '-').lower()}.md"
+
+
+def _maker(table: str) -> str:
+    """The function that returns a table, with its module."""
+    function = table.partition(".")[0]
+    modules = ((name, module) for name, module in sys.modules.items() if name.startswith("tlspectral."))
+    homes = [name for name, module in modules if getattr(getattr(module, function, None), "__module__", "") == name]
+    return f"{homes[0]}.{table}" if homes else table
+
+
+def _table_page(table: "Schema", made_by: str) -> str:
+    lines = [f"# {_cell(table.name)}", "", f"Made by {made_by}.", ""]
+    if any(column.range for column in table.columns):
+        return "\n".join([*lines, *(line for column in table.columns for line in _column_section(column))])
+    lines += ["| column | unit | |", "|---|---|---|"]
+    lines += [f"| `{column.name}` | {_cell(column.unit)} | {_cell(column.meaning)} |" for column in table.columns]
     return "\n".join(lines)
 
 
-def _anchor(*names: str) -> str:
-    return "-".join(["table", *names]).replace(".", "-").lower()
-
-
-def _column_section(column: "Column", anchor: str) -> list[str]:
+def _column_section(column: "Column") -> list[str]:
+    texts = {"unit": column.unit, "range": column.range, "source": column.source, "also known as": column.also_known_as}
     lines = [
-        f"### `{column.name}` {{ #{anchor} }}",
+        f"## {_cell(column.title)} {{ #{column.name.lower()} }}",
         "",
-        _cell(column.meaning),
+        f"`{column.name}`: {_cell(column.meaning)}",
         "",
-        f"- unit: {_cell(column.unit)}",
-        f"- range: {_cell(column.range)}",
-        f"- source: {_cell(column.source)}",
     ]
-    if column.also_known_as:
-        lines.append(f"- also known as: {_cell(column.also_known_as)}")
+    lines += [f"- {name}: {_cell(text)}" for name, text in texts.items() if text]
     if column.does_not_establish:
         lines += ["", f"**Does not establish:** {_cell(column.does_not_establish)}"]
     return [*lines, ""]

@@ -6,7 +6,7 @@ import torch
 import zoo
 
 import tlspectral as tls
-from tlspectral.heads.operators import QKOperators
+from tlspectral.heads.operators.factored import QKOperators
 from tlspectral.models.attention import attention_view
 
 from .rows import asked

@@ -9,8 +9,8 @@ from attention_models import LAYER_NORM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.heads.operators import QKOperators, verify_scores
-from tlspectral.heads.operators.verification import check_prompt
+from tlspectral.heads.operators.factored import QKOperators
+from tlspectral.heads.operators.verification import check_prompt, verify_scores
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import INPUT_POINTS, head_writes, layer_reads, require_sum_of_writes, z_of
 
@@ -34,10 +34,10 @@ def the_models_own_scores_are_reproduced(row):
 
 @asked(right, every=1)
 def what_was_compared_and_allowed_is_told(row):
-    view, check = row.view, row.check
-    assert set(check.compared) == {"pattern" if row.delegated else "scores"}
-    assert check.layers == tuple(row.layers)
-    points = [view.hook_names(index)[point] for index in row.layers for point in (*check.compared[:1], "pattern")]
+    view, compared = row.view, "pattern" if row.delegated else "scores"
+    assert list(row.check) == list(row.layers)
+    assert all(row.check[index].record["compared"] == compared for index in row.layers)
+    points = [view.hook_names(index)[point] for index in row.layers for point in (compared, "pattern")]
     seen = view.capture(check_prompt(view), list(dict.fromkeys(points)), last=points[-1])
     for index in row.layers:
         pattern = seen[view.hook_names(index)["pattern"]]
@@ -47,12 +47,12 @@ def what_was_compared_and_allowed_is_told(row):
             continue
         largest = float(seen[view.hook_names(index)["scores"]][pattern > 0].abs().max())
         assert largest > 3  # scores near 0 would agree with anything
-        assert check.tolerances[index] == pytest.approx(1e-5 + 1e-5 * largest, rel=1e-9)
+        assert row.check[index].record["tolerance"] == pytest.approx(1e-5 + 1e-5 * largest, rel=1e-9)
 
 
 @asked(right, every=1)
 def the_share_outside_m_is_that_of_biases(row):
-    for share in row.check.outside_m:
+    for share in (check.outside_m for check in row.check.values()):
         assert share.dtype == np.float64
         if row.name in NO_BIAS:
             assert (share == 0).all()
@@ -60,7 +60,8 @@ def the_share_outside_m_is_that_of_biases(row):
             assert ((share > 1e-4) & (share < 1)).all()
     if row.backend == "hooked":
         # Shares of about 0.1; float32 folding leaves 1e-7, and BLOOM's two forms of ALiBi differ by a row's shift.
-        np.testing.assert_allclose(row.check.outside_m, Row("bridge", row.name).check.outside_m, rtol=0, atol=1e-6)
+        for layer, other in Row("bridge", row.name).check.items():
+            np.testing.assert_allclose(row.check[layer].outside_m, other.outside_m, rtol=0, atol=1e-6)
 
 
 # --- operators and layers ---

@@ -11,7 +11,7 @@ import zoo
 from ablation_runs import DELEGATED, NO_ROPE, logits, recorded
 from model_state import state_of, warm
 
-from tlspectral.heads.operators import check_scores
+from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.attention import attention_view
 
 POINTS = ("residual", "residual_after", "attention_out", "mlp_out", "query", "key", "value", "scores", "pattern", "z",

@@ -10,7 +10,8 @@ import zoo
 from described import assert_described
 
 import tlspectral as tls
-from tlspectral.heads.detectors import relative_position_kernel, repeated_sequences
+from tlspectral.heads import relative_position_kernel
+from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.tasks import induction_loss, language, language_loss
 
 from .rows import asked, right, rotating_right

@@ -11,7 +11,7 @@ from spectral_zoo import move
 
 import tlspectral as tls
 from tlspectral.heads import analyze_heads, frequency_table
-from tlspectral.heads.operators import verify_scores
+from tlspectral.heads.operators.verification import verify_scores
 from tlspectral.spectral_rope import merge, to_spectral
 
 from .rows import asked, rotating_right

@@ -6,7 +6,7 @@ import zoo
 from ablation_runs import recording
 from described import assert_described
 
-from tlspectral.heads.detectors import relative_position_kernel
+from tlspectral.heads import relative_position_kernel
 from tlspectral.models.attention.replay import intact_run
 
 from .rows import asked

@@ -8,7 +8,7 @@ from ablation_runs import logits
 from model_state import assert_unchanged
 
 from tlspectral.errors import ScoreMismatch
-from tlspectral.heads.operators import verify_scores
+from tlspectral.heads.operators.verification import verify_scores
 
 from .rows import asked
 

@@ -103,11 +103,11 @@ def analyze(
         said = "goes with --no-detectors, without --backend, --device and --dtype"
         raise typer.BadParameter(said, param_hint="--folder")
     import tlspectral
-    from tlspectral.models.checkpoints import streamable_checkpoint
+    from tlspectral.models.loading.finding import find_source
 
     began = time.perf_counter()
-    source: Any = streamable_checkpoint(model, revision) if streams else None
-    if source is None:
+    source: Any = find_source(model, revision) if streams else None
+    if source is None or not source.streams:
         source = tlspectral.load_model(model, backend=backend, revision=revision, device=device, dtype=dtype)
     table = tlspectral.analyze_heads(source, heads=chosen, folder=folder, **settings)
     deliver(table, output, form)

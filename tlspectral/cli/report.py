@@ -127,7 +127,7 @@ def _measured(
 def _makers(model: Any, seed: int) -> "dict[str, Callable[[], pd.DataFrame]]":
     """Return what makes each table of a model alone."""
     import tlspectral
-    from tlspectral.heads.detectors import kernel_prediction
+    from tlspectral.heads import kernel_prediction
     from tlspectral.positional import BindingTask
 
     shown: Any = {"seed": seed}

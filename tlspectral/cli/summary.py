@@ -25,6 +25,8 @@ def require_detectors(heads: "pd.DataFrame", path: Path) -> None:
 
 def summary(heads: "pd.DataFrame", top: int) -> str:
     """Text of `show`: the model, the top heads per detector, the heads furthest from their null, odd rows."""
+    from tlspectral.tables import COLUMNS
+
     detectors = (("prev", "Previous-token"), ("dup", "Duplicate-token"), ("ind", "Induction"))
     parts = [_provenance(heads), *random_heads(heads)]
     for name, title in detectors:
@@ -34,14 +36,15 @@ def summary(heads: "pd.DataFrame", top: int) -> str:
             parts.append(f"{title} heads, by {name}\n{_rows(scored, [name, f'{name}_se', *spectrum])}")
     if not any(name in heads and heads[name].notna().any() for name, _ in detectors):
         parts.append("No detector scores in this table.")
+    rotational = COLUMNS["D_head"].title
     columns = ["D_head", "D_head_null_mean", "D_head_z", "D_head_null_pct", "dir_frac"]
     if "D_head_z" in heads and heads["D_head_z"].notna().any():
         ordered = heads.dropna(subset=["D_head_z"]).sort_values("D_head_z", kind="stable")
         above, below = ordered.query("D_head_z > 0").iloc[::-1].head(top), ordered.query("D_head_z < 0").head(top)
         if len(above):
-            parts.append(f"D_head furthest above its null\n{_rows(above, columns)}")
+            parts.append(f"{rotational} furthest above its null\n{_rows(above, columns)}")
         if len(below):
-            parts.append(f"D_head furthest below its null\n{_rows(below, columns)}")
+            parts.append(f"{rotational} furthest below its null\n{_rows(below, columns)}")
     else:
         parts.append("No null in this table.")
     parts.append(_statuses(heads))
@@ -107,10 +110,11 @@ def _provenance(heads: "pd.DataFrame") -> str:
 
 def random_heads(heads: "pd.DataFrame") -> list[str]:
     """The line that says what `D_head` and `dir_frac` of random heads are; no line of a table without a null."""
+    from tlspectral.tables import COLUMNS
     from tlspectral.tables.null_band import null_band
 
     bands = {column: null_band(heads, column) for column in ("D_head", "dir_frac")}
-    values = ", ".join(f"{column} {band[0]:.3f}" for column, band in bands.items() if band is not None)
+    values = ", ".join(f"{COLUMNS[column].title} {band[0]:.3f}" for column, band in bands.items() if band is not None)
     return [f"Random heads: {values} (the heads' own singular values, random directions; medians)"] if values else []
 
 

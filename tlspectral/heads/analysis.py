@@ -1,7 +1,7 @@
 """`analyze_heads`: check the operators, then measure spectra, null, phase, copying and detectors of every head."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -19,19 +19,20 @@ from tlspectral.heads.measure import (
     NullSettings,
     forget_blocks,
     measure_heads,
+    of_heads,
     position_directions,
     score_asymmetries,
-    selected,
     with_null,
 )
-from tlspectral.heads.operators import check_scores
+from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.attention import AttentionView, layer_digest
 from tlspectral.models.attention.padding import even_rows
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.opening import open_layers
 from tlspectral.selection import Heads
-from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, WorkPart, finished_parts, named, stacked
+from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, WorkPart, stacked
 from tlspectral.tables.head_columns import ANALYZE_HEADS
+from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.origin import recorded_weights
 from tlspectral.tables.progress import bar
 from tlspectral.version import __version__
@@ -106,7 +107,7 @@ def analyze_heads(
     unknown = [name for name in extras if name not in _EXTRAS]
     if unknown:
         raise ValueError(f"unknown extras {unknown}; there are {', '.join(_EXTRAS)}")
-    settings = NullSettings(seed, null_draws, null_blocks, null_dtype)
+    null = NullSettings(seed, null_draws, null_blocks, null_dtype)
     source = open_layers(model, load=detectors)
     chosen = heads_by_layer(source, heads)
     if not chosen:
@@ -116,59 +117,56 @@ def analyze_heads(
             raise ValueError(
                 "folder= is for a model that is read from its files with detectors=False; this one is loaded"
             )
-        tables = _loaded_layers(source, chosen, prompts, extras, settings, n_jobs)
+        identity, parts = {}, _loaded_layers(source, chosen, prompts, extras, null)
     else:
         from tlspectral.heads.streamed import streamed_layers
 
         if prompts is not None or "score_asym" in extras:
             needs = "score_asym" if prompts is None else "prompts"
             raise ValueError(f"{needs} needs the model's activations: pass a loaded model, or leave detectors=True")
-        tables = streamed_layers(source, chosen, settings, extras=extras, folder=folder, n_jobs=n_jobs)
+        identity, parts = streamed_layers(source, chosen, null, extras, folder)
+    measurement = Measurement(ANALYZE_HEADS, asdict(null), source.source, identity, folder, n_jobs=n_jobs)
+    try:
+        tables = measurement.made(parts, description="null", unit="layer").values()
+    finally:
+        forget_blocks()
     layer_attrs = [layer_table.attrs for layer_table in tables]
     table = stacked(tables)
     detected = None
     if detectors and isinstance(source, AttentionView):
         detected = measured_detectors(source, even_rows(repeated_sequences(source, seed=seed)), seed=seed)
-        table = table.merge(detected, on=["layer", "head", "name"], how="left", validate="one_to_one")
+        table = table.merge(detected.drop(columns="name"), on=["layer", "head"], how="left", validate="one_to_one")
     table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
     controlled = [name for name in table if name.endswith("_controlled")]
     control_variate = {name.removesuffix("_controlled"): float(table[name].mean()) for name in controlled}
     wanted = [column.name for column in HEAD_COLUMNS] + [name for name in _EXTRAS if name in extras]
     limits = [attrs["valid_up_to"] for attrs in layer_attrs if attrs["valid_up_to"] is not None]
-    table = table.reindex(columns=wanted).reset_index(drop=True)
-    table.attrs = {
-        **source.source,
+    return measurement.table(
+        table.reindex(columns=[name for name in wanted if name != "name"]),
         **recorded_weights(
             {index: attrs["digest"] for index, attrs in zip(chosen, layer_attrs, strict=True)}, source.n_layers
         ),
-        "versions": {"tlspectral": __version__} | {package: version(package) for package in _PACKAGES},
-        **asdict(settings),
-        "control_variate": control_variate,
-        "score_check": max(
+        versions={"tlspectral": __version__} | {package: version(package) for package in _PACKAGES},
+        control_variate=control_variate,
+        score_check=max(
             (attrs["check"] for attrs in layer_attrs), key=lambda check: check["worst_error"] / check["tolerance"]
         ),
-        "detectors": detected.attrs if detected is not None else None,
-        "rotary_valid_up_to": min(limits) if limits else None,
-        "columns": {name: COLUMNS[name].meaning for name in wanted},
-    }
-    return named(table, ANALYZE_HEADS)
+        detectors=detected.attrs if detected is not None else None,
+        rotary_valid_up_to=min(limits) if limits else None,
+        columns={name: COLUMNS[name].meaning for name in wanted},
+    )
 
 
 def _loaded_layers(
-    view: AttentionView,
-    chosen: dict[int, list[int]],
-    prompts: Any,
-    extras: Sequence[str],
-    settings: NullSettings,
-    n_jobs: int,
-) -> list[pd.DataFrame]:
-    """Return a table for each layer of a loaded model, as `streamed_layers` does.
+    view: AttentionView, chosen: dict[int, list[int]], prompts: Any, extras: Collection[str], null: NullSettings
+) -> list[WorkPart]:
+    """Return a part for each layer of a loaded model, as `streamed_layers` does, of which the null is still to be made.
 
-    All but the null is measured layer by layer: one layer's factors are in memory at a time.
+    All else is measured here, layer by layer: one layer's factors are in memory at a time.
     """
-    measured = []
+    parts = []
     with one_thread(), bar(len(chosen), "spectra", "layer") as shown:
-        check = check_scores(view, prompts)
+        checks = check_scores(view, prompts)
         asymmetries = score_asymmetries(view, prompts) if "score_asym" in extras else None
         ends_digest = view.ends_digest()
         moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)
@@ -176,17 +174,13 @@ def _loaded_layers(
         for index, wanted in chosen.items():
             heads = measure_heads(view.layer(index), index, moments=moments, directions=directions)
             output = view.output(index)
-            columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": check.outside_m[index]}
+            columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": checks[index].outside_m}
             if asymmetries is not None:
                 columns["score_asym"] = asymmetries[index]
             del output  # before the next layer is read
             digest = layer_digest(view.raw(index)) + ends_digest
-            attrs = heads.attrs | {"check": check.of_layer(index), "digest": digest}
-            measured.append(selected(replace(heads, columns=columns, attrs=attrs), wanted))
+            attrs = heads.attrs | {"check": checks[index].record, "digest": digest}
+            measured = of_heads([replace(heads, columns=columns, attrs=attrs)], wanted)
+            parts.append(WorkPart(f"L{index:03d}", partial(with_null, measured, null)))
             shown.update()
-    parts = [WorkPart(f"L{layer.layer:03d}", partial(with_null, layer, settings)) for layer in measured]
-    try:
-        tables = finished_parts(parts, description="null", unit="layer", n_jobs=n_jobs)
-    finally:
-        forget_blocks()
-    return list(tables.values())
+    return parts

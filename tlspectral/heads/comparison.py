@@ -6,10 +6,38 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from tlspectral.heads.columns import CHANGE_FLOOR, COMPARE_HEADS, COMPARED_COLUMNS, RANKED_COLUMNS
-from tlspectral.tables import named
+from tlspectral.tables.head_columns import COLUMNS, HEAD
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
+from tlspectral.tables.schema import Column, Schema, columns
+
+# fmt: off
+NOISE_COLUMNS = (
+    "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "spectral_radius", "prin_angle_mean",
+    "rope_imag_frac", "freq_centroid", "hi_freq_dir",
+)
+"""The columns that rounding of the weights moves."""
+
+COMPARED_COLUMNS = (
+    "outside_m", "rank", "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "self_match",
+    "cond_eig", "spectral_radius", "prin_angle_mean", "prin_angle_max", "dir_frac_z", "D_head_z", "imag_mass_z",
+    "henrici_z", "rope_imag_frac", "freq_centroid", "hi_freq_dir", "prev", "dup", "ind", "copying", "positivity",
+    "D_head_pct",
+)
+"""The columns of which `compare_heads` gives the difference."""
+
+RANKED_COLUMNS = {
+    "behaviour": ("prev", "dup", "ind"),
+    "spectrum": (
+        "dir_frac", "D_head", "lam_mass", "henrici", "content_pos_frac", "rope_imag_frac", "hi_freq_dir",
+    ),
+}
+"""The columns by which `compare_heads` ranks heads, by family: those with a band, all of which run from 0 to 1."""
+
+# fmt: on
+
+CHANGE_FLOOR = 0.02
+"""The least difference by which `compare_heads` ranks a head, in attention or in the share that a column is."""
 
 _HEAD = ["layer", "head"]
 _ARCHITECTURE = ("kv_head", "bilinear", "rotary_fraction")
@@ -18,6 +46,49 @@ _DETECTOR_SETTINGS = ("n_sequences", "segment_length", "bos", "seed", "exclude_s
 _DETECTORS = ["prev", "dup", "ind"]
 _ORIGIN = ("model", "revision", "sha256", "commit", "weights_sha256")
 _WIDTH = 2.0  # standard deviations
+
+
+def _change(family: str, unit: str) -> tuple[Column, ...]:
+    return columns(f"""
+        {family}_of     | label  | Column of {family} with the largest difference beyond its band and the floor; missing
+                        |        | where none is.
+        {family}_change | {unit} | That difference; NaN where {family}_of is missing.
+    """)
+
+
+def _compared(name: str) -> tuple[Column, ...]:
+    unit = COLUMNS[name].unit
+    values = columns(f"""
+        {name}_a?    | {unit} | {name} of the head in table a.
+        {name}_b?    | {unit} | {name} of the head in table b.
+        {name}_diff? | {unit} | {name} of the head in table b less that in table a. NaN where one has no value.
+    """)
+    if name not in (*NOISE_COLUMNS, *RANKED_COLUMNS["behaviour"]):
+        return values
+    return values + columns(f"""
+        {name}_band?    | {unit} | Twice the standard deviation that noise gives {name}_diff, the models independent.
+        {name}_outside? | flag   | Whether |{name}_diff| exceeds {name}_band; missing where either is NaN.
+    """)
+
+
+COMPARE_HEADS = Schema(
+    "compare_heads",
+    (
+        *HEAD,
+        *columns("""
+            change_rank | count | Rank by the better of behaviour_rank and spectrum_rank, then by the other; missing
+                        |       | where both are.
+        """),
+        *_change("behaviour", "attention probability"),
+        *_change("spectrum", "share"),
+        *columns("""
+            behaviour_rank | count | Rank of the head by |behaviour_change|, 1 for the largest; missing where it is NaN.
+            spectrum_rank  | count | Rank of the head by |spectrum_change|, 1 for the largest; missing where it is NaN.
+        """),
+        *(column for name in COMPARED_COLUMNS for column in _compared(name)),
+    ),
+    "`tls.compare_heads`",
+)
 
 
 def compare_heads(
@@ -37,16 +108,14 @@ def compare_heads(
             fingerprint study's `weight_noise_band`.
 
     Returns:
-        DataFrame, one row per head, the most changed first: `layer, head, name, change_rank`; for the two families of
-        columns (`RANKED_COLUMNS`: behaviour in attention, spectrum in shares) the column that changed most and its
-        difference, b less a: `behaviour_of, behaviour_change, spectrum_of, spectrum_change`, and their ranks. A
-        difference counts if it exceeds its band and is at least `CHANGE_FLOOR`, 0.02. Columns without a band do not
-        count: without noise tables the spectrum is `dir_frac`, `D_head` and `henrici`. Then for every column of
+        DataFrame, one row per head, the most changed first. Columns: `layer, head, name, change_rank, behaviour_of,
+        behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`; then for every column of
         `COMPARED_COLUMNS` `<column>_a, <column>_b, <column>_diff` and, where a noise is known, `<column>_band,
-        <column>_outside`. What each of them is, and when it is missing: `tls.tables.describe_table("compare_heads")`.
-        `attrs["bands"]` says which noise a band is of, `attrs["a"]` and `attrs["b"]` name the models,
-        `attrs["settings"]` how they were measured, `attrs["left_out"]` the columns, each with the reason, and the
-        number of heads of each table.
+        <column>_outside`. Of the two families (`RANKED_COLUMNS`: behaviour in attention, spectrum in shares) a
+        difference counts if it exceeds its band and is at least `CHANGE_FLOOR`, 0.02: without noise tables the spectrum
+        is `dir_frac`, `D_head` and `henrici`. `attrs["bands"]` says which noise a band is of, `attrs["a"]` and
+        `attrs["b"]` name the models, `attrs["settings"]` how they were measured, `attrs["left_out"]` the columns, each
+        with the reason, and the number of heads of each table.
 
     The floor is there because a band says only what noise explains. Attention on random sequences is known to 1e-5, so
     that nearly every difference exceeds its band; the null of `dir_frac` is as narrow. Of a spectrum 0.02 is what
@@ -69,7 +138,7 @@ def compare_heads(
     left_out = _lacking(first, second)
     if any(alone.values()):
         left_out["D_head_pct"] = "a percentile among other heads"
-    columns: dict[str, Any] = {}
+    compared: dict[str, Any] = {}
     kinds = {}
     bands = _bands(first, noise_a, a, "a"), _bands(second, noise_b, b, "b")
     for name in COMPARED_COLUMNS:
@@ -77,18 +146,18 @@ def compare_heads(
             continue
         of_a, of_b = first[name].astype(float), second[name].astype(float)
         difference = of_b - of_a
-        columns |= {f"{name}_a": of_a, f"{name}_b": of_b, f"{name}_diff": difference}
+        compared |= {f"{name}_a": of_a, f"{name}_b": of_b, f"{name}_diff": difference}
         kind, spreads = _noise(name, first, second, bands)
         if kind is not None:
             width = _WIDTH * np.sqrt(np.square(spreads).sum(axis=0))
             outside = pd.Series(difference.abs() > width, dtype="boolean")
-            columns[f"{name}_band"] = width
-            columns[f"{name}_outside"] = outside.mask(difference.isna() | np.isnan(width))
+            compared[f"{name}_band"] = width
+            compared[f"{name}_outside"] = outside.mask(difference.isna() | np.isnan(width))
             kinds[name] = kind
     changes: dict[str, Any] = {}
     ranks: dict[str, pd.Series] = {}
     for family, names in RANKED_COLUMNS.items():
-        of, change = _largest([name for name in names if name in kinds], columns, len(first))
+        of, change = _largest([name for name in names if name in kinds], compared, len(first))
         changes |= {f"{family}_of": of, f"{family}_change": change}
         ranks[f"{family}_rank"] = pd.Series(np.abs(change)).rank(ascending=False, method="min")
     summary = {
@@ -98,8 +167,8 @@ def compare_heads(
         **changes,
         **{name: rank.astype("Int64") for name, rank in ranks.items()},
     }
-    table = pd.DataFrame(summary | columns).sort_values("change_rank", kind="stable", ignore_index=True)
-    table.attrs = {
+    table = pd.DataFrame(summary | compared).sort_values("change_rank", kind="stable", ignore_index=True)
+    attrs = {
         "a": _recorded(a, _ORIGIN),
         "b": _recorded(b, _ORIGIN),
         "settings": settings,
@@ -112,7 +181,7 @@ def compare_heads(
             if noise is not None
         },
     }
-    return named(table, COMPARE_HEADS)
+    return COMPARE_HEADS.frame(table, attrs)
 
 
 def _checked(heads: pd.DataFrame, which: str) -> pd.DataFrame:
@@ -176,13 +245,13 @@ def _noise(
 
 
 def _largest(
-    names: list[str], columns: dict[str, Any], count: int
+    names: list[str], compared: dict[str, Any], count: int
 ) -> tuple[list[str | None], Float64[np.ndarray, " heads"]]:
     """Return for each head which column changed most, beyond its band and the floor, and by how much."""
     differences, sizes = [np.full(count, np.nan)], [np.zeros(count)]  # of no column: the largest where nothing counts
     for name in names:
-        difference = columns[f"{name}_diff"].to_numpy()
-        counts = columns[f"{name}_outside"].fillna(False).to_numpy(bool) & (np.abs(difference) >= CHANGE_FLOOR)
+        difference = compared[f"{name}_diff"].to_numpy()
+        counts = compared[f"{name}_outside"].fillna(False).to_numpy(bool) & (np.abs(difference) >= CHANGE_FLOOR)
         differences.append(difference)
         sizes.append(np.where(counts, np.abs(difference), 0.0))
     best = np.argmax(sizes, axis=0)
@@ -222,11 +291,7 @@ def _bands(heads: pd.DataFrame, noise: pd.DataFrame | None, table: pd.DataFrame,
     if noise is None:
         return None
     require(noise, (*_HEAD, "dir_frac_sd"), "weight_noise_band", name=f"table noise_{which}")
-    for key in ("model", "revision", "sha256"):
-        noise_value, table_value = noise.attrs.get(key), table.attrs.get(key)
-        if noise_value != table_value:
-            raise ValueError(f"noise_{which} is of {key} {noise_value}, but table {which} of {key} {table_value}")
-    require_same_model(table, noise.attrs, f"the rows of noise_{which}")
+    require_same_model(table, noise.attrs, f"the rows of noise_{which}", name=f"table {which}")
     joined = heads[_HEAD].merge(noise, on=_HEAD, how="left", validate="one_to_one", indicator=True)
     missing = joined[joined["_merge"] != "both"]
     if len(missing):

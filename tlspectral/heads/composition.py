@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,44 +12,27 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.spectra import ThinProduct
-from tlspectral.models.attention import (
-    AttentionView,
-    OutputFactors,
-    RawAttention,
-    fold_attention,
-    fold_output,
-    key_value_groups,
-)
+from tlspectral.heads.operators.factored import centred_output
+from tlspectral.models.attention import AttentionView, RawAttention, fold_attention, key_value_groups
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.writes import Input
 from tlspectral.models.opening import open_layers
 from tlspectral.selection import Head, Receiver, head_receiver
-from tlspectral.tables import COLUMNS, Column, Table, named
+from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.schema import Schema, columns
 
 if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers, Side
 
-_PATH = "That the path is used: it reads weights, not what is on the residual stream."
-COMPOSITION = (
-    Column("score",
-        "||M OV^T|| / (||M|| ||OV||), M of the receiving head and OV of this earlier one, for the receiver's keys; "
-        "with M^T for its queries, with the receiver's OV for its values. Frobenius norms.", "ratio", range="0 .. 1",
-        source="Elhage et al. 2021; FP 4", also_known_as="K-, Q- or V-composition", does_not_establish=_PATH),
-    Column("chance", "1 / sqrt(d_model): the score of operators with random frames.", "ratio", range="0 .. 1",
-        source="Elhage et al. 2021", also_known_as="baseline of composition",
-        does_not_establish="A threshold: it is a typical value of random operators, without their spread."),
-    Column("rank", "Rank of the score among all heads of all earlier layers; 1 is the strongest.", "index",
-        range="1 .. heads of earlier layers", source="FP 4",
-        does_not_establish="That ranks of two receivers compare: the number of heads to be ranked among grows with "
-        "the layer."),
-)  # fmt: skip
-"""`score, chance, rank` of `k_composition`."""
-
-_HEAD = (COLUMNS["layer"], COLUMNS["head"], COLUMNS["name"])
-K_COMPOSITION = Table(
-    "k_composition", "`tls.k_composition`; layer and head are those of the earlier head", (*_HEAD, *COMPOSITION)
+COMPOSITION = columns("""
+    score  | ratio | ||M OV^T|| / (||M|| ||OV||), OV of the earlier head and M of the one that reads; M^T for its
+           |       | queries, its OV for its values.
+    chance | ratio | 1 / sqrt(d_model): the score of operators with random frames.
+    rank   | index | Rank of the score among all heads of all earlier layers; 1 is the strongest.
+""")
+K_COMPOSITION = Schema(
+    "k_composition", (*HEAD, *COMPOSITION), "`tls.k_composition`; layer and head are those of the earlier head"
 )
-TABLES = (K_COMPOSITION,)
 
 
 def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
@@ -71,17 +53,17 @@ def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
             a table row, means its keys.
 
     Returns:
-        DataFrame `layer, head, name, score, chance, rank`, best first; `chance` = 1/sqrt(d_model), the score of
-        operators with random frames; `rank` from 1 over all heads of all earlier layers. Empty for a receiver in layer
-        0. `attrs` hold where the model came from, with hashes of the receiver's layer and all earlier ones.
+        DataFrame, best first; empty for a receiver in layer 0. Columns: `layer, head, name, score, chance, rank`.
+        `attrs` hold where the model came from, with hashes of the receiver's layer and all earlier ones.
 
     Raises:
         BadHead: no such head, or keys or values of a group (`"L5KV0.k"`), which have several operators.
         BadWeights, UnsupportedArchitecture: a layer cannot be read.
 
     What it does not establish: that the path is used. The score sees weights, not what is on the residual stream, and
-    the number of heads to be ranked among grows with the layer. The gain of a norm behind the attention (Gemma 2 and 3,
-    OLMo 2), which weighs what a head writes, is left out.
+    the number of heads to be ranked among grows with the layer. `chance` is a typical value without its spread, and no
+    threshold. The gain of a norm behind the attention (Gemma 2 and 3, OLMo 2), which weighs what a head writes, is left
+    out.
     """
     end = head_receiver(receiver)
     source = open_layers(model)
@@ -97,13 +79,11 @@ def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
         for earlier in range(layer):
             with _layer(source, earlier, "output") as raw:
                 scores = _scores_of_layer(raw, earlier, [reading])[0]
-            rows += [{"layer": earlier, "head": i, "score": score} for i, score in enumerate(scores.tolist())]
+            rows += [(earlier, i, score) for i, score in enumerate(scores.tolist())]
     table = pd.DataFrame(rows, columns=["layer", "head", "score"])
-    table["chance"] = source.d_model**-0.5
     table = table.sort_values(["score", "layer", "head"], ascending=[False, True, True], ignore_index=True)
-    table["rank"] = np.arange(1, len(table) + 1)
-    table.attrs = dict[Any, Any](source.origin(range(layer + 1)))
-    return named(table, K_COMPOSITION)
+    table = table.assign(chance=source.d_model**-0.5, rank=np.arange(1, len(table) + 1))
+    return K_COMPOSITION.frame(table, source.origin(range(layer + 1)))
 
 
 @contextmanager
@@ -139,7 +119,7 @@ def _reading(raw: RawAttention, layer: int, head: int, what: Input) -> _Reading:
     heads, group = next((heads, group) for heads, group in key_value_groups(raw) if head < heads.stop)
     index = head - heads.start
     if what == "v":
-        output = _centred_output(group, layer)
+        output = centred_output(group, layer)
         reading, other = output.w_v[0], output.w_o[index].T
     else:
         w_q, w_k = fold_attention(group, layer).operator_factors()
@@ -151,7 +131,7 @@ def _scores_of_layer(raw: RawAttention, layer: int, readings: list[_Reading]) ->
     """Return `||M OV^T|| / (||M|| ||OV||)` of every head of a layer, computed one key/value group at a time."""
     scores = []
     for _, group in key_value_groups(raw):
-        output = _centred_output(group, layer)
+        output = centred_output(group, layer)
         read = torch.linalg.qr(output.w_v[0], mode="r").R
         sizes = torch.linalg.matrix_norm(read @ torch.linalg.qr(output.w_o.mT, mode="r").R.mT)
         through = [
@@ -160,9 +140,3 @@ def _scores_of_layer(raw: RawAttention, layer: int, readings: list[_Reading]) ->
         norms = torch.tensor([reading.norm for reading in readings], dtype=torch.float64)
         scores.append(torch.stack(through) / sizes / norms[:, None])
     return torch.cat(scores, dim=1)
-
-
-def _centred_output(raw: RawAttention, layer: int) -> OutputFactors:
-    """Return value and output factors; under LayerNorm without the mean of what is written, which norms remove."""
-    output = fold_output(raw, layer)
-    return replace(output, w_o=output.w_o - output.w_o.mean(2, keepdim=True)) if raw.norm.kind == "LN" else output

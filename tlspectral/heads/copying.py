@@ -1,5 +1,6 @@
 """How far heads copy what they attend to, and match equal tokens: OV copying and self-match, from weights."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,13 @@ from torch import Tensor
 
 from tlspectral.algebra.spectra import NILPOTENT_SHARE, rank_tolerance
 from tlspectral.models.attention import AttentionView, OutputFactors, attention_view, vocabulary_chunks
-from tlspectral.tables import COLUMNS, Table, named
+from tlspectral.tables import stacked
+from tlspectral.tables.head_columns import COLUMNS, HEAD
+from tlspectral.tables.schema import Schema
 
-COPYING_SCORES = Table(
-    "copying_scores",
-    "`tls.heads.copying_scores`",
-    tuple(COLUMNS[name] for name in ("layer", "head", "name", "copying", "positivity")),
+COPYING_SCORES = Schema(
+    "copying_scores", (*HEAD, COLUMNS["copying"], COLUMNS["positivity"]), "`tls.heads.copying_scores`"
 )
-TABLES = (COPYING_SCORES,)
 
 
 def copying_scores(model: Any) -> pd.DataFrame:
@@ -27,8 +27,7 @@ def copying_scores(model: Any) -> pd.DataFrame:
     LayerNorm both are centred); W_E is raw.
 
     Returns:
-        DataFrame `layer, head, name, copying, positivity`: the share (a count) of the eigenvalues above rounding with a
-        positive real part (the column's text says which these are), and `sum Re l / sum |l|` of all. NaN for a head
+        DataFrame sorted by layer and head. Columns: `layer, head, name, copying, positivity`. Both are NaN for a head
         that writes nothing or whose P is nilpotent: sum |l| is below 1e-6 ||P||, and what is computed is rounding.
         `attrs` hold where the model came from, with hashes of its weights.
 
@@ -46,9 +45,7 @@ def copying_scores(model: Any) -> pd.DataFrame:
     for layer in range(view.n_layers):
         scores = copying_of_layer(view.output(layer), circuit)
         tables.append(pd.DataFrame({"layer": layer, "head": np.arange(len(scores["copying"])), **scores}))
-    table = pd.concat(tables, ignore_index=True)
-    table.attrs = dict[Any, Any](view.origin())
-    return named(table, COPYING_SCORES)
+    return COPYING_SCORES.frame(stacked(tables), view.origin())
 
 
 def copying_of_layer(
@@ -88,20 +85,27 @@ def _above_rounding(
 
 
 def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"] | None:
-    """Return W_U W_E with the final norm folded into W_U, summed over chunks of the vocabulary.
+    """Return W_U W_E with the final norm folded into W_U; None where no token can be copied.
 
-    None where input and output vocabularies differ, so that no token can be copied.
+    That is where input and output vocabularies differ.
     """
-    w_u, norm = view.unembedding()
-    if w_u.shape[1] != len(view.embedding()):
+    if view.unembedding()[0].shape[1] != len(view.embedding()):
         return None
-    gain = None if norm.gain is None else norm.gain.detach().cpu().double()
     circuit = torch.zeros(view.d_model, view.d_model, dtype=torch.float64)
-    chunks = zip(vocabulary_chunks(w_u, axis=1), vocabulary_chunks(view.embedding(), axis=0), strict=True)
-    for unembedding, embedding in chunks:
-        folded = unembedding if gain is None else gain[:, None] * unembedding
-        circuit += (folded - folded.mean(0) if norm.kind == "LN" else folded) @ embedding
+    for unembedding, embedding in zip(
+        folded_unembedding(view), vocabulary_chunks(view.embedding(), axis=0), strict=True
+    ):
+        circuit += unembedding @ embedding
     return circuit
+
+
+def folded_unembedding(view: AttentionView) -> Iterator[Float64[Tensor, "d_model chunk"]]:
+    """Yield W_U with the gain of the final norm, centred under LayerNorm, chunk by chunk of the vocabulary."""
+    w_u, norm = view.unembedding()
+    gain = 1.0 if norm.gain is None else norm.gain.detach().cpu().double()[:, None]
+    for chunk in vocabulary_chunks(w_u, axis=1):
+        folded = gain * chunk
+        yield folded - folded.mean(0) if norm.kind == "LN" else folded
 
 
 class EmbeddingMoments:

@@ -12,33 +12,53 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Float, Float64, Int
 from scipy.stats import false_discovery_control
 from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
-from tlspectral.algebra.rotary import in_float64, widened, with_gain_and_phase
+from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.algebra.spectra import ThinProduct, rank_tolerance, thin_svd
-from tlspectral.heads.columns import HEAD_DIRECTIONS
-from tlspectral.heads.operators import ov_operators
-from tlspectral.models.attention import (
-    AttentionLayer,
-    AttentionView,
-    QueryKeyNorm,
-    attention_view,
-    vocabulary_chunks,
-)
+from tlspectral.heads.copying import folded_unembedding
+from tlspectral.heads.operators.factored import ov_operators
+from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view, vocabulary_chunks
+from tlspectral.models.attention.head_scores import side
 from tlspectral.models.attention.padding import attention_positions
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.run_scores import visible_keys
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Head
-from tlspectral.tables import named
+from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.schema import Schema, columns
 
 LEVEL = 0.05
 NO_READING = "no reading"
 BATCH = 16
 SIDES = {"qk": ("query", "key"), "ov": ("read", "written")}
+
+HEAD_DIRECTIONS = Schema(
+    "head_directions",
+    (
+        *HEAD,
+        *columns("""
+            kind            | label    | qk is M, ov is W_V W_O, qk contrast that of a task's pairs of query and key.
+            direction       | index    | Number of the singular direction, largest singular value first, from 1.
+            share           | share    | Squared singular value over the sum of all squares.
+            side            | label    | query or key of qk, read or written of ov.
+            strength        | cosine   | Mean absolute loading of the side's n_words strongest tokens.
+            random_strength | cosine   | Mean of strength over random directions.
+            pvalue          | p        | (1 + random directions whose strength is at least this) / (1 + draws).
+            qvalue          | q        | pvalue by Benjamini-Hochberg over the directions and sides of the table.
+            rank            | index    | Rank of the token by absolute loading, from 1; missing without a reading.
+            token           | token id | Id of the token; missing without a reading.
+            word            | text     | The token as text, its id without a tokenizer; or "no reading".
+            loading         | cosine   | Signed cosine of the token's vector with the direction.
+            random_loading  | cosine   | Mean absolute loading of that rank on random directions.
+        """),
+    ),
+    "`tls.head_directions`",
+)
 
 
 @dataclass(frozen=True)
@@ -102,11 +122,9 @@ def head_directions(
         seed: of the random directions.
 
     Returns:
-        DataFrame with a row per direction, side and word: `layer, head, name, kind, direction` (from 1), `share` (of
-        the operator's squared norm), `side, strength, random_strength` (mean over random directions), `pvalue,
-        qvalue, rank` (of the token, from 1), `token` (id), `word` (the id again without a tokenizer), `loading`
-        (signed), `random_loading` (mean absolute loading of that rank on random directions). Empty for an operator
-        that is 0.
+        DataFrame with a row per direction, side and word; empty for an operator that is 0. Columns: `layer, head, name,
+        kind, direction, share, side, strength, random_strength, pvalue, qvalue, rank, token, word, loading,
+        random_loading`. `attrs` hold where the model came from, with hashes of the layer.
 
     Raises:
         BadHead: no such head.
@@ -129,21 +147,19 @@ def head_directions(
         raise ValueError('a task contrasts keys: it goes with kind="qk"')
     view = attention_view(model)
     [(index, [number])] = heads_by_layer(view, [head]).items()
-    attrs: dict[str, Any] = {**view.origin([index]), "n_words": n_words, "draws": draws, "seed": seed}
+    settings: dict[str, Any] = {"n_words": n_words, "draws": draws, "seed": seed}
     with one_thread():
         rng = torch.Generator().manual_seed(seed)
         if task is None:
             shares, sides = _operator_sides(view, index, number, kind, n_directions, draws, rng)
         else:
-            shares, sides, n_prompts = _contrast_sides(view, index, number, task, n_directions, draws, rng)
-            attrs["n_prompts"] = n_prompts
-        table = _table(view, shares, sides, n_words)
-    for place, (name, value) in enumerate(
-        (("layer", index), ("head", number), ("kind", kind if task is None else "qk contrast"))
-    ):
-        table.insert(place, name, value)
-    table.attrs = dict[Any, Any](attrs)
-    return named(table, HEAD_DIRECTIONS)
+            kind = "qk contrast"
+            shares, sides, settings["n_prompts"] = _contrast_sides(view, index, number, task, n_directions, draws, rng)
+        rows = _rows(view, shares, sides, n_words)
+    table = pd.DataFrame(rows, columns=[column.name for column in HEAD_DIRECTIONS.columns if column.name != "name"])
+    table = table.assign(layer=index, head=number, kind=kind)
+    table = table.astype({"rank": "Int64", "token": "Int64", "random_loading": float})
+    return Measurement(HEAD_DIRECTIONS, settings, view.origin([index])).table(table)
 
 
 def _operator_sides(
@@ -204,8 +220,10 @@ def _key_contrast(
     for start in range(0, len(prompts.tokens), BATCH):
         rows = slice(start, start + BATCH)
         captured = view.capture(prompts.tokens[rows], points, last=names["pattern"])
-        q = _of_head(captured[names["query"]], head, layer.q_norm, layer)
-        k = _of_head(captured[names["key"]], head, layer.k_norm, layer)
+        q, k = (
+            _of_head(side(captured[names[point]], None, norm, None).whole, head, layer.n_heads)
+            for point, norm in (("query", layer.q_norm), ("key", layer.k_norm))
+        )
         if layer.rotary is not None:
             q = with_gain_and_phase(q[:, None], layer.rotary.of_heads([head]))[:, 0]
         visible = visible_keys(view, layer.layer, k.shape[1], captured).expand(len(k), layer.n_heads, -1, -1)
@@ -223,13 +241,10 @@ def _key_contrast(
 
 
 def _of_head(
-    captured: Tensor, head: int, norm: QueryKeyNorm | None, layer: AttentionLayer
+    x: Float[Tensor, "batch heads pos d_head"], head: int, n_heads: int
 ) -> Float64[Tensor, "batch pos d_head"]:
-    """Return queries or keys of a query head, after the norm of queries or keys."""
-    x = widened(captured)
-    if norm is not None:
-        x = norm.applied(x)
-    return in_float64(x[:, :, head // (layer.n_heads // x.shape[2])]).cpu()
+    """Return the queries of a query head, or the keys that it may share."""
+    return in_float64(x[:, head * x.shape[1] // n_heads]).cpu()
 
 
 def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:
@@ -251,12 +266,10 @@ class Loadings(NamedTuple):
     random: Float64[np.ndarray, "words draws"]
 
 
-def _table(view: AttentionView, shares: list[float], sides: list[Side], n_words: int) -> pd.DataFrame:
+def _rows(view: AttentionView, shares: list[float], sides: list[Side], n_words: int) -> list[dict[str, Any]]:
     """Return the rows of all directions, sides and words, without layer, head, name and kind."""
-    n = len(shares)
-    columns = [column.name for column in HEAD_DIRECTIONS.columns[4:]]
-    if n == 0:
-        return pd.DataFrame(columns=columns)
+    if not shares:
+        return []
     read = [_loadings(view, sides[0], n_words)]
     alike = sides[1].random is sides[0].random and sides[1].name != "written"
     read.append(_loadings(view, sides[1], n_words, random=read[0].random if alike else None))
@@ -271,12 +284,12 @@ def _table(view: AttentionView, shares: list[float], sides: list[Side], n_words:
     )
     qvalues = false_discovery_control(pvalues.ravel()).reshape(pvalues.shape)
     rows = []
-    for direction in range(n):
-        for number, (side, one) in enumerate(zip(sides, read, strict=True)):
+    for direction, share in enumerate(shares):
+        for number, (one_side, one) in enumerate(zip(sides, read, strict=True)):
             row = {
                 "direction": direction + 1,
-                "share": shares[direction],
-                "side": side.name,
+                "share": share,
+                "side": one_side.name,
                 "strength": strength[number, direction],
                 "random_strength": float(random[number].mean()),
                 "pvalue": pvalues[number, direction],
@@ -290,27 +303,22 @@ def _table(view: AttentionView, shares: list[float], sides: list[Side], n_words:
                 words = {"rank": rank + 1, "token": token, "word": token_text(view, token)}
                 loading = float(signs[direction] * one.signed[rank, direction])
                 rows.append({**row, **words, "loading": loading, "random_loading": float(one.random[rank].mean())})
-    return pd.DataFrame(rows, columns=columns).astype({"rank": "Int64", "token": "Int64", "random_loading": float})
+    return rows
 
 
 def _loadings(view: AttentionView, side: Side, n_words: int, random: np.ndarray | None = None) -> Loadings:
     """Return the largest loadings on one side, chunk by chunk of the vocabulary; `random` if they are known already."""
     n = side.directions.shape[1]
     both = side.directions if random is not None else torch.cat([side.directions, side.random], dim=1)
-    best = torch.empty(0, n, dtype=torch.float64)
-    ids = torch.empty(0, n, dtype=torch.long)
-    drawn = torch.empty(0, both.shape[1] - n, dtype=torch.float64)
+    best, ids = both[:0], torch.empty(0, both.shape[1], dtype=torch.long)
     start = 0
     for tokens in _tokens(view, side):
-        cosines = tokens @ both
-        new_ids = torch.arange(start, start + len(tokens))[:, None].expand(-1, n)
-        best, ids = torch.cat([best, cosines[:, :n]]), torch.cat([ids, new_ids])
+        new_ids = torch.arange(start, start + len(tokens))[:, None].expand(-1, both.shape[1])
+        best, ids = torch.cat([best, tokens @ both]), torch.cat([ids, new_ids])
         chosen = best.abs().topk(min(n_words, len(best)), dim=0).indices
         best, ids = best.gather(0, chosen), ids.gather(0, chosen)
-        drawn = torch.cat([drawn, cosines[:, n:].abs()])
-        drawn = drawn.topk(min(n_words, len(drawn)), dim=0).values
         start += len(tokens)
-    return Loadings(ids.numpy(), best.numpy(), drawn.numpy() if random is None else random)
+    return Loadings(ids[:, :n].numpy(), best[:, :n].numpy(), best[:, n:].abs().numpy() if random is None else random)
 
 
 def _tokens(view: AttentionView, side: Side) -> Iterator[Float64[Tensor, "chunk d_model"]]:
@@ -319,16 +327,9 @@ def _tokens(view: AttentionView, side: Side) -> Iterator[Float64[Tensor, "chunk 
         for chunk in vocabulary_chunks(view.embedding(), axis=0):
             yield _unit((chunk - chunk.mean(1, keepdim=True) if side.centred else chunk).T).T
         return
-    w_u, norm = view.unembedding()
-    gain = 1.0 if norm.gain is None else norm.gain.detach().cpu().double()[:, None]
-
-    def folded() -> Iterator[Tensor]:
-        for chunk in vocabulary_chunks(w_u, axis=1):
-            column = gain * chunk
-            yield column - column.mean(0) if norm.kind == "LN" else column
-
-    mean = sum((chunk.sum(1) for chunk in folded()), torch.zeros(view.d_model, dtype=torch.float64)) / w_u.shape[1]
-    for chunk in folded():
+    total, n_tokens = torch.zeros(view.d_model, dtype=torch.float64), view.unembedding()[0].shape[1]
+    mean = sum((chunk.sum(1) for chunk in folded_unembedding(view)), total) / n_tokens
+    for chunk in folded_unembedding(view):
         yield _unit(chunk - mean[:, None]).T
 
 

@@ -8,18 +8,20 @@ import torch
 
 from tlspectral.algebra.rotary import phase_norms
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.heads.columns import FREQUENCY_TABLE
 from tlspectral.models.attention import attention_view
-from tlspectral.tables import named
+from tlspectral.tables import FREQUENCY_COLUMNS, stacked
+from tlspectral.tables.schema import Schema
+
+FREQUENCY_TABLE = Schema("frequency_table", FREQUENCY_COLUMNS, "`tls.frequency_table`")
 
 
 def frequency_table(model: Any) -> pd.DataFrame:
     """Norms of `Re M_t` and `Im M_t` for every head and rotary pair (FP section 7).
 
     Returns:
-        DataFrame `layer, head, name, frequency, theta` (radians per token), `wavelength` (tokens per full rotation),
-        `re_norm, im_norm, im_share`, sorted by layer, head and frequency; layers without rotary positions have no rows.
-        `attrs` hold where the model came from, with hashes of its weights, and `rotary_valid_up_to`.
+        DataFrame sorted by layer, head and frequency; layers without rotary positions have no rows. Columns: `layer,
+        head, name, frequency, theta, wavelength, re_norm, im_norm, im_share`. `attrs` hold where the model came from,
+        with hashes of its weights, and `rotary_valid_up_to`.
 
     Raises:
         UnsupportedArchitecture: no layer of the model has rotary positions, or a layer cannot be read.
@@ -55,10 +57,7 @@ def frequency_table(model: Any) -> pd.DataFrame:
         raise UnsupportedArchitecture(
             f"none of the {view.n_layers} layers has rotary positions, so there are no frequencies to tabulate"
         )
-    table = pd.concat(layer_tables, ignore_index=True)
-    table.attrs = {
-        **view.origin(),
-        "rotary_valid_up_to": min(limits) if limits else None,
-        "torch": torch.__version__,
-    }
-    return named(table, FREQUENCY_TABLE)
+    limit = min(limits) if limits else None
+    return FREQUENCY_TABLE.frame(
+        stacked(layer_tables), {**view.origin(), "rotary_valid_up_to": limit, "torch": torch.__version__}
+    )

@@ -1,7 +1,6 @@
 """`analyze_models`: the head tables of many models as one dataset of parquet files, a file per model."""
 
 import gc
-import hashlib
 import os
 import re
 import shutil
@@ -17,26 +16,44 @@ import pandas as pd
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.analysis import analyze_heads
-from tlspectral.heads.columns import ANALYZE_MODELS
 from tlspectral.heads.measure import NullSettings
-from tlspectral.models.loading.source import PACKAGED, Source, find_source
-from tlspectral.tables import (
-    HEAD_COLUMNS,
-    PartFailure,
-    WorkPart,
-    backend_configured,
-    finished_parts,
-    named,
-    open_parts,
-    workers_kept,
-    write_table,
-)
+from tlspectral.models.loading.finding import PACKAGED, find_source
+from tlspectral.models.loading.model_files import file_name, files_state
+from tlspectral.tables import HEAD_COLUMNS, PartFailure, WorkPart, backend_configured, workers_kept, write_table
+from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.schema import Schema, columns
 from tlspectral.tables.work import stored_table
 from tlspectral.version import __version__
 
 _NO_LISTS = (".gguf", ".json", ".safetensors", ".bin", ".pt", ".pth")
-_WEIGHTS_AND_SETTINGS = (".safetensors", ".bin", ".json", ".model")
-_DTYPES = {"index": "int64", "count": "int64"}  # by unit; other columns are labels or float64
+_DTYPES = {column.name: column.dtype for column in HEAD_COLUMNS if column.unit != "label"}
+
+_MODEL = columns("model | label | Name of the model: hub id, absolute path, or name of a packaged model.")
+_MADE_BY = "`tlspectral.heads.analyze_models`; `tlspectral analyze A B -o FOLDER` writes it, a file per model"
+ANALYZE_MODELS_HEADS = Schema(
+    "analyze_models.heads",
+    (
+        *_MODEL,
+        *columns("""
+            revision | label | Branch, tag or commit that was asked for; missing where none was.
+            commit   | label | Commit of the hub that the files are of; missing for other models.
+        """),
+        *HEAD_COLUMNS,
+    ),
+    _MADE_BY,
+)
+ANALYZE_MODELS_FAILURES = Schema(
+    "analyze_models.failures",
+    (
+        *_MODEL,
+        *columns("""
+            error     | label | Type of the error that the model ended with.
+            message   | label | What the error said.
+            raised_in | label | File, line and function that raised the error.
+        """),
+    ),
+    f"{_MADE_BY} that failed",
+)
 
 
 @dataclass(frozen=True)
@@ -48,14 +65,14 @@ class _Entry:
         model: its name in tables.
         part: name of its file in the dataset, and of the one that says why it failed, without suffix.
         missing_part: the same while no file of this name is there, and it could be that of a hub model.
-        files_state: hash of names, sizes and times of its files; None for a model of the hub or of a package.
+        files_state: of its files on disk; None for a model of the hub or of a package.
     """
 
     name: str
     model: str
     part: str
     missing_part: str
-    files_state: str | None
+    files_state: str | None = None
 
 
 def analyze_models(
@@ -93,8 +110,8 @@ def analyze_models(
         seed: as for `analyze_heads`.
 
     Returns:
-        DataFrame `model, error, message, raised_in`, a row per model that failed, in the order of `models`. Its
-        `attrs["models"]` are all models of this call.
+        DataFrame with a row per model that failed, in the order of `models`. Columns: `model, error, message,
+        raised_in`. Its `attrs["models"]` are all models of this call.
 
     Raises:
         IncompatibleCheckpoint: `folder` was made with other settings, or holds other files.
@@ -103,60 +120,55 @@ def analyze_models(
 
     Source: this package.
 
-    What it does not establish: that heads of different models can be compared. Percentiles are within a model, and a
-    row's `does_not_establish` says what else hangs on the model.
+    What it does not establish: that heads of different models can be compared. Percentiles are within a model, and
+    `does_not_establish` of a column says what else hangs on the model. A model's name does not say which weights these
+    were: `weights_sha256` in the attrs of its file does.
     """
     null = NullSettings(seed, null_draws, null_blocks, null_dtype)
-    entries = _entries(models)
+    entries: dict[str, _Entry] = {}
+    for entry in map(_entry, listed_models(models)):
+        entries.setdefault(entry.part, entry)
     folder = Path(os.path.abspath(folder))
     if folder.suffix == ".parquet" or folder.is_file():
         raise ValueError(f"{folder} is a file, and several models make a dataset: name a folder")
-    settings = {**asdict(null), "detectors": detectors}
-    described = {"what": "head tables of many models", "backend": backend, "tlspectral": __version__}
-    part_folder = open_parts(folder, described | settings)
-    (folder / "heads").mkdir(exist_ok=True)
-    (folder / "failures").mkdir(exist_ok=True)
     shared_out = n_jobs != 1 and (detectors or backend != "auto") and backend_configured()
-    inside = {"backend": backend, "n_jobs": 1 if shared_out else n_jobs} | settings
-    parts = [
-        WorkPart(
-            f"heads/{entry.part}",
-            partial(_model_table, entry, folder / "layers" / entry.part, shared_out, inside),
-            partial(_require_same_files, entry, folder / "heads" / f"{entry.part}.parquet"),
+    settings = {**asdict(null), "detectors": detectors}
+    identity = {"backend": backend, "tlspectral": __version__}
+    measurement = Measurement(ANALYZE_MODELS_HEADS, settings, {}, identity, folder, n_jobs=n_jobs if shared_out else 1)
+    kept = measurement.kept
+    for kind in ("heads", "failures"):
+        (folder / kind).mkdir(exist_ok=True)
+    inside = {"n_jobs": 1 if shared_out else n_jobs, **settings}
+    parts = {
+        part: WorkPart(
+            f"heads/{part}",
+            partial(_model_table, entry, backend, folder / "layers" / part, shared_out, inside),
+            partial(_require_same_files, entry, folder / "heads" / f"{part}.parquet"),
         )
-        for entry in entries
-    ]
-    by_part = {part.name: (entry, part) for entry, part in zip(entries, parts, strict=True)}
+        for part, entry in entries.items()
+    }
     failures: dict[str, PartFailure] = {}
 
     def failed(name: str, failure: PartFailure) -> None:
-        entry, part = by_part[name]
-        failures[entry.part] = failure
-        file = folder / "failures" / f"{entry.part}.parquet"
-        write_table(_failure_table([entry], failures), file, attrs_for_pandas=False)
+        part = name.removeprefix("heads/")
+        failures[part] = failure
+        table = _failure_table([entries[part]], failures)
+        write_table(table, folder / "failures" / f"{part}.parquet", attrs_for_pandas=False)
         with suppress(IncompatibleCheckpoint):
-            if stored_table(part, part_folder) is not None:  # another job finished the model as this one failed
+            if stored_table(parts[part], kept) is not None:  # another job finished the model as this one failed
                 done(name)
 
     def done(name: str) -> None:
-        entry, _ = by_part[name]
-        failures.pop(entry.part, None)
-        for part in (entry.part, entry.missing_part):
-            (folder / "failures" / f"{part}.parquet").unlink(missing_ok=True)
+        part = name.removeprefix("heads/")
+        failures.pop(part, None)
+        for failure in (part, entries[part].missing_part):
+            (folder / "failures" / f"{failure}.parquet").unlink(missing_ok=True)
         # A job that still reads these layers finds that the model is finished. Their common folder stays for others.
-        shutil.rmtree(folder / "layers" / entry.part, ignore_errors=True)
+        shutil.rmtree(folder / "layers" / part, ignore_errors=True)
 
     with workers_kept():
-        finished_parts(
-            parts,
-            part_folder,
-            description="models",
-            unit="model",
-            n_jobs=n_jobs if shared_out else 1,
-            failed=failed,
-            done=done,
-        )
-    return _failure_table(entries, failures)
+        measurement.made(list(parts.values()), description="models", unit="model", failed=failed, done=done)
+    return _failure_table(entries.values(), failures)
 
 
 def is_model_list(name: str | os.PathLike[str]) -> bool:
@@ -196,43 +208,19 @@ def _lines(file: Path) -> list[str]:
     return [line for line in lines if line]
 
 
-def _entries(models: Iterable[str | os.PathLike[str]]) -> list[_Entry]:
-    """Return each model once, in the order in which they are named first."""
-    entries: dict[str, _Entry] = {}
-    for name in listed_models(models):
-        try:
-            entry = _entry(name, find_source(name))
-        except Exception:  # analyze_heads raises it again, where it is noted
-            entry = _Entry(name, name, _missing_part(name), _missing_part(name), None)
-        entries.setdefault(entry.part, entry)
-    return list(entries.values())
-
-
-def _entry(name: str, source: Source) -> _Entry:
-    if source.kind in ("tiny", "hub") or name.lower() in PACKAGED:
-        model = str(source.record["model"])
-        part = _file_name(model, source.kind, source.location)
-        return _Entry(name, model, part, _missing_part(name), None)
-    path = Path(os.path.abspath(Path(name).expanduser()))
-    files = [path] if source.kind == "gguf" else path.iterdir()
-    state = sorted(
-        (file.name, file.stat().st_size, file.stat().st_mtime_ns)
-        for file in files
-        if file.is_file() and file.suffix in (*_WEIGHTS_AND_SETTINGS, ".gguf")
-    )
-    real_path = os.path.realpath(path)  # two links to one folder are one model
-    part = _file_name(os.path.basename(real_path), source.kind, real_path)
-    return _Entry(str(path), str(path), part, _missing_part(name), hashlib.sha256(repr(state).encode()).hexdigest())
-
-
-def _file_name(shown: str, kind: str, location: str) -> str:
-    """Return a name of a file that no other model has."""
-    readable = re.sub(r"[^\w.-]+", "--", shown).strip("-.")[-80:]
-    return f"{readable}-{hashlib.sha256(f'{kind} {location}'.encode()).hexdigest()[:10]}"
-
-
-def _missing_part(name: str) -> str:
-    return _file_name(name, "hub", name)
+def _entry(name: str) -> _Entry:
+    missing_part = file_name(name, f"hub {name}")
+    try:
+        source = find_source(name)
+        if source.kind in ("tiny", "hub") or name.lower() in PACKAGED:
+            model = str(source.record["model"])
+            return _Entry(name, model, file_name(model, f"{source.kind} {source.location}"), missing_part)
+        path = os.path.abspath(Path(name).expanduser())
+        real_path = os.path.realpath(path)  # two links to one folder are one model
+        part = file_name(os.path.basename(real_path), f"{source.kind} {real_path}")
+        return _Entry(path, path, part, missing_part, files_state(source))
+    except Exception:  # analyze_heads raises it again, where it is noted
+        return _Entry(name, name, missing_part, missing_part)
 
 
 def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:
@@ -242,48 +230,32 @@ def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:
         )
 
 
-def _model_table(entry: _Entry, layers: Path, shared_out: bool, settings: dict[str, Any]) -> pd.DataFrame:
+def _model_table(entry: _Entry, backend: str, layers: Path, shared_out: bool, given: dict[str, Any]) -> pd.DataFrame:
     """Return the rows of a model in the dataset. Layers that are read from files are stored in `layers` meanwhile."""
-    given = dict(settings)
-    backend = given.pop("backend")
     model: Any = entry.name
     if backend != "auto":
         from tlspectral.models.loading import load_model
 
         model = load_model(entry.name, backend=backend)
-    elif not given["detectors"]:
-        from tlspectral.models.checkpoints import streamable_checkpoint
-
-        if streamable_checkpoint(entry.name) is not None:
-            given["folder"] = layers
+    elif not given["detectors"] and find_source(entry.name).streams:
+        given = {**given, "folder": layers}
     try:
         with one_thread() if shared_out else nullcontext():
             heads = analyze_heads(model, **given)
     finally:
         del model
         gc.collect()  # models hold reference cycles, and must be freed before the next one is loaded
-    return _in_schema(heads, entry)
+    origin = {name: pd.array([heads.attrs.get(name)] * len(heads), dtype="string") for name in ("revision", "commit")}
+    meanings = {column.name: column.meaning for column in ANALYZE_MODELS_HEADS.columns}
+    # The files of all models have the same types.
+    return ANALYZE_MODELS_HEADS.frame(
+        heads.astype(_DTYPES).assign(model=entry.model, **origin),
+        {"columns": meanings, "files_state": entry.files_state},
+    )
 
 
-def _in_schema(heads: pd.DataFrame, entry: _Entry) -> pd.DataFrame:
-    """Return the table with the columns and types that the files of all models have."""
-    dtypes = {column.name: _DTYPES.get(column.unit, "float64") for column in HEAD_COLUMNS if column.unit != "label"}
-    table = heads[[column.name for column in HEAD_COLUMNS]].astype(dtypes)
-    table.insert(0, "model", entry.model)
-    for place, name in ((1, "revision"), (2, "commit")):
-        table.insert(place, name, pd.array([heads.attrs.get(name)] * len(heads), dtype="string"))
-    meanings = {column.name: column.meaning for column in ANALYZE_MODELS["heads"].columns}
-    table.attrs = {**heads.attrs, "columns": meanings, "files_state": entry.files_state}
-    return named(table, ANALYZE_MODELS["heads"])
-
-
-def _failure_table(entries: list[_Entry], failures: dict[str, PartFailure]) -> pd.DataFrame:
-    rows = [
-        (entry.model, failure.error, failure.message, failure.raised_in)
-        for entry in entries
-        if (failure := failures.get(entry.part)) is not None
-    ]
-    columns = [column.name for column in ANALYZE_MODELS["failures"].columns]
-    table = pd.DataFrame(rows, columns=columns, dtype="string")
-    table.attrs = {"models": [entry.model for entry in entries]}
-    return named(table, ANALYZE_MODELS["failures"])
+def _failure_table(entries: Iterable[_Entry], failures: dict[str, PartFailure]) -> pd.DataFrame:
+    rows = [{"model": entry.model, **asdict(failures[entry.part])} for entry in entries if entry.part in failures]
+    names = [column.name for column in ANALYZE_MODELS_FAILURES.columns]
+    table = pd.DataFrame(rows, columns=names, dtype="string")
+    return ANALYZE_MODELS_FAILURES.frame(table, {"models": [entry.model for entry in entries]})

@@ -17,7 +17,6 @@ from tlspectral.algebra.spectra import head_metrics
 from tlspectral.heads.copying import EmbeddingMoments
 from tlspectral.heads.operators.verification import checked_prompts
 from tlspectral.models.attention import AttentionLayer, AttentionView
-from tlspectral.selection import head_name
 from tlspectral.tables import HEAD_COLUMNS
 
 _NAMES = {column.name for column in HEAD_COLUMNS}
@@ -68,44 +67,29 @@ def measure_heads(
     """
     w_q, w_k = layer.operator_factors()
     metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
-    columns = _identity_columns(index, [layer.kv_head(head) for head in range(layer.n_heads)])
-    columns["bilinear"] = [layer.bilinear] * layer.n_heads
+    columns: dict[str, Any] = {
+        "kv_head": [layer.kv_head(head) for head in range(layer.n_heads)],
+        "bilinear": [layer.bilinear] * layer.n_heads,
+    }
     columns |= {name: value for name, value in vars(metrics).items() if name in _NAMES}
     if layer.rotary is not None:
         columns |= phase_columns(w_q, w_k, layer.rotary)
         columns["rotary_fraction"] = np.full(layer.n_heads, layer.rotary.rotary_fraction)
     columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, w_k)
-    columns["position_share"] = position_shares(w_q, w_k, directions)
+    columns["position_share"] = _position_shares(w_q, w_k, directions)
     return MeasuredHeads(
         index, columns, {"valid_up_to": layer.valid_up_to}, layer.effective_dimension, metrics.singular_values
     )
 
 
-def selected(measured: MeasuredHeads, heads: Sequence[int]) -> MeasuredHeads:
-    """Return some heads of a layer that was measured whole, in the order of `heads`."""
-    rows = list(heads)
-    columns = {name: np.asarray(values)[rows] for name, values in measured.columns.items()}
-    return replace(measured, columns=columns, singular_values=measured.singular_values[rows])
-
-
-def joined(groups: list[MeasuredHeads]) -> MeasuredHeads:
-    """Join the heads of one layer, of which each key/value group was measured by itself."""
-    first = groups[0]
+def of_heads(groups: Sequence[MeasuredHeads], heads: Sequence[int]) -> MeasuredHeads:
+    """Return some heads of a layer that was measured whole or one key/value group after another."""
+    first, rows = groups[0], list(heads)
     columns = {name: np.concatenate([np.asarray(group.columns[name]) for group in groups]) for name in first.columns}
-    group_sizes = [len(group.singular_values) for group in groups]
-    columns |= _identity_columns(first.layer, np.repeat(np.arange(len(groups)), group_sizes))
-    singular_values = np.concatenate([group.singular_values for group in groups])
-    return replace(first, columns=columns, attrs={}, singular_values=singular_values)
-
-
-def _identity_columns(index: int, kv_heads: Sequence[int] | np.ndarray) -> dict[str, Any]:
-    heads = np.arange(len(kv_heads))
-    return {
-        "layer": np.full(len(heads), index),
-        "head": heads,
-        "name": [head_name(index, head) for head in range(len(heads))],
-        "kv_head": kv_heads,
-    }
+    columns["kv_head"] = np.concatenate([np.asarray(group.columns["kv_head"]) + i for i, group in enumerate(groups)])
+    chosen = {name: values[rows] for name, values in columns.items()}
+    singular_values = np.concatenate([group.singular_values for group in groups])[rows]
+    return replace(first, columns={"layer": first.layer, "head": rows, **chosen}, singular_values=singular_values)
 
 
 def phase_columns(w_q: Tensor, w_k: Tensor, rotary: RotaryGeometry) -> dict[str, Float64[np.ndarray, "heads"]]:
@@ -123,7 +107,7 @@ def with_null(measured: MeasuredHeads, settings: NullSettings) -> pd.DataFrame:
     n, k, draws = measured.effective_dimension, measured.singular_values.shape[1], settings.null_draws
 
     def fresh_blocks(row: int) -> Float64[Tensor, "draws k k"]:
-        head = int(measured.columns["head"][row])
+        head = measured.columns["head"][row]
         return haar_blocks(n, k, draws, block_generator(settings.seed, n, k, measured.layer, head))
 
     blocks = _shared_blocks(settings.seed, n, k, draws) if settings.null_blocks == "shared" else fresh_blocks
@@ -180,7 +164,7 @@ def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directi
     return torch.linalg.svd(rows, full_matrices=False).Vh[:POSITION_DIRECTIONS].T
 
 
-def position_shares(
+def _position_shares(
     w_q: Float64[Tensor, "heads d_model d_head"],
     w_k: Float64[Tensor, "heads d_model d_head"],
     directions: Float64[Tensor, "d_model directions"] | None,

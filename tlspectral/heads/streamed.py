@@ -1,12 +1,9 @@
-"""The head table of a checkpoint that is read layer by layer.
-
-Each layer is measured by itself, in any process, and stored when it is finished.
-"""
+"""The head table of a checkpoint that is read layer by layer, each by itself, in any process."""
 
 import os
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Collection
 from functools import partial
+from typing import Any
 
 import pandas as pd
 from jaxtyping import Float64
@@ -14,22 +11,13 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.heads.measure import (
-    NullSettings,
-    forget_blocks,
-    joined,
-    measure_heads,
-    position_directions,
-    selected,
-    with_null,
-)
-from tlspectral.heads.operators import check_scores
+from tlspectral.heads.measure import NullSettings, measure_heads, of_heads, position_directions, with_null
+from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.attention import fold_attention, key_value_groups
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.models.loading.bars import download_bars
-from tlspectral.models.loading.damage import misfit, refusing
-from tlspectral.tables import WorkPart, finished_parts, open_parts
-from tlspectral.tables.progress import hidden
+from tlspectral.models.loading.damage import misfit
+from tlspectral.tables import WorkPart
 from tlspectral.version import __version__
 
 
@@ -37,23 +25,21 @@ def streamed_layers(
     checkpoint: CheckpointLayers,
     heads: dict[int, list[int]],
     null: NullSettings,
-    *,
-    extras: Iterable[str],
+    extras: Collection[str],
     folder: str | os.PathLike[str] | None,
-    n_jobs: int,
-) -> list[pd.DataFrame]:
-    """Return a table for each layer, in order; `attrs` hold `check`, `digest` and `valid_up_to` of the layer.
+) -> tuple[dict[str, Any], list[WorkPart]]:
+    """Return what tells the folder of this model apart, and a part for each layer, in order.
 
-    `heads` gives the heads of each layer to tabulate.
-    Every file is checked before the first layer is measured. With a folder, each finished layer is stored as a file
-    there. A stored layer is used again if it was made from the same weights.
+    `attrs` of a part's table hold `check`, `digest` and `valid_up_to` of the layer. Every file is checked before the
+    first layer is measured. A stored layer is used again if it was made from the same weights.
 
-    Raises:
-        IncompatibleCheckpoint: the folder was made with other weights or settings.
-        BadWeights, UnsupportedArchitecture, ScoreMismatch: a layer cannot be read or trusted.
+    Args:
+        heads: the heads of each layer to tabulate.
+
+    Raises BadWeights for files that cannot be read; a part as `analyze_heads`.
     """
     first = min(heads)
-    with download_bars(not hidden()):
+    with download_bars():
         checkpoint.prepare(list(heads))
         if "position_share" in extras:
             checkpoint.prepare([first], "positions")
@@ -61,19 +47,14 @@ def streamed_layers(
     if "position_share" in extras:
         with one_thread(), checkpoint.layer(first, "positions") as view:
             directions = position_directions(view)
-    part_folder = None
-    if folder is not None:
-        settings = {
-            "config_sha256": checkpoint.files.config_digest(),
-            **asdict(null),
-            "extras": sorted(extras),
-            "tlspectral": __version__,
-        }
-        # A layer that is wanted whole is stored whole, and any later call that wants it whole reads it.
-        partly = {layer: chosen for layer, chosen in heads.items() if len(chosen) < checkpoint.n_heads(layer)}
-        if partly:
-            settings["heads"] = [[layer, head] for layer, chosen in partly.items() for head in chosen]
-        part_folder = open_parts(folder, settings, noted={"model": checkpoint.files.name})
+    # A layer that is wanted whole is stored whole, and any later call that wants it whole reads it.
+    partly = {layer: chosen for layer, chosen in heads.items() if len(chosen) < checkpoint.n_heads(layer)}
+    identity = {
+        "config_sha256": checkpoint.files.config_digest(),
+        "extras": sorted(extras),
+        "heads": [[layer, head] for layer, chosen in partly.items() for head in chosen],
+        "tlspectral": __version__,
+    }
     parts = []
     for index, chosen in heads.items():
         name = f"L{index:03d}"
@@ -81,11 +62,7 @@ def streamed_layers(
         same_weights = partial(_require_same_weights, checkpoint, index, file)
         measure = partial(_measured, checkpoint, null, directions, index, chosen)
         parts.append(WorkPart(name, measure, same_weights))
-    try:
-        tables = finished_parts(parts, part_folder, description="layers", unit="layer", n_jobs=n_jobs)
-        return list(tables.values())
-    finally:
-        forget_blocks()
+    return identity, parts
 
 
 def _require_same_weights(checkpoint: CheckpointLayers, index: int, file: str, table: pd.DataFrame) -> None:
@@ -105,16 +82,16 @@ def _measured(
 ) -> pd.DataFrame:
     """Measure some or all heads of a layer on one thread."""
     with one_thread(), checkpoint.layer(index) as view, layer_named(index):
-        with refusing(misfit(checkpoint.files.record)):
-            check = check_scores(view)
+        with misfit(checkpoint.files.record):
+            check = check_scores(view)[0]
         raw = view.raw(0)
         groups = [
             measure_heads(fold_attention(group, 0), index, moments=None, directions=directions)
             for _, group in key_value_groups(raw)
         ]
-        table = with_null(selected(joined(groups), heads), null)
+        table = with_null(of_heads(groups, heads), null)
     table.attrs = {
-        "check": check.of_layer(0) | {"layer": index},
+        "check": check.record | {"layer": index},
         "valid_up_to": raw.valid_up_to,
         "digest": checkpoint.digest(index),
     }

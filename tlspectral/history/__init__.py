@@ -3,20 +3,18 @@
 Source: "Fingerprint, Not Blueprint" (FP, section 9 and Fig. 4).
 """
 
-from tlspectral.history.measure import InContextScore, in_context_score, population_medians, within_model_percentile
+from tlspectral.history.measure import InContextScore, in_context_score, population_medians
 from tlspectral.history.recording import head_history
 from tlspectral.history.result import HeadHistory
-from tlspectral.history.sources import PYTHIA_STEPS, LazyCheckpoint, folder_checkpoints, hub_checkpoints
+from tlspectral.history.sources import PYTHIA_STEPS, LazyCheckpoint, suite_checkpoints
 
 __all__ = [
     "PYTHIA_STEPS",
     "HeadHistory",
     "InContextScore",
     "LazyCheckpoint",
-    "folder_checkpoints",
     "head_history",
-    "hub_checkpoints",
     "in_context_score",
     "population_medians",
-    "within_model_percentile",
+    "suite_checkpoints",
 ]

@@ -4,7 +4,7 @@ null, the in-context score, K-composition of pairs of heads.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from torch import Tensor
 from tlspectral.errors import BadHead
 from tlspectral.heads import analyze_heads
 from tlspectral.heads.composition import k_composition
-from tlspectral.history.result import Head
+from tlspectral.history.result import PERCENTILES, Head
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading.source import Source
 from tlspectral.models.opening import open_layers
@@ -27,75 +27,49 @@ if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers
 
 _PAIR = ["sender_layer", "sender_head", "receiver_layer", "receiver_head"]
-_COMPOSITION = {**dict.fromkeys(_PAIR, np.int64), "score": float, "chance": float, "rank": np.int64}
-
-
-PERCENTILES = ("prev", "D_head", "rope_imag_frac", "dir_frac")
-"""Columns of which a history holds the percentile within the model, as `<column>_pct`."""
-
+_COMPOSITION = ["score", "chance", "rank"]
 _LEVEL = 0.95
 _MEDIANS = 4000  # simulated; the ends of the interval then move by about 1/30 of its width between seeds
 
 
 def measure_step(
     opened: AttentionView | Source,
-    *,
     pairs: Sequence[tuple[Head, Head]],
-    null_draws: int,
-    null_dtype: Literal["float32", "float64"],
-    detectors: bool,
     task: Task | None,
     blocks: BlockPrompt | None,
-    n_jobs: int,
-    seed: int,
+    **options: Any,
 ) -> pd.DataFrame:
     """Measure a model, or one that is read from its files; the arguments are those of `head_history`.
 
+    Args:
+        options: of `analyze_heads`, `detectors` and `seed` among them.
+
     Returns:
         The tables `heads` and `composition`, with blocks also `positional` and, on a model with rotary positions,
-        `frequencies`, as one, see `bundled`. Its `attrs` are those of `analyze_heads`, with
-        `in_context` (the columns of a summary, None without detectors), `score` (those of the task, None without one)
-        and `shape` (numbers that have to be the same at all steps).
+        `frequencies`, as one, see `bundled`. Its `attrs` are those of `analyze_heads`, with `numbers` (columns of a
+        summary) and `shape` (numbers that have to be the same at all steps).
 
     Raises as `analyze_heads`, and BadHead for a pair that the model does not have.
     """
     model = opened.model if isinstance(opened, AttentionView) else opened
+    shape = _shape(open_layers(model))
     score = None if task is None else evaluate(model, task)
-    composition = _composition(model, pairs)  # first, so that a wrong head is refused before the null is computed
-    heads = analyze_heads(
-        model,
-        null_draws=null_draws,
-        null_dtype=null_dtype,
-        null_blocks="fresh",
-        detectors=detectors,
-        n_jobs=n_jobs,
-        seed=seed,
-    )
-    for column in PERCENTILES:
-        heads[f"{column}_pct"] = within_model_percentile(heads[column])
-    table = bundled({"heads": heads, "composition": composition, **_positional(model, blocks)})
-    table.attrs |= heads.attrs
-    table.attrs["in_context"] = None
-    if detectors:
-        copies = in_context_score(model, seed=seed)
-        losses = {"first_copy_loss": copies.first.value, "second_copy_loss": copies.second.value}
-        table.attrs["in_context"] = {"icl_score": copies.value, "icl_score_se": copies.se, **losses}
-    table.attrs["score"] = None if score is None else {"value": score.value, "value_se": score.se}
-    table.attrs["shape"] = _shape(open_layers(model)) | {"heads": heads.groupby("layer").size().tolist()}
+    tables = {"composition": _composition(model, pairs)}  # a wrong head is refused before the null is computed
+    heads = analyze_heads(model, null_blocks="fresh", **options)
+    tables["heads"] = heads.assign(**{f"{name}_pct": heads[name].rank(pct=True) for name in PERCENTILES})
+    if blocks is not None:
+        tables["positional"] = positional_symbolic(model, blocks, mode="key")
+        if any(shape["rotary"]):
+            tables["frequencies"] = positional_symbolic(model, blocks, mode="key", per_frequency=True)
+    numbers = {} if score is None else {"value": score.value, "value_se": score.se}
+    if options["detectors"]:
+        copies = in_context_score(model, seed=options["seed"])
+        numbers |= {"icl_score": copies.value, "icl_score_se": copies.se}
+        numbers |= {"first_copy_loss": copies.first.value, "second_copy_loss": copies.second.value}
+    table = bundled(tables)
+    shape["heads"] = heads.groupby("layer").size().tolist()
+    table.attrs |= heads.attrs | {"numbers": numbers, "shape": shape}
     return table
-
-
-def _positional(model: Any, prompt: BlockPrompt | None) -> dict[str, pd.DataFrame]:
-    """Return scores by swapped keys of every head and, where a layer rotates, of every rotary frequency."""
-    if prompt is None:
-        return {}
-    view = attention_view(model)
-    rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
-    return {
-        name: positional_symbolic(view.model, prompt, mode="key", per_frequency=per_frequency)
-        for name, per_frequency in (("positional", False), ("frequencies", True))
-        if rotary or not per_frequency
-    }
 
 
 def _shape(layers: "AttentionView | CheckpointLayers") -> dict[str, Any]:
@@ -108,15 +82,14 @@ def _shape(layers: "AttentionView | CheckpointLayers") -> dict[str, Any]:
 
 def _composition(model: Any, pairs: Sequence[tuple[Head, Head]]) -> pd.DataFrame:
     """Return the pairs' rows of `k_composition`, which is computed once per receiver."""
-    rows: list[tuple[Any, ...]] = []
-    by_receiver = {end: k_composition(model, end) for end in dict.fromkeys(end for _, end in pairs)}
+    receivers = dict.fromkeys(receiver for _, receiver in pairs)
+    scores = {end: k_composition(model, end).set_index(["layer", "head"])[_COMPOSITION] for end in receivers}
+    rows = []
     for sender, receiver in pairs:
-        table = by_receiver[receiver]
-        sender_rows = table.loc[(table["layer"] == sender[0]) & (table["head"] == sender[1])]
-        if sender_rows.empty:
+        if sender not in scores[receiver].index:
             raise BadHead(f"layer {sender[0]} of the model has no head {sender[1]}")
-        rows.append((*sender, *receiver, *sender_rows.iloc[0][["score", "chance", "rank"]]))
-    return pd.DataFrame.from_records(rows, columns=list(_COMPOSITION)).astype(_COMPOSITION)
+        rows.append((*sender, *receiver, *scores[receiver].loc[sender]))
+    return pd.DataFrame(rows, columns=[*_PAIR, *_COMPOSITION]).astype({"rank": np.int64})
 
 
 @dataclass(frozen=True)
@@ -173,17 +146,6 @@ def in_context_score(
     lengths = torch.full((len(second.tokens),), width)
     first = replace(second, tokens=second.tokens[:, :width], lengths=lengths, scored=slice(1, width - 1))
     return InContextScore(score_of(view, first), score_of(view, second))
-
-
-def within_model_percentile(values: pd.Series) -> pd.Series:
-    """Compute rank over number, `rankdata / n`, ties averaged: 1 for the largest, 1/n for the smallest (FP section 9).
-
-    Args:
-        values: one number per head of a model; NaN stays NaN and is not counted.
-
-    What it does not establish: distance. In a model without any structure some head has percentile 1 as well.
-    """
-    return values.rank(pct=True)
 
 
 def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float]:

@@ -7,10 +7,88 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.errors import BadHead
+from tlspectral.heads.composition import COMPOSITION
+from tlspectral.positional.measure import SCORE_COLUMNS
 from tlspectral.selection import head_pair
+from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS
 from tlspectral.tables.html_summary import html_rows
+from tlspectral.tables.schema import Column, Schema, columns
 
 Head = tuple[int, int]
+
+PERCENTILES = ("prev", "rope_imag_frac", "dir_frac")
+"""Columns of which a history holds the percentile within the model, as `<column>_pct`, as the head table of D_head."""
+
+CHECKPOINT_STEP, N_HEADS, ICL_SCORE = columns("""
+    step      | step          | Training step of the checkpoint; where checkpoints have names instead, the name.
+    n_heads   | count         | Heads of the model.
+    icl_score | nat per token | Loss on the second copy of repeated random segments less that on the first. NaN without
+              |               | detectors.
+""")
+
+
+def percentile_column(name: str) -> Column:
+    """Describe the percentile of a head table's column at one step of a training."""
+    return Column(
+        f"{name}_pct", f"Percentile of {name} within the model of that step: rank / n, average ties.", "share"
+    )
+
+
+def median_column(name: str) -> Column:
+    """Describe the median of a head table's column over the heads of a model."""
+    return Column(f"{name}_median", f"Median of {name} over the heads of the model.", COLUMNS[name].unit)
+
+
+def _null_columns(name: str) -> tuple[Column, ...]:
+    unit = COLUMNS[name].unit
+    return columns(f"""
+        {name}_null_low    | {unit} | 2.5 % quantile of such medians under the null.
+        {name}_null_median | {unit} | Median of such medians under the null.
+        {name}_null_high   | {unit} | 97.5 % quantile of such medians under the null.
+    """)
+
+
+_TABLES = {
+    "heads": ("", (*HEAD_COLUMNS, *map(percentile_column, PERCENTILES))),
+    "summary": (
+        "; `.track()` sets it beside a head's own rows",
+        (
+            N_HEADS,
+            ICL_SCORE,
+            *columns("""
+                icl_score_se     | nat per token | Standard error of icl_score over sequences, paired.
+                first_copy_loss  | nat per token | Loss on the first copy, positions 1 .. L - 1.
+                second_copy_loss | nat per token | Loss on the second copy, positions L + 1 .. 2L - 1.
+                value            | of the metric | Score of the model on the task, mean over its sequences. NaN without.
+                value_se         | of the metric | Standard error of value over sequences. NaN without a task.
+            """),
+            median_column("D_head"),
+            *_null_columns("D_head"),
+            median_column("dir_frac"),
+            *_null_columns("dir_frac"),
+            median_column("rope_imag_frac"),
+            *columns("rope_imag_frac_null_median | share | 1/2 (`population_medians`); NaN without rotary layers."),
+        ),
+    ),
+    "composition": (
+        "",
+        (
+            *columns("""
+                sender_layer   | index | Layer of the earlier head, whose output is read.
+                sender_head    | index | Index of the earlier head within its layer.
+                receiver_layer | index | Layer of the head that reads.
+                receiver_head  | index | Index of the head that reads within its layer.
+            """),
+            *COMPOSITION,
+        ),
+    ),
+    "positional": (", with `blocks=`", (*HEAD, *SCORE_COLUMNS)),
+    "frequencies": (", with `blocks=`", (*HEAD, COLUMNS["frequency"], *SCORE_COLUMNS)),
+}
+HEAD_HISTORY = {
+    name: Schema(f"head_history.{name}", (CHECKPOINT_STEP, *of_table), f"`tls.head_history`: `.{name}`{also}")
+    for name, (also, of_table) in _TABLES.items()
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -19,11 +97,13 @@ class HeadHistory:
 
     Attributes:
         heads: `step`, the columns of `analyze_heads`, and `prev_pct, rope_imag_frac_pct, dir_frac_pct` beside its
-            `D_head_pct`: percentiles within the model of that step (`within_model_percentile`).
-        summary: per step `n_heads`; `icl_score, icl_score_se, first_copy_loss, second_copy_loss` (`in_context_score`,
-            NaN without detectors); and the medians of `population_medians` with their nulls.
-        composition: per step and pair of heads `sender_layer, sender_head, receiver_layer, receiver_head`, then `score,
-            chance, rank` of `k_composition`; no rows without pairs.
+            `D_head_pct`: percentiles within the model of that step, rank / n.
+        summary: a row per step. Columns: `step, n_heads, icl_score, icl_score_se, first_copy_loss, second_copy_loss,
+            value, value_se, D_head_median, D_head_null_low, D_head_null_median, D_head_null_high, dir_frac_median,
+            dir_frac_null_low, dir_frac_null_median, dir_frac_null_high, rope_imag_frac_median,
+            rope_imag_frac_null_median`.
+        composition: `k_composition` of each step and pair of heads; no rows without pairs. Columns: `step,
+            sender_layer, sender_head, receiver_layer, receiver_head, score, chance, rank`.
         positional: per step the table of `positional_symbolic(mode="key")` on the history's `blocks`; None without.
         frequencies: the same per rotary frequency; None without, and for models without rotary positions.
     """

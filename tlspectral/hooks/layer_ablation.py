@@ -94,13 +94,7 @@ class LayerAblation(HeadCapture):
         if isinstance(self.part, Replacement):
             selected = self.selected(z, heads_axis=2)
             return widened(self.part.of(selected, self.heads)) - widened(selected)
-        if "scores" not in self.names:
-            return self._weights_of_run(z)[-1]
-        scores = [self.taken(point) for point in ("scores", "edited")]
-        values = self.values(self.taken("value"), widened(scores[0]))
-        before, after = (key_weights(widened(each), self.visible(each)) @ values for each in scores)
-        self.require_own_z(self.selected(z, heads_axis=2), before.transpose(1, 2), delegated=False)
-        return (after - before).transpose(1, 2)
+        return self._weights_of_run(z)[-1]
 
     def _hold_scores(self, scores: Tensor, hook: Any) -> None:
         edited = self.edited_scores(scores, first=acts_first(hook, self._hold_scores))
@@ -151,12 +145,16 @@ class LayerAblation(HeadCapture):
         return before, key_weights(softcapped(scores, cap), allowed)
 
     def _weights_of_run(self, z: Float[Tensor, "rows pos heads d_head"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `_weights` does, and what removing the part adds to z of the heads."""
-        value = self.taken("value")
-        before, after = self._weights(value.shape[1], z.shape[1])
+        """Return the heads' attention with and without the part, and what removing it adds to z of the heads."""
+        value, delegated = self.taken("value"), "scores" not in self.names
+        if delegated:
+            before, after = self._weights(value.shape[1], z.shape[1])
+        else:
+            scores = [self.taken(point) for point in ("scores", "edited")]
+            before, after = (key_weights(widened(each), self.visible(each)) for each in scores)
         values = self.values(value, before)
         z_before = before @ values
-        self.require_own_z(self.selected(z, heads_axis=2), z_before.transpose(1, 2), delegated=True)
+        self.require_own_z(self.selected(z, heads_axis=2), z_before.transpose(1, 2), delegated=delegated)
         return before, after, (after @ values - z_before).transpose(1, 2)
 
     def _edit_scores(self, scores: Tensor, hook: Any) -> Tensor:

@@ -22,6 +22,7 @@ from tlspectral.plots.style import (
     sequential_colours,
 )
 from tlspectral.selection import head_name
+from tlspectral.tables.head_columns import COLUMNS
 from tlspectral.tables.null_band import null_band
 from tlspectral.tables.required import require
 
@@ -75,10 +76,10 @@ def content_direction_plane(
     if len(ringed):
         entries.append(_draw_rings(axes, ringed, area))
     axes.margins(0.06)
+    across, up = (COLUMNS[name].title for name in coordinates)
     axes.set(
-        xlabel=r"dir_frac$\; = \;\Vert M_A \Vert \,/\, \Vert M \Vert$      (0 symmetric, 1 antisymmetric)",
-        ylabel=r"$D_\mathrm{head} = \Sigma\,|\mathrm{Im}\,\lambda| \;/\; \Sigma\,|\lambda|$"
-        "      (0 real spectrum, 1 imaginary)",
+        xlabel=rf"{across}$\; = \;\Vert M_A \Vert \,/\, \Vert M \Vert$  (0 symmetric, 1 antisymmetric)",
+        ylabel=f"{up}\n" + r"$\Sigma\,|\mathrm{Im}\,\lambda| \;/\; \Sigma\,|\lambda|$  (0 real spectrum, 1 imaginary)",
     )
     dress(axes)
     colour_bar(figure, colours, axes, "layer", whole=True)

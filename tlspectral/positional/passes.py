@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tlspectral.models.attention import AttentionView, RawAttention
 from tlspectral.models.attention.replay import last_logits, prefill
-from tlspectral.positional.readout import ContextKeys, LastQuery, LastQueryReader
+from tlspectral.positional.readout import ContextKeys, LastQuery, LastQueryReader, context_hooks
 
 Reduce = Callable[[int, int, int, LastQuery, Tensor], None]
 
@@ -36,9 +36,10 @@ class QueryPasses:
         Returns:
             Per suffix, logits of the last token.
         """
-        front, read, at_once = ContextKeys(), None, 1
+        front: ContextKeys = {}
+        read, at_once = None, 1
         if len(self.suffixes) > 1:
-            read = prefill(self.view, contexts, front.hooks(self.view))
+            read = prefill(self.view, contexts, context_hooks(self.view, front))
         if read is not None:
             at_once = max(1, _BYTES_AT_ONCE // (len(contexts) * self._cache_bytes(contexts.shape[1])))
         logits_of = {}
@@ -47,8 +48,7 @@ class QueryPasses:
             def handed_on(layer: int, row: int, seen: LastQuery, pattern: Tensor, numbers: list[int] = numbers) -> None:
                 reduce(row // len(numbers), numbers[row % len(numbers)], layer, seen, pattern)
 
-            context = None if read is None else front
-            reader = LastQueryReader(self.view, self.layers, handed_on, context, copies=len(numbers))
+            reader = LastQueryReader(self.view, self.layers, handed_on, front if read else {}, copies=len(numbers))
             ends = torch.stack([self.suffixes[number] for number in numbers])
             if read is None:
                 tokens = torch.cat([contexts, ends.expand(len(contexts), -1)], dim=1)

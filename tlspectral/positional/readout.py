@@ -146,29 +146,23 @@ def require_valid_length(layers: list[RawAttention], length: int) -> None:
         )
 
 
-@dataclass
-class ContextKeys:
-    """Keys and rotary tables of every layer from a pass over contexts, for passes that read only the suffixes.
+ContextKeys = dict[tuple[int, str], Tensor]
+"""Keys [prompts, pos, kv_heads, d_head] and tables of cos and sin [pos, columns] of a run, by layer and hook point."""
 
-    Attributes:
-        held: by layer and hook point: `"key"`, as captured, [prompts, pos, kv_heads, d_head], and `"cos"` and `"sin"`,
-            as the model applied them, [pos, columns].
-    """
 
-    held: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+def context_hooks(view: AttentionView, held: ContextKeys) -> list[Hook]:
+    """Hooks that record a pass over contexts in `held`, for passes that read only the suffixes."""
 
-    def hooks(self, view: AttentionView) -> list[Hook]:
-        """Hooks that record them."""
-        return [
-            (name, partial(self._hold, layer, point))
-            for layer in range(view.n_layers)
-            for point, name in view.hook_names(layer).items()
-            if point in ("key", "cos", "sin")
-        ]
+    def hold(layer: int, point: str, activation: Tensor, hook: Any) -> None:
+        one = activation.detach() if point == "key" else _one_row(activation)
+        held[layer, point] = one.clone()  # keys may be a view into queries, keys and values of all positions
 
-    def _hold(self, layer: int, point: str, activation: Tensor, hook: Any) -> None:
-        held = activation.detach() if point == "key" else _one_row(activation)
-        self.held[layer, point] = held.clone()  # keys may be a view into queries, keys and values of all positions
+    return [
+        (name, partial(hold, layer, point))
+        for layer in range(view.n_layers)
+        for point, name in view.hook_names(layer).items()
+        if point in ("key", "cos", "sin")
+    ]
 
 
 Reduce = Callable[[int, int, LastQuery, Tensor], None]
@@ -182,7 +176,7 @@ class LastQueryReader:
 
     Attributes:
         reduce: called with layer, row of the batch, `LastQuery` and the last row of the pattern.
-        context: where the run continues prompts that were read before, with `copies` rows for each of them.
+        context: of prompts that the run continues, with `copies` rows for each of them; empty where it reads all.
         seen: activations of the current layer, by hook point.
         finished: layers that were passed to `reduce`.
     """
@@ -190,7 +184,7 @@ class LastQueryReader:
     view: AttentionView
     layers: list[RawAttention]
     reduce: Reduce
-    context: ContextKeys | None = None
+    context: ContextKeys = field(default_factory=dict)
     copies: int = 1
     seen: dict[str, Tensor] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
@@ -225,14 +219,10 @@ class LastQueryReader:
 
     def _finish(self, layer: int, pattern: Tensor, hook: Any) -> None:
         seen, self.seen = self.seen, {}
-        raw, query, key = self.layers[layer], seen["query"], seen["key"]
-        earlier = None if self.context is None else self.context.held[layer, "key"]
+        raw, query, key = self.layers[layer], seen.pop("query"), seen.pop("key")
+        earlier, names = self.context.get((layer, "key")), self.view.hook_names(layer)
         n_keys = key.shape[1] + (0 if earlier is None else earlier.shape[1])
-        held = {} if self.context is None else self.context.held
-        names, captured = self.view.hook_names(layer), {}
-        for point, activation in seen.items():
-            front = [held[layer, point]] if point in ("cos", "sin") and held else []
-            captured[names[point]] = torch.cat([*front, activation])
+        captured = {names[point]: torch.cat([*self._front(layer, point), each]) for point, each in seen.items()}
         tables = rotation_tables(self.view, raw.rotary, layer, n_keys, captured)
         visible = visible_keys(self.view, layer, n_keys, captured)[0, 0, -1]
         # Under a window a layer may keep only its last keys.
@@ -241,6 +231,9 @@ class LastQueryReader:
             keys = key[row] if earlier is None else torch.cat([earlier[row // self.copies], key[row]])
             self.reduce(layer, row, last_query(raw, query[row], keys, tables, visible), pattern[row, :, -1])
         self.finished.add(layer)
+
+    def _front(self, layer: int, point: str) -> list[Tensor]:
+        return [self.context[layer, point]] if (layer, point) in self.context else []
 
 
 def _one_row(table: Float[Tensor, "*batch pos columns"]) -> Float[Tensor, "pos columns"]:

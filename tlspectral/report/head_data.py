@@ -9,8 +9,8 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.tables import COLUMNS
-from tlspectral.tables.column import columns_of
 from tlspectral.tables.null_band import null_band
+from tlspectral.tables.schema import columns_of
 
 NULL_METRICS = ("dir_frac", "D_head", "imag_mass", "henrici")
 """Columns that `analyze_heads` compares with the random null."""
@@ -73,6 +73,7 @@ def _described(heads: pd.DataFrame, name: str, group: str) -> dict[str, Any]:
     known = columns_of(heads.attrs).get(name, COLUMNS.get(name))
     return {
         "name": name,
+        "title": known.title if known else name,
         "group": group,
         "meaning": known.meaning if known else "",
         "unit": known.unit if known else "",

@@ -41,11 +41,7 @@ class Page(str):
         return f'<iframe title="report" style="{style}" srcdoc="{escape(self)}"></iframe>'
 
 
-def report(
-    heads: pd.DataFrame,
-    path: str | os.PathLike[str] | None = None,
-    **tables: Given,
-) -> Page:
+def report(heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, **tables: Given) -> Page:
     """One self-contained page about a table of heads.
 
         heads = tls.analyze_heads(model)

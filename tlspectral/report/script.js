@@ -205,8 +205,8 @@ function drawPlane() {
   if (x) draw(plane, "path", { class: "mean", d: `M${across(x.value)} ${frame.top}V${frame.bottom}` });
   if (y) draw(plane, "path", { class: "mean", d: `M${frame.left} ${up(y.value)}H${frame.right}` });
   draw(plane, "path", { class: "axis", d: `M${frame.left} ${frame.top}V${frame.bottom}H${frame.right}` });
-  draw(plane, "text", { class: "title", x: frame.left, y: frame.bottom + 40 }, `dir_frac = ‖M_A‖ / ‖M‖${width > 500 ? "  (0 symmetric, 1 antisymmetric)" : ""}`);
-  draw(plane, "text", { class: "title", transform: `translate(13 ${frame.bottom}) rotate(-90)` }, "D_head = Σ |Im λ| / Σ |λ|  (0 real spectrum, 1 imaginary)");
+  draw(plane, "text", { class: "title", x: frame.left, y: frame.bottom + 40 }, `${columns.dir_frac.title} = ‖M_A‖ / ‖M‖${width > 500 ? "  (0 symmetric, 1 antisymmetric)" : ""}`);
+  draw(plane, "text", { class: "title", transform: `translate(13 ${frame.bottom}) rotate(-90)` }, `${columns.D_head.title} = Σ |Im λ| / Σ |λ|${width > 500 ? "  (0 real spectrum, 1 imaginary)" : ""}`);
   if (x) draw(plane, "text", { x: Math.min(across(x.value), frame.right - 60), y: frame.top - 8, "text-anchor": "middle" }, `null ${text(x.value)} ± ${reachText(x.reach)}`);
   dotLayer = draw(plane, "g", { class: placed.length > 1000 ? "dots crowded" : "dots" });
   const radius = Math.max(2, Math.min(5, 90 / Math.sqrt(count + 60)));
@@ -372,9 +372,9 @@ function choose(name) {
 
 function fillSelect() {
   const groups = new Map();
-  for (const { name, group, computed } of data.columns) {
+  for (const { name, title, group, computed } of data.columns) {
     if (!groups.has(group)) groups.set(group, Object.assign(add(select, "optgroup"), { label: group }));
-    const option = add(groups.get(group), "option", computed ? name : `${name} (not computed)`);
+    const option = add(groups.get(group), "option", computed ? title : `${title} (not computed)`);
     option.value = name;
     option.disabled = !computed;
   }

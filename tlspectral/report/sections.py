@@ -9,8 +9,8 @@ import pandas as pd
 from tlspectral.report.drawings import Rows, kernel_drawing
 from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance
 from tlspectral.tables import COLUMNS
-from tlspectral.tables.column import columns_of
 from tlspectral.tables.null_band import null_band
+from tlspectral.tables.schema import columns_of
 
 _TOP_HEADS = 8  # of each detector
 _NOT_COMPUTED = '<span class="none">not computed</span>'
@@ -47,12 +47,12 @@ def facts(heads: pd.DataFrame) -> str:
     if heads["D_head"].notna().any():
         band = null_band(heads, "D_head")
         beside = f"null {band[0]:.3f}" if band else "no null in this table"
-        entries.append(("Median D_head", f"{heads['D_head'].median():.3f}", beside))
+        entries.append((f"Median {COLUMNS['D_head'].title}", f"{heads['D_head'].median():.3f}", beside))
     counts = _tails(heads, "D_head")
     if counts:
         below, above, drawn = counts
         outside = f"{below + above:,} of {drawn:,}"
-        entries.append(("D_head outside its null", outside, f"{below:,} below, {above:,} above"))
+        entries.append((f"{COLUMNS['D_head'].title} outside its null", outside, f"{below:,} below, {above:,} above"))
     check = heads.attrs.get("score_check") or {}
     if check.get("worst_error") is not None:
         allowed = f"tolerance {check['tolerance']:.1e}" if check.get("tolerance") is not None else "worst error"
@@ -144,7 +144,7 @@ def null_table(heads: pd.DataFrame) -> str:
         else:
             cells += [_NOT_COMPUTED] * 3
         numbers = "".join(f'<td class="number">{cell}</td>' for cell in cells)
-        rows.append(f'<tr><th scope="row"><code>{metric}</code></th>{numbers}</tr>')
+        rows.append(f'<tr><th scope="row">{COLUMNS[metric].title}</th>{numbers}</tr>')
     numbers = ("median head", "null <small>± 2 sd</small>", "heads below", "inside", "above")
     return _table(_titles("metric") + _titles(*numbers, look=_NUMBER), rows)
 
@@ -209,7 +209,12 @@ def column_meanings(heads: pd.DataFrame) -> str:
             unknown = "Not a column of tlspectral: added by whoever made the table."
             rows.append(f'<tr>{label}<td colspan="4">{unknown}</td></tr>')
             continue
-        cells = (column.meaning, f"{column.unit}; {column.range}", column.source, column.does_not_establish)
+        cells = (
+            f"{column.label}: {column.meaning}" if column.label else column.meaning,
+            f"{column.unit}; {column.range}",
+            column.source,
+            column.does_not_establish,
+        )
         rows.append(f"<tr>{label}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
     return _table(_titles("column", "meaning", "unit; range", "source", "what it does not establish"), rows)
 

@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING
 
 from tlspectral.lazy import lazy_names
+from tlspectral.spectral_rope.loading import load_spectral
 from tlspectral.spectral_rope.merge import merge
 from tlspectral.spectral_rope.model import SpectralModel, to_spectral
 from tlspectral.spectral_rope.module import SpectralRoPE
 from tlspectral.spectral_rope.rates import parameter_groups
-from tlspectral.spectral_rope.storage import load_spectral, save_spectral
+from tlspectral.spectral_rope.saving import save_spectral
 
 if TYPE_CHECKING:
     from tlspectral.spectral_rope.hooked import SpectralHookedTransformer

@@ -21,6 +21,7 @@ from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.view import evaluating
 from tlspectral.models.loading.copies import copy_of_object
 from tlspectral.spectral_rope.module import SpectralRoPE
+from tlspectral.spectral_rope.saving import save_folder
 from tlspectral.spectral_rope.swapped import Swapped, is_swapped, swap, swap_back
 
 _ROTATION = "apply_rotary_pos_emb"
@@ -91,8 +92,6 @@ class SpectralPreTrained(Swapped):
 
         Weights that are trained too are saved beside them, in the folder `base`. Other arguments have no effect.
         """
-        from tlspectral.spectral_rope.storage import save_folder
-
         save_folder(self, save_directory, plain_object(self) if self._trains_weights() else None)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *given: Any, **named: Any) -> Any:

@@ -13,8 +13,8 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading import load_model
-from tlspectral.models.loading.copies import deep_copy, kept_activations
-from tlspectral.models.loading.hooked import hooked_transformer_class
+from tlspectral.models.loading.copies import deep_copy
+from tlspectral.models.loading.packaged import hooked_transformer_class
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, logits_of, plain_object
 from tlspectral.spectral_rope.layers import layers_of, spectral_geometry
 from tlspectral.spectral_rope.model import PROBE_LENGTH, SpectralModel
@@ -71,7 +71,7 @@ def merge(model: Any) -> Any:
 
 def _copy_without_rotations(model: Any) -> Any:
     rotated = model.rotated if isinstance(model, SpectralModel) else model
-    merged = deep_copy(rotated, dict(kept_activations(getattr(rotated, "original_model", rotated))))
+    merged = deep_copy(rotated, {})
     swap_back(merged)
     for parameter in merged.parameters():
         parameter.requires_grad_()

@@ -15,7 +15,7 @@ from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.interrupts import uninterrupted
 from tlspectral.models.attention.replay import module_hooks
 from tlspectral.models.loading import load_model
-from tlspectral.models.loading.copies import deep_copy, kept_activations, other_parameters
+from tlspectral.models.loading.copies import deep_copy, other_parameters
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.hugging_face import (
     is_hugging_face,
@@ -210,13 +210,11 @@ def _copied(model: Any, *, shared: bool) -> Any:
     """A copy without hooks, in which weights are frozen where they share their storage."""
     tokenizer = getattr(model, "tokenizer", None)
     memo: dict[int, Any] = {id(tokenizer): tokenizer}
-    for root in (model, getattr(model, "original_model", model)):
-        memo |= kept_activations(root)
-        if shared:
-            weights = other_parameters(root)
-            for parameter in weights.values():
-                parameter.requires_grad_(False)
-            memo |= weights | {id(buffer): buffer for buffer in root.buffers()}
+    for root in (model, getattr(model, "original_model", model)) if shared else ():
+        weights = other_parameters(root)
+        for parameter in weights.values():
+            parameter.requires_grad_(False)
+        memo |= weights | {id(buffer): buffer for buffer in root.buffers()}
     with without_hooks(model):
         copied = deep_copy(model, memo)
     for point in copied.hook_dict.values():

@@ -10,15 +10,8 @@ import scipy.stats
 from jaxtyping import Float64, Int64
 
 from tlspectral.stats.clusters import cluster_indices
-from tlspectral.stats.residuals import residuals
-from tlspectral.stats.values import (
-    Values,
-    as_controls,
-    as_values,
-    complete_rows,
-    require_aligned,
-)
-from tlspectral.stats.within_layers import correlation_within_layers
+from tlspectral.stats.residuals import correlation_within_layers, residuals
+from tlspectral.stats.values import Values, as_controls, as_values, complete_rows, require_aligned
 from tlspectral.tables.html_summary import html_summary
 
 Method = Literal["hybrid", "rank"]
@@ -53,12 +46,7 @@ class PartialCorrelation:
 
 
 def partial_spearman(
-    x: Values,
-    y: Values,
-    controls: Values | pd.DataFrame,
-    *,
-    method: Method = "hybrid",
-    layers: Values | None = None,
+    x: Values, y: Values, controls: Values | pd.DataFrame, *, method: Method = "hybrid", layers: Values | None = None
 ) -> PartialCorrelation:
     """Rank correlation of x and y after the controls have been taken out of both (FP sections 5 to 7, Tables 2 and 3).
 
@@ -157,9 +145,6 @@ def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
 
     Args:
         pvalues: [tests], from 0 to 1. A NaN is no test: its q is NaN and it does not count in the family.
-
-    Returns:
-        `FalseDiscovery`.
 
     Raises:
         ValueError: not one-dimensional, or a p-value outside [0, 1].

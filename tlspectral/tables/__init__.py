@@ -5,7 +5,6 @@ Only looking up the tables of other rooms loads torch and TransformerLens."""
 from typing import TYPE_CHECKING
 
 from tlspectral.lazy import lazy_names
-from tlspectral.tables.column import Column, Table, named
 from tlspectral.tables.head_columns import (
     COLUMNS,
     EXTRA_COLUMNS,
@@ -14,6 +13,7 @@ from tlspectral.tables.head_columns import (
     POSITIONAL_COLUMNS,
     describe_columns,
 )
+from tlspectral.tables.schema import Column, Schema
 from tlspectral.tables.stacking import bundled, stacked, unbundled
 from tlspectral.tables.whole_file import whole_file
 from tlspectral.tables.work import PartFailure, WorkPart, backend_configured, finished_parts, workers_kept
@@ -33,7 +33,7 @@ __all__ = [
     "Column",
     "PartFailure",
     "PartFolder",
-    "Table",
+    "Schema",
     "WorkPart",
     "backend_configured",
     "bundled",
@@ -42,7 +42,6 @@ __all__ = [
     "every_schema",
     "finished_parts",
     "join",
-    "named",
     "open_parts",
     "read_table",
     "stacked",

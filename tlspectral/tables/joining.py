@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tlspectral.tables.column import Column, Table, columns_of, named
 from tlspectral.tables.origin import origin_of
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
+from tlspectral.tables.schema import Column, Schema, columns_of
 
 KEYS = ("part", "mode", "kind", "band", "frequency", "offset")
 """Columns that tell several rows of one head apart, in the order in which they stand in the new names."""
@@ -97,10 +97,10 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
         left_out = {*origin_of(table.attrs), "versions", "columns"}
         origins[name] = {str(key): value for key, value in table.attrs.items() if key not in left_out}
     texts = {name: documents[name].meaning for name in joined if name in documents}
-    joined.attrs = {**heads.attrs, "columns": texts, "joined": origins}
     made = ", ".join([f"{label}=" * bool(label) + str(table.attrs.get("table")) for label, table in given])
-    columns = tuple(documents[name] for name in texts)
-    return named(joined, Table(f"join(heads, {made})", "`tls.tables.join`", columns))
+    schema = Schema(f"join(heads, {made})", tuple(documents[name] for name in texts), "`tls.tables.join`")
+    joined.attrs = {**heads.attrs, "columns": texts, "joined": origins, "table": schema.name}
+    return joined
 
 
 def _wide(table: pd.DataFrame, said: str) -> tuple[pd.DataFrame, dict[str, Column]]:

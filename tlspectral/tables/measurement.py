@@ -4,14 +4,16 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.tables.parts import PartFolder, open_parts
 from tlspectral.tables.schema import Schema
 from tlspectral.tables.work import WorkPart, finished_parts
+
+if TYPE_CHECKING:
+    from tlspectral.tables.parts import PartFolder
 
 # Other machines and other numbers of threads change a score by 1e-6; other hooks change it by more.
 _SAME_SCORE = 1e-4
@@ -46,10 +48,12 @@ class Measurement:
     n_jobs: int = 1
 
     @cached_property
-    def kept(self) -> PartFolder | None:
+    def kept(self) -> "PartFolder | None":
         """The folder, made or compared with the settings. Raises IncompatibleCheckpoint."""
         if self.folder is None:
             return None
+        from tlspectral.tables.parts import open_parts  # files are not loaded where nothing is kept
+
         noted = {} if self.score is None else {"intact_value": float(self.score())}
         identity = {name: value() if callable(value) else value for name, value in self.identity.items()}
         opened = open_parts(self.folder, {**self.settings, **identity}, noted=noted)

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from importlib import import_module
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tlspectral.tables.column import columns_of, remember
 from tlspectral.tables.head_columns import describe_columns
+from tlspectral.tables.schema import columns_of, remember
 from tlspectral.tables.whole_file import whole_file
 
 _KEY = b"tlspectral"
@@ -23,6 +25,9 @@ _DIGEST_KEY = b"tlspectral_sha256"
 _FORMAT = 2  # from 2 on with a digest of the file
 # Stands for the digest while the file is hashed.
 _NO_DIGEST = hashlib.sha256(b"").hexdigest().encode()
+# A table that is larger than both in memory was made to fill it: a row with one measured number takes some 8 bytes of
+# the file, so that it would need 4,000 bytes, or 500 columns.
+_MEMORY, _GROWTH = 2**30, 500
 
 
 def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pandas: bool = True) -> None:
@@ -164,13 +169,34 @@ def _open(path: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
         digest = metadata.get(_DIGEST_KEY, b"")
         if hashlib.sha256(_with_digest(data, digest, _NO_DIGEST)).hexdigest().encode() != digest:
             raise _damaged(path, "its checksum differs")
-    from tlspectral.tables.memory import require_memory
-
     try:
-        require_memory(path, data, file)
+        _require_memory(path, data, file)
         return described, file.read()
     except (pa.ArrowException, OSError) as error:
         raise _damaged(path, error) from error
+
+
+def _require_memory(path: str | os.PathLike[str], data: bytes, file: pq.ParquetFile) -> None:
+    """Refuse a file whose table would take far more memory than any table that was measured. The table is not read."""
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    chunks = [(group, group.column(index)) for group in groups for index in range(group.num_columns)]
+    rows = [max(group.num_rows, chunk.num_values) for group, chunk in chunks]
+    sizes = [chunk.total_uncompressed_size for _, chunk in chunks]
+    size = sum(max(8 * count, stored) for count, stored in zip(rows, sizes, strict=True))
+    most = max(_MEMORY, _GROWTH * len(data))
+    texts = [field.name for field in file.schema_arrow if field.type in (pa.string(), pa.large_string(), pa.binary())]
+    if size <= most < sum(map(mul, rows, sizes)) and texts:
+        # A text is stored once and may be repeated in every row: read without repeating it.
+        compute: Any = import_module("pyarrow.compute")  # its functions are made when it is imported
+        encoded = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts).read(columns=texts)
+        for chunk in (chunk for column in encoded.columns for chunk in column.chunks):
+            lengths = compute.binary_length(chunk.dictionary)
+            size += compute.sum(lengths.take(chunk.indices)).as_py() or 0
+    if size > most:
+        raise ValueError(
+            f"{path} has {len(data):,} bytes and its table would take some {size:,} in memory, more than {_GROWTH} "
+            "times as many, as no table of measured numbers does: it is damaged or forged; write the table again"
+        )
 
 
 def _unreadable(path: str | os.PathLike[str], error: Exception) -> ValueError:

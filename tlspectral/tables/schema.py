@@ -5,13 +5,13 @@ the frame by it, `write_table` puts it into the file, and the site prints it. No
 frame without a table's name has no documentation.
 """
 
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-_DTYPES = {"index": "int64", "count": "int64", "flag": "bool", "label": "object"}  # by unit
+_DTYPES = {"index": "int64", "count": "int64", "flag": "bool", "label": "object", "text": "object"}  # by unit
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Column:
         return {name: value for name, value in vars(self).items() if isinstance(value, str)}
 
     @property
+    def title(self) -> str:
+        """What people read: the plain name, else the name."""
+        return self.label or self.name
+
+    @property
     def dtype(self) -> str:
         """The pandas dtype of its values where none is missing."""
         return _DTYPES.get(self.unit, "float64")
@@ -56,22 +61,28 @@ class Column:
         return self.range.removeprefix("about ").startswith("-")
 
 
-def columns(text: str) -> tuple[Column, ...]:
+def columns(text: str, shared: Iterable[Column] = ()) -> tuple[Column, ...]:
     """Read columns from text with a line for each: name, unit and meaning, separated by `|`.
 
-    `?` behind a name marks a column that only some tables have. A line without a name goes on with the meaning above.
+    `?` behind a name marks a column that only some tables have. A line without a name goes on with the meaning above. A
+    line of names alone, "layer, head", takes these from the shared columns, of two with one name the first.
 
         >>> columns("value | nat | Mean loss.")
         (Column(name='value', meaning='Mean loss.', unit='nat', ...),)
     """
-    rows: list[list[str]] = []
+    known: dict[str, Column] = {}
+    for column in shared:
+        known.setdefault(column.name, column)
+    found: list[Column] = []
     for line in filter(str.strip, text.splitlines()):
-        name, unit, meaning = (cell.strip() for cell in line.split("|", 2))
-        if name:
-            rows.append([name, unit, meaning])
+        name, *said = (cell.strip() for cell in line.split("|", 2))
+        if not said:
+            found += [replace(known[one.rstrip("?")], always=one[-1] != "?") for one in name.rstrip(",").split(", ")]
+        elif name:
+            found.append(Column(name.rstrip("?"), said[1], said[0], always=not name.endswith("?")))
         else:
-            rows[-1][2] += f" {meaning}"
-    return tuple(Column(name.rstrip("?"), meaning, unit, always=not name.endswith("?")) for name, unit, meaning in rows)
+            found[-1] = replace(found[-1], meaning=f"{found[-1].meaning} {said[1]}")
+    return tuple(found)
 
 
 _DOCUMENTED: dict[str, dict[str, Column]] = {}
@@ -93,17 +104,17 @@ class Schema:
     made_by: str = ""
 
     def __post_init__(self) -> None:
-        _SCHEMAS[self.name] = self
+        _SCHEMAS.setdefault(self.name, self)  # one with more columns, of a call's own, does not replace it
         _DOCUMENTED.setdefault(self.name, {}).update({column.name: column for column in self.columns})
 
-    def frame(self, data: pd.DataFrame | Mapping[str, Any], attrs: Mapping[Any, Any] | None = None) -> pd.DataFrame:
+    def frame(self, data: Any, attrs: Mapping[Any, Any] | None = None) -> pd.DataFrame:
         """Return the table that data make: columns in the order of the schema, its name in `attrs`.
 
         Where the schema has `name` and the data `layer` and `head` alone, the names of heads are filled in, such as
-        L16H0. An empty table has the types of its columns.
+        L16H0. An empty table has the types of its columns; no rows make one with all that are always there.
 
         Args:
-            data: a frame, or columns by name; may lack columns that are not always there.
+            data: a frame, columns by name, or rows; may lack columns that are not always there.
             attrs: added to those of the frame.
 
         Raises:
@@ -111,6 +122,8 @@ class Schema:
         """
         frame = data.copy(deep=False) if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
         by_name = {column.name: column for column in self.columns}
+        if not frame.size and not len(frame.columns):
+            frame = frame.reindex(columns=[column.name for column in self.columns if column.always])
         if "name" in by_name and "name" not in frame and {"layer", "head"} <= set(frame):
             frame["name"] = "L" + frame["layer"].astype(str) + "H" + frame["head"].astype(str)
         unknown = [name for name in frame if name not in by_name]

@@ -4,24 +4,7 @@
 `kernel_prediction` judges that per head. All take random sequences or prompts of one's own.
 """
 
-from typing import TYPE_CHECKING
+from tlspectral.heads.detectors.heads import DETECTORS, detect_heads
+from tlspectral.heads.detectors.sequences import repeated_sequences
 
-from tlspectral.heads.detectors.columns import DETECTORS
-from tlspectral.heads.detectors.heads import detect_heads, split_half_reliability
-from tlspectral.heads.detectors.sequences import chance_level, repeated_sequences
-from tlspectral.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from tlspectral.heads.detectors.kernel import kernel_prediction, relative_position_kernel
-
-__all__ = [
-    "DETECTORS",
-    "chance_level",
-    "detect_heads",
-    "kernel_prediction",
-    "relative_position_kernel",
-    "repeated_sequences",
-    "split_half_reliability",
-]
-
-__getattr__ = lazy_names(__name__, {"kernel_prediction": "kernel", "relative_position_kernel": "kernel"})
+__all__ = ["DETECTORS", "detect_heads", "repeated_sequences"]

@@ -4,6 +4,7 @@ By default on sequences `[BOS, r, r]` of a random segment r and its copy, on the
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.heads.detectors.columns import DETECT_HEADS, DETECT_HEADS_ON_PROMPTS, DETECTORS, PROMPT_DETECTORS
 from tlspectral.heads.detectors.sequences import (
     chance_level,
     detector_offsets,
@@ -25,9 +25,12 @@ from tlspectral.heads.detectors.sequences import (
 )
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import PackedTokens, even_rows
-from tlspectral.tables import named
+from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
+from tlspectral.tables.schema import Column, Schema, columns
 
+DETECTORS = ("prev", "dup", "ind")
+PROMPT_DETECTORS = ("prev", "dup", "self")
 BATCH = 25
 _MOST_TOKENS = 2**12
 NULL_SEQUENCES = 16
@@ -36,6 +39,43 @@ NULL_SEQUENCES = 16
 Pattern = Callable[[Tensor], Any] | Any
 Reduce = Callable[[Tensor], Float64[Tensor, "scores batch heads"]]
 Scorer = Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]]
+
+
+def _scored(name: str, meaning: str) -> tuple[Column, ...]:
+    return columns(f"""
+        {name}    | attention probability | {meaning}
+        {name}_se | attention probability | Standard error of {name} over sequences; NaN for fewer than two that count.
+        {name}_p? | probability           | Share of draws of the null, the head itself among them, that reach {name}.
+    """)
+
+
+_PATTERN = tuple(
+    replace(column, always=False)
+    for column in _scored("pattern", "Mean weighted attention to the keys marked by `pattern=`. NaN where none counts.")
+)
+DETECT_HEADS = Schema(
+    "detect_heads",
+    (
+        *HEAD,
+        *_scored("prev", "Mean attention from each query of the copy to the token before it."),
+        *_scored("dup", "Mean attention from each query of the copy to the same token in the segment."),
+        *_scored("ind", "Mean attention from each query of the copy to the token after the same one in the segment."),
+        *_scored("prev_first", "prev on the queries of the segment, the first one left out."),
+        *_PATTERN,
+    ),
+    "`tls.detect_heads`",
+)
+DETECT_HEADS_ON_PROMPTS = Schema(
+    "detect_heads.prompts",
+    (
+        *HEAD,
+        *_scored("prev", "Mean attention from each query to the token before it. NaN where no query counts."),
+        *_scored("dup", "Mean attention to earlier tokens equal to the query's, where there are any; else NaN."),
+        *_scored("self", "Mean attention from each query to its own token. NaN where no query counts."),
+        *_PATTERN,
+    ),
+    "`tls.detect_heads` with `prompts=` other than repeated segments",
+)
 
 
 def detect_heads(
@@ -82,16 +122,15 @@ def detect_heads(
         seed: of the draw, on the CPU: the same on every device and for every batch size. Also of the null.
 
     Returns:
-        DataFrame `layer, head, name, prev, prev_se, dup, dup_se, ind, ind_se` on the queries of the copy, and
-        `prev_first, prev_first_se` on those of the segment, where nothing has been repeated yet; on other prompts
-        `layer, head, name, prev, prev_se, dup, dup_se, self, self_se`. Errors of one sequence are NaN. With
-        `pattern` also `pattern, pattern_se`: weighted attention to marked keys, averaged over the queries that have
-        any. With `null_draws` each error is followed by its score's p (`prev_p`), NaN where none of the compared
-        sequences counts. `attrs` hold where the model came from, with hashes of its weights, L, the number of
-        sequences, the opening token, `chance`, what uniform attention would score, `reliability`, the rank correlation
-        over heads of each score between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On other
-        prompts or with a pattern `chance` is a dictionary by score, and `n_counted` says how many sequences have a
-        query for it. With a null also `null_draws`, and `null_sequences`, how many are compared.
+        DataFrame sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?,
+        ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, pattern?, pattern_se?, pattern_p?`; on other
+        prompts: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?, self, self_se, self_p?, pattern?,
+        pattern_se?, pattern_p?`. A p is NaN where none of the compared sequences counts. `attrs` hold where the model
+        came from, with hashes of its weights, L, the number of sequences, the opening token, `chance`, what uniform
+        attention would score, `reliability`, the rank correlation over heads of each score between even and odd
+        sequences, and `user_hooks`, as in `analyze_heads`. On other prompts or with a pattern `chance` is a dictionary
+        by score, and `n_counted` says how many sequences have a query for it. With a null also `null_draws`, and
+        `null_sequences`, how many are compared.
 
     Raises:
         ValueError: fewer than two sequences are drawn, or a pattern of another shape, without a mark, or with a key
@@ -101,8 +140,10 @@ def detect_heads(
         ScoreMismatch: with `null_draws`, a layer's pattern is not that of its weights (learned sinks, hooks or an
             `ablate` block).
 
-    What it does not establish: on random sequences, what the head does on text; on any, that the model needs it. A
-    small p does not say that the score is large.
+    What it does not establish: on random sequences, what the head does on text; on any, that the model needs it, or
+    that the head looks for the token and not for its content. Errors say nothing of other prompts or another seed of
+    the model. A small p does not say that the score is large, and the chance level of `prev_first` differs from that
+    of `prev`, since its queries see fewer keys.
     """
     if null_draws < 0:
         raise ValueError(f"null_draws is the number of draws of the null, 0 for none; found {null_draws}")
@@ -160,20 +201,15 @@ def measured_detectors(
     if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
         pvalues, n_compared = _pvalues(view, sequences, scorer, null_draws, seed)
         attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
-    columns: dict[str, Any] = {"layer": statistics.layer, "head": statistics.head}
+    scores: dict[str, Any] = {"layer": statistics.layer, "head": statistics.head}
     for name, mean, error, pvalue in zip(names, statistics.mean, statistics.error, pvalues, strict=True):
-        columns |= {name: mean, f"{name}_se": error} | ({} if pvalue is None else {f"{name}_p": pvalue})
-    table = pd.DataFrame(columns)
-    table.attrs = {
-        **attrs,
-        "chance": chance,
-        "reliability": split_half_reliability(statistics.halves, names),
-        **{key: value for key, value in view.source.items() if key == "user_hooks"},
-    }
-    return named(table, DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS)
+        scores |= {name: mean, f"{name}_se": error} | ({} if pvalue is None else {f"{name}_p": pvalue})
+    attrs |= {"chance": chance, "reliability": _reliability(statistics.halves, names)}
+    attrs |= {key: value for key, value in view.source.items() if key == "user_hooks"}
+    return (DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS).frame(scores, attrs)
 
 
-def split_half_reliability(
+def _reliability(
     halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str] = DETECTORS
 ) -> dict[str, float | None]:
     """Return the Spearman correlation over heads between scores of even and of odd sequences, per detector.

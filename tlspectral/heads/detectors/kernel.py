@@ -3,7 +3,7 @@
 Beside them stands what the head's mean query and key alone predict; `kernel_prediction` judges that per head.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.heads.detectors.columns import KERNEL_PREDICTION, RELATIVE_POSITION_KERNEL
 from tlspectral.heads.detectors.distance import BANDS, band_shares, correlation
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.attention import AttentionView, attention_view
@@ -20,10 +19,46 @@ from tlspectral.models.attention.padding import even_rows
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Heads, whole_number
-from tlspectral.tables import named
+from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.schema import Schema, columns
 
 FARTHEST_OFFSET = 20
 _KERNEL_SEQUENCES, _KERNEL_LENGTH = 48, 96
+
+RELATIVE_POSITION_KERNEL = Schema(
+    "relative_position_kernel",
+    (
+        *HEAD,
+        *columns("""
+            offset    | token | Position of the key less that of the query; -1 is the previous token.
+            score     | logit | Mean attention score at the offset, scaled and before the softmax. NaN where every such
+                      |       | key is masked.
+            predicted | logit | Score of the mean query with the mean key at that distance. NaN where score is, and
+                      |       | where the head has no prediction.
+        """),
+    ),
+    "`tls.relative_position_kernel`",
+)
+KERNEL_PREDICTION = Schema(
+    "kernel_prediction",
+    (
+        *HEAD,
+        *columns("""
+            r              | correlation | Pearson's, over the offsets, of the mean score on prompts that gave no means
+                           |             | and its prediction. NaN for fewer than three, or where one does not vary.
+            peak           | token | Offset of the largest mean score on the prompts that r is judged on.
+            predicted_peak | token | Offset of the largest prediction; missing where it does not vary.
+            share_high     | share | Share of the fastest third of the rotary pairs in the variance of the prediction
+                           |       | over the offsets, before a softcap. The three sum to 1.
+            share_middle   | share | The same of the middle third.
+            share_low      | share | The same of the slowest third.
+            band           | label | Which third has the largest share: high, middle or low.
+            first          | index | First frequency of that third when the head's pairs are sorted from fast to slow.
+            last           | index | Last frequency of that third in that order.
+        """),
+    ),
+    "`tls.heads.kernel_prediction`",
+)
 
 
 def relative_position_kernel(
@@ -61,11 +96,11 @@ def relative_position_kernel(
         reference: prompts that the mean query and key are taken over. None: half of `prompts`, by a fixed seed.
 
     Returns:
-        DataFrame `layer, head, name, offset, score, predicted`, offsets ascending. Both are NaN where every such key is
-        masked. `predicted` is NaN in layers without rotary positions, whose mean query and key give the same score at
-        every distance (ALiBi's slope and learned positions are left out); where a prompt is longer than frequencies or
-        score scale hold; and for one prompt without a reference. `attrs` say which model and weights, and
-        `n_reference`, how many prompts the means are over.
+        DataFrame, offsets ascending. Columns: `layer, head, name, offset, score, predicted`. There is no prediction in
+        layers without rotary positions, whose mean query and key give the same score at every distance (ALiBi's slope
+        and learned positions are left out); where a prompt is longer than frequencies or score scale hold; and for one
+        prompt without a reference. `attrs` say which model and weights, and `n_reference`, how many prompts the means
+        are over.
 
     Raises:
         BadHead: a head that does not exist.
@@ -89,11 +124,8 @@ def relative_position_kernel(
             for column, head in enumerate(kernel.heads)
             for row, distance in enumerate(back)
         ]
-    columns = [column.name for column in RELATIVE_POSITION_KERNEL.columns if column.name != "name"]
-    table = pd.DataFrame.from_records(rows, columns=columns)
-    if kernels:
-        table.attrs = {**view.origin(), "n_reference": n_reference}
-    return named(table, RELATIVE_POSITION_KERNEL)
+    table = pd.DataFrame(rows, columns=["layer", "head", "offset", "score", "predicted"])
+    return RELATIVE_POSITION_KERNEL.frame(table, {**view.origin(), "n_reference": n_reference})
 
 
 def kernel_prediction(
@@ -116,18 +148,18 @@ def kernel_prediction(
             over half of the prompts, and scores are those of the other half.
 
     Returns:
-        DataFrame, one row per head: `layer, head, name, r` (Pearson's, over the offsets, between measured and predicted
-        mean score), `peak, predicted_peak` (offset of the largest), `share_high, share_middle, share_low` (shares of
-        thirds of the rotary pairs, from fast to slow, in the variance of the prediction over the offsets; they sum to
-        1), `band` (the largest of these), `first, last` (its frequencies, as in `band_effects`: indices when sorted
-        from fast to slow, which is the order of an ordinary model's pairs). NaN where there is no prediction. `attrs`
-        as of `relative_position_kernel`, and `n_judged`.
+        DataFrame, one row per head. Columns: `layer, head, name, r, peak, predicted_peak, share_high, share_middle,
+        share_low, band, first, last`. Frequencies are numbered as in `band_effects`: sorted from fast to slow, the
+        order of an ordinary model's pairs. NaN where there is no prediction. `attrs` as of `relative_position_kernel`,
+        and `n_judged`.
 
     Raises:
         ValueError: one prompt without a reference; otherwise as `relative_position_kernel`.
 
     What it does not establish: a mechanism. A large r is nearly an identity of means (see `relative_position_kernel`).
-    It says that the head's mean scores need no more than a mean query and a mean key, not that attention follows them.
+    It says that the head's mean scores need no more than a mean query and a mean key, not that attention follows them,
+    nor that the head needs a band: drop it (`ablate`, `tls.parts.Band`) to see. Offsets are no independent cases, so r
+    has no p.
     """
     view = attention_view(model)
     kernels, back, n_reference = _measured(view, heads, prompts, offsets, reference)
@@ -136,12 +168,10 @@ def kernel_prediction(
             "one prompt cannot give the means and be judged on: give several prompts, or others as reference="
         )
     rows = [row for kernel in kernels for row in _judged(kernel, back)]
-    columns = [column.name for column in KERNEL_PREDICTION.columns if column.name != "name"]
-    table = pd.DataFrame.from_records(rows, columns=columns)
-    table = table.astype({"first": "Int64", "last": "Int64", "peak": "Int64", "predicted_peak": "Int64"})
-    if kernels:
-        table.attrs = {**view.origin(), "n_reference": n_reference, "n_judged": kernels[0].n_judged}
-    return named(table, KERNEL_PREDICTION)
+    table = pd.DataFrame(rows, columns=[column.name for column in KERNEL_PREDICTION.columns if column.name != "name"])
+    table = table.astype(dict.fromkeys(("first", "last", "peak", "predicted_peak"), "Int64"))
+    n_judged = kernels[0].n_judged if kernels else 0
+    return KERNEL_PREDICTION.frame(table, {**view.origin(), "n_reference": n_reference, "n_judged": n_judged})
 
 
 def _measured(
@@ -176,35 +206,25 @@ def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
     return sorted((-number for number in known), reverse=True)
 
 
-def _judged(kernel: LayerKernels, back: list[int]) -> list[tuple[Any, ...]]:
-    """Return the rows of `kernel_prediction` of a layer's heads."""
+def _judged(kernel: LayerKernels, back: list[int]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `kernel_prediction` of a layer's heads, without what there is not."""
     measured, predicted = kernel.judged.numpy().T, kernel.predicted().T  # [heads, distances]
-    rows = []
     for index, head in enumerate(kernel.heads):
+        row: dict[str, Any] = {"layer": kernel.layer, "head": head, "band": None}
         known = np.isfinite(measured[index])
-        row: tuple[Any, ...] = (kernel.layer, head)
-        peak = -back[int(np.nanargmax(measured[index]))] if known.any() else None
+        if known.any():
+            row["peak"] = -back[int(np.nanargmax(measured[index]))]
         known &= np.isfinite(predicted[index])
-        if kernel.preference is None or not known.any():
-            rows.append((*row, np.nan, peak, None, *[np.nan] * len(BANDS), None, None, None))
-            continue
-        theta = kernel.preference.theta[index].numpy()
-        shares, bands = band_shares(kernel.preference.by_pair[index].numpy()[:, known], theta)
-        best = None if np.isnan(shares).any() else int(np.argmax(shares))
-        ends = np.cumsum([0, *map(len, bands)])
-        rows.append(
-            (
-                *row,
-                correlation(measured[index], predicted[index], known),
-                peak,
-                None if best is None else -back[int(np.nanargmax(np.where(known, predicted[index], np.nan)))],
-                *shares.tolist(),
-                None if best is None else BANDS[best],
-                None if best is None else int(ends[best]),
-                None if best is None else int(ends[best + 1] - 1),
-            )
-        )
-    return rows
+        if kernel.preference is not None and known.any():
+            row["r"] = correlation(measured[index], predicted[index], known)
+            theta = kernel.preference.theta[index].numpy()
+            shares, bands = band_shares(kernel.preference.by_pair[index].numpy()[:, known], theta)
+            row |= {f"share_{band}": share for band, share in zip(BANDS, shares.tolist(), strict=True)}
+            if not np.isnan(shares).any():
+                best, ends = int(np.argmax(shares)), np.cumsum([0, *map(len, bands)])
+                row["predicted_peak"] = -back[int(np.nanargmax(np.where(known, predicted[index], np.nan)))]
+                row |= {"band": BANDS[best], "first": int(ends[best]), "last": int(ends[best + 1] - 1)}
+        yield row
 
 
 def _random_prompts(view: AttentionView) -> Int[Tensor, "sequences pos"]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import in_float64, widened
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.heads.detectors.distance import Preference, preference
+from tlspectral.heads.detectors.rotated_keys import at_pattern
 from tlspectral.models.attention import AttentionView, QueryKeyNorm
 from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.attention.head_scores import rebuilt_scores
@@ -70,15 +71,12 @@ class LayerKernels:
         self.n_judged += int((~averaged).sum())
         if "scores" in names:
             return [*hooks, (names["scores"], lambda values, hook: self._add_scores(values, real, averaged))]
-        captured: dict[str, Tensor] = {}
-        points = [names[point] for point in ("residual", "cos", "sin") if point in names]
-        hooks += [(name, partial(_hold, captured, name)) for name in points]
 
-        def rebuild(pattern: Tensor, hook: Any) -> None:
-            self._add_scores(_rebuilt(self.view, self.layer, captured, pattern.detach()), real, averaged)
+        def rebuild(captured: dict[str, Tensor], pattern: Tensor) -> None:
+            self._add_scores(_rebuilt(self.view, self.layer, captured, pattern), real, averaged)
             captured.clear()
 
-        return [*hooks, (names["pattern"], rebuild)]
+        return [*hooks, *at_pattern(self.view, self.layer, rebuild)]
 
     def _add_mean(
         self, side: str, norm: QueryKeyNorm | None, counted: Bool[Tensor, "batch pos"], x: Tensor, hook: Any
@@ -151,15 +149,10 @@ def measured_kernels(
     return kernels
 
 
-def _hold(captured: dict[str, Tensor], name: str, activation: Tensor, hook: Any) -> None:
-    captured[name] = activation.detach()
-
-
 def _rebuilt(
     view: AttentionView, layer: int, captured: dict[str, Tensor], pattern: Tensor
 ) -> Float64[Tensor, "batch heads pos pos"]:
     """Return the scores of a layer that exposes only its pattern, -inf where it masks. Raises ScoreMismatch."""
-    pattern = pattern.cpu()
     mask = ~view.causal_mask(layer, pattern.shape[-1]).cpu()
     scores = rebuilt_scores(view, layer, captured).total.masked_fill(mask, -torch.inf)
     require_close(

@@ -21,15 +21,10 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.errors import ScoreMismatch
-from tlspectral.models.attention import AttentionLayer, AttentionView, softcapped
+from tlspectral.models.attention import AttentionLayer, AttentionView
 from tlspectral.models.attention.closeness import require_close
-from tlspectral.models.attention.head_scores import (
-    HeadScores,
-    key_side,
-    rebuilt_scores,
-    rotation_tables,
-    scores_of_stream,
-)
+from tlspectral.models.attention.head_scores import HeadScores, key_side, rotation_tables, scores_of_stream
+from tlspectral.models.attention.layer import require_even_scale
 from tlspectral.models.attention.run_scores import visible_keys
 
 TIE = 1e-6
@@ -70,8 +65,8 @@ def rotated_key_pvalues(
     sizes = counts.sum(1).double()[:, None]
     by_layer: list[Tensor] = []
 
-    def measure(index: int, captured: dict[str, Tensor], pattern: Tensor, hook: Any) -> None:
-        layer, observed = _fixed_queries(view, index, captured, pattern.detach().cpu())
+    def measure(index: int, captured: dict[str, Tensor], pattern: Tensor) -> None:
+        layer, observed = _fixed_queries(view, index, captured, pattern)
         captured.clear()
         score = reduce(observed).sum(1) / sizes
         least = score - TIE * score.abs()
@@ -82,14 +77,22 @@ def rotated_key_pvalues(
             advance()
         by_layer.append(torch.where(score.isnan(), torch.nan, (1 + reached) / (1 + draws)))
 
-    hooks: list[tuple[str, Callable[..., None]]] = []
-    for index in range(view.n_layers):
-        names, captured = view.hook_names(index), {}
-        points = [names[point] for point in ("residual", "cos", "sin", "scores") if point in names]
-        hooks += [(name, partial(_hold, captured, name)) for name in points if name in view.model.hook_dict]
-        hooks.append((names["pattern"], partial(measure, index, captured)))
+    hooks = [hook for index in range(view.n_layers) for hook in at_pattern(view, index, partial(measure, index))]
     view.run(tokens, hooks, last=hooks[-1][0])
     return torch.cat(by_layer, dim=1).numpy()
+
+
+def at_pattern(
+    view: AttentionView, index: int, measure: Callable[[dict[str, Tensor], Tensor], None]
+) -> list[tuple[str, Callable[[Tensor, Any], None]]]:
+    """Return hooks that give `measure` what a layer's scores are rebuilt from, and the pattern, as soon as it is there.
+
+    `measure` frees what it is given.
+    """
+    names, captured = view.hook_names(index), {}
+    points = [names[point] for point in ("residual", "cos", "sin", "scores") if point in names]
+    hooks = [(name, partial(_hold, captured, name)) for name in points if name in view.model.hook_dict]
+    return [*hooks, (names["pattern"], lambda pattern, hook: measure(captured, pattern.detach().cpu()))]
 
 
 def _hold(captured: dict[str, Tensor], name: str, activation: Tensor, hook: Any) -> None:
@@ -101,12 +104,12 @@ class _FixedQueries:
     """What the attention of a layer depends on beside the directions of W_K, in float32.
 
     Attributes:
-        layer: for its norms, rotary positions and softcap.
+        layer: for its norms of keys.
         n: normalised residual stream without gain and bias, under LayerNorm in a basis of the vectors without mean.
         scores: of the head itself; its keys are replaced.
         core: R of W_K = Q R for each key/value head.
         bias: of the keys.
-        added: ALiBi, and the least float32 where a key is masked.
+        hidden: which keys are masked.
     """
 
     layer: AttentionLayer
@@ -114,13 +117,13 @@ class _FixedQueries:
     scores: HeadScores
     core: Float[Tensor, "kv_heads rank d_head"]
     bias: Float[Tensor, "kv_heads d_head"]
-    added: Float[Tensor, "#batch #heads pos pos"]
+    hidden: Bool[Tensor, "#batch 1 pos pos"]
 
     def pattern(self, frame: Float[Tensor, "dimension rank"]) -> Float[Tensor, "batch heads query key"]:
         """Return the attention of all heads whose keys are read through a frame."""
         keys = torch.einsum("bpr,hrk->bphk", self.n @ frame, self.core) + self.bias
-        scores = replace(self.scores, key=key_side(self.layer, keys, None, self.scores.key.rotation)).whole()
-        return (softcapped(scores, self.layer.softcap) + self.added).softmax(-1)
+        scores = replace(self.scores, key=key_side(self.layer, keys, None, self.scores.key.rotation)).own()
+        return scores.masked_fill(self.hidden, torch.finfo(torch.float32).min).softmax(-1)
 
 
 def _without_mean(vectors: Float64[Tensor, "*rows d_model"]) -> Float64[Tensor, "*rows dimension"]:
@@ -151,7 +154,9 @@ def _fixed_queries(
     names, layer = view.hook_names(index), view.layer(index)
     residual, n_positions = captured[names["residual"]].cpu().double(), pattern.shape[-1]
     hidden = ~visible_keys(view, index, n_positions, captured).cpu().all(1, keepdim=True)
-    rebuilt = rebuilt_scores(view, index, captured).total
+    require_even_scale(layer, index, n_positions)
+    scores = scores_of_stream(layer, residual, rotation_tables(view, layer.rotary, index, n_positions, captured))
+    rebuilt = scores.own()
     observed = rebuilt.masked_fill(hidden, -torch.inf).softmax(-1)
     # An error of the attention is at most one of its scores.
     require_close(
@@ -164,14 +169,9 @@ def _fixed_queries(
         "pattern, or set null_draws=0",
         ScoreMismatch,
     )
-    tables = rotation_tables(view, layer.rotary, index, n_positions, captured)
-    scores = scores_of_stream(layer, residual, tables)
     n, w_k = layer.norm.normalized(residual), layer.w_k
     if layer.effective_dimension < view.d_model:
         n, w_k = _without_mean(n), _without_mean(w_k.mT).mT
-    added = torch.zeros(1, 1, n_positions, n_positions, dtype=torch.float64)
-    if layer.alibi is not None:
-        added = added + layer.alibi.bias(torch.arange(n_positions))[:, None]
     fixed = _FixedQueries(
         layer,
         n.float(),
@@ -179,6 +179,6 @@ def _fixed_queries(
         # A norm over all heads of a token needs their keys as one rotation leaves them, and not each by itself.
         _core(w_k, together=layer.k_norm is not None and layer.k_norm.over_heads),
         layer.b_k.float(),
-        added.float().masked_fill(hidden, torch.finfo(torch.float32).min),
+        hidden,
     )
     return fixed, observed

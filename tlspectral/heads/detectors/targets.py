@@ -14,7 +14,7 @@ from tlspectral.models.attention.padding import PackedTokens
 Weights = Float64[Tensor, "batch query key"]
 
 
-def pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice) -> Weights:
+def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice) -> Weights:
     """Return the weights of a pattern by name, or of a caller's, for some prompts, 0 outside of their tokens.
 
     Of a pattern by name the first two positions are no queries: there is no choice at the first, and the token before
@@ -81,8 +81,8 @@ class Marks:
 
     def scorer(self, rows: slice) -> tuple[Callable[[Tensor], Tensor], Bool[Tensor, "scores batch"]]:
         """Return the function of a pattern that gives the scores of a batch, and which of its sequences count."""
-        weights = [pattern_weights(pattern, self.sequences, rows) for pattern in self.patterns]
-        self.uniform.append(torch.stack([uniform_attention(marked) for marked in weights]))
+        weights = [_pattern_weights(pattern, self.sequences, rows) for pattern in self.patterns]
+        self.uniform.append(torch.stack([_uniform_attention(marked) for marked in weights]))
         counted = torch.stack([scored_queries(marked) > 0 for marked in weights])
         return lambda attention: torch.stack([weighted_attention(attention, marked) for marked in weights]), counted
 
@@ -103,7 +103,7 @@ def weighted_attention(
     return total / scored_queries(weights).clamp_min(1)[:, None]
 
 
-def uniform_attention(weights: Weights) -> Float64[Tensor, "batch"]:
+def _uniform_attention(weights: Weights) -> Float64[Tensor, "batch"]:
     """Return what `weighted_attention` is for a head that attends to all earlier keys and its own alike."""
     keys_seen = torch.arange(1, weights.shape[-1] + 1)
     return (weights.sum(-1) / keys_seen).sum(-1) / scored_queries(weights).clamp_min(1)

@@ -1,7 +1,7 @@
 """The query-key and output-value operators of a head, W_Q W_K^T and W_V W_O, kept as thin factors (FP section 3)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,7 +15,14 @@ from tlspectral.algebra.records import one_line
 from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.attention import (
+    AttentionLayer,
+    AttentionView,
+    OutputFactors,
+    RawAttention,
+    attention_view,
+    fold_output,
+)
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import head_pair, whole_number
 
@@ -205,10 +212,14 @@ def ov_operators(model: Any, layer: int) -> list[OVOperator]:
         BadHead: no such layer.
         UnsupportedArchitecture, BadWeights: the layer cannot be read.
     """
-    view = attention_view(model)
-    factors = view.output(layer)
-    w_o = factors.w_o
-    if view.layer(layer).norm.kind == "LN":
-        w_o = w_o - w_o.mean(2, keepdim=True)
-    groups = len(w_o) // len(factors.w_v)
-    return [OVOperator(layer, head, factors.w_v[head // groups], torch.clone(w_o[head])) for head in range(len(w_o))]
+    output = centred_output(attention_view(model).raw(layer), layer)
+    groups = len(output.w_o) // len(output.w_v)
+    return [
+        OVOperator(layer, head, output.w_v[head // groups], torch.clone(w_o)) for head, w_o in enumerate(output.w_o)
+    ]
+
+
+def centred_output(raw: RawAttention, layer: int) -> OutputFactors:
+    """Return value and output factors; under LayerNorm without the mean of what is written, which norms remove."""
+    output = fold_output(raw, layer)
+    return replace(output, w_o=output.w_o - output.w_o.mean(2, keepdim=True)) if raw.norm.kind == "LN" else output

@@ -1,7 +1,6 @@
 """Checks that the view reproduces a model's own attention scores. Nothing is reported for a model where it does not."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,31 +17,17 @@ from tlspectral.models.attention.padding import PackedTokens, even_rows
 CHECK_LENGTH = 24
 
 
-@dataclass(frozen=True)
-class ScoreCheck:
-    """The result of checking a model, for each of the `layers` that were checked.
+class LayerCheck(NamedTuple):
+    """The result of checking a layer.
 
     Attributes:
-        errors: worst |ours - model's|, over unmasked entries; tolerances: the largest error allowed.
-        compared: "scores", or "pattern" where a layer exposes no scores.
-        outside_m: [head] share of score variance, within a query's row, that comes from terms outside M.
+        record: what tables store: the worst |ours - model's| over unmasked entries, the largest error allowed, the
+            layer, and what was compared: "scores", or "pattern" where a layer exposes no scores.
+        outside_m: share of score variance, within a query's row, that comes from terms outside M.
     """
 
-    layers: tuple[int, ...]
-    errors: tuple[float, ...]
-    tolerances: tuple[float, ...]
-    compared: tuple[str, ...]
-    outside_m: tuple[Float64[np.ndarray, "heads"], ...]
-
-    def of_layer(self, layer: int) -> dict[str, Any]:
-        """Return error, tolerance, layer and what was compared, as tables store them."""
-        index = self.layers.index(layer)
-        return {
-            "worst_error": self.errors[index],
-            "tolerance": self.tolerances[index],
-            "layer": layer,
-            "compared": self.compared[index],
-        }
+    record: dict[str, Any]
+    outside_m: Float64[np.ndarray, "heads"]
 
 
 def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
@@ -72,19 +57,18 @@ def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
     log-probabilities).
     """
     view = attention_view(model)
-    check = check_scores(view, prompts)
-    return pd.Series(check.errors, index=pd.Index(check.layers, name="layer"), name="worst_error")
+    errors = {layer: check.record["worst_error"] for layer, check in check_scores(view, prompts).items()}
+    return pd.Series(errors, name="worst_error").rename_axis("layer")
 
 
-def check_scores(view: AttentionView, prompts: Any = None) -> ScoreCheck:
-    """Check the scores of a view as `verify_scores` does, and return all results. Raises as `verify_scores`."""
+def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerCheck]:
+    """Check the scores of a view as `verify_scores` does, and return all results by layer. Raises as that."""
     packed = checked_prompts(view, prompts)
     names = {index: view.hook_names(index) for index in range(view.n_layers)}
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for points_of_layer in names.values() for point, name in points_of_layer.items() if point in points]
     captured = view.capture(packed.tokens, wanted, last=names[max(names)]["pattern"])
-    results = [_check_layer(view, index, names[index], captured, packed.real) for index in names]
-    return ScoreCheck(tuple(names), *zip(*results, strict=True))
+    return {index: _check_layer(view, index, names[index], captured, packed.real) for index in names}
 
 
 def checked_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
@@ -105,7 +89,7 @@ def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
 
 def _check_layer(
     view: AttentionView, index: int, names: dict[str, str], captured: dict[str, Tensor], real: Bool[Tensor, "batch pos"]
-) -> tuple[float, float, str, Float64[np.ndarray, "heads"]]:
+) -> LayerCheck:
     raw = view.raw(index)
     pattern = captured[names["pattern"]].cpu().double()
     allowed = _allowed(pattern, index) & real[:, None, :, None]
@@ -133,7 +117,8 @@ def _check_layer(
         "this model's attention is not the bilinear form that was read from it, so no table is returned",
         ScoreMismatch,
     )
-    return found, allowed_difference, compared, share.numpy()
+    record = {"worst_error": found, "tolerance": allowed_difference, "layer": index, "compared": compared}
+    return LayerCheck(record, share.numpy())
 
 
 def _allowed(pattern: Float64[Tensor, "batch heads pos pos"], index: int) -> Bool[Tensor, "batch heads pos pos"]:

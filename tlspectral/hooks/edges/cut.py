@@ -115,9 +115,6 @@ class EdgeReceiver(HeadCapture):
         require_honoured(self.view, self.layer.layer, point)
         return [(self.names["residual"], self._hold_stream), (self.names[point], self._edit)]
 
-    def _columns(self, read: int, captured: Tensor) -> list[int]:
-        return held_at(self.layer, self.what, read, captured.shape[2])
-
     def _hold_stream(self, x: Tensor, hook: Any) -> None:
         self.hold("residual", x)
 
@@ -133,7 +130,8 @@ class EdgeReceiver(HeadCapture):
         if self.what != "v":
             weight, stored = (raw.w_q, raw.b_q) if self.what == "q" else (raw.w_k, raw.b_k)
             bias = folded_bias(weight, stored, raw.norm)[self.heads]
-        found = widened(captured[:1, :, [self._columns(head, captured)[0] for head in self.heads]])
+        held = [held_at(self.layer, self.what, head, captured.shape[2])[0] for head in self.heads]
+        found = widened(captured[:1, :, held])
         left = found - reads.of(widened(x[:1]))
         off = (left - (left.mean(1, keepdim=True) if bias is None else bias.to(left))).abs().amax((0, 1, 3))
         largest = found.abs().amax((0, 1, 3))
@@ -162,7 +160,9 @@ class EdgeReceiver(HeadCapture):
             self._require_own_reads(captured, x, reads)
         edited = captured.clone()
         for head, change in zip(self.heads, reads.change(x, removed).unbind(2), strict=True):
-            for column in self._columns(head, captured):  # where nothing is removed, adding 0 keeps it to the bit
+            for column in held_at(
+                self.layer, self.what, head, captured.shape[2]
+            ):  # where nothing is removed, adding 0 keeps it to the bit
                 edited[:, :, column] = (widened(captured[:, :, column]) + change).to(captured)
         return edited
 

@@ -264,9 +264,7 @@ def _prepared(
     view: AttentionView, sequences: ScoredSequences, layers: list[int], senders: list[Sender], measure: Measure
 ) -> tuple[CachedRun, Replayed | None]:
     run = cached_run(view, sequences, layers, senders)
-    if measure != "task":
-        return run, None
-    return run, Replayed(*intact_values(view, sequences, layers), sequences)
+    return run, Replayed(*intact_values(view, sequences, layers), sequences) if measure == "task" else None
 
 
 @torch.no_grad()

@@ -110,13 +110,7 @@ def block_places(model: Any, blocks: Any) -> BlockPlaces:
 
 @dataclass(frozen=True, eq=False)
 class BlockPart(Part):
-    """A part of the scores between queries behind the blocks of a prompt and keys in them.
-
-    Attributes:
-        prompt: a `BlockPrompt` with blocks of equal length, of which only the places count: any run is edited that has
-            its blocks there, counted from the first token. A sink in the first block is a block like the others; put it
-            into the prefix to leave it out.
-    """
+    """A part of the scores between queries behind the blocks of a prompt (or their places) and keys in them."""
 
     control = "blocks"
     prompt: Any
@@ -148,7 +142,9 @@ class Content(BlockPart):
     `tlspectral.hooks.parts.blocks` has the formulas. Only scores of queries behind the blocks and keys in them change.
 
     Attributes:
-        prompt: a `BlockPrompt` with blocks of equal length.
+        prompt: a `BlockPrompt` with blocks of equal length, of which only the places count: any run is edited that has
+            its blocks there, counted from the first token. A sink in the first block is a block like the others; put it
+            into the prefix to leave it out.
 
     Raises:
         ValueError: when a model is given, no `BlockPrompt`, or blocks of unequal length; as the model runs, no query

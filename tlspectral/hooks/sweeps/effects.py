@@ -4,8 +4,8 @@ The control of a part of the scores is a random part of the same RMS. That of wh
 output or its attention to far keys, is other heads. Blocks are replayed from the layer, several heads in a batch.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import comb, prod
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Bound
-from tlspectral.hooks.parts.blocks import BlockPlaces, BlockRemoval
+from tlspectral.hooks.parts.blocks import BlockRemoval
 from tlspectral.hooks.parts.output import Replacement
 from tlspectral.hooks.parts.query_key import ScoreRemoval
 from tlspectral.models.attention import attention_view
@@ -73,11 +73,27 @@ def layer_effects(
     n = len(sequences.tokens)
     squares = torch.full((len(jobs), n), torch.nan, dtype=torch.float64)
 
+    def altered(chunk: slice, batch: slice, removal: Removal) -> Tensor:
+        """Record the mean square of each removed part, and substitute random parts for the jobs of the control."""
+        removal = unpadded(removal, sequences, batch)
+        assert removal.allowed is not None
+        squares[chunk, batch] = root_mean_square(removal.difference, removal.allowed).square().T.cpu().double()
+        random = [index for index, (_, draw) in enumerate(jobs[chunk]) if draw >= 0]
+        if not random:
+            return removal.difference
+        drawn, replaced = [jobs[chunk][index] for index in random], removal.difference.clone()
+        if isinstance(part, BlockRemoval):
+            seeds = [[seed, layer, head, draw] for head, draw in drawn]
+            replaced[:, random] = part.places.shuffled(removal.difference[:, random], seeds)
+        else:
+            frames = random_frames(seed, layer, drawn, removal.d_head)
+            replaced[:, random] = random_difference(removal, random, frames)
+        return replaced
+
     def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
         ablation = LayerAblation(view, folded, [head for head, _ in jobs[chunk]], part, stacked=True)
         if isinstance(part, ScoreRemoval | BlockRemoval):
-            blocks = part.places if isinstance(part, BlockRemoval) else None
-            ablation.alter = _alteration(jobs[chunk], layer, seed, squares[chunk, batch], sequences, batch, blocks)
+            ablation.alter = partial(altered, chunk, batch)
         elif isinstance(part, Replacement):
             ablation.part = part.of_rows(batch)
         return ablation.hooks()
@@ -86,35 +102,6 @@ def layer_effects(
     by_head = values.view(len(heads), draws + 1, n).numpy()
     score_rms = squares.view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
     return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
-
-
-def _alteration(
-    jobs: list[tuple[int, int]],
-    layer: int,
-    seed: int,
-    squares: Tensor,
-    sequences: ScoredSequences,
-    batch: slice,
-    blocks: BlockPlaces | None,
-) -> Callable[[Removal], Tensor]:
-    """Record the mean square of each removed part, [jobs, sequences], and substitute random parts for control jobs."""
-    random = [index for index, (_, draw) in enumerate(jobs) if draw >= 0]
-
-    def alter(removal: Removal) -> Tensor:
-        removal = unpadded(removal, sequences, batch)
-        assert removal.allowed is not None
-        squares.copy_(root_mean_square(removal.difference, removal.allowed).square().T.cpu())
-        if not random:
-            return removal.difference
-        drawn, replaced = [jobs[index] for index in random], removal.difference.clone()
-        if blocks is not None:
-            seeds = [[seed, layer, head, draw] for head, draw in drawn]
-            replaced[:, random] = blocks.shuffled(removal.difference[:, random], seeds)
-            return replaced
-        replaced[:, random] = random_difference(removal, random, random_frames(seed, layer, drawn, removal.d_head))
-        return replaced
-
-    return alter
 
 
 def random_frames(seed: int, layer: int, jobs: list[tuple[int, int]], d_head: int) -> Float[Tensor, "jobs d d"]:

@@ -32,12 +32,8 @@ class CheckpointFiles:
 
     def __init__(self, source: Source):
         # Pinned to one commit: a branch may move on between one file and the next.
-        self.source = pinned(source) if source.kind == "hub" else source
+        self.source, self.config_folder = pinned(source) if source.kind == "hub" else (source, Path(source.location))
         self.record, self.name = self.source.record, str(self.source.record["model"])
-        config = self._first(["config.json"])
-        if config is None:
-            raise FileNotFoundError(f"{self.name} has no config.json, so it is not a checkpoint")
-        self.config_folder = config.parent
         refuse_adapter(self.config_folder, self.name)
         self.file_of = self._tensors()
 
@@ -50,16 +46,15 @@ class CheckpointFiles:
 
         Raises BadWeights for a file that is damaged, or does not hold a tensor that the index promises.
         """
-        tensors_stored: dict[str, tuple[str, tuple[int, ...]]] = {}
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
         for path, names in self._by_file(tensors).items():
             with safetensors_file(path) as file:
-                names_in_file = set(file.keys())
                 for name in names:
-                    if name not in names_in_file:
+                    if name not in file.keys():  # noqa: SIM118 - not a mapping
                         raise BadWeights(f"{path} does not hold {name}, which {INDEX} says it does")
-                    tensor_slice = file.get_slice(name)
-                    tensors_stored[name] = str(tensor_slice.get_dtype()), tuple(tensor_slice.get_shape())
-        return tensors_stored
+                    header = file.get_slice(name)
+                    found[name] = str(header.get_dtype()), tuple(header.get_shape())
+        return found
 
     def read(self, tensors: Iterable[str]) -> dict[str, Tensor]:
         """Return the tensors as stored, mapped from their files: a page is read when it is used. Nothing is copied."""
@@ -85,39 +80,32 @@ class CheckpointFiles:
 
     def _tensors(self) -> dict[str, str]:
         """Return the file that holds each tensor."""
-        listing = self._first([INDEX, WHOLE])
-        if listing is None and self.source.kind == "folder":
-            files = sorted(path.name for path in Path(self.source.location).glob("*.safetensors"))
-            if files:
-                return {tensor: file for file in files for tensor in names_in(self._path(file))}
-        if listing is None:
-            raise self._without_safetensors()
-        if listing.name != INDEX:
-            return dict.fromkeys(names_in(listing), WHOLE)
-        return indexed_files(listing)
-
-    def _without_safetensors(self) -> Exception:
-        reason = f"neither {INDEX} nor {WHOLE} is there"
-        if self.source.kind == "folder":
-            files = Path(self.source.location).iterdir()
-            pickles = sorted(path.name for path in files if path.suffix in (".bin", ".pt", ".pth"))
-            if not pickles:
-                return FileNotFoundError(f"{self.name} holds no weights: neither {INDEX} nor {WHOLE}")
-            reason = f"its weights are in {pickles[0]}, a pickle"
-        return BadWeights(
+        listing = self._first(INDEX, WHOLE)
+        if listing is not None and listing.name == INDEX:
+            return indexed_files(listing)
+        there = [] if self.source.kind == "hub" else sorted(path.name for path in self.config_folder.iterdir())
+        files = [WHOLE] if listing is not None else [file for file in there if file.endswith(".safetensors")]
+        if files:
+            return {tensor: file for file in files for tensor in names_in(self._path(file))}
+        pickles = [file for file in there if file.endswith((".bin", ".pt", ".pth"))]
+        missing = f"neither {INDEX} nor {WHOLE}"
+        if not pickles and self.source.kind == "folder":
+            raise FileNotFoundError(f"{self.name} holds no weights: {missing}")
+        reason = f"its weights are in {pickles[0]}, a pickle" if pickles else f"{missing} is there"
+        raise BadWeights(
             f"{self.name} has no safetensors ({reason}), and nothing else is read without loading the model: save it "
             "again by save_pretrained, or pass a loaded model"
         )
 
     def _path(self, file: str) -> Path:
-        path = self._first([file])
+        path = self._first(file)
         if path is None:
             raise BadWeights(f"{self.name}: {file}, which {INDEX} names, is not there; fetch the safetensors again")
         return path
 
-    def _first(self, files: list[str]) -> Path | None:
+    def _first(self, *files: str) -> Path | None:
         """Return the first of these files that exists; of a hub model, from the cache where it is cached."""
         if self.source.kind == "hub":
             return first_file(self.source, files)
-        paths = [Path(self.source.location) / file for file in files]
+        paths = [self.config_folder / file for file in files]
         return next((path for path in paths if path.is_file()), None)

@@ -12,13 +12,14 @@ import torch
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.checkpoints.files import CheckpointFiles
-from tlspectral.models.checkpoints.one_layer import empty_model, model_of, one_layer_config, unused_tensors
-from tlspectral.models.loading.bars import quiet
+from tlspectral.models.checkpoints.one_layer import model_of, one_layer_config
+from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.building import build_bridge
-from tlspectral.models.loading.damage import check_settings, misfit, refusing
+from tlspectral.models.loading.checks import OTHER_TOWERS, in_any_layer, listed, unused_weights
+from tlspectral.models.loading.damage import check_settings, empty_model, from_files, misfit
+from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config
-from tlspectral.models.loading.source import Source, find_source
-from tlspectral.models.loading.unused_weights import OTHER_TOWERS, listed
+from tlspectral.models.loading.source import Source
 from tlspectral.tables.origin import recorded_weights
 
 Side = Literal["query-key", "output", "positions"]
@@ -49,13 +50,14 @@ _POSITIONS = re.compile(r"(?:.*\.)?(wpe|embed_positions)\.weight")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def streamable_checkpoint(name: str | PathLike[str], revision: str | None = None) -> Source | None:
-    """Return the folder or hub model that `name` means; None where a model has to be loaded (GGUF, adapter, tiny).
+def opened_files(model: Source | str | PathLike[str]) -> "CheckpointLayers | None":
+    """Return the layers of the folder or hub model that a name or source means, None where a model has to be loaded.
 
-    Raises as `load_model` for an unknown name.
+    That is so for a GGUF file, an adapter and a packaged model. Raises as `load_model` for an unknown name.
     """
-    source = find_source(name, revision)
-    return source if source.kind in ("folder", "hub") else None
+    with download_bars():
+        source = model if isinstance(model, Source) else find_source(model)
+        return CheckpointLayers(source) if source.streams else None
 
 
 class CheckpointLayers:
@@ -76,31 +78,28 @@ class CheckpointLayers:
         from transformers import AutoConfig
 
         self.files = CheckpointFiles(source)
+        source, folder = self.files.source, self.files.config_folder
         try:
-            check_settings(self.files.config_folder)
-            with refusing(misfit(source.record)), quiet():
-                whole: Any = AutoConfig.from_pretrained(
-                    str(self.files.config_folder), local_files_only=True, trust_remote_code=False
-                )
-        except BadWeights as error:
+            check_settings(folder)
+            whole = from_files(AutoConfig.from_pretrained, source, folder)
+        except (BadWeights, UnsupportedArchitecture) as error:
             raise self._unsupported(f"its config.json is not understood ({str(error).rstrip('.')})") from error
-        with refusing(misfit(source.record)):
-            try:
-                check_config(whole, source.record["model"])
-            except UnsupportedArchitecture as error:
-                raise self._unsupported(str(error)) from error
+        try:
+            with misfit(source.record):
+                check_config(whole, self.files.name)
+        except UnsupportedArchitecture as error:
+            raise self._unsupported(str(error)) from error
         config = whole.get_text_config()  # of a model that also reads images, the part that reads text
         if config.model_type not in STREAMED_MODEL_TYPES:
             raise self._unsupported(f"its model type is {config.model_type}")
-        self.config = config
-        layers = config.num_hidden_layers
-        if not isinstance(layers, int) or not 0 < layers <= len(self.files.file_of):
-            raise BadWeights(
-                f"config.json of {self.files.name} asks for {layers!r} layers, and the files hold "
-                f"{len(self.files.file_of)} tensors in all; fetch it again"
-            )
-        self.n_layers = layers
-        self._stack, self._names = self._layer_names()
+        self.config, self._whole = config, whole
+        with misfit(source.record):
+            stacks, wholes = _stacks(self.files.file_of), _stacks(self._empty().state_dict())
+        if len(stacks) != 1 or not wholes:
+            raise self._unsupported(f"{len(stacks)} stacks of attention layers were found where there should be one")
+        self.n_layers = config.num_hidden_layers
+        self._names = stacks[0]
+        self._in_whole = wholes[0]  # parameters of the whole model, by layer and by name within it
 
     @property
     def d_model(self) -> int:
@@ -124,7 +123,18 @@ class CheckpointLayers:
     @cached_property
     def unused(self) -> list[str]:
         """Tensors in the files that the model has no parameter for and does not need. Raises as `prepare`."""
-        return unused_tensors(self.files, self.config, self._stack)
+        # Of the tensors that have one name in all layers, one is read: others can lie in files not fetched yet.
+        first = {in_any_layer(tensor): tensor for tensor in reversed(self.files.file_of)}
+
+        def read(tensor: str) -> torch.Tensor:
+            return self.files.read([first[in_any_layer(tensor)]])[first[in_any_layer(tensor)]]
+
+        with misfit(self.files.record):
+            return unused_weights(self._empty(), self.files.file_of, read, self.files.name)
+
+    def _empty(self) -> torch.nn.Module:
+        file = f"config.json of {self.files.name}"
+        return empty_model(self._whole, tensors=len(self.files.file_of), file=file)
 
     def prepare(self, indices: Iterable[int], side: Side = "query-key") -> None:
         """Fetch the files that some layers need, and check in their headers that these layers can be read.
@@ -132,13 +142,12 @@ class CheckpointLayers:
         Raises BadWeights for tensors that are missing, quantised, of other shapes than config.json asks for or unknown
         to it, and for damaged files; UnsupportedArchitecture where the architecture cannot be built.
         """
-        with refusing(misfit(self.files.record)):
+        with misfit(self.files.record):
             _ = self.unused  # raises if weights would be left out that belong to the model
             for index in indices:
-                tensors = self._needed(index, side)
-                stored = self.files.stored(tensor for tensor, _ in tensors.values())
-                for tensor, shape in tensors.values():
-                    dtype, stored_shape = stored[tensor]
+                shapes = dict(self._needed(index, side).values())
+                for tensor, (dtype, stored_shape) in self.files.stored(shapes).items():
+                    shape = shapes[tensor]
                     if dtype not in _FLOATS:
                         raise BadWeights(
                             f"layer {index}: {tensor} is stored as {dtype}, a quantised format; load de-quantised "
@@ -156,7 +165,7 @@ class CheckpointLayers:
 
         Only the weights of `side` are read; embeddings are random and other matrices zero. Raises as `prepare`.
         """
-        with refusing(misfit(self.files.record)):
+        with misfit(self.files.record):
             tensors = self._needed(index, side)
             stored = self.files.read(tensor for tensor, _ in tensors.values())
             config = one_layer_config(self.config, index)
@@ -179,31 +188,22 @@ class CheckpointLayers:
         """Return the SHA-256 of the tensors that the query-key side of a layer is read from, as stored."""
         return self.files.digest(tensor for tensor, _ in self._needed(index, "query-key").values())
 
-    def _layer_names(self) -> tuple[str, dict[int, dict[str, str]]]:
-        """Return the prefix of the text model's layers and, by layer, its tensors by their name within the layer."""
-        by_prefix: dict[str, dict[int, dict[str, str]]] = {}
-        for tensor in self.files.file_of:
-            match = _LAYER_KEY.fullmatch(tensor)
-            if match is not None and not OTHER_TOWERS.search(match[1]):
-                by_prefix.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = tensor
-        attending = {
-            prefix: layers
-            for prefix, layers in by_prefix.items()
-            if any(_QUERY_KEY.fullmatch(name) for names in layers.values() for name in names)
-        }
-        if len(attending) != 1:
-            raise self._unsupported(f"{len(attending)} stacks of attention layers were found where there should be one")
-        return next(iter(attending.items()))
-
     def _needed(self, index: int, side: Side) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return, by parameter of the one-layer model, the tensor that holds it and the shape it must have."""
         names = self._names.get(index)
         if names is None:
             raise BadWeights(f"layer {index}: the files of {self.files.name} hold no tensors of this layer")
         needed, lost = {}, []
-        with refusing(misfit(self.files.record)):
-            parameters = list(empty_model(one_layer_config(self.config, index)).named_parameters())
-        for parameter, value in parameters:
+        with misfit(self.files.record):
+            alone = empty_model(one_layer_config(self.config, index), tensors=1, file="config.json")
+            for stack in _stacks(alone.state_dict()):
+                if stack[0].keys() != self._in_whole[index].keys():
+                    other = min(stack[0].keys() ^ self._in_whole[index].keys())
+                    raise UnsupportedArchitecture(
+                        f"layer {index}: a {self.config.model_type} model of this layer alone and the whole one do not "
+                        f"agree on {other}; pass a loaded model"
+                    )
+        for parameter, value in alone.named_parameters():
             match, outside = _LAYER_KEY.fullmatch(parameter), _POSITIONS.fullmatch(parameter)
             if match is not None and (_OUTPUT if side == "output" else _QUERY_KEY).fullmatch(match[3]):
                 tensor = names.get(match[3])
@@ -221,12 +221,26 @@ class CheckpointLayers:
         return needed
 
     def _unsupported(self, why: str) -> UnsupportedArchitecture:
-        kinds = sorted({re.sub(r"(?<=\.)\d+(?=\.)", "N", name) for name in self.files.file_of})
+        kinds = sorted(set(map(in_any_layer, self.files.file_of)))
         shown = ", ".join(kinds[:40]) + (f" and {len(kinds) - 40} others" if len(kinds) > 40 else "")
         return UnsupportedArchitecture(
             f"{self.files.name} is not read layer by layer: {why}. Its tensors are {shown}. Read from files are "
             f"{', '.join(STREAMED_MODEL_TYPES)}; pass a loaded model for others"
         )
+
+
+def _stacks(names: Iterable[str]) -> list[dict[int, dict[str, str]]]:
+    """Return each stack of layers with attention on text: by layer, and by name within it, the whole name."""
+    by_prefix: dict[str, dict[int, dict[str, str]]] = {}
+    for name in names:
+        match = _LAYER_KEY.fullmatch(name)
+        if match is not None and not OTHER_TOWERS.search(match[1]):
+            by_prefix.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = name
+    return [
+        layers
+        for layers in by_prefix.values()
+        if any(_QUERY_KEY.fullmatch(name) for of in layers.values() for name in of)
+    ]
 
 
 @contextmanager

@@ -1,14 +1,12 @@
 """Load a model to analyse, from a package, the hub, a folder, a GGUF file or an object, as a TransformerLens model."""
 
 import os
-from importlib import import_module
 from typing import Any
 
 import torch
 
-from tlspectral.models.loading.bars import download_bars
-from tlspectral.models.loading.source import find_source
-from tlspectral.tables.progress import hidden
+from tlspectral.models.loading.packaged import hooked_transformer_class, load_packaged
+from tlspectral.models.loading.source import TINY, tiny_source
 
 __all__ = ["load_model"]
 
@@ -42,7 +40,7 @@ def load_model(
     Args:
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, the folder of a
             LoRA adapter (peft merges it into its base; extra `adapters`) or of spectral parameters (`to_spectral` on
-            its base), a `.gguf` file (de-quantised to float32 once, and kept in the user's cache folder), a causal
+            its base), a `.gguf` file (de-quantised to float32 once, and kept in the hub's cache folder), a causal
             language model object of transformers (or what `to_spectral` made of one), or a demo model.
             `"tiny-rope"` and `"tiny-ape"` are part of this package: two attention-only layers, rotary or learned
             absolute positions, trained on the random-map task, without a tokenizer; `"tiny-rope-sym"`,
@@ -74,35 +72,22 @@ def load_model(
         raise ValueError(f"backend={backend!r} is none of {', '.join(map(repr, _BACKENDS))}.")
     float_type = None if dtype is None else _float_type(dtype)
     on_device = None if device is None else usable_device(device)
-    # Each road is imported when it is taken, so that a packaged model does not load what reads the others.
-    if not isinstance(name, str | os.PathLike):
-        if revision is not None or checkpoint is not None:
-            raise ValueError(f"this {type(name).__name__} is loaded; it has no revision or checkpoint to choose.")
-        if hasattr(name, "spectral_parameters"):  # by name: what rotates stands on a higher floor
-            return import_module("tlspectral.spectral_rope.storage").load_object(
-                name, backend=backend, device=device, dtype=dtype, tokenizer=tokenizer
-            )
-        from tlspectral.models.loading.from_object import load_from_object
-
-        return load_from_object(name, backend, on_device, float_type, tokenizer)
-    # The default is never mps, which has no float64.
-    on_device = on_device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    float_type = float_type or torch.float32
-    with download_bars(not hidden()):
-        source = find_source(name, revision, checkpoint)
-        if source.kind == "tiny":
+    if backend == "hooked":
+        hooked_transformer_class()  # raises on TransformerLens 4, before minutes of loading
+    if isinstance(name, str | os.PathLike):
+        # The default is never mps, which has no float64.
+        on_device = on_device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if (text := os.fspath(name)).lower() in TINY:
+            source = tiny_source(text, revision, checkpoint)
             if tokenizer is not None:
-                raise ValueError(f"{name} knows no text, so it takes no tokenizer.")
-            from tlspectral.models.loading.packaged import load_packaged
+                raise ValueError(f"{text} knows no text, so it takes no tokenizer.")
+            return load_packaged(source, backend, on_device, float_type or torch.float32)
+    elif revision is not None or checkpoint is not None:
+        raise ValueError(f"this {type(name).__name__} is loaded; it has no revision or checkpoint to choose.")
+    from tlspectral.models.loading.roads import load_other  # which imports what reads the models of others
 
-            return load_packaged(source, backend, on_device, float_type)
-        if source.kind == "spectral":
-            return import_module("tlspectral.spectral_rope.storage").load_folder(
-                source, backend=backend, device=device, dtype=dtype, tokenizer=tokenizer
-            )
-        from tlspectral.models.loading.building import load_from_files
-
-        return load_from_files(source, backend, on_device, float_type, tokenizer)
+    options = {"backend": backend, "device": on_device, "dtype": float_type, "tokenizer": tokenizer}
+    return load_other(name, revision, checkpoint, **options)
 
 
 def _float_type(dtype: str | torch.dtype) -> torch.dtype:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
-from tlspectral.models.loading.agreement import log_probabilities, require_agreement
-from tlspectral.models.loading.building import load_whole
+from tlspectral.models.loading.checks import log_probabilities, require_agreement
 from tlspectral.models.loading.damage import read_json
-from tlspectral.models.loading.pretrained import find_tokenizer
-from tlspectral.models.loading.source import Source, find_source
+from tlspectral.models.loading.finding import find_source
+from tlspectral.models.loading.pretrained import find_tokenizer, load_pretrained
+from tlspectral.models.loading.source import Source
 from tlspectral.models.loading.weight_files import ADAPTER_CONFIG
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -33,7 +33,7 @@ def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[An
     base = _base(folder, name)
     if tokenizer is None:
         tokenizer = find_tokenizer(adapter, folder, None)
-    pretrained, tokenizer, base_record = load_whole(base, torch.float32, tokenizer)
+    pretrained, tokenizer, base_record = load_pretrained(base, torch.float32, tokenizer)
     merged = _merged(pretrained, folder, name)
     for parameter in merged.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -55,7 +55,7 @@ def _base(folder: Path, name: str) -> Source:
         source = find_source(base)
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"the base of the adapter {name}, named in {path}, is not there: {error}") from error
-    if source.kind not in ("folder", "hub"):
+    if not source.streams:
         raise UnsupportedArchitecture(
             f"the base of the adapter {name}, {base}, is no folder or hub model; set base_model_name_or_path in {path}"
         )

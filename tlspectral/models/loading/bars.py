@@ -2,25 +2,14 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from tlspectral.tables.progress import hidden
 
 
-@contextmanager
-def download_bars(shown: bool) -> Iterator[None]:
-    """Switch off huggingface_hub's bars inside the context, unless `shown`."""
-    if shown:
-        yield
-        return
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    restore = disable_progress_bars if are_progress_bars_disabled() else enable_progress_bars
-    with _no_warning():
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        with _no_warning():
-            restore()
+def download_bars() -> AbstractContextManager[None]:
+    """Return a context in which huggingface_hub shows its bars, unless bars are switched off."""
+    return _without_hub_bars() if hidden() else nullcontext()
 
 
 @contextmanager
@@ -29,21 +18,27 @@ def quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    with download_bars(False):  # transformers switches the hub's bars together with its own
+    with _without_hub_bars():  # transformers switches the hub's bars together with its own
         logging.set_verbosity_error()
-        logging.disable_progress_bar()
         try:
+            logging.disable_progress_bar()
             yield
         finally:
             logging.set_verbosity(verbosity)
             if bars:
-                with _no_warning():
-                    logging.enable_progress_bar()
+                logging.enable_progress_bar()
 
 
 @contextmanager
-def _no_warning() -> Iterator[None]:
-    # The hub warns if an environment variable has decided about its bars, which then stays in force.
+def _without_hub_bars() -> Iterator[None]:
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    restore = disable_progress_bars if are_progress_bars_disabled() else enable_progress_bars
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
+        # The hub warns if an environment variable has decided about its bars, which then stays in force.
+        warnings.filterwarnings("ignore", message=".*HF_HUB_DISABLE_PROGRESS_BARS")
+        disable_progress_bars()
+        try:
+            yield
+        finally:
+            restore()

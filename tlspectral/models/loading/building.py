@@ -1,4 +1,4 @@
-"""A model on the hub, in a folder or in a GGUF file, and any Hugging Face model, made into a TransformerLens model.
+"""A Hugging Face model made into a TransformerLens model, and compared with what it was made from.
 
 TransformerLens 3.9 to 4.3 cuts queries, keys and values wrongly out of one packed projection in Falcon's newer decoder
 (40B, 180B, Falcon 2), GPT-NeoX without biases and GPTBigCode without multi-query attention. The projection holds, one
@@ -8,10 +8,6 @@ are corrected when a model is built. The entry-point group `transformer_lens.arc
 entry point with the name of a native adapter is passed over, with a warning in every program that loads a bridge.
 """
 
-import contextlib
-import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -20,81 +16,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.loading import gguf
-from tlspectral.models.loading.agreement import log_probabilities, require_agreement, require_numbers
-from tlspectral.models.loading.bars import quiet
-from tlspectral.models.loading.damage import misfit, refusing
-from tlspectral.models.loading.hooked import build_hooked, hooked_transformer_class
-from tlspectral.models.loading.hub import pinned
-from tlspectral.models.loading.pretrained import load_pretrained
-from tlspectral.models.loading.source import Source
-
-
-def load_from_files(
-    source: Source, backend: str, device: torch.device, dtype: torch.dtype, tokenizer: Any = None
-) -> Any:
-    """Return the model of a source, which is not a packaged one, with its provenance; arguments as of `load_model`."""
-    if backend == "hooked":
-        hooked_transformer_class()  # raises on TransformerLens 4, before minutes of loading
-    with copied_tokenizer(tokenizer) as given:
-        if source.kind == "adapter":
-            from tlspectral.models.loading.adapters import load_merged
-
-            pretrained, tokenizer, record = load_merged(source, dtype, given)
-        else:
-            pretrained, tokenizer, record = load_whole(source, dtype, given)
-        with refusing(misfit(record)):
-            model = build_model(pretrained, tokenizer, record["model"], backend, device, dtype)
-    model.tlspectral_source = record
-    return model
-
-
-def load_whole(source: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the Hugging Face model of a hub model, folder or GGUF file, its tokenizer or None, and its provenance."""
-    if source.kind == "gguf":
-        folder, digest = gguf.converted_folder(source)
-        record = {**source.record, "sha256": digest}
-        source = replace(source, kind="folder", location=str(folder), record=record)
-    if source.kind == "hub":
-        source = pinned(source)
-    pretrained, tokenizer, left_out = load_pretrained(source, dtype, tokenizer)
-    return pretrained, tokenizer, source.record | left_out
+from tlspectral.models.loading.checks import require_agreement, sound_log_probabilities
+from tlspectral.models.loading.hooked import build_hooked
 
 
 def build_model(
     pretrained: Any, tokenizer: Any, name: str, backend: str, device: torch.device, dtype: torch.dtype
 ) -> Any:
     """Return the TransformerLens model of a Hugging Face model, which is taken apart. Raises as `load_model`."""
+    lens = f"TransformerLens {version('transformer-lens')} makes of {name}"
     if backend == "hooked":
-        return build_hooked(pretrained, tokenizer, name, dtype).to(device, print_details=False)
-    expected = log_probabilities(pretrained.to(device))
-    require_numbers(pretrained, expected, name)
+        expected = sound_log_probabilities(pretrained, name)
+        model = build_hooked(pretrained, tokenizer, name, dtype)
+        require_agreement(model, expected, f"the HookedTransformer that {lens}", 'use backend="bridge"')
+        return model.to(device, print_details=False)
+    expected = sound_log_probabilities(pretrained.to(device), name)
     model = build_bridge(pretrained, tokenizer, name)  # takes the model apart, so its values are computed before
-    subject = f"the bridge that TransformerLens {version('transformer-lens')} makes of {name}"
-    require_agreement(model, expected, subject, "try another version of TransformerLens")
+    require_agreement(model, expected, f"the bridge that {lens}", "try another version of TransformerLens")
     return model
-
-
-@contextlib.contextmanager
-def copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
-    """Yield a copy of a caller's tokenizer, from which a model can be built until the context ends; None for None.
-
-    TransformerLens changes the tokenizer that it is given, and loads it again by its name, which would use the network
-    for a hub id and lose tokens that were added. The copy has the name of a temporary folder. Raises TypeError for
-    what is no tokenizer of transformers.
-    """
-    from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
-    if tokenizer is None:
-        yield None
-        return
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise TypeError(f"tokenizer= takes a tokenizer of transformers, and found {type(tokenizer).__name__}")
-    with tempfile.TemporaryDirectory(prefix="tlspectral-") as folder:
-        with quiet():
-            tokenizer.save_pretrained(folder)
-            copied = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        yield copied
 
 
 def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
@@ -157,38 +96,24 @@ def correct_packed(adapter: Any, config: Any) -> None:
                 if conversion is not None:
                     conversion.tensor_conversion.axes_lengths["n"] = n_kv_heads
 
-    def split(attention: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    readers = n_heads // n_kv_heads
+
+    def cut(packed: Float[Tensor, "features *d_model"], part: int | slice) -> nn.Parameter:
+        by_group = packed.detach().unflatten(0, (n_kv_heads, readers + 2, -1))
+        return nn.Parameter(by_group[:, part].reshape(-1, *packed.shape[1:]).clone())
+
+    def split(attention: Any) -> list[nn.Linear]:
         packed = attention.c_attn if key_for_each else attention.query_key_value
-        weights = _parts(packed.weight, n_heads, n_kv_heads)
-        biases = (None, None, None) if packed.bias is None else _parts(packed.bias, n_heads, n_kv_heads)
-        query, key, value = (_linear(*both) for both in zip(weights, biases, strict=True))
-        return query, key, value
+        with torch.device("meta"):
+            linears = [nn.Linear(1, 1, bias=False) for _ in range(3)]
+        for linear, part in zip(linears, (slice(readers), readers, readers + 1), strict=True):
+            linear.weight = cut(packed.weight, part)
+            linear.out_features, linear.in_features = linear.weight.shape
+            if packed.bias is not None:
+                linear.bias = cut(packed.bias, part)
+        return linears
 
     parts = adapter.component_mapping["blocks"].submodules
     parts["attn"].split_qkv_matrix = split
     if newer_falcon and config.num_ln_in_parallel_attn == 1:
         parts["ln1"].name = "input_layernorm"
-
-
-def _parts(
-    packed: Float[Tensor, "features *d_model"], n_heads: int, n_kv_heads: int
-) -> tuple[
-    Float[Tensor, "query_features *d_model"],
-    Float[Tensor, "key_features *d_model"],
-    Float[Tensor, "key_features *d_model"],
-]:
-    readers = n_heads // n_kv_heads
-    by_group = packed.detach().unflatten(0, (n_kv_heads, readers + 2, -1))
-    query, key, value = (
-        by_group[:, part].reshape(-1, *packed.shape[1:]).clone() for part in (slice(readers), readers, readers + 1)
-    )
-    return query, key, value
-
-
-def _linear(weight: Float[Tensor, "out d_model"], bias: Float[Tensor, "out"] | None) -> nn.Linear:
-    with torch.device("meta"):
-        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    linear.weight = nn.Parameter(weight)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias)
-    return linear

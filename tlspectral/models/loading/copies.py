@@ -1,6 +1,7 @@
 """Copies of a model's modules that share the storage of its parameters, without its hooks."""
 
 import copy
+import re
 from collections import OrderedDict
 from types import CellType, FunctionType
 from typing import Any
@@ -10,15 +11,7 @@ from torch import nn
 
 from tlspectral.errors import warn_caller
 
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+_HOOKS = re.compile(r"_(forward|backward)_(pre_)?hooks(_with_kwargs|_always_called)?")
 _CAPTURING = "transformers.utils.output_capturing"  # whose hooks record attention patterns and hidden states
 _SHOWN = 3
 
@@ -29,23 +22,22 @@ def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, s
     Its parameters are other objects on the same storage, unless `dtype` is another one or `shared` is False. A warning
     names the modules whose hooks are left out.
     """
-    memo: dict[int, Any] = {}
-    hooked_modules = []
+    memo: dict[int, Any] = other_parameters(given, dtype) if shared else {}
+    hooked = []
     for module_name, module in given.named_modules():
-        for hooks_name in _HOOKS:
-            hooks = getattr(module, hooks_name)
+        for hooks in [value for kind, value in vars(module).items() if _HOOKS.fullmatch(kind)]:
             memo[id(hooks)] = OrderedDict()
-            if any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks.values()):
-                hooked_modules.append(module_name or "the model")
-    if hooked_modules:
-        names = list(dict.fromkeys(hooked_modules))
-        more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
+            if module_name not in hooked and any(
+                getattr(hook, "__module__", "") != _CAPTURING for hook in hooks.values()
+            ):
+                hooked.append(module_name)
+    if hooked:
+        names = ", ".join(module_name or "the model" for module_name in hooked[:_SHOWN])
+        more = f" and {len(hooked) - _SHOWN} others" if len(hooked) > _SHOWN else ""
         warn_caller(
-            f"{name} has hooks of PyTorch on {', '.join(names[:_SHOWN])}{more}; they stay there, and do not act in the "
-            "model that is made of it"
+            f"{name} has hooks of PyTorch on {names}{more}; they stay there, and do not act in the model that is made "
+            "of it"
         )
-    if shared:
-        memo |= other_parameters(given, dtype)
     copied = deep_copy(given, memo)
     for module in copied.modules():
         # The mark of transformers that its own hooks, which are left out, are in place.
@@ -57,8 +49,12 @@ def deep_copy(module: Any, memo: dict[int, Any]) -> Any:
     """Return a deep copy of a module in which a forward pass that was set on a submodule runs the copy's own weights.
 
     copy.deepcopy leaves functions as they are, so one that holds a submodule, as those that TransformerLens sets on
-    Falcon's linear layers, would go on to run the weights of the original.
+    Falcon's linear layers, would go on to run the weights of the original. Activations of the last pass that modules
+    keep cannot be copied, and are None in the copy.
     """
+    for owner in (*module.modules(), *getattr(module, "original_model", module).modules()):
+        kept = (value for value in vars(owner).values() if isinstance(value, torch.Tensor) and not value.is_leaf)
+        memo |= {id(value): None for value in kept}
     copied = copy.deepcopy(module, memo)
     for part in copied.modules():
         forward = vars(part).get("forward")
@@ -76,20 +72,9 @@ def other_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> dic
     """Return, for the memo of a deep copy, other parameters on the same storage, or with values of another type."""
     return {
         id(parameter): nn.Parameter(
-            parameter.detach() if dtype is None else parameter.detach().to(dtype),
-            requires_grad=parameter.requires_grad,
+            parameter.detach() if dtype is None else parameter.detach().to(dtype), requires_grad=parameter.requires_grad
         )
         for owner in module.modules()
         for parameter in owner._parameters.values()
         if parameter is not None
-    }
-
-
-def kept_activations(module: nn.Module) -> dict[int, None]:
-    """Return, for the memo of a deep copy, activations of the last pass that modules keep; such cannot be copied."""
-    return {
-        id(kept): None
-        for owner in module.modules()
-        for kept in vars(owner).values()
-        if isinstance(kept, torch.Tensor) and not kept.is_leaf
     }

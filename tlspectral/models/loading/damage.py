@@ -3,21 +3,26 @@
 import copy
 import json
 import re
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tlspectral.errors import BadWeights, TlspectralError
+from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
+from tlspectral.models.loading.bars import quiet
+from tlspectral.models.loading.source import Source
+
+one_load_at_a_time = threading.Lock()
+"""A lock: transformers disables weight tying in the whole process while it loads, and two threads can leave it off."""
 
 _MOST_PARTS = 100_000
 _TABLES = 2**30  # bytes of masks and other tables that a model may compute, whatever its size
-_COUNT = re.compile(r"layer|block_count|expert|head|hidden_groups")
-_NO_COUNT = re.compile(r"dim|size|window|norm|drop")
+_COUNT = re.compile(r"(?!.*(?:dim|size|window|norm|drop)).*(?:layer|block_count|expert|head|hidden_groups)")
 
 
 @contextmanager
@@ -39,19 +44,40 @@ def refusing(what: str) -> Iterator[None]:
         raise BadWeights(f"{what} ({type(error).__name__}: {first_sentence(error)})") from error
 
 
-def misfit(record: Mapping[str, Any]) -> str:
-    """Return the beginning of a message about a config and weights that make no model, by a source's record."""
+def misfit(record: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Return a context in which an error says that a config and weights make no model, by a source's record."""
     file = record["model"] if "file" in record else f"config.json of {record['model']}"
-    return f"{file} describes no model that can be run with its weights; compare it with the published file"
+    return refusing(f"{file} describes no model that can be run with its weights; compare it with the published file")
+
+
+def first_sentence(error: BaseException) -> str:
+    """Return the first sentence or line of an error's text."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].split(". ")[0].rstrip(".:")[:300] + "."
+
+
+def from_files(load: Callable[..., Any], source: Source, folder: Path, **options: Any) -> Any:
+    """Call a `from_pretrained` of transformers without the network, and turn its errors into those of this package."""
+    name = source.record["model"]
+    with misfit(source.record), quiet():
+        try:
+            return load(str(folder), local_files_only=True, trust_remote_code=False, **options)
+        except OSError as error:
+            raise FileNotFoundError(f"{name} cannot be loaded from {folder}: {first_sentence(error)}") from error
+        except (ValueError, KeyError, NotImplementedError) as error:
+            raise UnsupportedArchitecture(
+                f"transformers does not load {name}: {first_sentence(error)} See its config.json."
+            ) from error
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise BadWeights(f"The weights of {name} do not have the shapes that its config.json asks for.") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises BadWeights if it is no JSON, or holds something else."""
-    try:
+    with refusing(f"{path} is no JSON; fetch it again"):
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        reason = type(error).__name__ if isinstance(error, RecursionError) else first_sentence(error)
-        raise BadWeights(f"{path} is no JSON ({reason}); fetch it again") from error
     if not isinstance(value, dict):
         raise BadWeights(f"{path} holds a {type(value).__name__} where an object should be; fetch it again")
     return value
@@ -69,24 +95,29 @@ def check_counts(settings: Mapping[str, Any], file: str) -> None:
     for name, value in settings.items():
         if isinstance(value, Mapping):
             check_counts(value, file)
-            continue
-        counts = isinstance(value, int | float) and _COUNT.search(name) and not _NO_COUNT.search(name)
-        if counts and not value <= _MOST_PARTS:
+        elif isinstance(value, int | float) and _COUNT.match(name) and not value <= _MOST_PARTS:
             raise BadWeights(f"{file} asks for {name} = {value:g}, which no model has; fetch it again")
 
 
-def require_room(config: Any, *, tensors: int, elements: int, file: str) -> None:
-    """Refuse a config that asks for more than the files hold, before anything is allocated. Raises BadWeights.
+def empty_model(config: Any, *, tensors: int, file: str) -> nn.Module:
+    """Return the causal language model of a config on the meta device: it has names and shapes and takes no memory.
 
-    The files hold `tensors` with at most `elements` in all; messages name the `file` of the config.
+    Raises BadWeights for more layers than there are tensors in its files; messages name the `file` of the config.
     """
     from transformers import AutoModelForCausalLM
 
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    if layers > tensors:
-        raise BadWeights(f"{file} asks for {layers} layers, and there are {tensors} tensors in all; fetch it again")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    if not isinstance(layers, int) or not 0 <= layers <= tensors:
+        raise BadWeights(f"{file} asks for {layers!r} layers, and there are {tensors} tensors in all; fetch it again")
+    with one_load_at_a_time, torch.device("meta"), quiet():
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config))
+
+
+def require_room(model: nn.Module, elements: int, file: str) -> None:
+    """Refuse a model on the meta device that asks for more weights than its files hold, `elements` at most.
+
+    Raises BadWeights, before anything is allocated.
+    """
     asked = sum(parameter.numel() for parameter in model.parameters())
     # An unembedding that is tied to the embedding counts twice here.
     if asked > 2 * elements + 2**20:
@@ -102,9 +133,3 @@ def require_tables(model: nn.Module, weights: int, file: str, *, embeddings: int
     tables = embeddings + sum(value.nbytes for value in model.buffers())
     if tables > max(_TABLES, weights):
         raise BadWeights(f"{file} asks for tables of {tables:,} bytes (by the length of its context); fetch it again")
-
-
-def first_sentence(error: BaseException) -> str:
-    """Return the first sentence or line of an error's text."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].split(". ")[0].rstrip(".:")[:300] + "."

@@ -11,33 +11,19 @@ import importlib
 import logging
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import stated_context
 from tlspectral.models.attention.replay import methods_replaced
-from tlspectral.models.loading.agreement import log_probabilities, require_agreement, require_numbers
-from tlspectral.models.loading.packaged import native_shape
+from tlspectral.models.loading.packaged import FOLDED, hooked_transformer_class
 
 _IN_MEMORY = "<in memory>"  # no hub id: those with "llama" or "gemma" in them get hard-coded shapes
 _LONGEST = 2048  # tokens; every layer keeps a mask of this length squared
-_FOLDED = {"fold_ln": True, "center_writing_weights": False, "center_unembed": False, "fold_value_biases": False}
 _converting = threading.Lock()
-
-
-def hooked_transformer_class() -> Any:
-    """Return the class HookedTransformer. Raises ImportError on TransformerLens 4, with what to do instead."""
-    try:
-        from transformer_lens import HookedTransformer
-    except ImportError as error:
-        raise ImportError(
-            'HookedTransformer was removed in TransformerLens 4: use backend="bridge", or install "transformer-lens<4".'
-        ) from error
-    return HookedTransformer
 
 
 def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> Any:
@@ -48,17 +34,14 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
     Raises as `load_model`; UnsupportedArchitecture also where rope scaling or sliding windows would be ignored.
     """
     hooked_class = hooked_transformer_class()
-    reference = log_probabilities(model)
-    require_numbers(model, reference, name)
     try:
         with _own_config(model) as tl_loading:
             cfg, tl_name = _hooked_config(tl_loading, model, name, dtype)
-            _check_rope(cfg, model.config, name)
-            _check_windows(cfg, model.config, name)
+            _check_positions(cfg, model.config, name)
             state = tl_loading.get_pretrained_state_dict(tl_name, cfg, hf_model=model, dtype=dtype)
             cfg.tokenizer_name, cfg.model_name = None, name.rsplit("/", 1)[-1]
             hooked = hooked_class(cfg, tokenizer, move_to_device=False)
-            hooked.load_and_process_state_dict(state, **_FOLDED)
+            hooked.load_and_process_state_dict(state, **FOLDED)
     except (UnsupportedArchitecture, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -67,31 +50,6 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
             f"TransformerLens has no HookedTransformer of {name} ({type(model).__name__}): {type(error).__name__}:"
             f' {reason} Use backend="bridge".'
         ) from error
-    hooked = hooked.eval()
-    subject = f"The HookedTransformer that TransformerLens makes of {name}"
-    require_agreement(hooked, reference, subject, 'use backend="bridge".')
-    return hooked
-
-
-def hooked_from_weights(
-    config: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
-) -> Any:
-    """Return a HookedTransformer with an attention-only model's weights, its norms folded and nothing else processed.
-
-    Arguments as of `bridge_from_weights`. Raises ImportError on TransformerLens 4.
-    """
-    hooked_class = hooked_transformer_class()
-    shape = {**native_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
-    if config["positional_embedding_type"] == "rotary":
-        # Without these fields HookedTransformer pairs columns half a head apart.
-        shape |= {"rotary_dim": config["d_head"], "rotary_adjacent_pairs": config.get("rotary_adjacent_pairs", True)}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
-        hooked = hooked_class(shape)
-        no_bias = torch.zeros(config["d_vocab"])  # the norm's bias is folded into it
-        hooked.load_and_process_state_dict(
-            {"unembed.b_U": no_bias.to(dtype), **{name: value.to(dtype) for name, value in weights.items()}}, **_FOLDED
-        )
     return hooked.eval()
 
 
@@ -152,28 +110,19 @@ def _own_config(model: Any) -> Iterator[Any]:
             root.removeHandler(handler)
 
 
-def _check_rope(cfg: Any, config: Any, name: str) -> None:
+def _check_positions(cfg: Any, config: Any, name: str) -> None:
+    """Refuse rope scalings and windows that HookedTransformer leaves out, also those that act past a short text."""
     rope = getattr(config, "rope_parameters", None) or {}
     flat = [rope] if "rope_type" in rope else [entry for entry in rope.values() if isinstance(entry, dict)]
-    computed = {"default"}
-    if cfg.use_NTK_by_parts_rope:
-        computed.add("llama3")
-    if getattr(cfg, "use_yarn_rope", False):
-        computed.add("yarn")
-    for kind in sorted({str(entry.get("rope_type", "default")) for entry in flat} - computed):
-        raise UnsupportedArchitecture(
-            f"HookedTransformer ignores the {kind} rope scaling of {name}, so its attention would not be the model's;"
-            ' use backend="bridge".'
-        )
-
-
-def _check_windows(cfg: Any, config: Any, name: str) -> None:
+    computes = {"llama3": cfg.use_NTK_by_parts_rope, "yarn": getattr(cfg, "use_yarn_rope", False), "default": True}
+    kinds = sorted({str(entry.get("rope_type", "default")) for entry in flat})
+    ignored = [f"{kind} rope scaling" for kind in kinds if not computes.get(kind)]
     window = getattr(config, "sliding_window", None)
     slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
-    if getattr(config, "use_sliding_window", True) is False or window is None or not slides:
-        return
-    if not cfg.use_local_attn and window < cfg.n_ctx:
+    if slides and window is not None and getattr(config, "use_sliding_window", True) is not False:
+        ignored += [f"sliding window of {window} tokens"] if not cfg.use_local_attn and window < cfg.n_ctx else []
+    if ignored:
         raise UnsupportedArchitecture(
-            f"HookedTransformer ignores the sliding window of {window} tokens of {name}, so past that its attention"
-            ' would not be the model\'s; use backend="bridge".'
+            f"HookedTransformer ignores the {ignored[0]} of {name}, so its attention would not be the model's; use "
+            'backend="bridge".'
         )

@@ -6,6 +6,7 @@ made it and its SHA-256.
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +18,9 @@ from torch import Tensor
 from tlspectral.errors import BadWeights
 from tlspectral.models.loading.source import Source
 
+FOLDED = {"fold_ln": True, "center_writing_weights": False, "center_unembed": False, "fold_value_biases": False}
+"""What a HookedTransformer does with its weights: the logits stay those of the checkpoint."""
+
 
 def models_folder() -> Path:
     """Return the folder of the checkpoints in the installed package."""
@@ -26,13 +30,8 @@ def models_folder() -> Path:
 def load_packaged(source: Source, backend: str, device: torch.device, dtype: torch.dtype) -> Any:
     """Return a packaged checkpoint as a native bridge, or as a HookedTransformer with folded norms."""
     record, weights = read_packaged(source.location)
-    config = {**record["config"], "model_name": source.location}
-    if backend == "hooked":
-        from tlspectral.models.loading.hooked import hooked_from_weights
-
-        model = hooked_from_weights(config, weights, device, dtype)
-    else:
-        model = bridge_from_weights(config, weights, device, dtype)
+    made = hooked_from_weights if backend == "hooked" else bridge_from_weights
+    model = made({**record["config"], "model_name": source.location}, weights, device, dtype)
     model.tlspectral_source = {**source.record, "revision": record["sha256"][:12], "sha256": record["sha256"]}
     return model
 
@@ -74,7 +73,7 @@ def bridge_from_weights(
 
     with torch.random.fork_rng(devices=[]):  # the modules draw weights when they are made
         bridge = TransformerBridge.boot_native(
-            {**native_shape(config), "d_vocab_out": config["d_vocab"], "init_weights": False},
+            {**_native_shape(config), "d_vocab_out": config["d_vocab"], "init_weights": False},
             device=device,
             dtype=dtype,
             model_name=config["model_name"],
@@ -87,7 +86,40 @@ def bridge_from_weights(
     return bridge.eval()
 
 
-def native_shape(config: Mapping[str, Any]) -> dict[str, Any]:
+def hooked_transformer_class() -> Any:
+    """Return the class HookedTransformer. Raises ImportError on TransformerLens 4, with what to do instead."""
+    try:
+        from transformer_lens import HookedTransformer
+    except ImportError as error:
+        raise ImportError(
+            'HookedTransformer was removed in TransformerLens 4: use backend="bridge", or install "transformer-lens<4".'
+        ) from error
+    return HookedTransformer
+
+
+def hooked_from_weights(
+    config: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+) -> Any:
+    """Return a HookedTransformer with an attention-only model's weights, its norms folded and nothing else processed.
+
+    Arguments as of `bridge_from_weights`. Raises ImportError on TransformerLens 4.
+    """
+    hooked_class = hooked_transformer_class()
+    shape = {**_native_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
+    if config["positional_embedding_type"] == "rotary":
+        # Without these fields HookedTransformer pairs columns half a head apart.
+        shape |= {"rotary_dim": config["d_head"], "rotary_adjacent_pairs": config.get("rotary_adjacent_pairs", True)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
+        hooked = hooked_class(shape)
+        no_bias = torch.zeros(config["d_vocab"])  # the norm's bias is folded into it
+        hooked.load_and_process_state_dict(
+            {"unembed.b_U": no_bias.to(dtype), **{name: value.to(dtype) for name, value in weights.items()}}, **FOLDED
+        )
+    return hooked.eval()
+
+
+def _native_shape(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an attention-only model's config that TransformerLens has."""
     known = {name: value for name, value in config.items() if name not in ("rotary_adjacent_pairs", "unembed_bias")}
     return {**known, "attn_only": True, "normalization_type": "LN"}

@@ -1,7 +1,6 @@
-"""A Hugging Face causal language model and its tokenizer, loaded from a folder on disk."""
+"""A Hugging Face causal language model and its tokenizer, loaded from the hub, a folder on disk or a GGUF file."""
 
-import threading
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,85 +8,64 @@ import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture, warn_caller
 from tlspectral.models.loading.bars import quiet
-from tlspectral.models.loading.damage import check_settings, first_sentence, misfit, refusing, require_room
-from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, first_file
+from tlspectral.models.loading.checks import listed, require_filled, require_tied, unused_weights
+from tlspectral.models.loading.damage import (
+    check_settings,
+    empty_model,
+    first_sentence,
+    from_files,
+    misfit,
+    one_load_at_a_time,
+    require_room,
+)
+from tlspectral.models.loading.gguf import converted_folder
+from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, pinned
 from tlspectral.models.loading.source import Source
-from tlspectral.models.loading.unused_weights import refuse_quantised, unused_weights
-from tlspectral.models.loading.weight_files import refuse_adapter, stored_names, weight_files
-
-one_load_at_a_time = threading.Lock()
-"""A lock: transformers disables weight tying in the whole process while it loads, and two threads can leave it off."""
+from tlspectral.models.loading.weight_files import WHOLE, names_in, refuse_adapter, stored_tensor, weight_files
 
 
 def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the model (eager attention, evaluation mode, on the CPU), its tokenizer or None, and what was left out.
+    """Return the model of a source, its tokenizer or None, and its provenance.
 
-    The last is empty, or holds `unused_weights`. A hub model has to be pinned to a commit. Files that the cache lacks
-    are fetched; it is loaded from the cache. Raises as `load_model`.
+    The model is in evaluation mode on the CPU, with eager attention. Files of a hub model that the cache lacks are
+    fetched; it is loaded from the cache. Raises as `load_model`.
     """
     import transformers
 
     folder, name = Path(source.location), source.record["model"]
-    if source.kind == "hub":  # its commit's folder in the cache
-        config_file = first_file(source, ["config.json"])
-        assert config_file is not None
-        folder = config_file.parent
+    if source.kind == "gguf":
+        folder, digest = converted_folder(source)
+        source = replace(source, kind="folder", record={**source.record, "sha256": digest})
+    if source.kind == "hub":
+        source, folder = pinned(source)
     check_settings(folder)
     refuse_adapter(folder, name)
-    config = _load(transformers.AutoConfig.from_pretrained, source, folder)
+    config = from_files(transformers.AutoConfig.from_pretrained, source, folder)
     check_config(config, name)
     if source.kind == "hub":
         fetch_weights(source, config)
-    files = weight_files(folder)  # raises if the index names files outside of the folder, before any is opened
-    tensors = stored_names(files)
-    with one_load_at_a_time, refusing(misfit(source.record)), quiet():
-        if files:
-            room = sum(file.stat().st_size for file in files)  # an element takes at least a byte
-            require_room(config, tensors=len(tensors), elements=room, file=f"config.json of {name}")
-        model, report = _load(
-            transformers.AutoModelForCausalLM.from_pretrained,
-            source,
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation="eager",
-            output_loading_info=True,
-        )
-    lost = sorted(map(str, report["missing_keys"])) + sorted(str(entry) for entry in report["mismatched_keys"])
-    refuse_quantised(report["unexpected_keys"], name)
-    if lost:
-        raise BadWeights(
-            f"{name} lacks {len(lost)} of the weights that its config.json asks for, such as {lost[0]}; they would be "
-            "left random."
-        )
+    files = weight_files(folder, config)  # raises if the index names files outside of the folder, before any is opened
+    if not files:
+        raise FileNotFoundError(f"{name} cannot be loaded: {folder} holds no weights, such as {WHOLE}")
+    stored = {tensor: file for file in files for tensor in names_in(file)}
+    with misfit(source.record):
+        empty = empty_model(config, tensors=len(stored), file=f"config.json of {name}")
+        room = sum(file.stat().st_size for file in files)  # an element takes at least a byte
+        require_room(empty, room, f"config.json of {name}")
+        unused = unused_weights(empty, stored, lambda tensor: stored_tensor(stored[tensor], tensor), name)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
+    with one_load_at_a_time:
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        model, report = from_files(load, source, folder, config=config, **options)
+    require_filled(report, name)
+    require_tied(model, name)
     if not model.config.architectures:
         model.config.architectures = [type(model).__name__]
-    with refusing(misfit(source.record)):
-        left_out = unused_weights(model, folder, report["unexpected_keys"], name)
     if source.kind == "hub":  # transformers writes the folder there
         model.name_or_path = model.config._name_or_path = source.location
     if tokenizer is None:
         tokenizer = find_tokenizer(source, folder, model.config)
-    return model.eval(), tokenizer, left_out
-
-
-def _load(load: Callable[..., Any], source: Source, folder: Path, **options: Any) -> Any:
-    """Call a `from_pretrained` without the network, and turn its errors into those of this package."""
-    name = source.record["model"]
-    with refusing(misfit(source.record)), quiet():
-        try:
-            return load(str(folder), local_files_only=True, trust_remote_code=False, **options)
-        except OSError as error:
-            raise FileNotFoundError(f"{folder} cannot be loaded: {first_sentence(error)}") from error
-        except RuntimeError as error:
-            if "ignore_mismatched_sizes" not in str(error):
-                raise
-            raise BadWeights(f"The weights of {name} do not have the shapes that its config.json asks for.") from error
-        except (ValueError, KeyError) as error:
-            reason = first_sentence(error)
-            raise UnsupportedArchitecture(
-                f"transformers does not load {name}: {reason} See its config.json."
-            ) from error
+    return model.eval(), tokenizer, source.record | ({"unused_weights": listed(unused)} if unused else {})
 
 
 def check_config(config: Any, name: str) -> None:
@@ -97,41 +75,39 @@ def check_config(config: Any, name: str) -> None:
     """
     import transformers
 
-    kind = config.model_type
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedArchitecture(
-            f"{name} is an encoder-decoder model (model type {kind}); only causal language models are read."
-        )
     # Encoders of BERT's family become decoders by a flag, which is why the causal mapping has them.
-    is_encoder = (
-        getattr(config, "is_decoder", None) is False and type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
-    )
-    if is_encoder or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    encodes = getattr(config, "is_decoder", None) is False and type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    what = "an encoder-decoder model" if getattr(config, "is_encoder_decoder", False) else "not a causal language model"
+    if "encoder" in what or encodes or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedArchitecture(
-            f"{name} is not a causal language model (model type {kind}); only causal language models are read."
+            f"{name} is {what} (model type {config.model_type}); only causal language models are read."
         )
     quantised = getattr(config, "quantization_config", None)
-    if quantised is not None:
-        method = (
-            quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", "")
+    if quantised is None:
+        return
+    settings = quantised if isinstance(quantised, dict) else vars(quantised)
+    method = settings.get("quant_method")
+    method = getattr(method, "value", method) or "bitsandbytes"  # old configs of bitsandbytes do not name it
+    advice = "load the model that they were made from"
+    if method == "bitsandbytes":
+        advice += (
+            ", without quantization_config; if there are only these, save a copy of them by model.dequantize() and"
+            " model.save_pretrained(folder), and load that"
         )
-        method = getattr(method, "value", method) or "bitsandbytes"  # old configs of bitsandbytes do not name it
-        advice = "load the model that they were made from"
-        if method == "bitsandbytes":
-            advice += (
-                ", without quantization_config; if there are only these, save a copy of them by"
-                " model.dequantize() and model.save_pretrained(folder), and load that"
-            )
-        raise BadWeights(f"{name} stores quantised weights ({method}), which cannot be folded; {advice}.")
+    raise BadWeights(f"{name} stores quantised weights ({method}), which cannot be folded; {advice}.")
 
 
 def find_tokenizer(source: Source, folder: Path, config: Any) -> Any:
     """Return the tokenizer of a folder or None, with a warning if it has one that cannot be fetched or read.
 
-    `config` is the model's; it matters for a hub model.
+    It is read from a folder for a hub model too: TransformerLens loads the tokenizer again by its name, and would use
+    the network for a hub id. `config` is the model's; it matters for a hub model.
     """
-    name, folders, problem = source.record["model"], [folder], None
+    import transformers
+
+    name, problem, tokenizer = source.record["model"], None, None
     options: dict[str, Any] = {}
+    folders = [folder]
     if source.kind == "hub":
         options["config"] = config  # transformers chooses some tokenizers by the hub id in it
         try:
@@ -140,32 +116,18 @@ def find_tokenizer(source: Source, folder: Path, config: Any) -> Any:
             problem = str(error)
     elif source.record["revision"]:
         folders.append(folder.parent)  # the tokenizer of a training checkpoint can lie in the folder of the run
-    try:
-        tokenizer = _read_tokenizer(folders, options)
-    except Exception as error:  # a model can be used without its tokenizer, and a broken one raises many things
-        tokenizer = None
-        problem = problem or f"it cannot be read: {first_sentence(error)}"
+    place = next((at for at in folders if any((at / file).is_file() for file in (SETTINGS, *VOCABULARIES))), None)
+    if place is not None:
+        try:
+            with quiet():
+                tokenizer = transformers.AutoTokenizer.from_pretrained(
+                    str(place), local_files_only=True, trust_remote_code=False, **options
+                )
+            if len(tokenizer) <= len(tokenizer.all_special_tokens):  # of some folders transformers makes an empty one
+                raise ValueError(f"its files in {place} hold no vocabulary")
+        except Exception as error:  # a model can be used without its tokenizer, and a broken one raises many things
+            tokenizer, problem = None, problem or f"it cannot be read: {first_sentence(error)}"
     if problem is not None:
         state = "without its tokenizer" if tokenizer is None else "with a tokenizer that may be incomplete"
         warn_caller(f"{name} is loaded {state}: {problem}")
     return tokenizer
-
-
-def _read_tokenizer(folders: list[Path], options: dict[str, Any]) -> Any:
-    """Return the tokenizer of the first of these folders that has one, or None.
-
-    It is read from a folder for a hub model too: TransformerLens loads the tokenizer again by its name, and would use
-    the network for a hub id.
-    """
-    import transformers
-
-    for folder in folders:
-        if any((folder / file).is_file() for file in (SETTINGS, *VOCABULARIES)):
-            with quiet():
-                tokenizer = transformers.AutoTokenizer.from_pretrained(
-                    str(folder), local_files_only=True, trust_remote_code=False, **options
-                )
-            if len(tokenizer) <= len(tokenizer.all_special_tokens):  # of some folders transformers makes an empty one
-                raise ValueError(f"its files in {folder} hold no vocabulary")
-            return tokenizer
-    return None

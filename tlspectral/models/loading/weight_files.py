@@ -1,4 +1,4 @@
-"""The files of a checkpoint's folder: what is in it, which files hold the weights, and the tensors in them."""
+"""The files of a checkpoint's folder: which of them hold the weights, and the tensors in them."""
 
 import json
 import re
@@ -13,52 +13,22 @@ from torch import Tensor
 
 from tlspectral.errors import BadWeights
 from tlspectral.models.loading.damage import refusing
-from tlspectral.models.loading.source import Source
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 NAMES = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Files that weights are loaded from, the first that exists; an index names the files that hold the weights."""
-
-_SNAPSHOT = re.compile(r"[0-9a-f]{40}")
+"""Usual names of files of weights; an index names the files that hold them."""
 
 ADAPTER_CONFIG = "adapter_config.json"
 """Describes an adapter (LoRA), whose folder holds no whole model."""
 
-SPECTRAL_CONFIG = "spectral_config.json"
-"""Names the base of spectral parameters, whose folder holds no whole model."""
-
-
-def folder_source(name: str, folder: Path, revision: str | None, checkpoint: int | None) -> Source:
-    """Return the source of a folder with a model or an adapter. Raises as `find_source`."""
-    if revision is not None:
-        raise ValueError(
-            f"{name} is a local folder, which has no revision={revision!r}; name the folder that holds it."
-        )
-    record = {"model": name, "revision": None}
-    if checkpoint is not None:
-        steps = [folder / f"step{checkpoint}", folder / f"checkpoint-{checkpoint}"]
-        step_folder = next((step for step in steps if step.is_dir()), None)
-        if step_folder is None:
-            raise FileNotFoundError(f"{name} has neither a folder {steps[0].name} nor {steps[1].name} in it.")
-        folder, record["revision"] = step_folder, step_folder.name
-    record |= snapshot_commit(folder)
-    if (folder / SPECTRAL_CONFIG).is_file():
-        return Source("spectral", str(folder), None, record)
-    if (folder / ADAPTER_CONFIG).is_file() and not any((folder / file).is_file() for file in NAMES):
-        return Source("adapter", str(folder), None, record)
-    if not (folder / "config.json").is_file():
-        steps = sorted(step.name for pattern in ("step*", "checkpoint-*") for step in folder.glob(pattern))
-        hint = f"; it holds {', '.join(steps[:4])}: choose one by checkpoint=" if steps and checkpoint is None else ""
-        raise FileNotFoundError(f"{folder} has no config.json, so it is not a checkpoint folder{hint}.")
-    return Source("folder", str(folder), None, record)
+_SNAPSHOT = re.compile(r".*/models--[^/]+/snapshots/([0-9a-f]{40})")
 
 
 def snapshot_commit(folder: Path) -> dict[str, str]:
     """Return `commit` of a folder that is a snapshot in the hub's cache; of another folder, nothing."""
-    folder = folder.resolve()
-    is_snapshot = folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--")
-    return {"commit": folder.name} if is_snapshot and _SNAPSHOT.fullmatch(folder.name) else {}
+    match = _SNAPSHOT.fullmatch(folder.resolve().as_posix())
+    return {"commit": match[1]} if match else {}
 
 
 def refuse_adapter(folder: Path, name: str) -> None:
@@ -75,43 +45,28 @@ def indexed_files(index: Path) -> dict[str, str]:
 
     Raises BadWeights for what is no such index, or names a file that does not lie beside it or is of another kind.
     """
-    suffix = ".safetensors" if index.name == INDEX else ".bin"
-    kind = suffix.removeprefix(".") if suffix == ".safetensors" else "PyTorch"
+    kind, suffix = ("PyTorch", ".bin") if index.name == NAMES[-1] else ("safetensors", ".safetensors")
     with refusing(f"{index} is no index of {kind} files; fetch it again"):
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {str(tensor): str(file) for tensor, file in named.items()}
-    other = sorted({file for file in files.values() if not _beside(file, suffix)})
-    if other:
-        raise BadWeights(f"{index} names {other[0]}, which is no {kind} file beside it; only these are opened")
+    for file in sorted(set(files.values())):
+        if Path(file).name != file or Path(file).suffix != suffix or "\0" in file or len(file.encode()) > 255:
+            raise BadWeights(f"{index} names {file}, which is no {kind} file beside it; only these are opened")
     return files
 
 
-def _beside(file: str, suffix: str) -> bool:
-    """Return whether a file of an index is named as a file in the same folder is."""
-    name = Path(file)
-    return name.name == file and name.suffix == suffix and "\0" not in file and len(file.encode()) < 256
+def weight_names(config: Any) -> tuple[str, ...]:
+    """Return the names of files that a model's weights are loaded from, the first that exists."""
+    named = getattr(config, "transformers_weights", None)
+    return (named,) if isinstance(named, str) else NAMES
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, config: Any) -> list[Path]:
     """Return the files that transformers loads a folder's weights from; none under the usual names is an empty list."""
-    for name in NAMES:
-        path = folder / name
-        if path.is_file():
-            return [folder / file for file in sorted(set(indexed_files(path).values()))] if "index" in name else [path]
-    return []
-
-
-def stored_names(files: list[Path]) -> dict[str, Path]:
-    """Return the file that holds each tensor, by the files themselves. Raises BadWeights for one that is damaged."""
-    return {name: file for file in files for name in names_in(file)}
-
-
-def stored_tensor(file: Path, name: str) -> Tensor:
-    """Return one tensor of a file, mapped from it where the format allows."""
-    if file.suffix == ".safetensors":
-        with safetensors_file(file) as opened:
-            return opened.get_tensor(name)
-    return _unpickled(file, "cpu", mmap=zipfile.is_zipfile(file))[name]
+    path = next((folder / name for name in weight_names(config) if (folder / name).is_file()), None)
+    if path is None or path.suffix != ".json":
+        return [] if path is None else [path]
+    return [folder / file for file in sorted(set(indexed_files(path).values()))]
 
 
 @contextmanager
@@ -127,12 +82,20 @@ def safetensors_file(path: Path) -> Iterator[Any]:
 
 
 def names_in(file: Path) -> list[str]:
-    """Return the names of the tensors in a file. Raises as `stored_names`."""
+    """Return the names of the tensors in a file. Raises BadWeights for one that is damaged."""
     if file.suffix == ".safetensors":
         with safetensors_file(file) as opened:
             return list(opened.keys())
     with refusing(f"{file} cannot be read as a PyTorch file; fetch it again"):
         return list(_unpickled(file, "meta"))
+
+
+def stored_tensor(file: Path, name: str) -> Tensor:
+    """Return one tensor of a file, mapped from it where the format allows."""
+    if file.suffix == ".safetensors":
+        with safetensors_file(file) as opened:
+            return opened.get_tensor(name)
+    return _unpickled(file, "cpu", mmap=zipfile.is_zipfile(file))[name]
 
 
 def _unpickled(file: Path, device: str, **options: Any) -> dict[str, Tensor]:

@@ -8,16 +8,7 @@ from matplotlib.lines import Line2D
 
 from tlspectral.plots.positional.plane import POSITIONAL, SCORES, SYMBOLIC
 from tlspectral.plots.positional.rows import of_head, require_one_row_per, without_nan
-from tlspectral.plots.style import (
-    BLUE,
-    GREY,
-    INK,
-    ORANGE,
-    PALE,
-    dress,
-    legend_below,
-    new_figure,
-)
+from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
 from tlspectral.selection import Heads, head_name, head_pairs
 from tlspectral.tables.required import require
 

@@ -24,18 +24,73 @@ from tlspectral.spectral_rope import to_spectral
 from tlspectral.studies.bifocal.code_text import code_rows, source_files
 from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
 from tlspectral.studies.bifocal.resonance import phase_drift
+from tlspectral.studies.bifocal.schedule import describe_tables
 from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 from tlspectral.studies.common.seed_intervals import mean_by
+from tlspectral.tables.schema import columns
 from tlspectral.tasks import Score, paired_effect
 
-CODE_ARMS = {
-    "full": ("log_omega_shift", "gain", "phase"),
-    "omega": ("log_omega_shift",),
-    "placebo": ("gain", "phase"),
-}
+CODE_ARMS = {"full": ("log_omega_shift", "gain", "phase"), "omega": ("log_omega_shift",), "placebo": ("gain", "phase")}
 # With the weights trained too, as BA has it.
 BACKBONE_ARMS = {"standard": (), "full": CODE_ARMS["full"]}
+
+_ARM = columns("""
+    arm | label | What is trained: log shifts of the frequencies (omega), gain and phase (placebo), all (full), or none
+        |       | (standard); the weights too in the tables of fine-tuning.
+""")
+_LOSSES = """
+    arm, step
+    loss | nat | Next-token cross-entropy, mean over held-out files; step 0 is the intact model.
+    se   | nat | Standard error of loss over held-out files.
+"""
+_EFFECTS = """
+    arm
+    reference | label       | What the arm is compared with on the same files: the intact model, or another arm.
+    value     | nat         | Held-out loss of the arm at the end less that of the reference, mean over files.
+    se        | nat         | Standard error of value over files, paired.
+    pvalue    | probability | Two-sided p of no difference, by flipping the signs of the files' differences.
+"""
+describe_tables(
+    "source-code",
+    {
+        "code_losses": _LOSSES,
+        "code_effects": _EFFECTS,
+        "code_movement": """
+            arm, layer, head, frequency
+            omega_start | rad/token | Frequency of the pair before training: the model's own.
+            omega
+            log_ratio   | log ratio | log(omega / omega_start).
+            gain, phase
+        """,
+        "code_by_frequency": """
+            arm, frequency
+            omega_start   | rad/token | Frequency of the pair before training; all are means over layers and heads.
+            wavelength    | token     | 2 pi / omega_start.
+            log_ratio     | log ratio | log(omega / omega_start) at the end.
+            log_ratio_abs | log ratio | Its absolute value.
+            log_gain      | log ratio | Logarithm of the absolute gain.
+            log_gain_abs  | log ratio | Its absolute value.
+            phase         | rad       | The phase.
+            phase_abs     | rad       | The absolute phase.
+        """,
+        "code_phase_drift": "arm, step, layer, head, mean_abs, start_abs, drift, zigzag",
+        "code_training": """
+            arm, step
+            loss | nat | Loss of the step's rows of code, before the step was taken.
+        """,
+    },
+    _ARM,
+)
+describe_tables(
+    "fine-tuning",
+    {
+        "backbone_losses": _LOSSES,
+        "backbone_effects": _EFFECTS,
+        "backbone_phase_drift": "arm, step, layer, head, mean_abs, start_abs, drift, zigzag",
+    },
+    _ARM,
+)
 
 
 @dataclass(frozen=True)
@@ -142,11 +197,7 @@ def row_losses(model: Any, rows: Int64[Tensor, "rows pos"]) -> Float64[np.ndarra
 
 
 def code_experiment(
-    folder: RunFolder,
-    schedule: CodeSchedule,
-    *,
-    n_jobs: int = 1,
-    load: Callable[[str], Any] | None = None,
+    folder: RunFolder, schedule: CodeSchedule, *, n_jobs: int = 1, load: Callable[[str], Any] | None = None
 ) -> dict[str, pd.DataFrame]:
     """Adapt the model to code in three arms on the same rows, and compare on files that were held out.
 
@@ -171,11 +222,7 @@ def code_experiment(
 
 
 def fine_tuning(
-    folder: RunFolder,
-    schedule: CodeSchedule,
-    *,
-    n_jobs: int = 1,
-    load: Callable[[str], Any] | None = None,
+    folder: RunFolder, schedule: CodeSchedule, *, n_jobs: int = 1, load: Callable[[str], Any] | None = None
 ) -> dict[str, pd.DataFrame]:
     """Fine-tune all weights on code with fixed rotary positions and with learned ones, at equal steps and rate.
 
@@ -290,11 +337,9 @@ def _movement(by_arm: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
         steps = run["trajectory"]["step"]
         start = run["trajectory"].loc[steps == 0, [*keys, "omega"]].rename(columns={"omega": "omega_start"})
         table = start.merge(run["trajectory"][steps == steps.max()].drop(columns="step"), on=keys)
-        table.insert(5, "log_ratio", np.log(table["omega"] / table["omega_start"]))
-        tables[arm] = table
+        tables[arm] = table.assign(log_ratio=np.log(table["omega"] / table["omega_start"]))
     return _stacked(tables)
 
 
 def _stacked(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    joined = pd.concat([table.assign(arm=arm) for arm, table in tables.items()], ignore_index=True)
-    return joined.loc[:, ["arm", *(name for name in joined.columns if name != "arm")]]
+    return pd.concat([table.assign(arm=arm) for arm, table in tables.items()], ignore_index=True)

@@ -25,9 +25,11 @@ from tlspectral.spectral_rope import to_spectral
 from tlspectral.stats import benjamini_hochberg
 from tlspectral.studies.bifocal.code_text import code_rows, source_files
 from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve
+from tlspectral.studies.bifocal.schedule import describe_tables
 from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 from tlspectral.studies.common.seed_intervals import mean_by, means_and_differences, t_interval
+from tlspectral.tables.schema import columns
 from tlspectral.tasks import Score, paired_effect
 
 START = 256  # the token before the bytes
@@ -37,6 +39,55 @@ SCALINGS = ("linear", "dynamic", "yarn")
 REFERENCE = "fixed"
 _SHIFTS = ["omega_shift", "log_shift"]
 _MEASURES = ("rope_imag_frac", "D_head", "s_pos")
+
+describe_tables(
+    "longer-context",
+    {
+        "extension_rates": """
+            arm, learning_rate
+            loss   | nat per byte | Mean held-out loss over the tuning seeds.
+            chosen | flag         | Whether the rate has the lowest loss of its arm.
+        """,
+        "extension_runs": """
+            seed, arm, adapted, position
+            loss | nat per byte | Mean next-byte cross-entropy on held-out files.
+        """,
+        "extension": """
+            adapted, arm, loss, low, high, n, difference, difference_low, difference_high
+            positions | label | Which bins: all, within the trained length (trained), or beyond it.
+        """,
+        "extension_positions": """
+            adapted, position, arm, loss, low, high, n, difference, difference_low, difference_high
+        """,
+        "extension_heads": """
+            layer, head, rope_imag_frac, D_head
+            s_pos       | score     | Positional score, mean over held-out prompts of four blocks of 16 bytes.
+            step
+            omega_shift | rad/token | Root mean square, over the head's pairs, of the change of omega.
+            log_shift   | log ratio | The same of the change of log omega.
+            arm, seed
+        """,
+        "extension_joined": """
+            arm
+            move    | label       | Which move of a head's frequencies: omega_shift or log_shift.
+            measure | label       | Whose absolute change over training is compared: rope_imag_frac, D_head or s_pos.
+            mean    | correlation | Mean over seeds of Spearman's correlation of move and change over heads.
+            low, high, n
+            pvalue  | probability | Two-sided p that the mean is 0, by flipping the signs of layers and seeds.
+            control | correlation | mean, with the change of the same head in the arm fixed.
+            q       | probability | pvalue with the false discovery rate over all rows.
+        """,
+    },
+    columns("""
+        arm        | label        | Frequencies: fixed; fixed and read with a rope setting of transformers, factor 2
+                   |              | (linear, dynamic, yarn); learned at a tenth of the weights' rate (learned) or at
+                   |              | that rate (learned_fast).
+        adapted    | flag         | Whether the model was then trained for a few steps at twice the length.
+        position   | token        | First position of the bin of predicted bytes.
+        loss       | nat per byte | Mean over seeds of the mean next-byte cross-entropy on held-out files.
+        difference | nat per byte | Mean over seeds of loss less that of the arm fixed, on the same seed; NaN for it.
+    """),
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +170,7 @@ def extension_experiment(folder: RunFolder, schedule: ExtensionSchedule, *, n_jo
     heads = pd.concat([tables["heads"].assign(arm=run[0], seed=run[2]) for run, tables in runs.items()])
     return {
         "extension_rates": rates,
-        "extension_runs": readings.loc[:, ["seed", "arm", "adapted", "position", "loss"]],
+        "extension_runs": readings,
         "extension": _ranges(readings, schedule.length),
         "extension_positions": _loss_compared(readings, ["adapted", "position"]),
         "extension_heads": heads.reset_index(drop=True),

@@ -10,9 +10,25 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.studies.bifocal.formal_languages import Dyck3
 from tlspectral.studies.bifocal.language_runs import trained_model, tune_and_train
 from tlspectral.studies.bifocal.llama import ARMS, SpectralLlama
-from tlspectral.studies.bifocal.schedule import LanguageSchedule
+from tlspectral.studies.bifocal.schedule import LanguageSchedule, describe_tables
 from tlspectral.studies.common.gradient_steps import to_device_of
 from tlspectral.studies.common.run_folder import RunFolder
+
+describe_tables(
+    "manifold",
+    {
+        "manifold": """
+            layer, head
+            word      | index               | Number of the bracket word, from 0.
+            depth     | index               | Nesting depth: the k-th opener, which is the k-th token too.
+            pc1       | units of the output | First principal component of the head's output at the opener.
+            pc2       | units of the output | Second principal component of the same.
+            explained | share               | Share of the head's variance in both components together.
+            between   | share               | Share of the variance, over all columns, that lies between depths.
+            arm
+        """
+    },
+)
 
 
 @torch.no_grad()
@@ -39,9 +55,7 @@ def depth_manifold(model: SpectralLlama, *, depth: int = 16, n_words: int = 64, 
         seed: of the words.
 
     Returns:
-        `layer, head, word, depth, pc1, pc2` (in units of the output), `explained` (share of the head's variance in both
-        components together), `between` (share of the head's variance, over all columns, that lies between depths: 0
-        where all depths have one mean, 1 where each depth is one point).
+        A row per head, word and depth, with the columns of the table `manifold` but for `arm`.
 
     What it does not establish: that the model uses the depth, or counts it other than by position.
     """

@@ -10,12 +10,46 @@ from tlspectral.studies.bifocal.depth_manifold import opener_outputs
 from tlspectral.studies.bifocal.language_runs import LanguageRun, finish_language_runs, trained_model
 from tlspectral.studies.bifocal.languages import REFERENCE, stacked
 from tlspectral.studies.bifocal.llama import SpectralLlama
-from tlspectral.studies.bifocal.schedule import EquivalenceSchedule
+from tlspectral.studies.bifocal.schedule import EquivalenceSchedule, describe_tables
 from tlspectral.studies.common.run_folder import RunFolder
 from tlspectral.studies.common.seed_intervals import equivalence, intervals, mean_by, t_interval
+from tlspectral.tables.schema import columns
 
 _DEPTH = 16  # of the words whose depths are compared; BA speaks of depths 10 and 11
 VIEWS = ("equal", "best")
+
+describe_tables(
+    "equivalence",
+    {
+        "equivalence_rates": """
+            arm, learning_rate
+            loss   | nat per scored token | Mean held-out loss over the tuning seeds.
+            best   | flag                 | Whether the rate has the lowest loss of its arm.
+            common | flag                 | Whether it is the rate with the lowest mean over arms.
+        """,
+        "equivalence_runs": "arm, learning_rate, seed, loss, accuracy",
+        "equivalence": """
+            view, arm, learning_rate
+            mean   | nat per scored token | Mean over seeds of held-out loss.
+            low, high, n, difference_mean, difference_low, difference_high
+            pvalue | probability          | p of two one-sided paired t tests that it lies within the margin.
+            bound  | nat per scored token | Smallest margin that the test would pass at the 5 % level.
+        """,
+        "equivalence_beyond": """
+            view, arm, learning_rate
+            mean | share | Mean over seeds of accuracy at depths beyond training.
+            low, high, n, difference_mean, difference_low, difference_high
+        """,
+        "depth_cosines": """
+            arm
+            mean    | cosine | Mean over seeds of a cosine of a head's mean outputs at two depths, mean over heads.
+            low, high, n
+            depths  | label  | Which depths are compared: 10 and 11, neighbours, or all.
+            measure | label  | Of the means as they are (cosine), or less their mean over depths (centred).
+        """,
+    },
+    columns("view | label | Which rates: one for all arms (equal), or each arm's own best (best)."),
+)
 
 
 def arms_with_power(folder: RunFolder, schedule: EquivalenceSchedule, *, n_jobs: int = 1) -> dict[str, pd.DataFrame]:

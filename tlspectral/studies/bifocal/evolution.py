@@ -17,9 +17,13 @@ from torch import Tensor, nn
 
 from tlspectral.spectral_rope import SpectralRoPE
 from tlspectral.spectral_rope.rates import OMEGA_SHARE, rated_groups
-from tlspectral.studies.bifocal.columns import EVOLVE_LOSSES, EVOLVE_TRAJECTORY
+from tlspectral.studies.bifocal.schedule import BIFOCAL
 from tlspectral.studies.common.gradient_steps import gradient_steps, warm_up
-from tlspectral.tables import named
+from tlspectral.tables.schema import Schema, columns
+
+BATCH_LOSS = columns("loss | nat per scored token | Loss of the batch of the step, before the step was taken.")
+LOSSES = Schema("evolve.losses", columns("step, loss", (*BATCH_LOSS, *BIFOCAL)))
+TRAJECTORY = Schema("evolve.trajectory", columns("step, layer, head, frequency, omega, gain, phase", BIFOCAL))
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,8 @@ class Evolution:
     """Record of a training.
 
     Attributes:
-        losses: columns `step, loss`; the loss of the batch of step 1, 2, ..., before that step was taken.
-        trajectory: columns `step, layer, head, frequency, omega, gain, phase` (radians per token, 1, radians) of every
-            query head and rotary pair as they are applied, after that many steps; a phase that queries and keys share
-            as it stands in the parameter, though no score sees it. No rows without a spectral module.
+        losses: a row per step.
+        trajectory: a row per recorded step, query head and rotary pair. No rows without a spectral module.
     """
 
     losses: pd.DataFrame
@@ -103,8 +105,7 @@ def evolve(
         losses.append({"step": done, "loss": loss.item()})
         if done % settings.log_every == 0 or done == settings.steps:
             records.append(spectral_record(model, done))
-    table = pd.DataFrame(losses, columns=["step", "loss"])
-    return Evolution(named(table, EVOLVE_LOSSES), named(pd.concat(records, ignore_index=True), EVOLVE_TRAJECTORY))
+    return Evolution(LOSSES.frame(losses), TRAJECTORY.frame(pd.concat(records, ignore_index=True)))
 
 
 def spectral_modules(model: nn.Module) -> dict[int, SpectralRoPE]:
@@ -146,7 +147,4 @@ def spectral_record(model: nn.Module, step: int) -> pd.DataFrame:
         index = pd.MultiIndex.from_product([[step], [layer], range(heads), range(pairs)])
         table = index.to_frame(index=False, name=["step", "layer", "head", "frequency"])
         tables.append(table.assign(omega=omega.flatten(), gain=gain.flatten(), phase=phase.flatten()))
-    if tables:
-        return pd.concat(tables, ignore_index=True)
-    integers = dict.fromkeys(("step", "layer", "head", "frequency"), "int64")
-    return pd.DataFrame(columns=[*integers, "omega", "gain", "phase"], dtype="float64").astype(integers)
+    return pd.concat(tables, ignore_index=True) if tables else TRAJECTORY.frame({})

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tlspectral.studies.bifocal import code_columns, columns, equivalence_columns, learned_frequency_columns
 from tlspectral.studies.bifocal.code_adaptation import (
     FULL_BACKBONE,
     FULL_CODE,
@@ -27,13 +26,8 @@ from tlspectral.studies.bifocal.resonance import resonance_experiment
 from tlspectral.studies.bifocal.schedule import DYCK, FULL, EquivalenceSchedule, LanguageSchedule
 from tlspectral.studies.common.run_folder import open_run_folder
 from tlspectral.studies.positional_symbolic.canonical import CanonicalSchedule
-from tlspectral.tables import named, write_table
-
-_TABLES = {
-    table.name.removeprefix("experiments."): table
-    for part in (learned_frequency_columns, columns, code_columns, equivalence_columns)
-    for table in part.TABLES
-}
+from tlspectral.tables import write_table
+from tlspectral.tables.schema import known_schemas
 
 LANGUAGE_EXPERIMENTS = {
     "languages": arms_on_languages,
@@ -104,11 +98,12 @@ def run_experiment(
     settings = schedule_settings(schedule)
     folder = open_run_folder(output / runs, settings, command=command, device=device)
     make = partial(run, folder, schedule)
+    attrs = {**folder.provenance, "experiment": name, "schedule": settings, "seeds": list(seeds)}
     paths = []
     for table_name, table in make(n_jobs=n_jobs).items():
-        table.attrs = {**folder.provenance, "experiment": name, "schedule": settings, "seeds": list(seeds)}
+        table.attrs = {}
         paths.append(output / f"{table_name}.parquet")
-        write_table(named(table, _TABLES[table_name]), paths[-1])
+        write_table(known_schemas()[f"experiments.{table_name}"].frame(table, attrs), paths[-1])
     return paths
 
 

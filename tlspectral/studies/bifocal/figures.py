@@ -47,11 +47,7 @@ def evolution(trajectory: pd.DataFrame) -> Figure:
     Args:
         trajectory: columns `step, layer, head, frequency, omega` of one run.
 
-    Returns:
-        A figure outside pyplot, a column of two panels per layer. Colour is the starting frequency.
-
-    Raises:
-        ValueError: a column is missing, or a table has no rows.
+    A column of two panels per layer. Colour is the starting frequency.
 
     What it does not establish: that a frequency which moved was of use; see `resonance_evolution` for a control.
     """
@@ -89,12 +85,6 @@ def resonance_evolution(table: pd.DataFrame) -> Figure:
     Args:
         table: `step, pairs, resonance`, as of `resonance_over_training`; with `arm` one line per arm.
 
-    Returns:
-        A figure outside pyplot.
-
-    Raises:
-        ValueError: a column is missing, or a table has no rows.
-
     What it does not establish: learning, where a line of random moves of that size would rise as well
     (`resonance_gain`).
     """
@@ -120,12 +110,7 @@ def phase_evolution(table: pd.DataFrame) -> Figure:
     Args:
         table: `step, mean_abs, start_abs, drift`, as of `phase_drift`; with `arm` one colour per arm.
 
-    Returns:
-        A figure outside pyplot: solid the mean |phase|, dotted its start, dashed the distance from the start. Means
-        over layers, heads and runs.
-
-    Raises:
-        ValueError: a column is missing, or a table has no rows.
+    Solid the mean |phase|, dotted its start, dashed the distance from the start. Means over layers, heads and runs.
 
     What it does not establish: learning. A phase without any effect drifts under Adam too.
     """
@@ -153,11 +138,7 @@ def depth_manifold_plane(table: pd.DataFrame) -> Figure:
     Args:
         table: of `depth_manifold`: `layer, head, depth, pc1, pc2, between`; with `arm` a row of panels per arm.
 
-    Returns:
-        A figure outside pyplot: dots are single words, the line joins the means of neighbouring depths.
-
-    Raises:
-        ValueError: a column is missing, or a table has no rows.
+    Dots are single words, the line joins the means of neighbouring depths.
 
     What it does not establish: that shape in two components is used by the model, nor that depth causes it: in nested
     words depth is position.
@@ -197,11 +178,7 @@ def training_losses(losses: pd.DataFrame, references: pd.DataFrame, *, window: i
         references: `language, entropy_floor, chance_loss` in nats per scored token, as in its table `table1`.
         window: steps that are averaged, those before included.
 
-    Returns:
-        A figure outside pyplot. Thin lines are seeds.
-
-    Raises:
-        ValueError: a column is missing, or a table has no rows.
+    Thin lines are seeds.
     """
     require(losses, ("language", "seed", "step", "loss"), _LANGUAGES, name="table of losses")
     require(references, ("language", "entropy_floor", "chance_loss"), _LANGUAGES, name="table of references")
@@ -232,11 +209,7 @@ def structure_gap_curves(table: pd.DataFrame, references: pd.DataFrame) -> Figur
         table: `structure_gap` of the experiment: `language, arm, size, mean, low, high, trained`.
         references: `language, chance_accuracy`, as in the table `table1`.
 
-    Returns:
-        A figure outside pyplot; the sizes of training are shaded.
-
-    Raises:
-        ValueError: a column is missing, or a table has no rows.
+    The sizes of training are shaded.
     """
     require(table, ("language", "size", "mean", "low", "high", "trained"), "the experiment structure-gap")
     require(references, ("language", "chance_accuracy"), _LANGUAGES, name="table of references")
@@ -271,11 +244,7 @@ def position_losses(table: pd.DataFrame, trained_length: int = 128) -> Figure:
         table: `extension_positions` of the experiment: `adapted, position, arm, loss, low, high`.
         trained_length: tokens, the line between what was trained and what was not.
 
-    Returns:
-        A figure outside pyplot; bands are 95 % t intervals over seeds.
-
-    Raises:
-        ValueError: a column is missing, or a table has no rows.
+    Bands are 95 % t intervals over seeds.
     """
     require(table, ("adapted", "position", "loss", "low", "high"), "the experiment longer-context")
     figure = new_figure(9.2, 3.6)
@@ -329,12 +298,8 @@ def frequency_paths(paths: pd.DataFrame, runs: pd.DataFrame) -> Figure:
         paths: `task, start, seed, step, omega`, in units of pi/33, as `headline_paths` of the experiment.
         runs: `task, start, seed, success`, as its `headline_runs`.
 
-    Returns:
-        A figure outside pyplot, one panel per task. The band is what counts as success; -Omega is drawn as Omega, as
-        one is the conjugate of the other.
-
-    Raises:
-        ValueError: a table without rows, or a missing column.
+    One panel per task. The band is what counts as success; -Omega is drawn as Omega, as one is the conjugate of the
+    other.
     """
     for name, table, columns in (
         ("paths", paths, ("task", "start", "seed", "step", "omega")),

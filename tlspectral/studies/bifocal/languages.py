@@ -2,12 +2,89 @@
 
 import pandas as pd
 
+from tlspectral.studies.bifocal.evolution import BATCH_LOSS
 from tlspectral.studies.bifocal.language_runs import LanguageRun, finish_language_runs, tune_and_train
 from tlspectral.studies.bifocal.llama import ARMS, LlamaConfig, parameter_counts
-from tlspectral.studies.bifocal.schedule import LanguageSchedule
+from tlspectral.studies.bifocal.schedule import LanguageSchedule, describe_tables
 from tlspectral.studies.common.run_folder import RunFolder
 from tlspectral.studies.common.seed_intervals import intervals, means_and_differences, paired_differences
+from tlspectral.tables.schema import columns
 
+
+def _with_interval(name: str, what: str, unit: str) -> str:
+    return f"""
+            {name}      | {unit} | Mean over seeds of the {what}.
+            {name}_low  | {unit} | Lower end of its 95 % t interval; NaN for one seed.
+            {name}_high | {unit} | Upper end of that interval.
+    """
+
+
+describe_tables(
+    "languages",
+    {
+        "table1_runs": """
+            language, arm, learning_rate, seed, loss, accuracy
+            lock_in | step | First step at which the loss falls as `lock_in_step` has it. NaN: none.
+        """,
+        "table1": """
+            language, arm, learning_rate
+            seeds    | count | Runs behind the row.
+            lock_ins | count | Runs with a lock_in.
+        """
+        + _with_interval("loss", "loss on fresh sequences", "nat per scored token")
+        + _with_interval("loss_difference", "loss less that of standard, NaN for standard", "nat per scored token")
+        + _with_interval("accuracy", "accuracy on fresh sequences", "share")
+        + _with_interval("accuracy_difference", "accuracy less that of standard, NaN for standard", "share")
+        + """
+            entropy_floor       | nat per scored token | Loss that no model can go below.
+            sequence_floor      | nat per token        | The same over all tokens, also those that no prefix decides.
+            chance_loss         | nat per scored token | Loss of the best guess that sees no sequence.
+            chance_accuracy     | share                | Frequency of the most frequent answer.
+            backbone_parameters | count                | Numbers learned in the backbone; the same in every arm.
+            spectral_parameters | count                | Numbers learned in the rotary positions.
+        """,
+        "learning_rates": """
+            language, arm, learning_rate, seed, loss
+            chosen | flag | Whether this rate, at a tie the lowest, has the lowest held-out loss of the arm.
+        """,
+    },
+)
+describe_tables(
+    "memorisation",
+    {
+        "memorisation": """
+            language, arm, learning_rate, seed
+            training_loss | nat per scored token | Mean loss of the last 20 steps on the same sequences.
+            loss, accuracy
+        """
+    },
+)
+describe_tables("languages", {"losses": "language, arm, seed, step, loss"}, BATCH_LOSS)
+describe_tables("memorisation", {"memorisation_losses": "language, arm, seed, step, loss"}, BATCH_LOSS)
+describe_tables(
+    "structure-gap",
+    {
+        "structure_gap_runs": """
+            language, arm, seed, size, loss, accuracy
+            tokens | count | Scored tokens behind the row.
+            trained
+        """,
+        "structure_gap": """
+            language, arm, size
+            mean | share | Mean over seeds of accuracy.
+            low, high, n, trained
+        """,
+        "structure_gap_beyond": """
+            language, arm
+            mean | share | Mean over seeds of accuracy over all sizes beyond training, less that of the arm standard.
+            low, high, n
+        """,
+    },
+    columns("""
+        size    | count | Depth of the bracket words, or letters of noise, of the test's sequences.
+        trained | flag  | Whether training had sequences of this size.
+    """),
+)
 REFERENCE = "standard"
 _WINDOW = 10
 _WITHIN = 20
@@ -72,8 +149,7 @@ def memorisation(folder: RunFolder, schedule: LanguageSchedule, *, n_jobs: int =
     runs = finish_language_runs(folder, schedule, wanted, n_jobs=n_jobs)
     measured = held_out_table(runs, schedule).drop(columns=["lock_in"])
     ends = [float(tables["losses"]["loss"].tail(20).mean()) for tables in runs.values()]
-    measured.insert(4, "training_loss", ends)
-    return {"memorisation": measured, "memorisation_losses": stacked(runs, "losses")}
+    return {"memorisation": measured.assign(training_loss=ends), "memorisation_losses": stacked(runs, "losses")}
 
 
 def held_out_table(runs: dict[LanguageRun, dict[str, pd.DataFrame]], schedule: LanguageSchedule) -> pd.DataFrame:
@@ -121,13 +197,8 @@ def compared(measured: pd.DataFrame, schedule: LanguageSchedule) -> pd.DataFrame
 
 
 def stacked(runs: dict[LanguageRun, dict[str, pd.DataFrame]], name: str) -> pd.DataFrame:
-    """Concatenate one table of all runs, with `language, arm, seed` in front."""
-    tables = []
-    for run, of_run in runs.items():
-        table = of_run[name].copy()
-        for index, (column, value) in enumerate({"language": run.language, "arm": run.arm, "seed": run.seed}.items()):
-            table.insert(index, column, value)
-        tables.append(table)
+    """Concatenate one table of all runs, with `language, arm, seed`."""
+    tables = [of_run[name].assign(language=run.language, arm=run.arm, seed=run.seed) for run, of_run in runs.items()]
     return pd.concat([table for table in tables if len(table)], ignore_index=True)
 
 

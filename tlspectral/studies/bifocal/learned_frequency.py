@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
+from tlspectral.studies.bifocal.schedule import describe_tables
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 from tlspectral.studies.common.seed_intervals import share_interval
 from tlspectral.studies.positional_symbolic.canonical import (
@@ -24,11 +25,41 @@ from tlspectral.studies.positional_symbolic.canonical import (
 )
 from tlspectral.studies.positional_symbolic.canonical.trainer import validation_prompts
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
+from tlspectral.tables.schema import columns
 
 TASKS = ("retrieval", "index")
 SEEDS = (0, 1, 2, 3, 4)
 _RETRIEVAL_WITHIN, _RETRIEVAL_ACCURACY = 0.05, 0.9
 _INDEX_FROM, _INDEX_TO = 1.8, 2.1
+describe_tables(
+    "learned-frequency",
+    {
+        "headline_runs": """
+            task, start, seed
+            learned  | pi/33 rad/token | The frequency after training, as it is.
+            accuracy | share           | Share of the validation prompts that are answered rightly after training.
+            folded   | pi/33 rad/token | learned modulo 2 pi (66 units), without sign.
+            success  | flag            | Retrieval: folded < .05 and accuracy > .9. Index: folded from 1.8 to 2.1.
+        """,
+        "headline_paths": """
+            task, start, seed, step
+            omega | pi/33 rad/token | The frequency after that many steps, as it is.
+        """,
+        "headline_shares": """
+            task
+            starts    | label | Which starting frequencies are counted: all, or those from .1 on.
+            runs      | count | Runs counted. Those of one seed share weights and prompts.
+            successes | count | Runs with success.
+            share     | share | successes / runs.
+            low       | share | Lower end of Wilson's 95 % interval of share, which takes runs as independent.
+            high      | share | Upper end of that interval.
+        """,
+    },
+    columns("""
+        task  | label           | Canonical task: no rotation solves retrieval, about one over the context index.
+        start | pi/33 rad/token | The head's frequency before training.
+    """),
+)
 _FULL_ROTATION = 2 * np.pi / angle_unit(CanonicalTask("index"))  # units in 2 pi
 
 
@@ -41,12 +72,7 @@ def folded(omega: Float64[np.ndarray, "runs"]) -> Float64[np.ndarray, "runs"]:
     return np.minimum(remainder, _FULL_ROTATION - remainder)
 
 
-def learned_frequency(
-    folder: RunFolder,
-    schedule: CanonicalSchedule,
-    *,
-    n_jobs: int = 1,
-) -> dict[str, pd.DataFrame]:
+def learned_frequency(folder: RunFolder, schedule: CanonicalSchedule, *, n_jobs: int = 1) -> dict[str, pd.DataFrame]:
     """Train heads from ten frequencies with five seeds and record their frequencies.
 
     Success was defined before the runs: a retrieval run succeeds with |Omega| < .05 and accuracy > .9, an index run

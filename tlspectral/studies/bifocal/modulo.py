@@ -18,8 +18,36 @@ from tlspectral.studies.bifocal.formal_languages import LanguageBatch, Modulo7
 from tlspectral.studies.bifocal.language_runs import answer_loss, score_answers
 from tlspectral.studies.bifocal.languages import REFERENCE
 from tlspectral.studies.bifocal.llama import ARMS, LITERAL_ARM, LlamaConfig, SpectralLlama
+from tlspectral.studies.bifocal.schedule import describe_tables
 from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 from tlspectral.studies.common.seed_intervals import means_and_differences
+from tlspectral.tables.schema import columns
+
+describe_tables(
+    "modulo",
+    {
+        "modulo_pilot": """
+            learning_rate
+            weight_decay | 1    | AdamW's, on the weights; spectral parameters have none.
+            loss, accuracy, trained_loss
+            chosen       | flag | Whether it has the highest held-out accuracy.
+        """,
+        "modulo_runs": """
+            arm, seed, loss, accuracy, trained_loss
+            learned_at | step | First measured step with a held-out accuracy of .9. NaN: none.
+        """,
+        "modulo": """
+            arm
+            mean | share | Mean over seeds of accuracy on held-out expressions.
+            low, high, n, difference_mean, difference_low, difference_high
+        """,
+    },
+    columns("""
+        loss         | nat per answer | Mean cross-entropy of the sum over held-out expressions.
+        accuracy     | share          | Share of held-out expressions whose sum has the largest logit; chance is 1/7.
+        trained_loss | nat per answer | The loss on the trained expressions.
+    """),
+)
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,51 @@ from jaxtyping import Float64
 from tlspectral.studies.bifocal.language_runs import LanguageRun, finish_language_runs, tune_and_train
 from tlspectral.studies.bifocal.languages import stacked
 from tlspectral.studies.bifocal.llama import ARMS, PHASE_NOISE_ARMS
-from tlspectral.studies.bifocal.schedule import LanguageSchedule
+from tlspectral.studies.bifocal.schedule import LanguageSchedule, describe_tables
 from tlspectral.studies.common.run_folder import RunFolder
 from tlspectral.studies.common.seed_intervals import intervals, mean_by
+from tlspectral.tables.schema import columns
 
 PAIR_SETS = ("all", "turning")
 _ARMS = {**ARMS, **PHASE_NOISE_ARMS}
 _DRAWS = 1000
+
+describe_tables(
+    "resonance",
+    {
+        "trajectories": "language, arm, seed, step, layer, head, frequency, omega, gain, phase",
+        "resonance_steps": """
+            language, arm, pairs, step
+            resonance | cosine | Mean over distances N of the largest cos(omega N) over pairs; mean over runs and heads.
+        """,
+        "phase_steps": "language, arm, step, mean_abs, start_abs, drift",
+        "resonance_runs": """
+            language, arm, seed, layer, head, pairs
+            start       | cosine | Mean over distances N of the largest cos(omega N) over pairs, before training.
+            end         | cosine | The same after training.
+            gain        | cosine | end - start.
+            random_mean | cosine | Mean gain of moves of the same size with random signs.
+            random_sd   | cosine | Standard deviation of the gain of those moves.
+            excess      | cosine | gain - random_mean.
+            percentile  | share  | Share of those moves with at most this gain. NaN where nothing moved.
+        """,
+        "resonance": """
+            language, arm, pairs
+            mean | cosine | Mean over seeds of measure, a mean over heads.
+            low, high, n, measure
+        """,
+        "phase_drift_runs": "language, arm, seed, step, layer, head, mean_abs, start_abs, drift, zigzag",
+        "phase_drift": """
+            language, arm
+            mean | rad, or share for zigzag | Mean over seeds of measure, a mean over heads.
+            low, high, n, measure
+        """,
+    },
+    columns("""
+        pairs   | label | Which rotary pairs count: all, or turning, by half a rotation over the longest distance.
+        measure | label | Which number of the table per run the row is about.
+    """),
+)
 
 
 def resonance(

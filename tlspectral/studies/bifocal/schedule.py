@@ -7,6 +7,44 @@ the same grid of rates and the same number of tuning runs.
 from dataclasses import dataclass
 
 from tlspectral.studies.bifocal.formal_languages import BioRotation, Dyck3, FormalLanguage, Modulo7
+from tlspectral.studies.common.seed_intervals import RUN_COLUMNS
+from tlspectral.tables.schema import Column, Schema, columns
+
+BIFOCAL = (
+    *columns("""
+        language        | label                | Nested brackets (dyck3), a motif behind noise (bio_rotation), modulo7.
+        arm             | label                | What of the rotary positions is learned: nothing (standard),
+                        |                      | frequencies (omega), frequencies, gain and phase (full), the same to
+                        |                      | the letter of BA (literal) or in half of the heads (bifocal), gain and
+                        |                      | phase alone (placebo); full_noise and full_noise_shared start with BA's
+                        |                      | phase noise.
+        learning_rate   | per step             | AdamW's rate of the weights; that of the frequencies is a tenth of it.
+        loss            | nat per scored token | Mean cross-entropy over the scored tokens of fresh sequences.
+        accuracy        | share                | Share of the same tokens that have the largest logit.
+        frequency       | index                | Index of the rotary pair.
+        omega           | rad/token            | Frequency of the pair as it is applied.
+        gain            | ratio                | Factor on the pair's queries, as it is applied.
+        phase           | rad                  | Angle added to the pair's queries, or to queries and keys alike.
+        mean_abs        | rad                  | Mean absolute phase: BA's mean shift.
+        start_abs       | rad                  | Mean absolute phase before training.
+        drift           | rad                  | Mean distance of phases from where they started.
+        zigzag          | share                | Share of neighbouring increments of the phase over frequency with
+                        |                      | opposite signs; independent noise has 2/3. NaN where phases are equal.
+        difference_mean | of the mean          | Mean over seeds of the same less that of the reference arm on the same
+                        |                      | seed. NaN for that arm itself.
+        difference_low  | of the mean          | Lower end of its 95 % t interval.
+        difference_high | of the mean          | Upper end of that interval.
+    """),
+    *RUN_COLUMNS,
+)
+"""What tables on learnable rotary positions share, for `columns(text, shared)`."""
+
+
+def describe_tables(experiment: str, tables: dict[str, str], shared: tuple[Column, ...] = ()) -> None:
+    """Make the schemas of what an experiment writes, named `experiments.NAME`, from their columns as text."""
+    for name, described in tables.items():
+        command = f"`tlspectral study learn {experiment} -o FOLDER`"
+        Schema(f"experiments.{name}", columns(described, (*shared, *BIFOCAL)), f"{command} writes it as {name}.parquet")
 
 
 @dataclass(frozen=True)

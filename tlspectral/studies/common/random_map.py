@@ -78,9 +78,8 @@ def evaluate(model: AttentionOnlyTransformer, batch: RandomMapBatch) -> dict[str
     """Losses in nats per token and attention masses on sequences of the task (FP section 10).
 
     Returns:
-        `loss` over all targets, `loss_predictable` over the predictable ones, `prev_best` and `ind_best` (see
-        `train.history` in `columns.py`). Masses are means over the queries from a quarter of the sequence on, by when
-        most tokens have occurred; a query whose token is new counts as 0 in `ind_best`.
+        The columns of `train.history` but for step and penalty. Masses are means over the queries from a quarter of the
+        sequence on, by when most tokens have occurred; a query whose token is new counts as 0 in `ind_best`.
 
     What it does not establish: that one and the same head does it on other sequences; see `tlspectral.detect_heads`.
     """

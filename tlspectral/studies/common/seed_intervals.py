@@ -6,7 +6,22 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
+from tlspectral.tables.head_columns import HEAD_COLUMNS
+from tlspectral.tables.schema import columns
+
 _LEVEL = 0.95
+
+RUN_COLUMNS = (
+    *columns("""
+        seed | index       | Seed of the run's initial weights and training data; runs of one seed share both.
+        step | step        | Gradient steps done.
+        low  | of the mean | Lower end of the 95 % t interval of the mean; NaN for one seed.
+        high | of the mean | Upper end of that interval.
+        n    | count       | Seeds.
+    """),
+    *HEAD_COLUMNS,
+)
+"""What tables of runs share, for `columns(text, shared)`, the head table's columns among it."""
 
 
 def t_interval(values: pd.Series) -> dict[str, float]:

@@ -9,15 +9,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.studies.common.columns import TRAIN_HISTORY
 from tlspectral.studies.common.gradient_steps import gradient_steps, to_device_of, warm_up
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
 from tlspectral.studies.common.random_map import RandomMapBatch, RandomMapTask, evaluate, token_losses
-from tlspectral.tables import named
 from tlspectral.tables.progress import bar
+from tlspectral.tables.schema import Schema, columns
 
 _TRAINING_STREAM = 10_000  # training sequences come from a generator with this plus the seed, as in FP's runs
 _EVALUATION_STREAM = 99  # evaluation sequences are the same in every run, so that runs can be compared
+
+TRAIN_HISTORY = Schema(
+    "train.history",
+    columns("""
+        step             | step                  | Gradient steps done.
+        loss             | nat                   | Cross-entropy over all targets of held-out sequences.
+        loss_predictable | nat                   | Cross-entropy over the targets that the map decides.
+        prev_best        | attention probability | Attention to the previous token, of the head where it is largest.
+        ind_best         | attention probability | The same to all keys behind an earlier copy of the query's token.
+        penalty?         | of the penalty        | Value of the penalty on the loss, without its weight. With a penalty.
+    """),
+)
 
 Penalty = Callable[[AttentionOnlyTransformer], Float[Tensor, ""]]
 """A differentiable function of the model. Its value times a weight is added to the loss of each step."""
@@ -67,10 +78,9 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A trained model and its history: one row per evaluation, columns `step` and those of `evaluate`.
+    """A trained model, its history with a row per evaluation, and its weights after every step of `keep_steps`.
 
-    With a penalty the column `penalty` holds its value without the weight. `checkpoints` holds a copy of the weights
-    after every step of `keep_steps`, under the model's parameter names.
+    Weights stand under the model's parameter names.
     """
 
     model: AttentionOnlyTransformer
@@ -128,7 +138,7 @@ def train(
                     measures["penalty"] = penalty(model).item()
                 history.append({"step": done, **measures})
                 shown.set_postfix({name: f"{value:.3f}" for name, value in measures.items()})
-    return TrainingRun(model, named(pd.DataFrame(history), TRAIN_HISTORY), checkpoints)
+    return TrainingRun(model, TRAIN_HISTORY.frame(history), checkpoints)
 
 
 def held_out_sequences(task: RandomMapTask, settings: TrainingSettings) -> RandomMapBatch:

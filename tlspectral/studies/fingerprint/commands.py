@@ -116,8 +116,7 @@ def _counts(table: "pd.DataFrame", seconds: float) -> str:
 def statistics(
     table: TableFile,
     model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help=f"Also placebos and the rounding of weights. {MODEL_HELP}"),
+        str | None, typer.Option(metavar="MODEL", help=f"Also placebos and the rounding of weights. {MODEL_HELP}")
     ] = None,
     device: Device = None,
     dtype: DType = None,
@@ -161,8 +160,7 @@ def statistics(
 @app.command(short_help="previous-token heads of several models side by side")
 def schemes(
     tables: Annotated[
-        list[str],
-        typer.Argument(metavar="TABLE...", help="Tables of heads, or published ones such as published:gpt2."),
+        list[str], typer.Argument(metavar="TABLE...", help="Tables of heads, or published ones such as published:gpt2.")
     ],
     top: Annotated[int, typer.Option(min=1, help="Previous-token heads per model.")] = 5,
     output: Annotated[
@@ -220,8 +218,7 @@ def _named(tables: list[str]) -> "dict[str, pd.DataFrame]":
 @app.command(short_help="train two-layer models with one spectral channel held down")
 def constrained(
     output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Folder for cells and tables; it is resumed."),
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for cells and tables; it is resumed.")
     ],
     preset: Preset = "quick",
     arms: Annotated[str | None, typer.Option(help="Arms, with commas between; none: all.")] = None,

@@ -14,10 +14,22 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from tlspectral.studies.fingerprint.columns import EVENTUAL_HEAD_RANK
-from tlspectral.tables import named
 from tlspectral.tables.html_summary import html_summary
 from tlspectral.tables.required import require
+from tlspectral.tables.schema import Schema, columns
+
+EVENTUAL_HEAD_RANK = Schema(
+    "eventual_head_rank",
+    columns("""
+        step       | step  | Training step of the checkpoint.
+        column     | label | Which percentile is looked at.
+        percentile | share | Percentile of the eventual head within the model of that step.
+        rank       | index | Rank of the eventual head; 1 has the largest value, ties have their mean rank.
+        n_heads    | count | Heads of the model.
+        top_share  | share | rank / n_heads: how often a random head ranks as high.
+        chance     | share | 1 / n_heads: how often a random head has rank 1.
+    """),
+)
 
 
 @dataclass(frozen=True)
@@ -94,11 +106,7 @@ class Departure:
 
 
 def formation_crossing(
-    track: pd.DataFrame,
-    *,
-    behaviour: str = "prev",
-    behaviour_level: float = 0.5,
-    phase_level: float = 0.9,
+    track: pd.DataFrame, *, behaviour: str = "prev", behaviour_level: float = 0.5, phase_level: float = 0.9
 ) -> FormationCrossing:
     """Q1: does a head's signature in the weights come before its behaviour, or after it?
 
@@ -176,9 +184,7 @@ def eventual_head_rank(
         percentiles: columns of percentiles within the model, `rankdata / n`.
 
     Returns:
-        DataFrame `step, column, percentile, rank, n_heads, top_share, chance`: rank 1 is the largest value, ties
-        have their mean rank; `top_share` = rank / n is how often a random head ranks as high, `chance` =
-        1 / n how often it is the first.
+        DataFrame, a step and column a row. Columns: `step, column, percentile, rank, n_heads, top_share, chance`.
 
     Raises:
         ValueError: a column is missing or holds NaN, or there are several rows of a step.
@@ -207,7 +213,7 @@ def eventual_head_rank(
                 }
             )
         )
-    return named(pd.concat(tables, ignore_index=True), EVENTUAL_HEAD_RANK)
+    return EVENTUAL_HEAD_RANK.frame(pd.concat(tables, ignore_index=True))
 
 
 def _crossing(steps: list[int], values: Float64[np.ndarray, " steps"], level: float) -> Crossing:

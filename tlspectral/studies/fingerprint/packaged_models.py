@@ -83,11 +83,7 @@ def make_checkpoint(name: str, folder: Path, *, recipe: Recipe | None = None) ->
     # Sums are split by thread, so that another number of threads would give other last digits.
     with one_thread():
         run = train(
-            recipe.config,
-            recipe.task,
-            recipe.training,
-            penalty=recipe.penalty,
-            penalty_weight=recipe.penalty_weight,
+            recipe.config, recipe.task, recipe.training, penalty=recipe.penalty, penalty_weight=recipe.penalty_weight
         )
         metrics = _metrics(name, recipe, run)
     data = save({key: value.contiguous() for key, value in _weights(run).items()})

@@ -29,11 +29,7 @@ def canonical(
     Example: tlspectral study canonical -o out/canonical --jobs 2
     """
     require_writable(output / "accuracy.parquet")
-    from tlspectral.studies.positional_symbolic.canonical import (
-        answer_shape,
-        canonical_sweep,
-        query_key_trajectories,
-    )
+    from tlspectral.studies.positional_symbolic.canonical import answer_shape, canonical_sweep, query_key_trajectories
     from tlspectral.studies.positional_symbolic.figures import (
         accuracy_against_angle,
         accuracy_against_position,

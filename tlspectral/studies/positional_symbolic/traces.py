@@ -21,8 +21,35 @@ from tlspectral.positional.prompts import BlockPrompt, chosen_swaps, tokenized_f
 from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt
 from tlspectral.positional.scores import block_means
 from tlspectral.selection import Heads
-from tlspectral.studies.positional_symbolic.columns import ATTENTION_TRACES, FREQUENCY_NORMS
-from tlspectral.tables import named
+from tlspectral.tables.head_columns import HEAD_COLUMNS
+from tlspectral.tables.schema import Schema, columns
+
+_columns = partial(columns, shared=HEAD_COLUMNS)
+
+ATTENTION_TRACES = Schema(
+    "attention_traces",
+    _columns("""
+        layer, head
+        frequency | index                 | Index of the rotary pair that is shown alone; NA for the whole head.
+        swap_i    | index                 | Index of the first of the two swapped blocks.
+        swap_j    | index                 | Index of the second of them, above swap_i.
+        block     | index                 | Index of a slot for a block in the prompt, from 0, whichever block is in it.
+        before    | attention probability | Mean attention weight of the last query to a token in that slot.
+        after     | attention probability | The same after the swap, with the block that is then in the slot.
+    """),
+)
+FREQUENCY_NORMS = Schema(
+    "frequency_norms",
+    _columns("""
+        layer, head
+        frequency  | index                   | Index of the rotary pair.
+        logit_norm | logit x attention scale | Root mean square, over visible tokens before the last query, of what the
+                   |                         | rotary pair adds to its score, before the model's score scale.
+        key_norm   | of the model's keys     | Root mean square, over the same tokens, of the length of the key's two
+                   |                         | coordinates of the pair, after key norm and with the model's attention
+                   |                         | scaling.
+    """),
+)
 
 
 def attention_traces(
@@ -47,10 +74,9 @@ def attention_traces(
             to their new positions. See `positional_symbolic`.
 
     Returns:
-        DataFrame `layer, head, frequency, swap_i, swap_j, block, before, after`, sorted, swap_i < swap_j. `frequency`
-        is missing (NA) for the whole head, which comes first. `block` is the index of a slot; `before` and `after`
-        are the mean weight of a token in it, with the block that is in the slot at the time. A head is positional if
-        `after` equals `before`, symbolic if the two slots have exchanged their weights.
+        DataFrame sorted by all but the last two columns, the whole head first. Columns: `layer, head, frequency,
+        swap_i, swap_j, block, before, after`. A head is positional if `after` equals `before`, symbolic if the two
+        slots have exchanged their weights.
 
     Raises:
         BadHead: a head that does not exist.
@@ -90,11 +116,10 @@ def attention_traces(
         for swap in chosen
         for block, both in enumerate(zip(means.tolist(), after[swap][trace].tolist(), strict=True))
     ]
-    columns = ["layer", "head", "frequency", "swap_i", "swap_j", "block", "before", "after"]
-    table = pd.DataFrame(rows, columns=columns).astype({"frequency": "Int64"})
-    table = table.sort_values(columns[:6], na_position="first", ignore_index=True)
-    table.attrs = {**_provenance(view, intact), "mode": mode}
-    return named(table, ATTENTION_TRACES)
+    names = [column.name for column in ATTENTION_TRACES.columns]
+    table = pd.DataFrame(rows, columns=names).astype({"frequency": "Int64"})
+    table = table.sort_values(names[:6], na_position="first", ignore_index=True)
+    return ATTENTION_TRACES.frame(table, {**_provenance(view, intact), "mode": mode})
 
 
 def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFrame:
@@ -106,10 +131,8 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
         heads: (layer, head) pairs, or a DataFrame with these columns.
 
     Returns:
-        DataFrame `layer, head, frequency, logit_norm, key_norm`, sorted; both are root mean squares over the visible
-        tokens before the query. `logit_norm` is of what the pair adds to the score, before the model's score scale (as
-        `positional_symbolic(..., per_frequency=True, logit_scale=1.0)`), `key_norm` of the length of the key's two
-        coordinates, in the model's units: after key norm and with the model's attention scaling.
+        DataFrame sorted by head and frequency. Columns: `layer, head, frequency, logit_norm, key_norm`. Logits are
+        those of `positional_symbolic(..., per_frequency=True, logit_scale=1.0)`.
 
     Raises:
         BadHead: a head that does not exist.
@@ -143,10 +166,9 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
 
     hooks = [(view.hook_names(layer)["key"], partial(keep, layer=layer)) for layer in wanted]
     read_prompt(view, intact.tokens(), wanted, take, hooks)
-    columns = ["layer", "head", "frequency", "logit_norm", "key_norm"]
-    table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
-    table.attrs = {**_provenance(view, intact)}
-    return named(table, FREQUENCY_NORMS)
+    names = [column.name for column in FREQUENCY_NORMS.columns]
+    table = pd.DataFrame(rows, columns=names).sort_values(names[:3], ignore_index=True)
+    return FREQUENCY_NORMS.frame(table, _provenance(view, intact))
 
 
 class _Trace(NamedTuple):

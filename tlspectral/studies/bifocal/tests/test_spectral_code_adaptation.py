@@ -7,13 +7,12 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
-from described import assert_described
 
 import tlspectral as tls
-from tlspectral.studies.bifocal import code_adaptation, code_columns
+from tlspectral.studies.bifocal import code_adaptation
 from tlspectral.studies.bifocal.code_text import code_rows, source_files
 from tlspectral.studies.common.run_folder import open_run_folder
-from tlspectral.tables import named
+from tlspectral.tables.schema import known_schemas
 
 
 class Letters:
@@ -66,9 +65,8 @@ def test_rows_are_pieces_of_their_files(package):
 
 
 def described(found):
-    tables = {table.name.removeprefix("experiments."): table for table in code_columns.TABLES}
     for name, frame in found.items():
-        assert_described(named(frame, tables[name]))
+        assert len(known_schemas()[f"experiments.{name}"].frame(frame))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from described import assert_described
 from spectral_arms import LANGUAGE, SMALL, backbone, generator, jitter_spectral, model
 from torch import nn
 
@@ -43,8 +42,6 @@ def test_an_arm_learns_what_it_says_and_nothing_else(arm, moved, still):
 def test_the_log_is_the_parameters():
     built, evolution = trained("full", steps=5)
     table = evolution.trajectory
-    assert_described(table)
-    assert_described(evolution.losses)
     assert trained("standard")[1].trajectory.empty
     assert table["step"].unique().tolist() == [0, 2, 4, 5]
     assert evolution.losses["step"].tolist() == [1, 2, 3, 4, 5]

@@ -19,18 +19,11 @@ class CellRun:
 
     Attributes:
         model: after the last step.
-        evaluations, heads, kernels: a row per evaluation; per evaluation and head; per evaluation, head and offset. The
-            columns are those of `columns.GRID`.
+        tables: `evaluations`, a row per evaluation; `heads`, per evaluation and head; `kernels`, and offset.
     """
 
     model: AttentionOnlyTransformer
-    evaluations: pd.DataFrame
-    heads: pd.DataFrame
-    kernels: pd.DataFrame
-
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The three tables by name."""
-        return {"evaluations": self.evaluations, "heads": self.heads, "kernels": self.kernels}
+    tables: dict[str, pd.DataFrame]
 
 
 def train_cell(
@@ -75,17 +68,15 @@ def train_cell(
     for done in steps:
         is_new = found is None or done > start
         if is_new and settings.evaluates_after(done):
-            measurement = measure(training.model, held_out, arm.penalty)
             run = {"arm": arm.name, "seed": seed, "step": done}
-            measured["evaluations"].append({**run, **measurement.evaluation})
-            measured["heads"] += [{**run, **row} for row in measurement.heads]
-            measured["kernels"] += [{**run, **row} for row in measurement.kernels]
+            for name, rows in measure(training.model, held_out, arm.penalty).items():
+                measured[name] += [{**run, **row} for row in rows]
         ends = done >= last or _has_stopped(preset, measured["evaluations"])
         if saved is not None and is_new and (ends or done % preset.save_every == 0):
             saved.save(training, done, measured)
         if ends:
             break
-    return CellRun(training.model, **{name: pd.DataFrame(rows) for name, rows in measured.items()})
+    return CellRun(training.model, {name: pd.DataFrame(rows) for name, rows in measured.items()})
 
 
 def _has_stopped(preset: Preset, evaluations: list[dict[str, Any]]) -> bool:

@@ -5,22 +5,67 @@ The tests are Table 4 of "Fingerprint, Not Blueprint" (FP, section 10).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from tlspectral.stats import benjamini_hochberg
-from tlspectral.studies.fingerprint.constrained.columns import GRID
+from tlspectral.studies.common.seed_intervals import RUN_COLUMNS
 from tlspectral.studies.fingerprint.constrained.presets import INDUCTION_THRESHOLD, loss_threshold
 from tlspectral.studies.fingerprint.printed_pvalues import mann_whitney_pvalue, q_without_minimum
+from tlspectral.studies.fingerprint.published import CONSTRAINED
 from tlspectral.studies.fingerprint.statistics import mann_whitney
 from tlspectral.studies.fingerprint.statistics.reasons import documented
-from tlspectral.tables import named
 from tlspectral.tables.required import require
+from tlspectral.tables.schema import Schema, columns
 
 CRITERIA = ("both", "loss")
 _LEVEL = 0.05
+WRITTEN = "`constrained_grid` of `tlspectral.studies.fingerprint.constrained`; `tlspectral study constrained` writes "
+_columns = partial(columns, shared=(*CONSTRAINED, *RUN_COLUMNS))
+
+FORMATION = Schema(
+    "constrained_grid.formation",
+    _columns("""
+        arm, seed
+        formed_loss        | step                  | First evaluation with ce_pred below half of ln V + 0.15 nats.
+        formed_both        | step                  | First evaluation below that threshold with ind_best above 0.5.
+        crossing_loss      | step                  | Where the line between two evaluations meets the threshold.
+        ind_at_formed_loss | attention probability | ind_best at formed_loss.
+        last_step          | step                  | Step of the run's last evaluation.
+    """),
+    f"{WRITTEN}formation.parquet",
+)
+FORMATION_TESTS = Schema(
+    "constrained_grid.table4",
+    columns("""
+        criterion         | label       | What the steps are by: loss is formed_loss, both is formed_both.
+        prediction        | label       | Number of the prediction.
+        slower            | label       | Arm that is said to form later, not at all, or just as early.
+        faster            | label       | Arm that it is compared with.
+        n_slower          | count       | Seeds of the slower arm.
+        n_faster          | count       | Seeds of the faster arm.
+        not_formed_slower | count       | Runs of the slower arm that had not formed.
+        not_formed_faster | count       | Runs of the faster arm that had not formed.
+        mean_slower       | step        | Mean step of formation of the slower arm; else the last step counts.
+        mean_faster       | step        | The same of the faster arm.
+        sd_slower         | step        | Standard deviation of the same (ddof 1) over seeds; NaN for one seed.
+        sd_faster         | step        | The same of the faster arm.
+        ratio             | ratio       | mean_slower / mean_faster.
+        statistic         | count       | Mann-Whitney U: pairs of runs in which the slower arm is later, ties half.
+        pvalue            | probability | One-sided p of later formation, exact with ties. NaN for one seed.
+        q                 | probability | pvalue after Benjamini and Hochberg, over the contrasts of the criterion.
+        pvalue_paper      | probability | The same p as if there were no ties.
+        q_paper           | probability | pvalue_paper adjusted without the cumulative minimum.
+        rank_biserial     | ratio       | 2 U / (n_slower n_faster) - 1.
+        hodges_lehmann    | step        | Median of all differences of steps, slower less faster.
+        predicted         | label       | What was predicted of the slower arm: delay, no delay or no formation.
+        verdict           | label       | Whether the prediction holds at q < 0.05, in the words of `formation_tests`.
+    """),
+    f"{WRITTEN}table4.parquet; `formation_tests` returns it",
+)
 
 
 def formation(evaluations: pd.DataFrame, *, vocabulary: int) -> pd.DataFrame:
@@ -35,8 +80,9 @@ def formation(evaluations: pd.DataFrame, *, vocabulary: int) -> pd.DataFrame:
         vocabulary: tokens of the task, V.
 
     Returns:
-        A row per arm and seed: `arm, seed, formed_loss, formed_both, crossing_loss, ind_at_formed_loss, last_step`;
-        NaN where the run ended before.
+        DataFrame, an arm and seed a row. Columns of `constrained_grid.formation`: `arm, seed, formed_loss, formed_both,
+        crossing_loss, ind_at_formed_loss, last_step`. Steps are NaN where
+        the run ended before.
 
     Raises:
         ValueError: a missing column, no rows, or several runs of one arm and seed.
@@ -67,7 +113,7 @@ def formation(evaluations: pd.DataFrame, *, vocabulary: int) -> pd.DataFrame:
                 "last_step": int(steps[-1]),
             }
         )
-    return named(pd.DataFrame(rows), GRID["formation"])
+    return FORMATION.frame(rows)
 
 
 def refuse_mixed_runs(table: pd.DataFrame, keys: list[str]) -> None:
@@ -121,9 +167,8 @@ def formation_tests(formation: pd.DataFrame, *, finished: Sequence[bool] | pd.Se
         finished: whether the run of each row went to its end; None where all did.
 
     Returns:
-        A row per criterion (`both`, `loss`) and contrast whose arms are both there, with the columns of
-        `columns.GRID["table4"]`. `pvalue_paper, q_paper` are as FP computed them: exact as if there were no ties;
-        adjusted without the cumulative minimum.
+        A row per criterion (`both`, `loss`) and contrast whose arms are both there. `pvalue_paper, q_paper` are as FP
+        computed them.
 
         Predictions: P1, `delay`: rotary models form later than learned-absolute ones. P2, `no formation`: without
         Im(M_t) no circuit forms (the strong form). P3 and P4, `no delay`: a symmetric M costs neither learned-absolute
@@ -153,7 +198,7 @@ def formation_tests(formation: pd.DataFrame, *, finished: Sequence[bool] | pd.Se
         for row, q, q_paper in zip(tested, qvalues, paper_qvalues, strict=True):
             row |= {"q": float(q), "q_paper": float(q_paper)}
         rows += [row | {"verdict": _verdict(row, bool(unfinished & {row["slower"], row["faster"]}))} for row in family]
-    return documented(rows, GRID["table4"])
+    return documented(rows, FORMATION_TESTS)
 
 
 _OF_A_TEST = ("statistic", "pvalue", "rank_biserial", "hodges_lehmann")

@@ -8,13 +8,50 @@ import pandas as pd
 
 from tlspectral.studies.common.run_folder import finish_runs, open_run_folder
 from tlspectral.studies.common.saved_training import SavedTraining
+from tlspectral.studies.common.seed_intervals import RUN_COLUMNS
 from tlspectral.studies.fingerprint.constrained.cell import train_cell
-from tlspectral.studies.fingerprint.constrained.columns import GRID
-from tlspectral.studies.fingerprint.constrained.formation import formation, formation_tests
+from tlspectral.studies.fingerprint.constrained.formation import (
+    FORMATION,
+    FORMATION_TESTS,
+    WRITTEN,
+    formation,
+    formation_tests,
+)
 from tlspectral.studies.fingerprint.constrained.presets import ARMS, PRESETS, Arm, Preset
-from tlspectral.studies.fingerprint.constrained.rerouting import rerouting
+from tlspectral.studies.fingerprint.constrained.rerouting import REROUTING, rerouting
 from tlspectral.studies.fingerprint.constrained.saved_cells import cell_name, saved_cell
-from tlspectral.tables import named, write_table
+from tlspectral.studies.fingerprint.published import CONSTRAINED
+from tlspectral.tables import write_table
+from tlspectral.tables.schema import Schema, columns
+
+_columns = partial(columns, shared=(*CONSTRAINED, *RUN_COLUMNS))
+
+
+GRID = {
+    "evaluations": Schema(
+        "constrained_grid.evaluations",
+        _columns("""
+            arm, seed, step
+            loss | nat | Cross-entropy over all targets of the held-out sequences.
+            ce_pred, ce_unpred, prev_best, ind_best, penalty
+        """),
+        f"{WRITTEN}evaluations.parquet",
+    ),
+    "heads": Schema(
+        "constrained_grid.heads",
+        _columns("""
+            arm, seed, step, layer, head, prev, ind, dir_frac, D_head, rope_imag_frac, dir_frac_raw,
+            D_head_raw, rope_imag_frac_raw
+        """),
+        f"{WRITTEN}heads.parquet; `previous_token_heads` takes rows of it",
+    ),
+    "kernels": Schema(
+        "constrained_grid.kernels", _columns("arm, seed, step, layer, head, offset, score"), f"{WRITTEN}kernels.parquet"
+    ),
+    "formation": FORMATION,
+    "table4": FORMATION_TESTS,
+    "rerouting": REROUTING,
+}
 
 
 def constrained_grid(
@@ -86,28 +123,29 @@ def constrained_grid(
     tables["formation"] = formation(tables["evaluations"], vocabulary=preset.task.vocabulary)
     tables["table4"] = formation_tests(tables["formation"], finished=_finished(tables["formation"], preset))
     tables["rerouting"] = rerouting(tables["heads"], tables["kernels"])
+    attrs = {
+        **folder.provenance,
+        "preset": preset.settings(),
+        "arms": {
+            arm.name: {
+                "positional_embedding_type": arm.positional_embedding_type,
+                "penalty": None if arm.penalty is None else getattr(arm.penalty, "__name__", repr(arm.penalty)),
+                "penalty_weight": arm.penalty_weight,
+            }
+            for arm in chosen
+        },
+        "seeds": chosen_seeds,
+    }
+    tables = {name: GRID[name].frame(table, attrs) for name, table in tables.items()}
     for name, table in tables.items():
-        table.attrs = {
-            **folder.provenance,
-            "preset": preset.settings(),
-            "arms": {
-                arm.name: {
-                    "positional_embedding_type": arm.positional_embedding_type,
-                    "penalty": None if arm.penalty is None else getattr(arm.penalty, "__name__", repr(arm.penalty)),
-                    "penalty_weight": arm.penalty_weight,
-                }
-                for arm in chosen
-            },
-            "seeds": chosen_seeds,
-        }
-        write_table(named(table, GRID[name]), output / f"{name}.parquet")
+        write_table(table, output / f"{name}.parquet")
     return tables
 
 
 def _cell_tables(
     preset: Preset, arm: Arm, seed: int, saved: SavedTraining, until: int | None, device: str
 ) -> dict[str, pd.DataFrame]:
-    return train_cell(preset, arm, seed, saved=saved, until=until, device=device).tables()
+    return train_cell(preset, arm, seed, saved=saved, until=until, device=device).tables
 
 
 def _finished(formation: pd.DataFrame, preset: Preset) -> pd.Series:

@@ -1,6 +1,5 @@
 """Measures of a constrained run at an evaluation: losses, and attention, kernels and spectra of every head."""
 
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -26,17 +25,10 @@ KERNEL_OFFSETS = range(-8, 1)
 _SPECTRA = ("dir_frac", "D_head", "rope_imag_frac")
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """Rows of the three tables for one evaluation, without arm, seed and step."""
-
-    evaluation: dict[str, Any]
-    heads: list[dict[str, Any]]
-    kernels: list[dict[str, Any]]
-
-
 @torch.no_grad()
-def measure(model: AttentionOnlyTransformer, batch: RandomMapBatch, penalty: Penalty | None) -> Measurement:
+def measure(
+    model: AttentionOnlyTransformer, batch: RandomMapBatch, penalty: Penalty | None
+) -> dict[str, list[dict[str, Any]]]:
     """Measure a model on sequences of the task (FP section 10).
 
     Args:
@@ -45,8 +37,8 @@ def measure(model: AttentionOnlyTransformer, batch: RandomMapBatch, penalty: Pen
         penalty: its value is recorded; NaN for None.
 
     Returns:
-        Rows of the three tables of `columns.GRID`. Attention and kernels are means over the queries from a quarter of
-        the sequence on.
+        Rows of `evaluations`, `heads` and `kernels`, without arm, seed and step. Attention and kernels are means over
+        the queries from a quarter of the sequence on.
 
     What it does not establish: that a head with a high `prev` or `ind` is what the loss depends on.
     """
@@ -57,31 +49,30 @@ def measure(model: AttentionOnlyTransformer, batch: RandomMapBatch, penalty: Pen
     kernels = position_kernels(layers).cpu()
     spectra = {**spectral_columns(model, folded=True), **spectral_columns(model, folded=False)}
     heads = list(product(range(model.config.n_layers), range(model.config.n_heads)))
-    return Measurement(
+    evaluation = {
+        "loss": losses.mean().item(),
+        "ce_pred": losses[batch.predictable].mean().item(),
+        "ce_unpred": losses[batch.noise].mean().item(),
+        "prev_best": prev.max().item(),
+        "ind_best": ind.max().item(),
+        "penalty": float("nan") if penalty is None else penalty(model).item(),
+    }
+    of_heads = [
         {
-            "loss": losses.mean().item(),
-            "ce_pred": losses[batch.predictable].mean().item(),
-            "ce_unpred": losses[batch.noise].mean().item(),
-            "prev_best": prev.max().item(),
-            "ind_best": ind.max().item(),
-            "penalty": float("nan") if penalty is None else penalty(model).item(),
-        },
-        [
-            {
-                "layer": layer,
-                "head": head,
-                "prev": prev[layer, head].item(),
-                "ind": ind[layer, head].item(),
-                **{name: float(values[layer, head]) for name, values in spectra.items()},
-            }
-            for layer, head in heads
-        ],
-        [
-            {"layer": layer, "head": head, "offset": offset, "score": kernels[layer, head, column].item()}
-            for layer, head in heads
-            for column, offset in enumerate(KERNEL_OFFSETS)
-        ],
-    )
+            "layer": layer,
+            "head": head,
+            "prev": prev[layer, head].item(),
+            "ind": ind[layer, head].item(),
+            **{name: float(values[layer, head]) for name, values in spectra.items()},
+        }
+        for layer, head in heads
+    ]
+    of_offsets = [
+        {"layer": layer, "head": head, "offset": offset, "score": kernels[layer, head, column].item()}
+        for layer, head in heads
+        for column, offset in enumerate(KERNEL_OFFSETS)
+    ]
+    return {"evaluations": [evaluation], "heads": of_heads, "kernels": of_offsets}
 
 
 def position_kernels(layers: list[Attended]) -> Float[Tensor, "layers heads offsets"]:

@@ -1,15 +1,33 @@
 """The previous-token head of each run: its operator, and how far its kernel is from that of free runs."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from tlspectral.studies.fingerprint.constrained.columns import GRID
-from tlspectral.studies.fingerprint.constrained.formation import refuse_mixed_runs
-from tlspectral.studies.fingerprint.published_columns import RAW, SPECTRA
-from tlspectral.tables import named
+from tlspectral.studies.common.seed_intervals import RUN_COLUMNS
+from tlspectral.studies.fingerprint.constrained.formation import WRITTEN, refuse_mixed_runs
+from tlspectral.studies.fingerprint.published import CONSTRAINED
+from tlspectral.tables.schema import Schema, columns
 
-_SPECTRA = [column.name for column in (*SPECTRA, *RAW)]
+_SPECTRA = ("dir_frac", "D_head", "rope_imag_frac", "dir_frac_raw", "D_head_raw", "rope_imag_frac_raw")
+_columns = partial(columns, shared=(*CONSTRAINED, *RUN_COLUMNS))
+
+REROUTING = Schema(
+    "constrained_grid.rerouting",
+    _columns("""
+        arm, seed, step, layer, head, prev, dir_frac?, D_head?, rope_imag_frac?, dir_frac_raw?, D_head_raw?,
+        rope_imag_frac_raw?
+        peak_offset     | token | Offset with the largest score of the kernel; -1 is the previous token.
+        kernel_distance | logit | Root mean square over offsets of the difference to a free run's kernel, each less its
+                        |       | mean; mean over the other free runs with the same positions. NaN for fewer than two
+                        |       | free runs.
+        free_spread     | logit | Mean of kernel_distance over the free runs with the same positions.
+        distance_ratio  | ratio | kernel_distance / free_spread.
+    """),
+    f"{WRITTEN}rerouting.parquet",
+)
 
 
 def previous_token_heads(heads: pd.DataFrame) -> pd.DataFrame:
@@ -43,9 +61,11 @@ def rerouting(heads: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
         kernels: `arm, seed, step, layer, head, offset, score`.
 
     Returns:
-        A row per arm and seed, of its previous-token head at its last evaluation, with the columns of
-        `columns.GRID["rerouting"]` (of spectral ones those that `heads` has). The free arm of `rope_sym` is
-        `rope_free`: the name up to the first underscore, with `_free`. NaN where there are fewer than two free runs.
+        DataFrame, an arm and seed a row, of its previous-token head at its last evaluation. Columns of
+        `constrained_grid.rerouting`: `arm, seed, step, layer, head, prev, dir_frac?, D_head?, rope_imag_frac?,
+        dir_frac_raw?, D_head_raw?, rope_imag_frac_raw?, peak_offset, kernel_distance, free_spread, distance_ratio`.
+        Spectral ones are those that `heads` has. The free arm of `rope_sym` is `rope_free`: the name up to the first
+        underscore.
 
     Raises:
         ValueError: a table without rows, several runs of one arm and seed, or a run without a kernel.
@@ -81,8 +101,7 @@ def rerouting(heads: pd.DataFrame, kernels: pd.DataFrame) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
-    table["distance_ratio"] = table["kernel_distance"] / table["free_spread"]
-    return named(table, GRID["rerouting"])
+    return REROUTING.frame(table.assign(distance_ratio=table["kernel_distance"] / table["free_spread"]))
 
 
 def free_arm(arm: str) -> str:

@@ -33,11 +33,7 @@ _NULL = "D_head_null_median"
 _LOGARITHMIC = 100.0  # last step over the first above 0, from which the axis of steps is logarithmic
 
 
-def checkpoint_acts(
-    tracks: pd.DataFrame | Mapping[str, pd.DataFrame],
-    *,
-    null: float | None = None,
-) -> Figure:
+def checkpoint_acts(tracks: pd.DataFrame | Mapping[str, pd.DataFrame], *, null: float | None = None) -> Figure:
     """Draw a training in three panels: a head's behaviour, its phase percentile, and the median head against its null.
 
     Args:
@@ -45,9 +41,8 @@ def checkpoint_acts(
         null: the median's null, one number for all steps; None draws the column `D_head_null_median`, and shades the
             range of `D_head_null_low` and `D_head_null_high` where the table has them.
 
-    Returns:
-        A figure outside pyplot. Shaded are the steps from those between which the first of all crosses 0.5 of `prev` to
-        those between which the last does. Steps that span two decades are on a logarithmic axis that includes 0.
+    Shaded are the steps from those between which the first of all crosses 0.5 of `prev` to those between which the last
+    does. Steps that span two decades are on a logarithmic axis that includes 0.
 
     Raises:
         ValueError: a column is missing or NaN, steps do not rise, no table, or more than four.

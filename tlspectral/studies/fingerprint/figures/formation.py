@@ -47,11 +47,7 @@ def formation(
         loss_threshold: the level of formation, drawn in (a); None takes it from the preset in `evaluations.attrs`, and
             draws none where there is none.
 
-    Returns:
-        A figure outside pyplot. Arms have one colour, marker and dash throughout.
-
-    Raises:
-        ValueError: a missing column, or a table without rows.
+    Arms have one colour, marker and dash throughout.
 
     What it does not establish: what the constraints cost a larger model. See `formation_tests` for the contrasts.
     """

@@ -5,10 +5,7 @@ from tlspectral.studies.fingerprint.replication.constrained_training import side
 from tlspectral.studies.fingerprint.replication.head_function import ioi_classes
 from tlspectral.studies.fingerprint.replication.markdown import markdown, reading
 from tlspectral.studies.fingerprint.replication.positional_schemes import POSITIONS, scheme_contrast
-from tlspectral.studies.fingerprint.replication.published_runs import (
-    beside_markdown,
-    beside_published,
-)
+from tlspectral.studies.fingerprint.replication.published_runs import beside_markdown, beside_published
 from tlspectral.studies.fingerprint.replication.sentences import SENTENCE_VERDICTS
 from tlspectral.studies.fingerprint.replication.table import replicate
 

@@ -7,16 +7,43 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.stats import benjamini_hochberg
-from tlspectral.studies.fingerprint.columns import SIDE_BY_SIDE
 from tlspectral.studies.fingerprint.constrained import formation, formation_tests, previous_token_heads, rerouting
-from tlspectral.studies.fingerprint.published import published_constrained
+from tlspectral.studies.fingerprint.published import CONSTRAINED, published_constrained
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
 from tlspectral.studies.fingerprint.statistics import mann_whitney
-from tlspectral.tables import named
 from tlspectral.tables.required import require
+from tlspectral.tables.schema import Schema, columns
 
 VOCABULARY = 64
 """Tokens of the published runs' task."""
+
+SIDE_BY_SIDE = Schema(
+    "side_by_side",
+    (
+        *columns(
+            """
+            arm
+            seeds    | count | Runs of the arm in the grid.
+            unformed | count | Runs of the grid that did not form, by both criteria.
+            """,
+            CONSTRAINED,
+        ),
+        *(
+            column
+            for name, whose in (
+                ("published", "published runs by the loss"),
+                ("loss", "the grid's by the loss"),
+                ("both", "the grid's by loss and induction score"),
+            )
+            for column in columns(f"""
+                {name}_mean  | step  | Mean step of formation over the runs that formed, {whose}.
+                {name}_sd    | step  | Standard deviation of the same over seeds (ddof 1).
+                {name}_ratio | ratio | {name}_mean over that of the free arm with the same positions.
+            """)
+        ),
+    ),
+    "`side_by_side` of `tlspectral.studies.fingerprint`; `tlspectral study replicate --grid TABLE` prints it",
+)
 
 _SYMMETRIC = ("ape_sym", "rope_sym")
 _SECTION, _TABLE = "FP, section 10", "FP, Table 4"
@@ -158,7 +185,8 @@ def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
             formed_both`, in steps.
 
     Returns:
-        DataFrame, an arm a row, with the columns of `columns.SIDE_BY_SIDE`. Means are over the runs that formed: with
+        DataFrame, an arm a row. Columns: `arm, seeds, unformed, published_mean, published_sd, published_ratio,
+        loss_mean, loss_sd, loss_ratio, both_mean, both_sd, both_ratio`. Means are over the runs that formed: with
         `unformed` above 0 they are too low.
 
     Raises:
@@ -187,7 +215,7 @@ def side_by_side(steps: pd.DataFrame) -> pd.DataFrame:
             row[f"{name}_sd"] = deviation.get(arm, np.nan)
             row[f"{name}_ratio"] = mean.get(arm, np.nan) / free
         rows.append(row)
-    return named(pd.DataFrame(rows), SIDE_BY_SIDE)
+    return SIDE_BY_SIDE.frame(rows)
 
 
 def least_kernel_q(tables: PublishedTables, arm: str) -> float:

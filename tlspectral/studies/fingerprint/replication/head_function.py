@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from tlspectral.studies.fingerprint import columns
 from tlspectral.studies.fingerprint.published import published_heads
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights, value_at
 from tlspectral.studies.fingerprint.statistics import spearman_table
-from tlspectral.tables import named
+from tlspectral.tables.schema import Schema, columns
 
 _TABLE, _SECTION = "FP, Table 1", "FP, section 4"
 _BEHAVIOURS = {"prev": "previous token", "dup": "duplicate token", "ind": "induction"}
@@ -121,13 +120,28 @@ IOI_CLASSES = {
 
 _SCORES = ("dir_frac", "D_head", "content_pos_frac", "prev", "dup", "ind")
 
+_IOI_CLASSES = Schema(
+    "ioi_classes",
+    columns("""
+        heads_class          | label | Class of heads of GPT-2's circuit for indirect objects.
+        heads                | text  | The heads, layer.head.
+        n                    | count | Heads of the class.
+        dir_frac_pct         | %     | Median over the class of the percentile of dir_frac among all heads, rank / n.
+        D_head_pct           | %     | The same of D_head.
+        content_pos_frac_pct | %     | The same of content_pos_frac.
+        prev_pct             | %     | The same of prev.
+        dup_pct              | %     | The same of dup.
+        ind_pct              | %     | The same of ind.
+    """),
+)
+
 
 def ioi_classes() -> pd.DataFrame:
     """Median percentiles of the heads of GPT-2's circuit for indirect objects among all 144 heads, by class.
 
     Returns:
-        DataFrame, a class a row: `heads_class, heads` (as text), `n`, and for dir_frac, D_head, content_pos_frac, prev,
-        dup and ind the median percentile of the class (rank / n, in %) as `<column>_pct`.
+        DataFrame, a class a row. Columns: `heads_class, heads, n, dir_frac_pct, D_head_pct, content_pos_frac_pct,
+        prev_pct, dup_pct, ind_pct`.
 
     Source: Wang et al., "Interpretability in the Wild: a Circuit for Indirect Object Identification in GPT-2 small"
     (2022), section 3.
@@ -148,4 +162,4 @@ def ioi_classes() -> pd.DataFrame:
                 **{f"{column}_pct": float(medians[column]) for column in _SCORES},
             }
         )
-    return named(pd.DataFrame(rows), columns.IOI_CLASSES)
+    return _IOI_CLASSES.frame(rows)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,6 @@ from tlspectral.stats import (
     partial_spearman,
     top_head_percentile,
 )
-from tlspectral.studies.fingerprint.columns import SCHEME_HEADS, SCHEME_MODELS
 from tlspectral.studies.fingerprint.printed_pvalues import gap_pvalue, mann_whitney_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables
 from tlspectral.studies.fingerprint.statistics import (
@@ -25,7 +25,8 @@ from tlspectral.studies.fingerprint.statistics import (
     spearman_table,
     top_k_sensitivity,
 )
-from tlspectral.tables import named
+from tlspectral.tables.head_columns import HEAD_COLUMNS
+from tlspectral.tables.schema import Schema, columns
 
 POSITIONS = {
     "gpt2": "absolute",
@@ -41,6 +42,35 @@ POSITIONS = {
 ROTARY = tuple(name for name, positions in POSITIONS.items() if positions == "RoPE")
 
 ROPE, NOT_ROPE = "RoPE", "not RoPE"
+
+_columns = partial(
+    columns,
+    shared=(
+        *columns("""
+            model  | label | Name of the model.
+            scheme | label | RoPE where rope_imag_frac is there and not all NaN, else not RoPE.
+        """),
+        *HEAD_COLUMNS,
+    ),
+)
+_MODELS = Schema(
+    "scheme_contrast.models",
+    _columns("""
+        model, scheme
+        n_heads    | count | Heads ranked.
+        k          | count | Strongest previous-token heads taken.
+        percentile | share | Median over those heads of the percentile of D_head within the model, rank / n.
+        midrank    | share | The same with (rank - 1/2) / n, which is 1/2 on average for heads at random.
+    """),
+    "`scheme_contrast` of `tlspectral.studies.fingerprint`: `.models`; `tlspectral study schemes` prints it",
+)
+_HEADS = Schema(
+    "scheme_contrast.heads",
+    _columns("""
+        model, scheme, layer, head
+        percentile | share | Percentile of the head's D_head within its model, rank / n.
+    """),
+)
 BOOTSTRAP_DRAWS, BOOTSTRAP_SEED = 4000, 0
 
 _TABLE, _SECTION = "FP, Table 2", "FP, section 6"
@@ -245,8 +275,8 @@ class SchemeContrast:
     """Models with and without rotary positions, by the percentile of their strongest previous-token heads.
 
     Attributes:
-        models: a model a row, with the columns of `columns.SCHEME_MODELS`.
-        heads: a head a row, with those of `columns.SCHEME_HEADS`.
+        models: a model a row.
+        heads: a previous-token head a row.
         test: RoPE against the rest, one value per model, RoPE tending to be higher; None where a group is empty.
     """
 
@@ -262,9 +292,6 @@ def scheme_contrast(tables: Mapping[str, pd.DataFrame], *, k: int = 5) -> Scheme
         tables: table of heads by model: `layer, head, D_head, prev`. A model counts as rotary if `rope_imag_frac` is
             there and not all NaN.
         k: previous-token heads per model.
-
-    Returns:
-        `SchemeContrast`.
 
     Raises:
         ValueError: no table, a missing column, or fewer than k heads with both numbers; the message names the model.
@@ -285,11 +312,11 @@ def scheme_contrast(tables: Mapping[str, pd.DataFrame], *, k: int = 5) -> Scheme
         members += [
             (model, scheme, *head, percentile) for head, percentile in zip(top.heads, top.percentiles, strict=True)
         ]
-    models = pd.DataFrame(rows, columns=["model", "scheme", "n_heads", "k", "percentile", "midrank"])
+    models = _MODELS.frame(pd.DataFrame(rows, columns=[column.name for column in _MODELS.columns]))
     rotary = models["scheme"] == ROPE
     test = None
     if rotary.any() and not rotary.all():
         groups = (models.loc[chosen, "percentile"].to_numpy(dtype=float) for chosen in (rotary, ~rotary))
         test = model_permutation_test(*groups, alternative="greater")
-    heads = pd.DataFrame(members, columns=["model", "scheme", "layer", "head", "percentile"])
-    return SchemeContrast(named(models, SCHEME_MODELS), named(heads, SCHEME_HEADS), test)
+    heads = pd.DataFrame(members, columns=[column.name for column in _HEADS.columns])
+    return SchemeContrast(models, _HEADS.frame(heads), test)

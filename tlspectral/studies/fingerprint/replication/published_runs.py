@@ -1,25 +1,67 @@
 """A grid of the paper preset beside the published constrained runs of the same seeds, step by step (FP, section 10)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from tlspectral.selection import head_name
-from tlspectral.studies.fingerprint.columns import BESIDE_PUBLISHED
+from tlspectral.studies.common.seed_intervals import RUN_COLUMNS
 from tlspectral.studies.fingerprint.constrained import PRESETS, formation, previous_token_heads
-from tlspectral.studies.fingerprint.published import ConstrainedTables, published_constrained
+from tlspectral.studies.fingerprint.published import CONSTRAINED, ConstrainedTables, published_constrained
 from tlspectral.studies.fingerprint.replication.constrained_training import VOCABULARY
 from tlspectral.studies.fingerprint.replication.markdown import markdown_table
-from tlspectral.tables import named
 from tlspectral.tables.required import require
+from tlspectral.tables.schema import Schema, columns
 
 MEASURES = ("ce_pred", "ce_unpred", "prev_best", "ind_best", "penalty")
 SPECTRA = ("dir_frac_raw", "D_head_raw", "rope_imag_frac_raw")
 SAME = 1e-5
 """Difference of ce_pred, in nats, up to which two trajectories count as one."""
+
+_columns = partial(columns, shared=(*CONSTRAINED, *RUN_COLUMNS))
+_COMPARED = _columns("layer, head, prev, dir_frac_raw, D_head_raw, rope_imag_frac_raw")
+_SCHEMAS = {
+    name: Schema(
+        f"beside_published.{name}",
+        described,
+        f"`beside_published` of `tlspectral.studies.fingerprint.replication.published_runs`: `.{name}`; `tlspectral "
+        f"study beside-published FOLDER -o FOLDER` writes {name}.parquet",
+    )
+    for name, described in {
+        "steps": _columns("""
+            arm, seed, step
+            measure      | label          | Which column of the evaluations.
+            here         | of the measure | Its value in the grid.
+            published    | of the measure | Its value in the published run of the same arm and seed.
+            difference   | of the measure | here less published.
+            published_sd | of the measure | Standard deviation (ddof 1) over the published seeds at that step.
+        """),
+        "runs": _columns("""
+            arm, seed
+            last_step             | step | Last step that both runs have an evaluation of.
+            same_until            | step | Last step until which ce_pred is within 1e-5 nats of the published. NaN:
+                                  |      | none.
+            largest_difference    | nat  | Largest absolute difference of ce_pred over the steps.
+            largest_at            | step | Step of largest_difference.
+            formed_loss           | step | formed_loss of the grid's run; NaN where it has not formed so far.
+            formed_loss_published | step | The same of the published run.
+            formed_both           | step | formed_both of the grid's run; NaN where it has not formed so far.
+            formed_both_published | step | The same of the published run.
+        """),
+        "heads": (
+            *_columns("arm, seed, step"),
+            *(
+                replace(column, name=f"{column.name}{whose}", meaning=f"{column.meaning}{of}")
+                for column in _COMPARED
+                for whose, of in (("", ""), ("_published", " Of the published run's previous-token head at that step."))
+            ),
+        ),
+    }.items()
+}
 
 _RUN = ["arm", "seed"]
 _CRITERIA = ("formed_loss", "formed_both")
@@ -33,8 +75,7 @@ class BesidePublished:
     Attributes:
         steps: a row per arm, seed, step and measure.
         runs: a row per arm and seed.
-        heads: a row per arm and seed, of its previous-token head at the last step that is here. The columns are those
-            of `columns.BESIDE_PUBLISHED`.
+        heads: a row per arm and seed, of its previous-token head at the last step that is here.
     """
 
     steps: pd.DataFrame
@@ -64,12 +105,11 @@ def beside_published(tables: Mapping[str, pd.DataFrame]) -> BesidePublished:
     steps = _steps(tables["evaluations"], published)
     if steps.empty:
         raise ValueError("the grid has none of the published arms and seeds (0 to 4)")
-    found = {
-        "steps": steps,
-        "runs": _runs(tables["evaluations"], published, steps),
-        "heads": _heads(tables["heads"], published),
-    }
-    return BesidePublished(**{name: named(table, BESIDE_PUBLISHED[name]) for name, table in found.items()})
+    return BesidePublished(
+        _SCHEMAS["steps"].frame(steps),
+        _SCHEMAS["runs"].frame(_runs(tables["evaluations"], published, steps)),
+        _SCHEMAS["heads"].frame(_heads(tables["heads"], published)),
+    )
 
 
 def _require_paper_preset(attrs: Mapping[Any, Any]) -> None:
@@ -97,8 +137,8 @@ def _steps(evaluations: pd.DataFrame, published: ConstrainedTables) -> pd.DataFr
     joined["difference"] = joined["here"] - joined["published"]
     runs = {run: index for index, run in enumerate(evaluations[_RUN].drop_duplicates().itertuples(index=False))}
     order = [runs[run] for run in joined[_RUN].itertuples(index=False)]
-    joined = joined.assign(order=order).sort_values(["order", "step"], kind="stable", ignore_index=True)
-    return joined.loc[:, [*keys, "measure", "here", "published", "difference", "published_sd"]]
+    ordered = joined.assign(order=order).sort_values(["order", "step"], kind="stable", ignore_index=True)
+    return ordered.drop(columns="order")
 
 
 def _runs(evaluations: pd.DataFrame, published: ConstrainedTables, steps: pd.DataFrame) -> pd.DataFrame:
@@ -122,12 +162,12 @@ def _runs(evaluations: pd.DataFrame, published: ConstrainedTables, steps: pd.Dat
 
 def _heads(heads: pd.DataFrame, published: ConstrainedTables) -> pd.DataFrame:
     """Previous-token heads at the last step of each run, and the published ones at the same step."""
-    keys, columns = [*_RUN, "step"], ["layer", "head", "prev", *SPECTRA]
-    ours = previous_token_heads(heads).loc[:, [*keys, *columns]]
+    keys = [*_RUN, "step"]
+    wanted = [*keys, *(column.name for column in _COMPARED)]
+    ours = previous_token_heads(heads).loc[:, wanted]
     same_steps = published.heads.merge(ours.loc[:, keys], on=keys)
-    theirs = previous_token_heads(same_steps).loc[:, [*keys, *columns]]
-    joined = ours.merge(theirs, on=keys, suffixes=("", "_published"))
-    return joined.loc[:, [*keys, *(f"{name}{whose}" for name in columns for whose in ("", "_published"))]]
+    theirs = previous_token_heads(same_steps).loc[:, wanted]
+    return ours.merge(theirs, on=keys, suffixes=("", "_published"))
 
 
 def beside_markdown(found: BesidePublished) -> str:

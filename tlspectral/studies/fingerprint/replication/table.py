@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
 
 import pandas as pd
 
-from tlspectral.studies.fingerprint.columns import REPLICATE
 from tlspectral.studies.fingerprint.published import LICENCE, SOURCE
 from tlspectral.studies.fingerprint.replication import (
     causal_anatomy,
@@ -23,7 +23,7 @@ from tlspectral.studies.fingerprint.replication import (
 from tlspectral.studies.fingerprint.replication import sentences as said
 from tlspectral.studies.fingerprint.replication.claims import MONTE_CARLO_TOLERANCE, VERDICTS, Claim, PublishedTables
 from tlspectral.studies.fingerprint.replication.sentences import SENTENCE_VERDICTS, Sentence
-from tlspectral.tables import named
+from tlspectral.tables.schema import Schema, columns
 
 _SECTIONS = (
     matched_null,
@@ -37,64 +37,69 @@ _SECTIONS = (
     constrained_training,
     exact_heads,
 )
-RECOMPUTED: tuple[Callable[[PublishedTables], Iterable[Claim]], ...] = tuple(
-    function
-    for section in _SECTIONS
-    for function in vars(section).values()
-    if getattr(function, "__module__", "") == section.__name__
-    and getattr(function, "__annotations__", {}).get("return") == Iterator[Claim]
+_PAPERS = (
+    said.head_function,
+    said.ablations,
+    said.positions,
+    said.phase,
+    said.history,
+    said.constrained,
+    said.positional_symbolic,
+    said.bifocal,
 )
-"""The functions that yield claims, in the order of the paper, in which they stand in their modules."""
 
-DECIDED: tuple[Callable[[PublishedTables], Iterable[Sentence]], ...] = (
-    said.head_function.separates_on_every_model,
-    said.head_function.content_on_every_model,
-    said.head_function.induction_reads_as_content,
-    said.head_function.copying_is_orthogonal,
-    said.ablations.no_scalar_predicts,
-    said.ablations.inert_elsewhere,
-    said.positions.strong_heads_rotate,
-    said.positions.separation_at_every_k,
-    said.positions.increment_is_robust,
-    said.positions.content_like_profiles,
-    said.positions.head_dimension_is_excluded,
-    said.positions.no_gradation_within,
-    said.positions.other_metrics_agree,
-    said.phase.at_high_frequencies,
-    said.phase.covariate_changes,
-    said.ablations.eliminates_induction,
-    said.ablations.exactly_the_flagged_heads,
-    said.ablations.aggregate_is_null,
-    said.history.every_head_at_the_null,
-    said.history.following_within_the_window,
-    said.history.locks_in,
-    said.history.slow_over_the_next_hundredfold,
-    said.history.heads_retain_it,
-    said.history.after_formation,
-    said.history.not_identifiable,
-    said.constrained.capability_is_intact,
-    said.constrained.every_constraint_delays,
-    said.constrained.kernel_is_indistinguishable,
-    said.constrained.ape_is_antisymmetric,
-    said.constrained.impossible_without_phase,
-    said.phase.flags_without_a_forward_pass,
-    said.positional_symbolic.frequency_and_behaviour,
-    said.positional_symbolic.scores_are_negatively_correlated,
-    said.positional_symbolic.early_heads_are_more_positional,
-    said.positional_symbolic.one_angle_is_not_enough,
-    said.positional_symbolic.wrong_frequencies_leave_shapes,
-    said.positional_symbolic.angles_above_the_limit,
-    said.positional_symbolic.constructions_solve_their_tasks,
-    said.bifocal.symmetry_is_broken,
-    said.bifocal.identity_at_the_start,
-    said.bifocal.a_bridge_must_be_learned,
-    said.bifocal.attention_is_monotonic,
-    said.bifocal.phases_were_learned,
-    said.bifocal.spectral_wins,
-)
-"""The functions of sentences, in the order of the papers; each takes the tables and yields its sentences."""
+
+def _yielding(kind: type, modules: Iterable[ModuleType]) -> tuple[Callable[[PublishedTables], Iterable[Any]], ...]:
+    """The functions that yield rows of a kind, in the order in which they stand in their modules."""
+    return tuple(
+        function
+        for module in modules
+        for function in vars(module).values()
+        if getattr(function, "__module__", "") == module.__name__
+        and getattr(function, "__annotations__", {}).get("return") == Iterator[kind]
+    )
+
+
+RECOMPUTED = _yielding(Claim, _SECTIONS)
+"""The functions that yield claims."""
+
+DECIDED = _yielding(Sentence, _PAPERS)
+"""The functions of sentences; each takes the tables and yields its sentences."""
 
 NUMBER, SENTENCE = "number", "sentence"
+REPLICATE = Schema(
+    "replicate",
+    columns("""
+        id            | label          | Name of the row.
+        kind          | label          | number: a published one, recomputed. sentence: a claim in words, by two
+                      |                | readings.
+        where         | text           | Paper, and section, table or figure.
+        what          | text           | What the number is; of a sentence what is tested, with the family of tests.
+        published     | text           | A number as printed, or with <, <=, >, >= or ~ in front; a sentence as quoted.
+        ours          | of the number  | The number recomputed. NaN where the tables do not suffice, and for sentences.
+        difference    | of the number  | ours less the published number. NaN for bounds and sentences.
+        verdict       | label          | Of a number: reproduced, if it rounds to the printed digits, an approximate one
+                      |                | within one unit of the last, a Monte-Carlo one within 0.01, a bound where it
+                      |                | holds; else differs; or cannot be checked without weights. Of a sentence: holds
+                      |                | as it stands; holds only kindly; does not hold in either reading; or not
+                      |                | decidable from the tables.
+        why           | text           | Why a number differs, by how much one misses its literal reading, what weights
+                      |                | are needed for; the figures behind a sentence, or what it needs.
+        function      | label          | Function that recomputes or measures the number, or decides the sentence.
+        seed          | index          | Seed of a Monte-Carlo number; missing for others.
+        n             | count          | Units of the test of a sentence: heads of the smallest model, models, runs,
+                      |                | steps.
+        power         | text           | What the test of a sentence could have seen at this n.
+        strict        | text           | What a reading of a sentence asks for, the words as they stand.
+        strict_value  | of the reading | The number that decides it.
+        strict_holds  | flag           | Whether its condition is met.
+        kindest       | text           | The same for the weakest claim that the words can mean.
+        kindest_value | of the reading | The number that decides it.
+        kindest_holds | flag           | Whether its condition is met.
+    """),
+    "`replicate` of `tlspectral.studies.fingerprint.replication`; `tlspectral study replicate -o FOLDER` writes it as "
+    "replication.parquet",
+)
 COLUMNS = tuple(column.name for column in REPLICATE.columns)
 _TYPES = {
     **dict.fromkeys(("ours", "difference", "strict_value", "kindest_value"), "float64"),
@@ -111,8 +116,10 @@ def replicate(tables: PublishedTables | None = None) -> pd.DataFrame:
         tables: other tables in place of the published ones, to see what a row depends on.
 
     Returns:
-        DataFrame, a number or a sentence a row, numbers first, with the columns of `columns.REPLICATE`; those of the
-        other kind are empty. `attrs["verdicts"]` counts the verdicts of numbers, `attrs["sentences"]` of sentences.
+        DataFrame, a number or a sentence a row, numbers first. Columns: `id, kind, where, what, published, ours,
+        difference, verdict, why, function, seed, n, power, strict, strict_value, strict_holds, kindest, kindest_value,
+        kindest_holds`. Those of the other kind are empty. `attrs["verdicts"]` counts the verdicts of numbers,
+        `attrs["sentences"]` of sentences.
 
     What it does not establish: that the tables are what the models are. It goes from published tables to published
     numbers and sentences; a number from weights (`analyze_heads`) is a further step. Readings are ours: a sentence
@@ -124,14 +131,14 @@ def replicate(tables: PublishedTables | None = None) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(_TYPES)
     texts = ["power", "strict", "kindest"]
     table[texts] = table[texts].fillna("")
-    table.attrs = {
+    attrs = {
         "source": SOURCE,
         "licence": LICENCE,
         "monte_carlo_tolerance": MONTE_CARLO_TOLERANCE,
         "verdicts": _counted(table, NUMBER, VERDICTS),
         "sentences": _counted(table, SENTENCE, SENTENCE_VERDICTS),
     }
-    return named(table, REPLICATE)
+    return REPLICATE.frame(table, attrs)
 
 
 def _rows(functions: tuple[Callable[[PublishedTables], Iterable[_Row]], ...], tables: PublishedTables) -> list[_Row]:

@@ -2,16 +2,15 @@
 
 from tlspectral.studies.fingerprint.statistics.model_groups import leave_one_model_out, top_k_sensitivity
 from tlspectral.studies.fingerprint.statistics.model_row import another_model
-from tlspectral.studies.fingerprint.statistics.overlap import hypergeometric_overlap
 from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
 from tlspectral.studies.fingerprint.statistics.rank_correlations import spearman_table
-from tlspectral.studies.fingerprint.statistics.rank_tests import (
-    class_test,
-    mann_whitney,
-)
+from tlspectral.studies.fingerprint.statistics.rank_tests import class_test, hypergeometric_overlap, mann_whitney
 from tlspectral.studies.fingerprint.statistics.regression import nested_r_squared
-from tlspectral.studies.fingerprint.statistics.rounding import statistic_noise
-from tlspectral.studies.fingerprint.statistics.weight_noise import weight_noise_band, weight_noise_draws
+from tlspectral.studies.fingerprint.statistics.weight_noise import (
+    statistic_noise,
+    weight_noise_band,
+    weight_noise_draws,
+)
 from tlspectral.studies.fingerprint.statistics.weight_triage import triage
 
 __all__ = [

@@ -1,14 +1,46 @@
 """Two groups of models compared again: with each model left out, and by other numbers of top heads."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from tlspectral.stats.permutation import model_permutation_test
 from tlspectral.stats.top_heads import top_head_percentile
-from tlspectral.studies.fingerprint.statistics.columns import LEAVE_ONE_MODEL_OUT, TOP_K_SENSITIVITY
-from tlspectral.studies.fingerprint.statistics.reasons import documented
+from tlspectral.studies.fingerprint.statistics.reasons import REASONS, documented
+from tlspectral.tables.schema import Schema, columns
+
+_columns = partial(
+    columns,
+    shared=(
+        *columns("""
+            gap       | of the values | Lowest value of the upper group less the highest of the other.
+            separated | flag          | Whether gap is above 0.
+            pvalue    | probability   | Two-sided share of labelings whose difference of means is as large.
+            floor     | probability   | Smallest pvalue that any labeling of these values could have.
+        """),
+        *REASONS,
+    ),
+)
+LEAVE_ONE_MODEL_OUT = Schema(
+    "leave_one_model_out",
+    _columns("""
+        left_out       | label | The model that is left out of the test.
+        separated, gap, pvalue, floor
+        n_permutations | count | Labelings of the models that are left.
+        reason
+    """),
+)
+TOP_K_SENSITIVITY = Schema(
+    "top_k_sensitivity",
+    _columns("""
+        k     | count | Strongest heads per model whose median percentile is compared.
+        gap, separated
+        upper | label | Group of models that is above.
+        pvalue, floor
+    """),
+)
 
 
 def leave_one_model_out(
@@ -21,8 +53,8 @@ def leave_one_model_out(
         groups: the group of each model, by name; two groups.
 
     Returns:
-        DataFrame `left_out, separated, gap, pvalue, floor, n_permutations, reason`, one model a row, the fields of
-        `ModelPermutation` (two-sided). Where the model left out was its group's only one, NaN with a reason.
+        DataFrame, a model a row. Columns: `left_out, separated, gap, pvalue, floor, n_permutations, reason`. Where the
+        model left out was its group's only one, NaN with a reason.
 
     Raises:
         ValueError: a model without a value or without a group, other than two groups, or a value that is not finite.
@@ -59,9 +91,7 @@ def top_k_sensitivity(
         ks: numbers of top heads by prev, whose median percentile of D_head is compared.
 
     Returns:
-        DataFrame `k, gap, separated, upper, pvalue, floor`, one k a row. `gap` is the lowest median of the upper group
-        less the highest of the other, `upper` the name of the group that is above; the p-value and its floor are
-        `model_permutation_test`'s, two-sided.
+        DataFrame, a k a row. Columns: `k, gap, separated, upper, pvalue, floor`.
 
     Raises:
         ValueError: what `top_head_percentile` and `leave_one_model_out` refuse; the message names the model.

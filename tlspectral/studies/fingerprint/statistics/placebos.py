@@ -19,13 +19,29 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import PhaseMetrics, RotaryGeometry, pair_columns
 from tlspectral.heads.measure import phase_columns
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
-from tlspectral.studies.fingerprint.statistics.columns import PERMUTED_PAIRING
 from tlspectral.studies.fingerprint.statistics.tables_with_draws import drawn_columns, tables_with_draws
-from tlspectral.tables import named
+from tlspectral.tables.head_columns import HEAD_COLUMNS
 from tlspectral.tables.html_summary import html_summary
+from tlspectral.tables.schema import Schema, columns
 
 PHASE_COLUMNS = PhaseMetrics._fields
 """The columns that a placebo gives: `rope_imag_frac`, `freq_centroid`, `hi_freq_dir`."""
+
+PERMUTED_PAIRING = Schema(
+    "permuted_pairing",
+    columns(
+        """
+        draw           | index     | Number of the permutation of rotary columns, from 0.
+        layer, head
+        rope_imag_frac | share     | As in the head table, with the placebo's pairs and frequencies in place of the
+                       |           | model's own. NaN on layers that have none.
+        freq_centroid  | rad/token | The same.
+        hi_freq_dir    | share     | The same.
+        """,
+        HEAD_COLUMNS,
+    ),
+    "`permuted_pairing` and, with one draw, `pseudo_rope` of `tlspectral.studies.fingerprint.statistics`",
+)
 
 _BASE = 10_000.0  # of the pretended frequencies, as in the paper
 
@@ -46,8 +62,8 @@ def permuted_pairing(model: Any, *, draws: int = 50, seed: int = 0) -> pd.DataFr
         seed: of the permutations.
 
     Returns:
-        DataFrame `draw, layer, head, rope_imag_frac, freq_centroid` (radians per token), `hi_freq_dir`, sorted by the
-        first three; NaN on layers without rotary positions. A spectral layer's gain and phase stay with their columns.
+        DataFrame sorted by draw, layer and head. Columns: `draw, layer, head, rope_imag_frac, freq_centroid,
+        hi_freq_dir`. A spectral layer's gain and phase stay with their columns.
 
     Raises:
         ValueError: no layer of the model has rotary positions, or no draw is asked for.
@@ -136,8 +152,7 @@ def _placebo(
             drawn = [unknown if one is None else phase_columns(query, key, one) for one in geometries]
             tables.append(drawn_columns(layer.layer, layer.n_heads, drawn))
     table = pd.concat(tables).sort_values(["draw", "layer", "head"], ignore_index=True)
-    table.attrs = {**view.origin(), **settings}
-    return named(table, PERMUTED_PAIRING)
+    return PERMUTED_PAIRING.frame(table, {**view.origin(), **settings})
 
 
 @dataclass(frozen=True)

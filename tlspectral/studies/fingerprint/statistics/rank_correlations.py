@@ -11,10 +11,27 @@ from jaxtyping import Float64
 
 from tlspectral.stats import benjamini_hochberg
 from tlspectral.stats.values import complete_rows, require_columns, table_columns
-from tlspectral.studies.fingerprint.statistics.columns import SPEARMAN_TABLE
-from tlspectral.studies.fingerprint.statistics.reasons import documented
+from tlspectral.studies.fingerprint.statistics.reasons import REASONS, documented
+from tlspectral.tables import schema
 
 _LEVEL = 0.05
+
+SPEARMAN_TABLE = schema.Schema(
+    "spearman_table",
+    schema.columns(
+        """
+        column      | label       | One column of the head table.
+        against     | label       | The other column.
+        statistic   | correlation | Spearman's rank correlation. NaN for a constant or fewer than three heads.
+        pvalue      | probability | Two-sided p of no correlation, scipy's.
+        q           | probability | pvalue after Benjamini and Hochberg, over all pairs of the table that have one.
+        significant | flag        | Whether q is at or below .05.
+        n           | count       | Heads that have both values.
+        n_dropped, reason
+        """,
+        REASONS,
+    ),
+)
 
 
 def spearman_table(heads: pd.DataFrame, columns: Sequence[str] | str, against: Sequence[str] | str) -> pd.DataFrame:
@@ -26,10 +43,7 @@ def spearman_table(heads: pd.DataFrame, columns: Sequence[str] | str, against: S
         against: names, its columns.
 
     Returns:
-        DataFrame `column, against, statistic, pvalue, q, significant, n, n_dropped, reason`, one pair a row. `pvalue`
-        is scipy's two-sided one, `q` Benjamini and Hochberg's over all pairs that have one, `significant` where q is at
-        most 0.05. Rows where either value is NaN are left out and counted; a constant column or fewer than three rows
-        gives NaN with a reason.
+        DataFrame, a pair a row. Columns: `column, against, statistic, pvalue, q, significant, n, n_dropped, reason`.
 
     Raises:
         ValueError: a column that the table lacks or that holds no numbers.

@@ -1,5 +1,6 @@
-"""The noise of weight rounding in the head table."""
+"""The noise of weight rounding in the head table, and in statistics of it."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,15 +12,54 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
-from tlspectral.heads.columns import NOISE_COLUMNS
+from tlspectral.heads.comparison import NOISE_COLUMNS
 from tlspectral.heads.measure import measure_heads
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view, fold_attention
-from tlspectral.studies.fingerprint.statistics.columns import WEIGHT_NOISE_BAND, WEIGHT_NOISE_DRAWS
-from tlspectral.studies.fingerprint.statistics.tables_with_draws import drawn_columns
-from tlspectral.tables import named
+from tlspectral.studies.fingerprint.statistics.tables_with_draws import drawn_columns, tables_with_draws
+from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS
 from tlspectral.tables.progress import bar
+from tlspectral.tables.schema import Schema, columns
 
 _BLOCK = 32  # weights that share one scale in the 4- and 5-bit formats of llama.cpp, along the input dimension
+
+
+WEIGHT_NOISE_BAND = Schema(
+    "weight_noise_band",
+    (
+        *HEAD[:2],
+        *(
+            column
+            for name in NOISE_COLUMNS
+            for column in columns(f"""
+                {name}_sd    | {COLUMNS[name].unit} | Standard deviation (ddof 1) of {name}; NaN where a draw has none.
+                {name}_shift | {COLUMNS[name].unit} | Mean of {name} over draws less its value without noise.
+            """)
+        ),
+    ),
+)
+WEIGHT_NOISE_DRAWS = Schema(
+    "weight_noise_draws",
+    columns(
+        f"""
+        draw | index | Number of the perturbed copy of the weights, from 0; -1 is the weights as they are.
+        layer, head, {", ".join(NOISE_COLUMNS)}
+        """,
+        HEAD_COLUMNS,
+    ),
+)
+
+STATISTIC_NOISE = Schema(
+    "statistic_noise",
+    columns("""
+        statistic | label            | Name of the statistic, as it was given.
+        value     | of the statistic | The statistic of the head table as it is.
+        mean      | of the statistic | Its mean over draws, each with its spectral columns in place of the table's.
+        sd        | of the statistic | Its standard deviation (ddof 1) over draws.
+        low       | of the statistic | 2.5 % quantile over draws.
+        high      | of the statistic | 97.5 % quantile over draws.
+        draws     | count            | Number of draws.
+    """),
+)
 
 
 class StorageSteps(NamedTuple):
@@ -44,8 +84,11 @@ def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0) -> pd.DataF
         seed: of the perturbations, keyed by layer.
 
     Returns:
-        DataFrame `layer, head, name` and for each spectral and phase column `<column>_sd` (ddof 1 over draws) and
-        `<column>_shift` (mean of the perturbed values less the value); NaN where the column has no value.
+        DataFrame, a head a row, with `_sd` and `_shift` of each spectral and phase column. Columns: `layer, head,
+        dir_frac_sd, dir_frac_shift, D_head_sd, D_head_shift, lam_mass_sd, lam_mass_shift, imag_mass_sd,
+        imag_mass_shift, henrici_sd, henrici_shift, content_pos_frac_sd, content_pos_frac_shift, spectral_radius_sd,
+        spectral_radius_shift, prin_angle_mean_sd, prin_angle_mean_shift, rope_imag_frac_sd, rope_imag_frac_shift,
+        freq_centroid_sd, freq_centroid_shift, hi_freq_dir_sd, hi_freq_dir_shift`.
 
     Raises:
         ValueError: fewer than two draws.
@@ -61,8 +104,7 @@ def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0) -> pd.DataF
     spread, shift = np.std(drawn, axis=0, ddof=1), np.mean(drawn, axis=0) - exact
     for column, name in enumerate(NOISE_COLUMNS):
         table[f"{name}_sd"], table[f"{name}_shift"] = spread[:, column], shift[:, column]
-    table.attrs = drawn_table.attrs
-    return named(table, WEIGHT_NOISE_BAND)
+    return WEIGHT_NOISE_BAND.frame(table, drawn_table.attrs)
 
 
 def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0) -> pd.DataFrame:
@@ -72,8 +114,9 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0) -> pd.Data
         model, draws, seed: as of `weight_noise_band`.
 
     Returns:
-        DataFrame `draw, layer, head, name` and the spectral and phase columns, sorted by the first three; draw -1 is
-        the weights as they are. `attrs` hold the model and the grids.
+        DataFrame sorted by draw, layer and head. Columns: `draw, layer, head, dir_frac, D_head, lam_mass, imag_mass,
+        henrici, content_pos_frac, spectral_radius, prin_angle_mean, rope_imag_frac, freq_centroid, hi_freq_dir`.
+        `attrs` hold the model and the grids.
 
     Raises:
         As `weight_noise_band`.
@@ -91,8 +134,39 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0) -> pd.Data
             kinds |= kind
             shown.update()
     table = pd.concat(layer_tables).sort_values(["draw", "layer", "head"], ignore_index=True)
-    table.attrs = {**view.origin(), "storage": sorted(kinds), "draws": draws, "seed": seed}
-    return named(table, WEIGHT_NOISE_DRAWS)
+    return WEIGHT_NOISE_DRAWS.frame(table, {**view.origin(), "storage": sorted(kinds), "draws": draws, "seed": seed})
+
+
+def statistic_noise(
+    heads: pd.DataFrame, draws: pd.DataFrame, statistics: Mapping[str, Callable[[pd.DataFrame], float]]
+) -> pd.DataFrame:
+    """Compute how far statistics of the head table move when the stored weights move within their rounding.
+
+    Each statistic is computed again on the table with the spectral columns of each draw in place of its own. The
+    detector scores (`prev`, `dup`, `ind`) and the columns of the null stay.
+
+    Args:
+        heads: table of `analyze_heads`.
+        draws: table of `weight_noise_draws` on the same model.
+        statistics: name -> function of a head table, which returns a number.
+
+    Returns:
+        DataFrame, a statistic a row. Columns: `statistic, value, mean, sd, low, high, draws`.
+
+    Raises:
+        ValueError: the two tables are not of the same model or heads.
+
+    What it does not establish: a confidence interval over models, prompts or heads. Rounding is one source of
+    uncertainty, and it moves all draws away from the stored weights alike, so `value` need not lie within low and high.
+    """
+    tables = list(tables_with_draws(heads, draws.loc[draws["draw"] >= 0]))
+    rows = []
+    for name, statistic in statistics.items():
+        drawn = np.array([float(statistic(table)) for table in tables])
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        row = {"statistic": name, "value": float(statistic(heads)), "mean": drawn.mean(), "sd": drawn.std(ddof=1)}
+        rows.append(row | {"low": low, "high": high, "draws": len(drawn)})
+    return STATISTIC_NOISE.frame(rows, {key: value for key, value in draws.attrs.items() if key != "columns"})
 
 
 def storage_steps(weight: Float[Tensor, "heads d_model d_head"]) -> StorageSteps:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,34 @@ from jaxtyping import Bool, Float64, Int64
 
 from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_indices
 from tlspectral.stats.values import complete_rows, require_columns, table_columns
-from tlspectral.studies.fingerprint.statistics.columns import TRIAGE
-from tlspectral.studies.fingerprint.statistics.reasons import reasons_as_objects
-from tlspectral.tables import named
+from tlspectral.studies.fingerprint.statistics.reasons import REASONS, documented
+from tlspectral.tables.schema import Column, Schema, columns
 
 _LEVEL = 0.95
+
+
+def _columns(ks: Sequence[int]) -> tuple[Column, ...]:
+    precision = "share | Share of positives among so many heads with the highest score, equal ones by layer, then head."
+    return columns(
+        """
+        score     | label | Column of the head table that is to point at heads with a behaviour.
+        direction | label | higher where heads with the behaviour score higher (auc above 1/2), lower, or none.
+        auc       | share | Share of pairs of a positive and another head in which the positive is higher, ties half.
+        auc_low   | share | Lower end of its 95 % interval.
+        auc_high  | share | Upper end of that interval.
+        """
+        + "\n".join(f"precision_at_{k} | {precision}" for k in ks)
+        + """
+        base_rate  | share | Share of positives among the heads: the precision of picking at random.
+        n          | count | Heads that have both score and behaviour.
+        n_positive | count | Heads whose behaviour exceeds the threshold.
+        n_dropped, reason
+        """,
+        REASONS,
+    )
+
+
+TRIAGE = Schema("triage", _columns((5, 10, 20)))
 
 
 def triage(
@@ -38,16 +62,12 @@ def triage(
         ks: numbers of heads to look at.
 
     Returns:
-        DataFrame, one score a row:
-
-        * `score, direction`.
-        * `auc, auc_low, auc_high`: U / (n_positive n_negative) with ties counted half, and its 95 % interval: variance
-          of DeLong, with heads of a layer depending on each other (Obuchowski 1997), on the logit scale, and Student's
-          t with one degree of freedom less than layers that have positives (or negatives, where those are fewer).
-        * `precision_at_k` for each k, `base_rate`, `n, n_positive, n_dropped`.
-        * `reason`: why a number is NaN: no head or every head is positive, the score is missing or constant, k exceeds
-          the number of heads, or an interval is not defined (AUC 0 or 1, positives or negatives in fewer than two
-          layers, fewer than three layers).
+        DataFrame, a score a row. Columns: `score, direction, auc, auc_low, auc_high, precision_at_5, precision_at_10,
+        precision_at_20, base_rate, n, n_positive, n_dropped, reason`. The interval has the variance of DeLong, with
+        heads of a layer depending on each other (Obuchowski 1997), on the logit scale, and Student's t with one degree
+        of freedom less than layers that have positives (or negatives, where those are fewer). `reason`: no head or
+        every head is positive, the score is missing or constant, k exceeds the number of heads, or an interval is not
+        defined (AUC 0 or 1, positives or negatives in fewer than two layers, fewer than three layers).
 
     Raises:
         ValueError: a table without layer, head or prev, k below 1, or no score.
@@ -59,9 +79,7 @@ def triage(
     if not scores or any(k < 1 for k in ks):
         raise ValueError(f"give at least one score, and k of at least 1; found scores={scores}, ks={ks}")
     rows = [_score_row(heads, score, threshold, ks) for score in scores]
-    names = ["score", "direction", "auc", "auc_low", "auc_high", *(f"precision_at_{k}" for k in ks)]
-    names += ["base_rate", "n", "n_positive", "n_dropped", "reason"]
-    return named(reasons_as_objects(pd.DataFrame(rows, columns=names)), TRIAGE)
+    return documented(rows, replace(TRIAGE, columns=_columns(ks)))
 
 
 def _score_row(heads: pd.DataFrame, score: str, threshold: float, ks: Sequence[int]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import zoo
-from described import assert_described
 from typer.testing import CliRunner
 
 import tlspectral as tls
@@ -29,7 +28,6 @@ def test_a_published_model_gets_its_published_row_from_the_command_too(tmp_path,
     heads = published_heads("pythia-410m")
     fewer = functools.partial(another_model, bootstrap_draws=50)
     table = fewer(heads)
-    assert_described(table)
     # FP, Table 2: +0.35 and the percentile .89; Table 3: 61 % by the hybrid estimator, 47 % by ranks.
     assert round(row(table, "partial correlation", "hybrid")["value"], 2) == 0.35
     assert round(row(table, "top-5 percentile of D_head", "median")["value"], 2) == 0.89
@@ -98,7 +96,6 @@ def test_noise_of_a_statistic_is_that_of_the_drawn_tables():
         "weighted": lambda at: (at["D_head"] * at["prev"]).sum(),
     }
     table = statistic_noise(heads.iloc[::-1], moved, statistics)
-    assert_described(table)
     table = table.set_index("statistic")
     drawn = np.stack([moved[moved["draw"] == draw]["D_head"] for draw in range(6)])
     for name, values in (("mean", drawn.mean(axis=1)), ("weighted", drawn @ heads["prev"].to_numpy())):

@@ -47,7 +47,7 @@ def test_measures_of_a_model():
         logits, layers = built.with_attention(batch.tokens)
     losses = token_losses(logits, batch.tokens)
     plain = evaluate(built, batch)
-    assert found.evaluation == {
+    assert found["evaluations"][0] == {
         "loss": plain["loss"],
         "ce_pred": plain["loss_predictable"],
         "ce_unpred": losses[batch.noise].mean().item(),
@@ -55,10 +55,10 @@ def test_measures_of_a_model():
         "ind_best": plain["ind_best"],
         "penalty": symmetric_penalty(built).item(),
     }
-    assert np.isnan(measure(built, batch, None).evaluation["penalty"])
+    assert np.isnan(measure(built, batch, None)["evaluations"][0]["penalty"])
     for name in ("prev", "ind"):
-        assert max(row[name] for row in found.heads) == plain[f"{name}_best"]
-    kernels = {(row["layer"], row["head"], row["offset"]): row["score"] for row in found.kernels}
+        assert max(row[name] for row in found["heads"]) == plain[f"{name}_best"]
+    kernels = {(row["layer"], row["head"], row["offset"]): row["score"] for row in found["kernels"]}
     assert len(kernels) == 2 * 2 * 9
     assert {offset for _, _, offset in kernels} == set(KERNEL_OFFSETS) == set(range(-8, 1))
     for (layer, head, offset), score in kernels.items():
@@ -106,10 +106,10 @@ def test_the_paper_preset_starts_where_the_published_run_starts():
     found = measure(built, held_out_sequences(PAPER.task, PAPER.training), arm.penalty)
     # Measured: 0 to 3e-8; another draw of weights or sequences moves them by 1e-2.
     for name, value in ROPE_IMAG_START.items():
-        assert found.evaluation[name] == pytest.approx(value, abs=1e-6)
+        assert found["evaluations"][0][name] == pytest.approx(value, abs=1e-6)
     for name, value in ROPE_IMAG_HEAD.items():
-        assert found.heads[0][name] == pytest.approx(value, abs=1e-9)
-    kernel = [row["score"] for row in found.kernels if (row["layer"], row["head"]) == (0, 0)]
+        assert found["heads"][0][name] == pytest.approx(value, abs=1e-9)
+    kernel = [row["score"] for row in found["kernels"] if (row["layer"], row["head"]) == (0, 0)]
     assert kernel[-2:] == pytest.approx(ROPE_IMAG_KERNEL, abs=1e-6)
 
 
@@ -210,7 +210,8 @@ def test_the_paper_preset_follows_a_published_run_under_a_penalty(arm, full):
         for done in training_steps(training, PAPER.task, settings, penalty=ARMS[arm].penalty, penalty_weight=weight):
             if done == 100:
                 break
-        found = measure(training.model, held_out_sequences(PAPER.task, PAPER.training), ARMS[arm].penalty).evaluation
+        held_out = held_out_sequences(PAPER.task, PAPER.training)
+        (found,) = measure(training.model, held_out, ARMS[arm].penalty)["evaluations"]
     # Measured: 0, to the last digit that is published. Without the penalty ce_pred of ape_sym differs by 4e-2.
     for name in ("ce_pred", "ce_unpred", "penalty"):
         assert found[name] == pytest.approx(published[name].item(), abs=1e-5), name

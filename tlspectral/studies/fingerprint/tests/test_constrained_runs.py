@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 from constrained_preset import TINY, generator
-from described import assert_described
 from typer.testing import CliRunner
 
 import tlspectral as tls
@@ -53,15 +52,15 @@ def test_the_presets_are_what_they_say():
 
 def test_a_cell_holds_three_tables_and_its_model():
     run = train_cell(TINY, ARMS["rope_imag"], 1)
-    assert run.evaluations["step"].tolist() == [0, 2, 4, 6]
-    assert (len(run.heads), len(run.kernels)) == (4 * 4, 4 * 4 * 9)
-    for table in run.tables().values():
+    assert run.tables["evaluations"]["step"].tolist() == [0, 2, 4, 6]
+    assert (len(run.tables["heads"]), len(run.tables["kernels"])) == (4 * 4, 4 * 4 * 9)
+    for table in run.tables.values():
         assert table[["arm", "seed"]].drop_duplicates().to_numpy().tolist() == [["rope_imag", 1]]
     free = train_cell(TINY, ARMS["rope_free"], 1)
     # The penalty acts: measured, it falls by 3.5e-3 in six steps, and by 3e-4 without it.
-    assert run.evaluations["penalty"].iloc[-1] < phase_penalty(free.model).item() - 2e-3
-    assert free.evaluations["penalty"].isna().all()
-    assert free.evaluations["ce_pred"].iloc[0] == run.evaluations["ce_pred"].iloc[0]
+    assert run.tables["evaluations"]["penalty"].iloc[-1] < phase_penalty(free.model).item() - 2e-3
+    assert free.tables["evaluations"]["penalty"].isna().all()
+    assert free.tables["evaluations"]["ce_pred"].iloc[0] == run.tables["evaluations"]["ce_pred"].iloc[0]
 
 
 def test_a_cell_stops_some_steps_after_both_criteria_hold(monkeypatch):
@@ -74,10 +73,10 @@ def test_a_cell_stops_some_steps_after_both_criteria_hold(monkeypatch):
         def pretended(*arguments):
             found = measured(*arguments)
             loss, score = next(remaining)
-            return replace(found, evaluation={**found.evaluation, "ce_pred": loss, "ind_best": score})
+            return {**found, "evaluations": [{**found["evaluations"][0], "ce_pred": loss, "ind_best": score}]}
 
         monkeypatch.setattr(cell, "measure", pretended)
-        return train_cell(preset, ARMS["ape_free"], 0).evaluations["step"].tolist()
+        return train_cell(preset, ARMS["ape_free"], 0).tables["evaluations"]["step"].tolist()
 
     assert steps([3.0, 0.1, 0.1, 0.1], [0.9, 0.4, 0.9, 0.9]) == [0, 2, 4, 6]  # both at 4
     assert steps([3.0, 0.1, 3.0, 0.1], [0.1, 0.9, 0.1, 0.9]) == [0, 2, 4]  # both at 2, whatever comes after
@@ -88,10 +87,10 @@ def test_a_cell_stops_some_steps_after_both_criteria_hold(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["rope_imag", "ape_sym"])
 def test_a_cell_on_another_device_holds_the_same_tables(arm, device, tmp_path):
-    here = train_cell(TINY, ARMS[arm], 1).tables()
+    here = train_cell(TINY, ARMS[arm], 1).tables
     saved = SavedTraining(tmp_path, {})
     train_cell(TINY, ARMS[arm], 1, saved=saved, until=3, device=device)
-    there = train_cell(TINY, ARMS[arm], 1, saved=saved, device=device).tables()  # goes on from step 3
+    there = train_cell(TINY, ARMS[arm], 1, saved=saved, device=device).tables  # goes on from step 3
     for name, table in here.items():
         # Rounding of LAPACK by the alignment of memory: at most 2e-13 of a spectral column.
         pd.testing.assert_frame_equal(table, there[name], rtol=1e-9, atol=1e-9)
@@ -110,14 +109,12 @@ def test_a_grid_writes_what_it_returns(tiny_grid):
     folder, returned = tiny_grid
     assert tuple(returned) == TABLES
     same_tables({name: read_table(folder / f"{name}.parquet") for name in TABLES}, returned)
-    for table in returned.values():
-        assert_described(table)
     cells = returned["evaluations"][["arm", "seed"]].drop_duplicates()
     assert cells.to_numpy().tolist() == [[arm, seed] for arm in ARMS for seed in (0, 1)]
     heads = returned["heads"]
     mine = heads[(heads["arm"] == "rope_sym") & (heads["seed"] == 1)].reset_index(drop=True)
     # Here on more than one thread.
-    pd.testing.assert_frame_equal(mine, train_cell(TINY, ARMS["rope_sym"], 1).heads, rtol=1e-5, atol=1e-7)
+    pd.testing.assert_frame_equal(mine, train_cell(TINY, ARMS["rope_sym"], 1).tables["heads"], rtol=1e-5, atol=1e-7)
     assert heads.loc[heads["arm"] == "ape_free", "rope_imag_frac"].isna().all()
     assert returned["formation"]["formed_both"].isna().all()
     assert (returned["table4"]["not_formed_slower"] == 2).all()
@@ -133,7 +130,6 @@ def test_arms_and_seeds_are_added_to_a_grid_of_one_seed(tmp_path, tiny_grid):
     # Arms stand in the order in which they were given.
     one = one.sort_values("arm", ascending=False, kind="stable", ignore_index=True)
     pd.testing.assert_frame_equal(tables["kernels"], one)
-    assert_described(tables["table4"])
     assert (tables["table4"]["verdict"] == "one seed").all()
     assert tables["rerouting"][["kernel_distance", "free_spread", "distance_ratio"]].isna().all(axis=None)
     mine = Arm("rope_mine", "rotary", lambda built: built.layers[0].attn.W_V.square().sum(), 0.1)

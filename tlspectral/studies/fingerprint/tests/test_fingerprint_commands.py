@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from constrained_preset import TINY
-from described import assert_described
 from typer.testing import CliRunner
 
 from tlspectral.cli import app
@@ -55,7 +54,6 @@ def test_a_grid_is_put_beside_the_published_one(few_claims, tmp_path):
     steps["formed_loss"] = [100.0, 200.0, 300.0, 300.0, 50.0, np.nan]
     steps["formed_both"] = [200.0, 200.0, 400.0, np.nan, 50.0, np.nan]
     own = replication.side_by_side(steps)
-    assert_described(own)
     own = own.set_index("arm")
     assert own.loc["rope_imag", "published_ratio"] == pytest.approx(1280 / 940)
     assert own.loc["rope_imag", "loss_ratio"] == pytest.approx(2)
@@ -119,8 +117,6 @@ def test_the_contrast_groups_by_phase_tests_in_one_direction_and_is_drawn():
     bounds = {"a": (0.6, 0.9), "b": (0.7, 0.8), "c": (0.1, 0.3)}
     tables = {name: model(*ends, rotary=name != "c") for name, ends in bounds.items()}
     found = scheme_contrast(tables)
-    assert_described(found.models)
-    assert_described(found.heads)
     assert found.models["scheme"].tolist() == ["RoPE", "RoPE", "not RoPE"]
     assert found.models["percentile"].tolist() == [0.8, 0.8, 0.3]
     assert found.models["midrank"].tolist() == pytest.approx([0.75, 0.75, 0.25])

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from described import assert_described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tlspectral.history import PYTHIA_STEPS, within_model_percentile
+from tlspectral.history import PYTHIA_STEPS
 from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
 from tlspectral.studies.fingerprint.history_questions import eventual_head_rank, formation_crossing, median_leaves_null
 from tlspectral.studies.fingerprint.published import published_checkpoints, published_heads
@@ -94,7 +93,7 @@ def test_a_median_has_left_when_it_stays_outside(medians, step, side):
 @few
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=20))
 def test_a_rank_is_the_number_of_larger_heads_and_one(values):
-    percentile = within_model_percentile(pd.Series(values, dtype=float))
+    percentile = pd.Series(values, dtype=float).rank(pct=True)
     table = track(np.zeros(len(values)), pct=percentile, n_heads=len(values))
     found = eventual_head_rank(table, percentiles=["pct"])
     larger = [sum(other > value for other in values) for value in values]
@@ -130,13 +129,12 @@ def test_the_published_histories(name, behaviour, phase, lowest, last, left):
 def test_the_published_head_stood_low_before_it_formed_and_is_that_of_the_head_table():
     heads, history = published_heads("pythia-410m"), published_checkpoints("pythia-410m")
     found = eventual_head_rank(history, percentiles=["rope_imag_frac_pct", "D_head_pct"])
-    assert_described(found)
     rank = found[found["column"] == "rope_imag_frac_pct"].set_index("step")["rank"]
     assert (rank[0], rank[512], rank[1000]) == (194, 374, 5)
     last, own = history.iloc[-1], (heads["layer"] == 5) & (heads["head"] == 2)
     assert heads.loc[heads["prev"].idxmax(), ["layer", "head"]].tolist() == [5, 2]
     for column in ("rope_imag_frac", "D_head"):
-        assert within_model_percentile(heads[column])[own].item() == last[f"{column}_pct"]
+        assert heads[column].rank(pct=True)[own].item() == last[f"{column}_pct"]
         assert heads[column].median() == pytest.approx(last[f"{column}_median"], abs=1e-12)
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from described import assert_described
 
 from tlspectral.studies.fingerprint.published import ConstrainedTables
 from tlspectral.studies.fingerprint.replication import (
@@ -38,7 +37,6 @@ def table(numbers_alone):
 
 
 def test_every_row_has_one_of_three_verdicts_and_a_reason_where_it_differs(table):
-    assert_described(table)
     assert set(table["verdict"]) == set(VERDICTS)
     assert table["id"].is_unique
     assert (table.loc[table["verdict"] != "reproduced", "why"].str.len() > 0).all()
@@ -235,7 +233,6 @@ def test_the_exact_heads_are_run_not_quoted(monkeypatch):
 
 def test_ioi_classes_are_percentiles_of_the_circuit():
     classes = ioi_classes()
-    assert_described(classes)
     classes = classes.set_index("heads_class")
     assert dict(zip(classes.index.str.split().str[0], classes["n"], strict=True)) == {
         "name": 3, "backup": 8, "negative": 2, "S-inhibition": 4, "induction": 4, "duplicate": 3, "previous": 2,

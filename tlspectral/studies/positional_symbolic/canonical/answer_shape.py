@@ -3,10 +3,24 @@
 import pandas as pd
 
 from tlspectral.studies.common.seed_intervals import intervals
-from tlspectral.studies.positional_symbolic.columns import ANSWER_SHAPE
-from tlspectral.tables import named
+from tlspectral.studies.positional_symbolic.canonical.behaviour import CANONICAL
 from tlspectral.tables.required import require
+from tlspectral.tables.schema import Schema, columns
 
+ANSWER_SHAPE = Schema(
+    "answer_shape",
+    columns(
+        """
+        task, n_frequencies, angle
+        mean | share | Mean over seeds of accuracy at the ends less that in the middle: positive is a U.
+        low, high
+        n    | count | Seeds.
+        """,
+        CANONICAL,
+    ),
+    "`tlspectral.studies.positional_symbolic.canonical.answer_shape`; `tlspectral study canonical -o FOLDER` writes it "
+    "as answer_shape.parquet",
+)
 _ARM = ["task", "n_frequencies", "angle"]
 
 
@@ -21,8 +35,7 @@ def answer_shape(by_position: pd.DataFrame, *, edge: int = 4) -> pd.DataFrame:
         edge: positions at each end.
 
     Returns:
-        DataFrame `task, n_frequencies, angle, mean, low, high, n`: the mean difference over `n` seeds with Student's
-        95 % interval, NaN for one seed.
+        DataFrame, an arm a row. Columns: `task, n_frequencies, angle, mean, low, high, n`.
 
     Raises:
         ValueError: a column is missing, the table has no rows, or ends and middle overlap.
@@ -44,4 +57,4 @@ def answer_shape(by_position: pd.DataFrame, *, edge: int = 4) -> pd.DataFrame:
         sums = by_position[inside].groupby([*_ARM, "seed"], sort=False)[["correct", "n"]].sum()
         accuracy[name] = sums["correct"] / sums["n"]
     difference = (accuracy["ends"] - accuracy["middle"]).rename("difference").reset_index()
-    return named(intervals(difference, _ARM, "difference"), ANSWER_SHAPE)
+    return ANSWER_SHAPE.frame(intervals(difference, _ARM, "difference"))

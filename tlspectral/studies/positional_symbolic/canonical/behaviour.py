@@ -9,10 +9,32 @@ from torch import Tensor
 from tlspectral.algebra.rotary import times_phase
 from tlspectral.positional import exclusion_split
 from tlspectral.positional.scores import swap_scores
+from tlspectral.studies.common.seed_intervals import RUN_COLUMNS
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch
-from tlspectral.studies.positional_symbolic.columns import HEAD_BEHAVIOUR
-from tlspectral.tables import named
+from tlspectral.tables.schema import Schema, columns
+
+CANONICAL = (
+    *columns("""
+        task            | label           | index needs positions, retrieval symbols, partial_induction both.
+        n_frequencies   | count           | Rotary frequencies of the head: 1 is the angle alone, 2 is 0 and the angle.
+        angle           | pi/33 rad/token | The head's rotary frequency; 2 is one full rotation over a prompt.
+        theta           | rad/token       | The same frequency in radians per token.
+        run             | index           | Number of the model in its stack, from 0, in the order given.
+        position        | index           | Where in the context the answer stands, from 0.
+        n               | count           | Validation prompts behind the row; the same prompts for every run.
+        correct         | count           | How many of the n prompts have the right class at the largest logit.
+        accuracy        | share           | Share of the n prompts that are answered rightly. NaN where n is 0.
+        s_pos           | mean of cosines | Positional score, every pair of the context a block; mean over prompts.
+        s_sym           | mean of cosines | Symbolic score of the same.
+        exclusion_index | share           | 0 where logits depend on the key's content alone, 1 on its position.
+        logit_std       | logit           | Standard deviation of the query's logits over the tokens before it.
+    """),
+    *RUN_COLUMNS,
+)
+"""What tables of canonical heads share, for `columns(text, shared)`."""
+
+HEAD_BEHAVIOUR = Schema("head_behaviour", columns("run, seed, s_pos, s_sym, exclusion_index, logit_std", CANONICAL))
 
 
 @torch.no_grad()
@@ -28,7 +50,7 @@ def head_behaviour(heads: CanonicalHeads, batch: CanonicalBatch) -> pd.DataFrame
         batch: prompts of their task.
 
     Returns:
-        DataFrame by run: `run, seed, s_pos, s_sym, exclusion_index, logit_std`, means over the prompts.
+        DataFrame, a run a row. Columns: `run, seed, s_pos, s_sym, exclusion_index, logit_std`.
 
     Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, sections 3.1 to 3.3), on its toy heads.
 
@@ -56,14 +78,13 @@ def head_behaviour(heads: CanonicalHeads, batch: CanonicalBatch) -> pd.DataFrame
         "exclusion_index": split.index,
         "logit_std": split.variance.sqrt(),
     }
-    frame = pd.DataFrame(
+    return HEAD_BEHAVIOUR.frame(
         {
             "run": np.arange(n_runs),
             "seed": [run.seed for run in heads.runs],
             **{name: values.nanmean(-1).numpy() for name, values in means.items()},
         }
     )
-    return named(frame, HEAD_BEHAVIOUR)
 
 
 def logit_tables(

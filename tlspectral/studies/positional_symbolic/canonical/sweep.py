@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from tlspectral.studies.common.run_folder import device_setting
-from tlspectral.studies.positional_symbolic.canonical.behaviour import head_behaviour
+from tlspectral.studies.positional_symbolic.canonical.behaviour import CANONICAL, head_behaviour
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule, schedule_of
 from tlspectral.studies.positional_symbolic.canonical.trainer import (
@@ -20,14 +20,31 @@ from tlspectral.studies.positional_symbolic.canonical.trainer import (
     validation_prompts,
 )
 from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalBatch, CanonicalTask
-from tlspectral.studies.positional_symbolic.columns import CANONICAL_SWEEP
-from tlspectral.tables import WorkPart, bundled, finished_parts, named, open_parts, stacked, unbundled
+from tlspectral.tables import WorkPart, bundled, finished_parts, open_parts, stacked, unbundled
+from tlspectral.tables.schema import Schema, columns
 
 BASE_ANGLES = (0.0, 0.01, 0.1, 0.25, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0)
 _HEAD = ["task", "n_frequencies", "angle", "theta", "seed"]
 _MEASURED_WHILE_LEARNING = 4096  # prompts; a standard error of at most 0.008
 _BEHAVIOUR_PROMPTS = 128
 _FREQUENCIES = {"index": (1,), "retrieval": (1,), "partial_induction": (1, 2)}
+CANONICAL_SWEEP = {
+    name: Schema(
+        f"canonical_sweep.{name}",
+        columns(f"task, n_frequencies, angle, theta, seed, {described}", CANONICAL),
+        "`tlspectral.studies.positional_symbolic.canonical.canonical_sweep`; `tlspectral study canonical -o FOLDER` "
+        f"writes it as {name}.parquet",
+    )
+    for name, described in {
+        "accuracy": """n, accuracy
+            chance        | share | 1 over the number of classes of the task.
+            most_frequent | share | Accuracy of answering what the context has most of: see `most_frequent_share`.
+            s_pos, s_sym, exclusion_index, logit_std
+        """,
+        "by_position": "position, n, correct, accuracy",
+        "progress": "step, position, n, correct, accuracy",
+    }.items()
+}
 
 
 @dataclass(frozen=True)
@@ -97,15 +114,15 @@ def canonical_sweep(
     if seeds < 1:
         raise ValueError(f"seeds={seeds}: give the number of runs at each angle, at least 1")
     elsewhere = device_setting(device)
-    plan = _Plan(schedule_of(preset), tuple(sorted(float(angle) for angle in angles)), device)
-    settings = {"schedule": asdict(plan.schedule), "angles": list(plan.angles), **elsewhere}
+    schedule, ordered = schedule_of(preset), sorted(float(angle) for angle in angles)
+    settings = {"schedule": asdict(schedule), "angles": ordered, **elsewhere}
     parts = None
     if folder is not None:
         parts = open_parts(folder, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
     stacks = [
         WorkPart(
             f"{task}_{n_frequencies}f_seed{seed:03d}",
-            partial(_trained, plan, task, n_frequencies, seed, parts and parts.path / "weights"),
+            partial(_trained, task, n_frequencies, seed, schedule, ordered, parts and parts.path / "weights", device),
         )
         for task in tasks
         for n_frequencies in _FREQUENCIES[CanonicalTask(task).name]
@@ -115,20 +132,19 @@ def canonical_sweep(
     return _assembled(tables.values(), {**settings, "seeds": seeds})
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Settings that all stacks share."""
-
-    schedule: CanonicalSchedule
-    angles: tuple[float, ...]
-    device: str
-
-
-def _trained(plan: _Plan, name: str, n_frequencies: int, seed: int, folder: Path | None) -> pd.DataFrame:
+def _trained(
+    name: str,
+    n_frequencies: int,
+    seed: int,
+    schedule: CanonicalSchedule,
+    angles: list[float],
+    folder: Path | None,
+    device: str,
+) -> pd.DataFrame:
     """Train heads at all angles in one stack and measure them; three tables in one, see `bundled`."""
-    task, schedule = CanonicalTask(name), plan.schedule
+    task = CanonicalTask(name)
     fixed = (0.0,) * (n_frequencies - 1)
-    runs = [CanonicalRun((*fixed, angle * angle_unit(task)), seed) for angle in plan.angles]
+    runs = [CanonicalRun((*fixed, angle * angle_unit(task)), seed) for angle in angles]
     prompts = validation_prompts(task, schedule)
     training = train_canonical(
         task,
@@ -136,7 +152,7 @@ def _trained(plan: _Plan, name: str, n_frequencies: int, seed: int, folder: Path
         schedule,
         measured=CanonicalBatch(*(values[:_MEASURED_WHILE_LEARNING] for values in prompts)),
         state=None if folder is None else folder / f"{name}_{n_frequencies}f_seed{seed:03d}.safetensors",
-        device=plan.device,
+        device=device,
     )
     assert training.progress is not None
     behaviour = head_behaviour(training.model, CanonicalBatch(*(values[:_BEHAVIOUR_PROMPTS] for values in prompts)))
@@ -146,7 +162,7 @@ def _trained(plan: _Plan, name: str, n_frequencies: int, seed: int, folder: Path
         "behaviour": behaviour.assign(most_frequent=most_frequent_share(task, prompts)),
     }
     for table in tables.values():
-        angle = table.pop("run").map(dict(enumerate(plan.angles)))
+        angle = table.pop("run").map(dict(enumerate(angles)))
         heads = {"task": task.name, "n_frequencies": n_frequencies, "angle": angle, "theta": angle * angle_unit(task)}
         for place, (column, values) in enumerate(heads.items()):
             table.insert(place, column, values)
@@ -184,9 +200,5 @@ def _assembled(parts: Iterable[pd.DataFrame], attrs: dict[Any, Any]) -> Canonica
     accuracy["chance"] = accuracy["task"].map({task: 1 / CanonicalTask(task).n_answers for task in order})
     measured = ["most_frequent", "s_pos", "s_sym", "exclusion_index", "logit_std"]
     accuracy[measured] = behaviour[measured]  # both are sorted by head
-    sweep = CanonicalSweep(accuracy, by_position, progress)
-    for name, table in CANONICAL_SWEEP.items():
-        frame: pd.DataFrame = getattr(sweep, name)
-        frame.attrs = attrs
-        named(frame, table)
-    return sweep
+    made = {"accuracy": accuracy, "by_position": by_position, "progress": progress}
+    return CanonicalSweep(**{name: schema.frame(made[name], attrs) for name, schema in CANONICAL_SWEEP.items()})

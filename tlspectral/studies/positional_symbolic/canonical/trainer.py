@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +13,36 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.studies.common.gradient_steps import gradient_steps, to_device_of
+from tlspectral.studies.positional_symbolic.canonical.behaviour import CANONICAL
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule
 from tlspectral.studies.positional_symbolic.canonical.state import TrainingLog, TrainingState
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalBatch, CanonicalTask
-from tlspectral.studies.positional_symbolic.columns import ACCURACY_BY_POSITION, FREQUENCIES, HISTORY, PROGRESS
-from tlspectral.tables import named
 from tlspectral.tables.progress import bar
+from tlspectral.tables.schema import Schema, columns
 
 _TRAINING_STREAM = 10_000  # training prompts come from a generator with this plus the seed
 _VALIDATION_STREAM = 99  # validation prompts are the same in every run, so that runs can be compared
 _PROMPTS_AT_ONCE = 1024
+
+_columns = partial(columns, shared=CANONICAL)
+_HISTORY = Schema(
+    "train_canonical.history",
+    _columns("""
+        run, seed, step
+        loss | nat | Mean cross-entropy of the answers in training since the row before.
+    """),
+)
+_FREQUENCIES = Schema(
+    "train_canonical.frequencies",
+    _columns("""
+        run, seed, step
+        pair  | index     | Index of the head's rotary pair.
+        theta | rad/token | The pair's frequency after that many steps; it moves only if frequencies are learned.
+    """),
+)
+_PROGRESS = Schema("train_canonical.progress", _columns("run, seed, step, position, n, correct"))
+_BY_POSITION = Schema("accuracy_by_position", _columns("run, seed, position, n, correct"))
 
 
 @dataclass(frozen=True)
@@ -31,12 +51,10 @@ class CanonicalTraining:
 
     Attributes:
         model: the heads.
-        history: one row per run and logged step, `run, seed, step, loss`: mean cross-entropy in nats over the steps
-            since the row before.
-        frequencies: one row per run, logged step and rotary pair, the start included: `run, seed, step, pair, theta`
-            in radians per token. They move only if they were learned.
-        progress: one row per run, logged step and position of the answer: `run, seed, step, position, n, correct`, of
-            the prompts that `train_canonical` was given to measure; None without.
+        history: one row per run and logged step.
+        frequencies: one row per run, logged step and rotary pair, the start included.
+        progress: one row per run, logged step and position of the answer, of the prompts that `train_canonical` was
+            given to measure; None without.
     """
 
     model: CanonicalHeads
@@ -142,15 +160,15 @@ def _training_tables(model: CanonicalHeads, log: TrainingLog, measured: Canonica
     if measured is not None:
         shape = len(log.steps), len(model.runs), length
         n = torch.bincount(measured.answer_position, minlength=length)
-        progress = _by_step(
+        counted = _by_step(
             model,
             log.steps,
             position=torch.arange(length).expand(shape),
             n=n.expand(shape),
             correct=[counts for counts in log.correct if counts is not None],
         )
-        named(progress, PROGRESS)
-    return CanonicalTraining(model, named(history, HISTORY), named(frequencies, FREQUENCIES), progress)
+        progress = _PROGRESS.frame(counted)
+    return CanonicalTraining(model, _HISTORY.frame(history), _FREQUENCIES.frame(frequencies), progress)
 
 
 def _by_step(model: CanonicalHeads, steps: list[int], **columns: Tensor | list[Tensor]) -> pd.DataFrame:
@@ -176,9 +194,8 @@ def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.Dat
         batch: prompts of the model's task, [n] of them, the same for every run.
 
     Returns:
-        DataFrame sorted by run and position: `run, seed, position, n` (prompts with the answer there), `correct` (how
-        many of them are answered rightly: the right class has the largest logit). Every position of the context has a
-        row, also one where no answer stands.
+        DataFrame sorted by run and position. Columns: `run, seed, position, n, correct`. Every position of the context
+        has a row, also one where no answer stands.
 
     What it does not establish: where the head looks. A right answer can come from several keys together.
     """
@@ -190,7 +207,7 @@ def accuracy_by_position(model: CanonicalHeads, batch: CanonicalBatch) -> pd.Dat
         n=torch.bincount(batch.answer_position, minlength=length).expand(1, n_runs, -1),
         correct=right_answers(model, batch)[None],
     )
-    return named(table.drop(columns="step"), ACCURACY_BY_POSITION)
+    return _BY_POSITION.frame(table.drop(columns="step"))
 
 
 @torch.no_grad()

@@ -5,12 +5,29 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tlspectral.studies.positional_symbolic.canonical.behaviour import CANONICAL
 from tlspectral.studies.positional_symbolic.canonical.model import CanonicalHeads, CanonicalRun, angle_unit
 from tlspectral.studies.positional_symbolic.canonical.schedule import CanonicalSchedule, schedule_of
 from tlspectral.studies.positional_symbolic.canonical.trainer import train_canonical
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
-from tlspectral.studies.positional_symbolic.columns import QUERY_KEY_TRAJECTORIES
-from tlspectral.tables import named
+from tlspectral.tables.schema import Schema, columns
+
+QUERY_KEY_TRAJECTORIES = Schema(
+    "query_key_trajectories",
+    columns(
+        """
+        angle, seed, step
+        kind  | label             | query for the index queries, key for the pairs of symbol and integer.
+        token | index             | Id of the token.
+        label | index             | Of a query the position that it asks for, of a key its symbol.
+        x     | units of the head | First column of the token's q or k, before rotation.
+        y     | units of the head | Second column of the same.
+        """,
+        CANONICAL,
+    ),
+    "`tlspectral.studies.positional_symbolic.canonical.query_key_trajectories`; `tlspectral study canonical -o FOLDER` "
+    "writes it as trajectories.parquet",
+)
 
 
 def query_key_trajectories(
@@ -29,10 +46,8 @@ def query_key_trajectories(
         device: where the heads are trained.
 
     Returns:
-        DataFrame, one row per angle, step and token: `angle, seed, step, kind, token, label, x, y`. `kind` is `"query"`
-        for the index queries, whose `label` is the position they ask for, and `"key"` for the pairs, whose `label` is
-        their symbol. `x, y` are the token's two columns of q or k before rotation, in the units of the head: the score
-        at distance d is their scalar product after the query was rotated by d * angle * pi/33.
+        DataFrame, an angle, step and token a row. Columns: `angle, seed, step, kind, token, label, x, y`. The score at
+        distance d is the scalar product of (x, y) of query and key after the query was rotated by d * angle * pi/33.
 
     Raises:
         ValueError: an unknown preset, or no angles.
@@ -45,10 +60,7 @@ def query_key_trajectories(
     rows = []
 
     def observe(step: int, model: CanonicalHeads) -> None:
-        for kind, ids, weights in (
-            ("query", task.query_ids, model.W_Q),
-            ("key", range(task.n_pairs), model.W_K),
-        ):
+        for kind, ids, weights in (("query", task.query_ids, model.W_Q), ("key", range(task.n_pairs), model.W_K)):
             tokens = torch.tensor(ids)
             labels = tokens - ids.start if kind == "query" else tokens // task.n_integers
             for angle, plane in zip(angles, _plane(model.W_E[:, tokens], weights), strict=True):
@@ -57,9 +69,8 @@ def query_key_trajectories(
                 rows.append(pd.DataFrame({**where, "token": tokens.numpy(), "label": labels.numpy(), "x": x, "y": y}))
 
     train_canonical(task, runs, schedule_of(preset), observe=observe, device=device)
-    table = pd.concat(rows, ignore_index=True)
-    table = table.sort_values(["angle", "step", "kind", "token"], ignore_index=True)
-    return named(table, QUERY_KEY_TRAJECTORIES)
+    table = pd.concat(rows).sort_values(["angle", "step", "kind", "token"], ignore_index=True)
+    return QUERY_KEY_TRAJECTORIES.frame(table)
 
 
 @torch.no_grad()

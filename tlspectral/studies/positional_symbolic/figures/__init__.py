@@ -14,8 +14,8 @@ from tlspectral.studies.positional_symbolic.figures.scores import (
     score_agreement,
     score_heatmaps,
     score_histograms,
+    task_figures,
 )
-from tlspectral.studies.positional_symbolic.figures.task import task_figures
 from tlspectral.studies.positional_symbolic.figures.traces import attention_traces
 
 __all__ = [

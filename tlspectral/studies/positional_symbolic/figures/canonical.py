@@ -1,4 +1,7 @@
-"""Figures of the canonical tasks: accuracy by frequency and by position, queries and keys during training."""
+"""Figures of the canonical tasks: accuracy by frequency and by position, queries and keys during training.
+
+All refuse a table without rows or a needed column, or with two rows where one is drawn (ValueError).
+"""
 
 from itertools import pairwise
 from typing import Any
@@ -42,12 +45,7 @@ def accuracy_against_angle(accuracy: pd.DataFrame) -> Figure:
     Args:
         accuracy: table of `canonical_sweep`. Needed: `task, n_frequencies, angle, seed, accuracy, most_frequent`.
 
-    Returns:
-        A matplotlib `Figure` outside pyplot, with a panel for index and retrieval and one for partial induction, or the
-        one of them that the table has rows for.
-
-    Raises:
-        ValueError: a column is missing, the table has no rows, or an arm is unknown.
+    A panel is for index and retrieval and one for partial induction, or the one of them that the table has rows for.
 
     Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, Figure 2). What it does not establish: an
     interval for the mean. The dots are few, and runs of one seed share weights and prompts over the angles.
@@ -114,9 +112,6 @@ def accuracy_against_position(by_position: pd.DataFrame, *, bin_width: int = 4) 
             n_frequencies, angle, seed, position, n, correct`.
         bin_width: positions in a bin.
 
-    Returns:
-        A matplotlib `Figure` outside pyplot.
-
     Raises:
         ValueError: a column is missing, the table has no rows, an arm is unknown, or bins are narrower than 1.
 
@@ -154,12 +149,6 @@ def accuracy_while_learning(progress: pd.DataFrame) -> Figure:
     Args:
         progress: table of `canonical_sweep`. Needed: `task, n_frequencies, angle, seed, step, n, correct`.
 
-    Returns:
-        A matplotlib `Figure` outside pyplot.
-
-    Raises:
-        ValueError: a column is missing, the table has no rows, or an arm is unknown.
-
     Source: PS, Figure 2, which is over epochs. What it does not establish: where a longer training would end.
     """
     arms = _arms_in(progress, ("task", "n_frequencies", "angle", "seed", "step", "n", "correct"))
@@ -187,12 +176,6 @@ def query_key_paths(trajectories: pd.DataFrame) -> Figure:
     Args:
         trajectories: table of `query_key_trajectories`, of one seed. Needed: `angle, seed, step, kind, token, label, x,
             y`.
-
-    Returns:
-        A matplotlib `Figure` outside pyplot.
-
-    Raises:
-        ValueError: a column is missing, the table has no rows, or it has several seeds.
 
     Source: PS, Figure 3B. What it does not establish: a scale that can be compared between panels. Queries may grow
     while keys shrink without any change of a score.

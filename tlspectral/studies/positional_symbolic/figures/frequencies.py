@@ -1,4 +1,7 @@
-"""Heads frequency by frequency: profiles of all heads, the path of one over the plane, and norms."""
+"""Heads frequency by frequency: profiles of all heads, the path of one over the plane, and norms.
+
+All refuse a table without rows or a needed column, or with two rows where one is drawn (ValueError).
+"""
 
 import numpy as np
 import pandas as pd
@@ -47,9 +50,6 @@ def frequency_grid(frequencies: pd.DataFrame, *, ax: Axes | None = None) -> Figu
     Args:
         frequencies: `layer, head, frequency, s_pos, s_sym` of `positional_symbolic(..., per_frequency=True)`.
         ax: matplotlib Axes to draw into; None makes a new figure.
-
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or a head has several per frequency.
 
     Source: PS, appendix B.5, Figure 5.
 

@@ -1,5 +1,9 @@
-"""Scores of all heads: heat maps, histograms and planes by queried block, scores against columns of the head table."""
+"""Scores of all heads: heat maps, histograms and planes by queried block, scores against columns of the head table.
 
+All refuse a table without rows or a needed column, or with two rows where one is drawn (ValueError).
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,6 +38,7 @@ from tlspectral.plots.style import (
     sequential_colours,
     two_decimals,
 )
+from tlspectral.studies.positional_symbolic.figures.frequencies import frequency_grid
 from tlspectral.tables.required import require
 
 _AGREEMENT = {
@@ -53,9 +58,6 @@ def score_heatmaps(scores: pd.DataFrame) -> Figure:
         scores: table of `positional_symbolic`, one row per head: `layer, head, s_pos, s_sym`. Heads
             with NaN are blank and counted in a note; heads without a row are blank too.
 
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or a head has several.
-
     Source: PS, "Decoupling Positional and Symbolic Attention Behavior", section 3.3, Figure 1B.
 
     What it does not establish: that panels which look like negatives of each other confirm Theorem 1. Peaked attention
@@ -71,9 +73,6 @@ def exclusion_heatmap(scores: pd.DataFrame) -> Figure:
     Args:
         scores: table of `positional_symbolic`, one row per head: `layer, head, exclusion_index`. Heads
             with NaN are blank and counted in a note.
-
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or a head has several.
 
     Source: PS, "Decoupling Positional and Symbolic Attention Behavior", Theorem 1.
 
@@ -118,9 +117,6 @@ def score_histograms(by_query: pd.DataFrame) -> Figure:
         by_query: `layer, head, query, s_pos, s_sym`, with `query` the index of the block that the prompt asks about;
             at most 9 different ones. Rows with NaN are left out and counted.
 
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
-
     Source: PS, appendix B.5, Figure 7 below.
 
     What it does not establish: which heads move. Two equal histograms may hold different heads; `plane_by_query`
@@ -136,9 +132,6 @@ def exclusion_histograms(by_query: pd.DataFrame) -> Figure:
     Args:
         by_query: `layer, head, query, exclusion_index`, at most 9 different queries. Rows with NaN are left out and
             counted.
-
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
 
     Source: PS, Theorem 1, over the queries of appendix B.5.
 
@@ -184,9 +177,6 @@ def score_agreement(joined: pd.DataFrame, statistics: pd.DataFrame | None = None
             left out of it and counted.
         statistics: `score, column, spearman, null_low, null_high, null_pct`; the rows of score "s_pos" give the
             titles. None, or a column without a row, leaves a panel without a title.
-
-    Raises:
-        ValueError: a needed column is missing, or there are no rows.
 
     What it does not establish: that one number causes the other, nor that heads are independent samples. Both may
     depend on the layer, so the dots are coloured by it.
@@ -238,9 +228,6 @@ def plane_by_query(by_query: pd.DataFrame) -> Figure:
         by_query: `layer, head, query, s_pos, s_sym`, with `query` the index of the block that the prompt asks about;
             at most 9 different ones. Rows with NaN are left out and counted.
 
-    Raises:
-        ValueError: a needed column is missing, there are no rows, or there are more than 9 queried blocks.
-
     Source: PS, appendix B.5, Figure 7 above.
 
     What it does not establish: that a head finds the queried block. The scores say how its attention responds to
@@ -288,3 +275,31 @@ def label_outer(panels: list[Axes], across: str, up: str) -> None:
         axes.set_xlabel(across, color=INK, fontsize=10)
     for axes in panels[::3]:
         axes.set_ylabel(up, color=INK, fontsize=10)
+
+
+def task_figures(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None = None) -> dict[str, Figure]:
+    """Return the paper's figures of one task, by name.
+
+    Args:
+        tables: of `positional_symbolic` on a task `heads` and, with `by="query"`, `queries`; where there, `frequencies`
+            (with `per_frequency=True`), and `agreement`, the table of `score_agreement`.
+        heads: table of `analyze_heads` of the same model, against whose columns the scores are drawn; None: they are
+            not.
+
+    Raises:
+        ValueError: as the single figures.
+    """
+    figures = {
+        "heatmaps": score_heatmaps(tables["heads"]),
+        "plane_by_query": plane_by_query(tables["queries"]),
+        "histograms": score_histograms(tables["queries"]),
+        "exclusion_heatmap": exclusion_heatmap(tables["heads"]),
+        "exclusion_histograms": exclusion_histograms(tables["queries"]),
+    }
+    if "frequencies" in tables:
+        figures["frequencies"] = frequency_grid(tables["frequencies"])
+    if heads is not None:
+        columns = ["layer", "head", "rope_imag_frac", "D_head", "prev"]
+        joined = tables["heads"].merge(heads[columns], on=["layer", "head"])
+        figures["agreement"] = score_agreement(joined, statistics=tables.get("agreement"))
+    return figures

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from canonical_preset import SHORT
-from described import assert_described
 
 import tlspectral.studies.positional_symbolic.canonical.sweep as sweep_module
 from tlspectral.errors import IncompatibleCheckpoint
@@ -50,8 +49,6 @@ def test_a_sweep_has_one_row_per_head(sweep):
     columns = ["task", "n_frequencies", "angle", "seed"]
     accuracy, by_position = sweep.accuracy, sweep.by_position
     assert list(accuracy[columns].itertuples(index=False, name=None)) == expected
-    for table in (accuracy, by_position, sweep.progress):
-        assert_described(table)
     assert accuracy["theta"].to_numpy() == pytest.approx(accuracy["angle"].to_numpy() * np.pi / 33)
     assert accuracy["chance"].tolist() == [1 / 16] * 6 + [1 / 32] * 18
     assert set(accuracy["n"]) == {500}
@@ -119,7 +116,6 @@ def test_a_folder_of_another_sweep_is_refused(sweep, folder, change):
 def test_trajectories_are_the_queries_and_keys_of_the_heads():
     table = query_key_trajectories((2.0, 0.5), preset=SHORT, seed=3)
     task = CanonicalTask("index")
-    assert_described(table)
     assert len(table) == 2 * 4 * (32 + 512)
     assert table["step"].unique().tolist() == [0, 5, 10, 12]
     runs = [CanonicalRun((angle * angle_unit(task),), 3) for angle in (0.5, 2.0)]

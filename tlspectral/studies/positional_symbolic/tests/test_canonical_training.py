@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from canonical_preset import SHORT
-from described import assert_described
 
 from tlspectral.studies.positional_symbolic.canonical import (
     PRESETS,
@@ -149,8 +148,6 @@ def test_fixed_frequencies_stay_and_losses_are_means_since_the_row_before():
     training = train_canonical(task, runs, SHORT)
     often = train_canonical(task, runs, replace(SHORT, log_every=1)).history
     assert torch.equal(torch.get_rng_state(), before)
-    assert_described(training.history)
-    assert_described(training.frequencies)
     assert training.frequencies["step"].tolist() == [step for step in (0, 5, 10, 12) for _ in range(4)]
     assert training.frequencies["theta"].tolist() == [0.0, 0.3] * 8
     assert not list(training.model.learned_frequencies)
@@ -205,7 +202,6 @@ def test_accuracy_by_position_counts_right_answers():
     runs = [CanonicalRun((0.3,), seed) for seed in (4, 2)]
     model, batch = CanonicalHeads(task, runs), task.sample(2049, generator(1))  # the last prompt is a piece of its own
     found = accuracy_by_position(model, batch)
-    assert_described(found)
     assert found["n"].tolist() == 2 * torch.bincount(batch.answer_position, minlength=6).tolist()
     assert found["seed"].tolist() == [4] * 6 + [2] * 6
     with torch.no_grad():

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from described import assert_described
 
 import tlspectral as tls
 from tlspectral.algebra.rotary import rotate
@@ -177,7 +176,6 @@ def test_tables_are_sorted_typed_and_say_where_they_come_from():
     table = attention_traces(model, prompt, heads, swaps=[(3, 1), (1, 3)], frequencies=[4, 4, 1])
     norms = frequency_norms(model, prompt, heads)
     for found in (table, norms):
-        assert_described(found)
         assert found.attrs["n_tokens"] == zoo.PROMPT_LENGTH
     assert str(table["frequency"].dtype) == "Int64"
     keys = ["layer", "head", "frequency", "swap_i", "swap_j", "block"]

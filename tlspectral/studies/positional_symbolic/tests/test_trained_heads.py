@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 from canonical_preset import SHORT
-from described import assert_described
 
 import tlspectral.studies.positional_symbolic.canonical.state as state_module
 from tlspectral.errors import IncompatibleCheckpoint
@@ -81,7 +80,6 @@ def written_out(heads, run, batch):
 def test_behaviour_is_that_of_permuted_prompts():
     batch = TASK.sample(5, torch.Generator().manual_seed(3))
     found = head_behaviour(enlarged(), batch)
-    assert_described(found)
     columns = ["s_pos", "s_sym", "exclusion_index", "logit_std"]
     for run in range(2):
         # float64 by two routes: measured 4e-16; s_pos of the two runs differ by .1 and more.
@@ -168,7 +166,6 @@ def test_progress_counts_the_right_answers_of_every_logged_step():
         counts[step] = accuracy_by_position(heads, prompts)["correct"].tolist()
 
     training = train_canonical(TASK, RUNS, SHORT, measured=prompts, observe=observe)
-    assert_described(training.progress)
     assert list(counts) == [0, 5, 10, 12]
     for step, expected in counts.items():
         rows = training.progress[training.progress["step"] == step]
@@ -184,7 +181,6 @@ def test_ends_against_the_middle():
         rows.append(("index", 1, 0.5, seed, position, n, round(n * share)))
     table = pd.DataFrame(rows, columns=["task", "n_frequencies", "angle", "seed", "position", "n", "correct"])
     found = answer_shape(table, edge=2)
-    assert_described(found)
     # Differences 0, .2 and .4: mean .2, standard error .2 / sqrt 3, t of two degrees of freedom 4.303.
     assert found[["mean", "low", "high"]].iloc[0].tolist() == pytest.approx([0.2, -0.2968, 0.6968], abs=1e-4)
     assert found["n"].tolist() == [3]

