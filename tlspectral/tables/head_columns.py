@@ -24,8 +24,8 @@ _NARROW_NULL = {
     "henrici": " henrici's null is very narrow (|z| of 10 to 1000 is usual): read the ratio to the null mean.",
 }
 _NULL = "M with its own singular values and independent random (Haar) left and right frames"
-_NULL_SOURCE = "FP 3 (random-orientation null)"
 _DRAWS = "Over the draws (see df.attrs for how many, and in which dtype)."
+_NULL_SOURCE = "FP 3 (random-orientation null)"
 _SHARED = (
     " With null_blocks='shared' the Monte-Carlo error is common to all heads: claims on a population of z need 'fresh'."
 )
