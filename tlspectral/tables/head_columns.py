@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from tlspectral.tables.schema import Column, Schema, columns_of
+from tlspectral.tables.schema import Column, Schema, columns, columns_of
 
 # fmt: off
 _SHARE = "share"
@@ -24,8 +24,8 @@ _NARROW_NULL = {
     "henrici": " henrici's null is very narrow (|z| of 10 to 1000 is usual): read the ratio to the null mean.",
 }
 _NULL = "M with its own singular values and independent random (Haar) left and right frames"
-_NULL_SOURCE = "FP 3 (random-orientation null)"
 _DRAWS = "Over the draws (see df.attrs for how many, and in which dtype)."
+_NULL_SOURCE = "FP 3 (random-orientation null)"
 _SHARED = (
     " With null_blocks='shared' the Monte-Carlo error is common to all heads: claims on a population of z need 'fresh'."
 )
@@ -112,27 +112,16 @@ HEAD_COLUMNS: tuple[Column, ...] = _ALL[:-2]
 EXTRA_COLUMNS: tuple[Column, ...] = _ALL[-2:]
 """What `analyze_heads(extras=...)` adds."""
 
-_NORM_UNIT = "score x attention scale, per unit of the normalised residual squared"
-FREQUENCY_COLUMNS: tuple[Column, ...] = (
-    *HEAD_COLUMNS[:3],
-    Column("frequency", "Index t of the rotary pair; 0 is the model's first pair.", "index", range="0 .. pairs - 1",
-        source="the model", does_not_establish="Pairs of one index have other angles in other models: compare theta."),
-    Column("theta", "Angle by which the pair rotates per token, as the model's own rotary module has it.", "rad/token",
-        range="0 .. pi, as a rule", source="FP 7", also_known_as="inverse frequency (inv_freq)",
-        does_not_establish="Scalings that multiply the scores (attention_scaling) are not in it."),
-    Column("wavelength", "Tokens per full rotation: 2 pi / theta; inf at theta 0.", "token",
-        range="2 .. inf, as a rule", source="FP 7; Barbero et al. 2025",
-        does_not_establish="A long wavelength does not make a pair position-blind: the angle within the context "
-        "decides."),
-    Column("re_norm", "||Re M_t||: the content of the pair that is even in the offset.", _NORM_UNIT, range="0 .. inf",
-        source="FP 7", does_not_establish="Weights alone: how much of it the inputs use is not in it."),
-    Column("im_norm", "||Im M_t||: the content of the pair that is odd in the offset.", _NORM_UNIT, range="0 .. inf",
-        source="FP 7 (eq. 5)",
-        does_not_establish="Weights alone: how much of it the inputs use is not in it. It acts through sin(offset x "
-        "theta): small for a slow pair."),
-    Column("im_share", "im_norm / (re_norm + im_norm).", _SHARE, range="0 .. 1", source="FP 7",
-        also_known_as="rope_imag_frac of one pair", does_not_establish="Random pairs have about 0.5."),
-)
+FREQUENCY_COLUMNS: tuple[Column, ...] = columns("""
+    layer, head, name
+    frequency  | index                   | Index t of the rotary pair; 0 is the model's first pair.
+    theta      | rad/token               | Angle by which the pair rotates per token, as the model's own rotary module
+               |                         | has it.
+    wavelength | token                   | Tokens per full rotation: 2 pi / theta; inf at theta 0.
+    re_norm    | score x attention scale | ||Re M_t||: the content of the pair that is even in the offset.
+    im_norm    | score x attention scale | ||Im M_t||: the content of the pair that is odd in the offset.
+    im_share   | share                   | im_norm / (re_norm + im_norm).
+""", HEAD_COLUMNS)
 """The columns of `frequency_table`, in their order."""
 
 # d_b is the mean attention of the prompt's last query over the tokens of block b. A swap exchanges blocks i and j;
