@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import pandas as pd
 
-from tlspectral.tables.schema import Column, Schema, columns, columns_of
+from tlspectral.tables.schema import Column, Schema, columns_of
 
 # fmt: off
 _SHARE = "share"
@@ -112,63 +112,13 @@ HEAD_COLUMNS: tuple[Column, ...] = _ALL[:-2]
 EXTRA_COLUMNS: tuple[Column, ...] = _ALL[-2:]
 """What `analyze_heads(extras=...)` adds."""
 
-FREQUENCY_COLUMNS: tuple[Column, ...] = columns("""
-    layer, head, name
-    frequency  | index                   | Index t of the rotary pair; 0 is the model's first pair.
-    theta      | rad/token               | Angle by which the pair rotates per token, as the model's own rotary module
-               |                         | has it.
-    wavelength | token                   | Tokens per full rotation: 2 pi / theta; inf at theta 0.
-    re_norm    | score x attention scale | ||Re M_t||: the content of the pair that is even in the offset.
-    im_norm    | score x attention scale | ||Im M_t||: the content of the pair that is odd in the offset.
-    im_share   | share                   | im_norm / (re_norm + im_norm).
-""", HEAD_COLUMNS)
-"""The columns of `frequency_table`, in their order."""
-
-# d_b is the mean attention of the prompt's last query over the tokens of block b. A swap exchanges blocks i and j;
-# v = (d_i, d_j) before it and v' after it, at the same positions. PS is Urrutia et al., "Decoupling Positional and
-# Symbolic Attention Behavior in Transformers".
-_COSINES = "weighted mean of cosines"
-_ONE_PROMPT = (
-    "It describes one prompt. Whether the model does the task the prompt poses is not in it: look at the answer's "
-    "probability before calling it a mechanism. "
-)
-
-POSITIONAL_COLUMNS: tuple[Column, ...] = (
-    Column("s_pos", "Positional score: sum over swaps of alpha cos(v', v); 1 where attention stays at its positions.",
-        _COSINES, range="0 .. 1", source="PS 3.3, B.3", also_known_as="positional score",
-        does_not_establish=_ONE_PROMPT + "Flat attention has both scores near 1: read it beside logit_std."),
-    Column("s_sym",
-        "Symbolic score: sum over swaps of alpha cos(v', (d_j, d_i)); 1 where attention moves with the blocks.",
-        _COSINES, range="0 .. 1", source="PS 3.3, B.3", also_known_as="symbolic score",
-        does_not_establish=_ONE_PROMPT + "Per swap s_pos^2 + s_sym^2 = 1 + sin 2f sin 2f' with f, f' the "
-        "angles of v and v': a negative correlation of the two scores over heads is largely geometry."),
-    Column("exclusion_index",
-        "sym / (pos + sym) of Theorem 1, over all tokens before the query: 0 where logits depend on the key's "
-        "content alone, 1 where they depend on its position alone.", "share", range="0 .. 1",
-        source="PS 3.2, Theorem 1",
-        does_not_establish="It needs no swaps and no tau, but keys of one pass: what a position adds to a key in "
-        "earlier layers counts as content. Learned absolute positions live there, so such heads have 0."),
-    Column("logit_std", "Standard deviation of the query's logits over the tokens before it.", "logit",
-        range="0 .. inf", source="PS 3.2, Theorem 1", also_known_as="sqrt of Var(lambda)",
-        does_not_establish="Nothing by itself: where it is small attention is flat, and both scores are high for "
-        "that reason."),
-    Column("tau", "Temperature of the weights alpha = softmax(|d_i - d_j| / tau) over swaps. PS gives no value.",
-        "attention", range="0 .. inf", source="PS B.3; the default is this package's: 0.1 of the largest |d_i - d_j|",
-        does_not_establish="Scores at different tau are not comparable: with a large one every swap counts alike."),
-    Column("alpha_ess", "Effective number of swaps behind a score: 1 / sum of alpha^2.", "swaps", range="1 .. swaps",
-        also_known_as="effective sample size", does_not_establish="Near 1 the score is that of one swap."),
-)
-"""What `positional_symbolic` adds to `layer`, `head`, `name` and `frequency`."""
-
-
-
 HEAD = HEAD_COLUMNS[:3]
 """Layer, head and name: what a table about heads begins with."""
 
 COLUMNS: Mapping[str, Column] = MappingProxyType(
-    {column.name: column for column in (*HEAD_COLUMNS, *EXTRA_COLUMNS, *FREQUENCY_COLUMNS, *POSITIONAL_COLUMNS)}
+    {column.name: column for column in (*HEAD_COLUMNS, *EXTRA_COLUMNS)}
 )
-"""Every documented column by its name."""
+"""The columns of the head table and its extras by their names."""
 
 
 ANALYZE_HEADS = Schema("analyze_heads",
@@ -180,12 +130,12 @@ def describe_columns(table: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return the documentation of columns as a table, one row per column.
 
     Args:
-        table: a frame made or read by this package, such as one of `join`; None is all columns of heads.
+        table: a frame made or read by this package, such as one of `join`; None is the head table.
 
     Returns:
         DataFrame with string columns `name, meaning, unit, range, source, also_known_as, does_not_establish`: those of
         the table in their order, empty for a column that is not documented; without a table the head table's columns
-        in their order, then its extras, then what is new in `frequency_table` and in `positional_symbolic`.
+        in their order, then its extras.
     """
     if table is None:
         return pd.DataFrame([column.texts() for column in COLUMNS.values()])
