@@ -336,7 +336,7 @@ print(*{{m.__file__ for m in sys.modules.values() if str(getattr(m, "__file__", 
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = [Path(file) for file in done.stdout.split()]
-    assert PACKAGE / "spectra.py" in loaded
+    assert PACKAGE / "algebra" / "spectra.py" in loaded
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in loaded) < MOST_LOADED_LINES
 
 
