@@ -108,9 +108,9 @@ def compare_heads(
             fingerprint study's `weight_noise_band`.
 
     Returns:
-        DataFrame, one row per head, the most changed first. Columns: `layer, head, name, change_rank, behaviour_of,
-        behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`; then for every column of
-        `COMPARED_COLUMNS` `<column>_a, <column>_b, <column>_diff` and, where a noise is known, `<column>_band,
+        DataFrame, one row per head, the most changed first. It begins with `layer, head, name, change_rank,
+        behaviour_of, behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`; for every column
+        of `COMPARED_COLUMNS` follow `<column>_a, <column>_b, <column>_diff` and, where a noise is known, `<column>_band,
         <column>_outside`. Of the two families (`RANKED_COLUMNS`: behaviour in attention, spectrum in shares) a
         difference counts if it exceeds its band and is at least `CHANGE_FLOOR`, 0.02: without noise tables the spectrum
         is `dir_frac`, `D_head` and `henrici`. `attrs["bands"]` says which noise a band is of, `attrs["a"]` and
