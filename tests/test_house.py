@@ -155,14 +155,14 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 # How much there is, at most. A bound goes down with what it counts; raising one is a decision of its own, with its
 # reason in the change.
 BUDGET = {
-    "lines of the core": 28_627,
+    "lines of the core": 28_555,
     "lines of the studies": 15_491,
-    "lines of the tests": 37_904,
-    "tokens of the core": 185_204,
-    "functions and classes of the core": 1_602,
+    "lines of the tests": 37_901,
+    "tokens of the core": 184_812,
+    "functions and classes of the core": 1_599,
     "public names": 28,
     "arguments of public names": 168,
-    "arguments of public functions of the core": 1_898,
+    "arguments of public functions of the core": 1_890,
     "imports of other rooms in the core": 338,
 }
 WRITTEN = {".py", ".js", ".css", ".html", ".toml"}  # what a person wrote and reads

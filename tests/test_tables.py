@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from tlspectral.tables import (
     COLUMNS,
     EXTRA_COLUMNS,
-    FREQUENCY_COLUMNS,
     HEAD_COLUMNS,
     describe_columns,
     every_schema,
@@ -71,14 +70,12 @@ def test_head_columns_are_the_documented_ones_in_order():
     expected = f"{first} {second} {null} {rest} copying positivity D_head_pct".split()
     assert [column.name for column in HEAD_COLUMNS] == expected
     assert [column.name for column in EXTRA_COLUMNS] == ["score_asym", "position_share"]
-    frequency = ["layer", "head", "name", "frequency", "theta", "wavelength", "re_norm", "im_norm", "im_share"]
-    assert [column.name for column in FREQUENCY_COLUMNS] == frequency
 
 
 def test_describe_columns_has_one_row_per_column():
     described = describe_columns()
     assert list(described["name"]) == list(COLUMNS)
-    assert described.loc[described["name"] == "theta", "unit"].item() == "rad/token"
+    assert described.loc[described["name"] == "freq_centroid", "unit"].item() == "rad/token"
 
 
 # Round trips

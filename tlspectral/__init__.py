@@ -114,21 +114,11 @@ __all__ = [
 ]
 
 
-def _is_spectral(given: Any) -> bool:
-    """Return whether a folder or an object holds spectral parameters."""
-    if isinstance(given, Path):
-        return (given / "spectral_config.json").is_file()
-    return hasattr(given, "spectral_parameters")
-
-
-def _load_spectral(given: Any, **options: Any) -> Any:
-    """Return the TransformerLens model of what `_is_spectral` claims; what rotates is imported here."""
-    from tlspectral.spectral_rope.loading import load_claimed
-
-    return load_claimed(given, **options)
-
-
-LOADERS["spectral"] = Loader(_is_spectral, _load_spectral)
+# Of what stands above `models` a loader is known by what it claims, and imported when it loads.
+LOADERS["spectral"] = Loader(
+    lambda at: (at / "spectral_config.json").is_file() if isinstance(at, Path) else hasattr(at, "spectral_parameters"),
+    lambda given, **options: import_module("tlspectral.spectral_rope.loading").load_claimed(given, **options),
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -108,14 +108,14 @@ def compare_heads(
             fingerprint study's `weight_noise_band`.
 
     Returns:
-        DataFrame, one row per head, the most changed first. Columns: `layer, head, name, change_rank, behaviour_of,
-        behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`; then for every column of
-        `COMPARED_COLUMNS` `<column>_a, <column>_b, <column>_diff` and, where a noise is known, `<column>_band,
-        <column>_outside`. Of the two families (`RANKED_COLUMNS`: behaviour in attention, spectrum in shares) a
-        difference counts if it exceeds its band and is at least `CHANGE_FLOOR`, 0.02: without noise tables the spectrum
-        is `dir_frac`, `D_head` and `henrici`. `attrs["bands"]` says which noise a band is of, `attrs["a"]` and
-        `attrs["b"]` name the models, `attrs["settings"]` how they were measured, `attrs["left_out"]` the columns, each
-        with the reason, and the number of heads of each table.
+        DataFrame, one row per head, the most changed first. It begins with `layer, head, name, change_rank,
+        behaviour_of, behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`; for every column
+        of `COMPARED_COLUMNS` follow `<column>_a, <column>_b, <column>_diff` and, where a noise is known,
+        `<column>_band, <column>_outside`. Of the two families (`RANKED_COLUMNS`: behaviour in attention, spectrum in
+        shares) a difference counts if it exceeds its band and is at least `CHANGE_FLOOR`, 0.02: without noise tables
+        the spectrum is `dir_frac`, `D_head` and `henrici`. `attrs["bands"]` says which noise a band is of, `attrs["a"]`
+        and `attrs["b"]` name the models, `attrs["settings"]` how they were measured, `attrs["left_out"]` the columns,
+        each with the reason, and the number of heads of each table.
 
     The floor is there because a band says only what noise explains. Attention on random sequences is known to 1e-5, so
     that nearly every difference exceeds its band; the null of `dir_frac` is as narrow. Of a spectrum 0.02 is what

@@ -9,10 +9,25 @@ import torch
 from tlspectral.algebra.rotary import phase_norms
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
-from tlspectral.tables import FREQUENCY_COLUMNS, stacked
-from tlspectral.tables.schema import Schema
+from tlspectral.tables import stacked
+from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.schema import Schema, columns
 
-FREQUENCY_TABLE = Schema("frequency_table", FREQUENCY_COLUMNS, "`tls.frequency_table`")
+FREQUENCY_TABLE = Schema(
+    "frequency_table",
+    (
+        *HEAD,
+        *columns("""
+            frequency  | index                   | Index t of the rotary pair; 0 is the model's first pair.
+            theta      | rad/token               | Angle by which the pair rotates per token, as the model has it.
+            wavelength | token                   | Tokens per full rotation: 2 pi / theta; inf at theta 0.
+            re_norm    | score x attention scale | ||Re M_t||: the content of the pair that is even in the offset.
+            im_norm    | score x attention scale | ||Im M_t||: the content of the pair that is odd in the offset.
+            im_share   | share                   | im_norm / (re_norm + im_norm).
+        """),
+    ),
+    "`tls.frequency_table`",
+)
 
 
 def frequency_table(model: Any) -> pd.DataFrame:

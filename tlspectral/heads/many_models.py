@@ -110,8 +110,8 @@ def analyze_models(
         seed: as for `analyze_heads`.
 
     Returns:
-        DataFrame with a row per model that failed, in the order of `models`. Columns: `model, error, message,
-        raised_in`. Its `attrs["models"]` are all models of this call.
+        DataFrame with a row per model that failed, in the order of `models`. Columns of `analyze_models.failures`:
+        `model, error, message, raised_in`. Its `attrs["models"]` are all models of this call.
 
     Raises:
         IncompatibleCheckpoint: `folder` was made with other settings, or holds other files.

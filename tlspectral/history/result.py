@@ -19,11 +19,12 @@ Head = tuple[int, int]
 PERCENTILES = ("prev", "rope_imag_frac", "dir_frac")
 """Columns of which a history holds the percentile within the model, as `<column>_pct`, as the head table of D_head."""
 
-CHECKPOINT_STEP, N_HEADS, ICL_SCORE = columns("""
+CHECKPOINT_STEP, N_HEADS, ICL_SCORE, FREQUENCY = columns("""
     step      | step          | Training step of the checkpoint; where checkpoints have names instead, the name.
     n_heads   | count         | Heads of the model.
     icl_score | nat per token | Loss on the second copy of repeated random segments less that on the first. NaN without
               |               | detectors.
+    frequency | index         | Rotary pair, 0 being the model's first.
 """)
 
 
@@ -83,7 +84,7 @@ _TABLES = {
         ),
     ),
     "positional": (", with `blocks=`", (*HEAD, *SCORE_COLUMNS)),
-    "frequencies": (", with `blocks=`", (*HEAD, COLUMNS["frequency"], *SCORE_COLUMNS)),
+    "frequencies": (", with `blocks=`", (*HEAD, FREQUENCY, *SCORE_COLUMNS)),
 }
 HEAD_HISTORY = {
     name: Schema(f"head_history.{name}", (CHECKPOINT_STEP, *of_table), f"`tls.head_history`: `.{name}`{also}")
@@ -98,12 +99,13 @@ class HeadHistory:
     Attributes:
         heads: `step`, the columns of `analyze_heads`, and `prev_pct, rope_imag_frac_pct, dir_frac_pct` beside its
             `D_head_pct`: percentiles within the model of that step, rank / n.
-        summary: a row per step. Columns: `step, n_heads, icl_score, icl_score_se, first_copy_loss, second_copy_loss,
-            value, value_se, D_head_median, D_head_null_low, D_head_null_median, D_head_null_high, dir_frac_median,
-            dir_frac_null_low, dir_frac_null_median, dir_frac_null_high, rope_imag_frac_median,
-            rope_imag_frac_null_median`.
-        composition: `k_composition` of each step and pair of heads; no rows without pairs. Columns: `step,
-            sender_layer, sender_head, receiver_layer, receiver_head, score, chance, rank`.
+        summary: a row per step. Columns of `head_history.summary`: `step, n_heads, icl_score, icl_score_se,
+            first_copy_loss, second_copy_loss, value, value_se, D_head_median, D_head_null_low, D_head_null_median,
+            D_head_null_high, dir_frac_median, dir_frac_null_low, dir_frac_null_median, dir_frac_null_high,
+            rope_imag_frac_median, rope_imag_frac_null_median`.
+        composition: `k_composition` of each step and pair of heads; no rows without pairs. Columns of
+            `head_history.composition`: `step, sender_layer, sender_head, receiver_layer, receiver_head, score, chance,
+            rank`.
         positional: per step the table of `positional_symbolic(mode="key")` on the history's `blocks`; None without.
         frequencies: the same per rotary frequency; None without, and for models without rotary positions.
     """

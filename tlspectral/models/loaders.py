@@ -1,7 +1,4 @@
-"""Loaders of models that stand on a higher floor than `loading`: each is registered by the face of the package.
-
-This module imports nothing, so that a loader is known before anything heavy is imported.
-"""
+"""Loaders that stand on a higher floor than `loading`. The face of the package registers them: this imports nothing."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

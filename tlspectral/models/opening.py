@@ -21,7 +21,6 @@ def open_layers(model: Any, *, load: bool = False) -> "AttentionView | Checkpoin
     if isinstance(model, Source) or (named and not load):
         from tlspectral.models.checkpoints import opened_files  # a model in memory does not load what reads files
 
-        layers = opened_files(model)
-        if layers is not None:
+        if (layers := opened_files(model)) is not None:
             return layers
     return attention_view(load_model(model) if named else model)

@@ -79,8 +79,8 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
         seed: of the draws, as in `positional_symbolic`.
 
     Returns:
-        DataFrame, a row per prompt. Columns: `draw, query, answer, probability, rank, relative_probability, chance`.
-        The model's accuracy is `(rank == 1).mean()`.
+        DataFrame, a row per prompt. Columns of `block_answers`: `draw, query, answer, probability, rank,
+        relative_probability, chance`. The model's accuracy is `(rank == 1).mean()`.
 
     Raises:
         ValueError: as `BlockPrompt.tokenized`, a tokenizer that joins the prompt's end with the answer, or answers that

@@ -135,18 +135,18 @@ def last_loss(view: AttentionView, tokens: Int[Tensor, "pos"]) -> float:
     return float(torch.nn.functional.cross_entropy(logits.cpu().double(), tokens[first:].cpu()))
 
 
-def draw_parts(
-    drawn: DrawnPrompts, mode: Mode, per_frequency: bool, how: dict[str, Any], folder: PartFolder | None
-) -> list[WorkPart]:
+def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: PartFolder | None) -> list[WorkPart]:
     """The parts of one draw: the unchanged prompts, then, where words swap, some swaps at a time.
 
     Parts with frequencies hold the heads too, and serve for these where the folder has them. Each part is made of an
-    `AttentionView`, so that a worker is sent the model once. `how` are other settings of `BlockReading`.
+    `AttentionView`, so that a worker is sent the model once. `how` are the settings of `BlockReading`.
     """
-    wide, swaps = f"{mode}_frequencies_{drawn.name}", drawn.every_swap
-    per_frequency |= folder is not None and (folder.path / f"{wide}.parquet").exists()
-    name = wide if per_frequency else f"{mode}_{drawn.name}"
-    reading = partial(BlockReading, prompts=drawn.prompts, swaps=swaps, mode=mode, per_frequency=per_frequency, **how)
+    mode, swaps = how["mode"], drawn.every_swap
+    wide = f"{mode}_frequencies_{drawn.name}"
+    if folder is not None and (folder.path / f"{wide}.parquet").exists():
+        how = {**how, "per_frequency": True}
+    name = wide if how["per_frequency"] else f"{mode}_{drawn.name}"
+    reading = partial(BlockReading, prompts=drawn.prompts, swaps=swaps, **how)
     at_once = _SWAPS_IN_A_PART if drawn.draw is not None else len(swaps)
     parts = [WorkPart(name, partial(_intact_part, drawn, reading))]
     for start in range(0, len(swaps) if mode == "prompt" else 0, at_once):

@@ -200,8 +200,8 @@ def positional_symbolic(
         score=partial(last_loss, view, drawn[0].prompts[0].tokens()),
         n_jobs=n_jobs,
     )
-    how = {"logit_scale": logit_scale, "heads": chosen}
-    of_draws = [draw_parts(one, mode, per_frequency, how, measurement.kept) for one in drawn]
+    how = {"mode": mode, "per_frequency": per_frequency, "logit_scale": logit_scale, "heads": chosen}
+    of_draws = [draw_parts(one, how, measurement.kept) for one in drawn]
     made = measurement.made(
         [part for parts in of_draws for part in parts],
         description="positional",

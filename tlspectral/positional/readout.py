@@ -152,17 +152,17 @@ ContextKeys = dict[tuple[int, str], Tensor]
 
 def context_hooks(view: AttentionView, held: ContextKeys) -> list[Hook]:
     """Hooks that record a pass over contexts in `held`, for passes that read only the suffixes."""
-
-    def hold(layer: int, point: str, activation: Tensor, hook: Any) -> None:
-        one = activation.detach() if point == "key" else _one_row(activation)
-        held[layer, point] = one.clone()  # keys may be a view into queries, keys and values of all positions
-
     return [
-        (name, partial(hold, layer, point))
+        (name, partial(_hold_context, held, layer, point))
         for layer in range(view.n_layers)
         for point, name in view.hook_names(layer).items()
         if point in ("key", "cos", "sin")
     ]
+
+
+def _hold_context(held: ContextKeys, layer: int, point: str, activation: Tensor, hook: Any) -> None:
+    one = activation.detach() if point == "key" else _one_row(activation)
+    held[layer, point] = one.clone()  # keys may be a view into queries, keys and values of all positions
 
 
 Reduce = Callable[[int, int, LastQuery, Tensor], None]

@@ -28,7 +28,6 @@ from tlspectral.tables.parquet import naming_file
 from tlspectral.tables.required import require
 
 _NEEDED = ("layer", "head", "dir_frac", "D_head")
-_FRAME_HEIGHT = 800  # pixels
 
 
 class Page(str):
@@ -37,7 +36,7 @@ class Page(str):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        style = f"width: 100%; height: {_FRAME_HEIGHT}px; border: 0"
+        style = "width: 100%; height: 800px; border: 0"
         return f'<iframe title="report" style="{style}" srcdoc="{escape(self)}"></iframe>'
 
 

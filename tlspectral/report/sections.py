@@ -36,7 +36,6 @@ _PROVENANCE = (
     ("versions", "Versions"),
 )
 _NO_LIMIT = (None, "rotary_valid_up_to")
-_SAID_ELSEWHERE = {"columns"}
 _MOST_DRAWN = 24  # kernels
 
 
@@ -180,7 +179,7 @@ def statuses(heads: pd.DataFrame) -> str:
 def provenance(attrs: Mapping[Any, Any]) -> str:
     """Provenance of the table, from its attrs."""
     known = [(title, attrs[key]) for key, title in _PROVENANCE if key in attrs and (attrs[key], key) != _NO_LIMIT]
-    shown = {key for key, _ in _PROVENANCE} | _SAID_ELSEWHERE
+    shown = {key for key, _ in _PROVENANCE} | {"columns"}
     rest = [(str(key), value) for key, value in attrs.items() if key not in shown]
     entries = known + rest or [("Provenance", None)]
     return "".join(f"<div><dt>{escape(title)}</dt><dd>{_said(value)}</dd></div>" for title, value in entries)
@@ -206,8 +205,7 @@ def column_meanings(heads: pd.DataFrame) -> str:
         column = known.get(str(name))
         label = f'<th scope="row"><code>{escape(str(name))}</code></th>'
         if column is None:
-            unknown = "Not a column of tlspectral: added by whoever made the table."
-            rows.append(f'<tr>{label}<td colspan="4">{unknown}</td></tr>')
+            rows.append(f'<tr>{label}<td colspan="4">Not a column of tlspectral: its maker added it.</td></tr>')
             continue
         cells = (
             f"{column.label}: {column.meaning}" if column.label else column.meaning,

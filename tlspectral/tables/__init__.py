@@ -8,9 +8,7 @@ from tlspectral.lazy import lazy_names
 from tlspectral.tables.head_columns import (
     COLUMNS,
     EXTRA_COLUMNS,
-    FREQUENCY_COLUMNS,
     HEAD_COLUMNS,
-    POSITIONAL_COLUMNS,
     describe_columns,
 )
 from tlspectral.tables.schema import Column, Schema
@@ -27,9 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "EXTRA_COLUMNS",
-    "FREQUENCY_COLUMNS",
     "HEAD_COLUMNS",
-    "POSITIONAL_COLUMNS",
     "Column",
     "PartFailure",
     "PartFolder",

@@ -15,8 +15,7 @@ from tlspectral.tables.schema import Schema, known_schemas
 
 def every_schema() -> dict[str, Schema]:
     """Return the schemas of all tables that the package documents, by name, in the order of its modules."""
-    for _ in _modules():
-        pass
+    list(_modules())
     return known_schemas()
 
 

@@ -24,8 +24,8 @@ _NARROW_NULL = {
     "henrici": " henrici's null is very narrow (|z| of 10 to 1000 is usual): read the ratio to the null mean.",
 }
 _NULL = "M with its own singular values and independent random (Haar) left and right frames"
-_NULL_SOURCE = "FP 3 (random-orientation null)"
 _DRAWS = "Over the draws (see df.attrs for how many, and in which dtype)."
+_NULL_SOURCE = "FP 3 (random-orientation null)"
 _SHARED = (
     " With null_blocks='shared' the Monte-Carlo error is common to all heads: claims on a population of z need 'fresh'."
 )
@@ -112,74 +112,13 @@ HEAD_COLUMNS: tuple[Column, ...] = _ALL[:-2]
 EXTRA_COLUMNS: tuple[Column, ...] = _ALL[-2:]
 """What `analyze_heads(extras=...)` adds."""
 
-_NORM_UNIT = "score x attention scale, per unit of the normalised residual squared"
-FREQUENCY_COLUMNS: tuple[Column, ...] = (
-    *HEAD_COLUMNS[:3],
-    Column("frequency", "Index t of the rotary pair; 0 is the model's first pair.", "index", range="0 .. pairs - 1",
-        source="the model", does_not_establish="Pairs of one index have other angles in other models: compare theta."),
-    Column("theta", "Angle by which the pair rotates per token, as the model's own rotary module has it.", "rad/token",
-        range="0 .. pi, as a rule", source="FP 7", also_known_as="inverse frequency (inv_freq)",
-        does_not_establish="Scalings that multiply the scores (attention_scaling) are not in it."),
-    Column("wavelength", "Tokens per full rotation: 2 pi / theta; inf at theta 0.", "token",
-        range="2 .. inf, as a rule", source="FP 7; Barbero et al. 2025",
-        does_not_establish="A long wavelength does not make a pair position-blind: the angle within the context "
-        "decides."),
-    Column("re_norm", "||Re M_t||: the content of the pair that is even in the offset.", _NORM_UNIT, range="0 .. inf",
-        source="FP 7", does_not_establish="Weights alone: how much of it the inputs use is not in it."),
-    Column("im_norm", "||Im M_t||: the content of the pair that is odd in the offset.", _NORM_UNIT, range="0 .. inf",
-        source="FP 7 (eq. 5)",
-        does_not_establish="Weights alone: how much of it the inputs use is not in it. It acts through sin(offset x "
-        "theta): small for a slow pair."),
-    Column("im_share", "im_norm / (re_norm + im_norm).", _SHARE, range="0 .. 1", source="FP 7",
-        also_known_as="rope_imag_frac of one pair", does_not_establish="Random pairs have about 0.5."),
-)
-"""The columns of `frequency_table`, in their order."""
-
-# d_b is the mean attention of the prompt's last query over the tokens of block b. A swap exchanges blocks i and j;
-# v = (d_i, d_j) before it and v' after it, at the same positions. PS is Urrutia et al., "Decoupling Positional and
-# Symbolic Attention Behavior in Transformers".
-_COSINES = "weighted mean of cosines"
-_ONE_PROMPT = (
-    "It describes one prompt. Whether the model does the task the prompt poses is not in it: look at the answer's "
-    "probability before calling it a mechanism. "
-)
-
-POSITIONAL_COLUMNS: tuple[Column, ...] = (
-    Column("s_pos", "Positional score: sum over swaps of alpha cos(v', v); 1 where attention stays at its positions.",
-        _COSINES, range="0 .. 1", source="PS 3.3, B.3", also_known_as="positional score",
-        does_not_establish=_ONE_PROMPT + "Flat attention has both scores near 1: read it beside logit_std."),
-    Column("s_sym",
-        "Symbolic score: sum over swaps of alpha cos(v', (d_j, d_i)); 1 where attention moves with the blocks.",
-        _COSINES, range="0 .. 1", source="PS 3.3, B.3", also_known_as="symbolic score",
-        does_not_establish=_ONE_PROMPT + "Per swap s_pos^2 + s_sym^2 = 1 + sin 2f sin 2f' with f, f' the "
-        "angles of v and v': a negative correlation of the two scores over heads is largely geometry."),
-    Column("exclusion_index",
-        "sym / (pos + sym) of Theorem 1, over all tokens before the query: 0 where logits depend on the key's "
-        "content alone, 1 where they depend on its position alone.", "share", range="0 .. 1",
-        source="PS 3.2, Theorem 1",
-        does_not_establish="It needs no swaps and no tau, but keys of one pass: what a position adds to a key in "
-        "earlier layers counts as content. Learned absolute positions live there, so such heads have 0."),
-    Column("logit_std", "Standard deviation of the query's logits over the tokens before it.", "logit",
-        range="0 .. inf", source="PS 3.2, Theorem 1", also_known_as="sqrt of Var(lambda)",
-        does_not_establish="Nothing by itself: where it is small attention is flat, and both scores are high for "
-        "that reason."),
-    Column("tau", "Temperature of the weights alpha = softmax(|d_i - d_j| / tau) over swaps. PS gives no value.",
-        "attention", range="0 .. inf", source="PS B.3; the default is this package's: 0.1 of the largest |d_i - d_j|",
-        does_not_establish="Scores at different tau are not comparable: with a large one every swap counts alike."),
-    Column("alpha_ess", "Effective number of swaps behind a score: 1 / sum of alpha^2.", "swaps", range="1 .. swaps",
-        also_known_as="effective sample size", does_not_establish="Near 1 the score is that of one swap."),
-)
-"""What `positional_symbolic` adds to `layer`, `head`, `name` and `frequency`."""
-
-
-
 HEAD = HEAD_COLUMNS[:3]
 """Layer, head and name: what a table about heads begins with."""
 
 COLUMNS: Mapping[str, Column] = MappingProxyType(
-    {column.name: column for column in (*HEAD_COLUMNS, *EXTRA_COLUMNS, *FREQUENCY_COLUMNS, *POSITIONAL_COLUMNS)}
+    {column.name: column for column in (*HEAD_COLUMNS, *EXTRA_COLUMNS)}
 )
-"""Every documented column by its name."""
+"""The columns of the head table and its extras by their names."""
 
 
 ANALYZE_HEADS = Schema("analyze_heads",
@@ -191,12 +130,12 @@ def describe_columns(table: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return the documentation of columns as a table, one row per column.
 
     Args:
-        table: a frame made or read by this package, such as one of `join`; None is all columns of heads.
+        table: a frame made or read by this package, such as one of `join`; None is the head table.
 
     Returns:
         DataFrame with string columns `name, meaning, unit, range, source, also_known_as, does_not_establish`: those of
         the table in their order, empty for a column that is not documented; without a table the head table's columns
-        in their order, then its extras, then what is new in `frequency_table` and in `positional_symbolic`.
+        in their order, then its extras.
     """
     if table is None:
         return pd.DataFrame([column.texts() for column in COLUMNS.values()])

@@ -16,7 +16,6 @@ from tlspectral.models.attention import AttentionLayer, require_even_scale
 from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.run_scores import require_own_pattern, row_scores, visible_keys
-from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, layer_reads
 from tlspectral.selection import head_name
 from tlspectral.tasks import ScoredSequences, replayed_values
@@ -128,11 +127,13 @@ class Replayed:
         view, layer = self.intact.view, receiver.layer.layer
         point = view.hook_names(layer)[INPUT_POINTS[receiver.what]]
         jobs = [(head, sender) for head in heads for sender in range(len(change))]
-
-        def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
-            return [(point, _edit(receiver, jobs[chunk], change[:, batch]))]
-
-        values = replayed_values(self.intact, self.sequences, layer, len(jobs), hooks_of)
+        values = replayed_values(
+            self.intact,
+            self.sequences,
+            layer,
+            len(jobs),
+            lambda chunk, batch: [(point, _edit(receiver, jobs[chunk], change[:, batch]))],
+        )
         return values.view(len(heads), len(change), -1).numpy() - self.values
 
 

@@ -10,8 +10,6 @@ from tlspectral.models.loading.source import TINY, tiny_source
 
 __all__ = ["load_model"]
 
-_BACKENDS = ("auto", "bridge", "hooked")
-
 
 def load_model(
     name: str | os.PathLike[str] | Any,
@@ -68,8 +66,8 @@ def load_model(
         BadWeights: Quantised, incomplete, unreadable, NaN or, in the tiny models, changed weights; weights that
             config.json does not ask for in a part of the model; or an adapter that does not fit its base.
     """
-    if backend not in _BACKENDS:
-        raise ValueError(f"backend={backend!r} is none of {', '.join(map(repr, _BACKENDS))}.")
+    if backend not in ("auto", "bridge", "hooked"):
+        raise ValueError(f"backend={backend!r} is none of 'auto', 'bridge', 'hooked'.")
     float_type = None if dtype is None else _float_type(dtype)
     on_device = None if device is None else usable_device(device)
     if backend == "hooked":

@@ -43,7 +43,7 @@ def read_packaged(name: str, folder: Path | None = None) -> tuple[dict[str, Any]
     """
     from safetensors.torch import load
 
-    folder = models_folder() if folder is None else folder
+    folder = folder or models_folder()
     record = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     data = (folder / f"{name}.safetensors").read_bytes()
     digest = hashlib.sha256(data).hexdigest()
@@ -104,18 +104,15 @@ def hooked_from_weights(
 
     Arguments as of `bridge_from_weights`. Raises ImportError on TransformerLens 4.
     """
-    hooked_class = hooked_transformer_class()
     shape = {**_native_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
     if config["positional_embedding_type"] == "rotary":
         # Without these fields HookedTransformer pairs columns half a head apart.
         shape |= {"rotary_dim": config["d_head"], "rotary_adjacent_pairs": config.get("rotary_adjacent_pairs", True)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
-        hooked = hooked_class(shape)
-        no_bias = torch.zeros(config["d_vocab"])  # the norm's bias is folded into it
-        hooked.load_and_process_state_dict(
-            {"unembed.b_U": no_bias.to(dtype), **{name: value.to(dtype) for name, value in weights.items()}}, **FOLDED
-        )
+        hooked = hooked_transformer_class()(shape)
+        whole = {"unembed.b_U": torch.zeros(config["d_vocab"]), **weights}  # the norm's bias is folded into it
+        hooked.load_and_process_state_dict({name: value.to(dtype) for name, value in whole.items()}, **FOLDED)
     return hooked.eval()
 
 
@@ -140,7 +137,6 @@ _NATIVE_NAMES = {
     "unembed.W_U": "unembed.weight",
     "unembed.b_U": "unembed.bias",
 }
-_NORM_PARAMETERS = {"w": "weight", "b": "bias"}
 
 
 def _native_parameter(name: str, value: Tensor) -> tuple[str, Tensor]:
@@ -149,7 +145,7 @@ def _native_parameter(name: str, value: Tensor) -> tuple[str, Tensor]:
         return _NATIVE_NAMES[name], value.T if name == "unembed.W_U" else value
     module, parameter = name.rsplit(".", 1)
     if not module.endswith(".attn"):
-        return f"{module}.{_NORM_PARAMETERS[parameter]}", value
+        return f"{module}.{'weight' if parameter == 'w' else 'bias'}", value
     kind, role = parameter.split("_")
     if kind == "W":  # W_Q, W_K, W_V [heads, d_model, d_head]; W_O [heads, d_head, d_model]
         value = value.flatten(0, 1).T if role == "O" else value.mT.flatten(0, 1)
