@@ -351,7 +351,7 @@ def test_public_names_are_sorted_importable_and_documented():
 
 
 IN_ROOMS = {
-    "hooks": ("band_effects", "summarize_sweep"),
+    "hooks": ("band_effects", "check_hook", "summarize_sweep"),
     "heads": ("copying_scores", "qk_penalty"),
     "parts": ("Band", "Content", "Interaction", "LongRange", "Output", "Position", "RopePhase", "Symmetric"),
     "spectral_rope": ("SpectralRoPE",),

@@ -98,7 +98,7 @@ def swept(folder, part="symmetric", model=None, **options):
     return {"sweep": tls.ablation_sweep(model, part, folder=folder, **options)}
 
 
-def edges(folder, model=None, receivers=("L1H0.k", "L1H1.k"), **options):
+def edges(folder, model=None, receivers=("L1H0.k", "L1H1.k"), n_jobs=1, **options):
     model = shared("bridge", "gemma2") if model is None else model
     options = {
         "task": repeated(),
@@ -108,7 +108,8 @@ def edges(folder, model=None, receivers=("L1H0.k", "L1H1.k"), **options):
         **options,
     }
     options.setdefault("measure", "ind")
-    return {"edges": tls.edge_effects(model, [*receivers, "L2H1.k"], folder=folder, **options)}
+    with joblib.parallel_config(n_jobs=n_jobs):
+        return {"edges": tls.edge_effects(model, [*receivers, "L2H1.k"], folder=folder, **options)}
 
 
 def scored(folder, model=None, kind=Marks, swapped=4, queries=2, draws=2, **options):

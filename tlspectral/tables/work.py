@@ -268,8 +268,8 @@ def backend_configured() -> bool:
 
 def configured_jobs() -> int:
     """Return the workers that the caller configured by `joblib.parallel_config`, 1 where none are."""
-    jobs: Any = joblib.parallel.get_active_backend()[1] if backend_configured() else 1
-    return jobs
+    jobs: Any = joblib.parallel.get_active_backend()[1]
+    return 1 if jobs is None else jobs
 
 
 def _parallel(n_jobs: int) -> Any:
