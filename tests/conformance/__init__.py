@@ -5,6 +5,7 @@ that is imported here, with a plain recomputation beside it.
 """
 
 from . import (  # noqa: F401 - asked in this order
+    circuits,
     edges,
     edits,
     penalties,

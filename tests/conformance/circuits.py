@@ -1,0 +1,30 @@
+"""Circuits: both ends are plain runs, and a single cut edge is its circuit."""
+
+import numpy as np
+import torch
+
+import tlspectral as tls
+from tlspectral.hooks.circuits.pairs import pairs_of
+from tlspectral.hooks.circuits.single_cuts import single_cuts
+
+from .rows import asked
+
+
+@asked(every=3, forms=True)
+def all_edges_are_the_clean_run_none_the_counterfactual_one_and_a_cut_edge_its_circuit(row):
+    stream = torch.Generator().manual_seed(0)
+    clean = torch.randint(5, 90, (3, 11), generator=stream)
+    other = clean.clone()
+    other[:, 4] = (other[:, 4] - 4) % 85 + 5
+    task = tls.logit_difference(clean, [7, 8, 9], [10, 11, 12], counterfactual=other)
+    pairs = pairs_of(row.model, task)
+    possible, (intact, none) = pairs.graph.possible, pairs.plain_scores()
+    edges = np.argwhere(possible)
+    edges = edges[np.random.default_rng(1).permutation(len(edges))[:6]]
+    without = np.repeat(possible[None], len(edges), axis=0)
+    without[range(len(edges)), edges[:, 0], edges[:, 1]] = False
+    found = pairs.scores([possible, np.zeros_like(possible), *without])
+    # In float32, scores of 0.1 to 1 that differ by hundredths: 0 and 5e-7 measured.
+    np.testing.assert_allclose(found[:2], [intact, none], atol=1e-5)
+    assert np.abs(intact - none).max() > 1e-3
+    np.testing.assert_allclose(single_cuts(pairs, edges), found[2:] - intact, atol=5e-6)
