@@ -124,7 +124,7 @@ def effects_from_spectra(tables: PublishedTables) -> Iterator[Claim]:
         _WHERE,
         "GPT-2: |rho| of the norm of M_A with the effect",
         "<= 0.1",
-        "tlspectral.heads.operators.qk_operators",
+        "tlspectral.heads.qk_operators",
         "the tables hold dir_frac, not the norm itself",
     )
 

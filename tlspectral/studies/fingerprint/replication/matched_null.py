@@ -68,4 +68,4 @@ def null_referenced_partial(tables: PublishedTables) -> Iterator[Claim]:
 def self_checks(tables: PublishedTables) -> Iterator[Claim]:
     """Error of reconstructed scores, which needs a model."""
     what = "largest error of scores reconstructed from M, learned-absolute positions"
-    yield needs_weights("check/scores", _WHERE, what, "<= 1e-4", "tlspectral.heads.operators.verify_scores")
+    yield needs_weights("check/scores", _WHERE, what, "<= 1e-4", "tlspectral.heads.verify_scores")
