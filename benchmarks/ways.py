@@ -1,0 +1,81 @@
+"""The way of a model through the package: which files run on it, and where a call climbs to a higher floor.
+
+Run `python benchmarks/ways.py`; some seconds. Three ways are followed: `analyze_heads` to the eigenvalues, `ablate` to
+the hook, and a prompt to its score. Counted are the functions and files of the package that run, and calls from a room
+to one that stands on a higher floor of the table in CONTRIBUTING.md: hooks and parts that were handed down, since
+imports cannot make them.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+import tlspectral as tls
+
+ROOT = Path(tls.__file__).parents[1]
+
+
+def floors() -> dict[str, int]:
+    """The floor of every room."""
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return {room: int(floor) for floor, rooms in rows for room in re.findall(r"`(\w+)`", rooms)}
+
+
+def place(frame: FrameType | None) -> Path | None:
+    """The file of a frame below the package; None for other code and for the package's face."""
+    file = Path(frame.f_code.co_filename) if frame is not None else ROOT
+    if not file.is_relative_to(ROOT / "tlspectral") or (file.parent == ROOT / "tlspectral" and file.stem == "__init__"):
+        return None
+    return file.relative_to(ROOT / "tlspectral")
+
+
+def followed(run: Callable[[], Any]) -> tuple[int, int, list[str]]:
+    """Functions and files that run, and the calls that climb."""
+    height, functions, climbs = floors(), set(), set()
+
+    def seen(frame: FrameType, event: str, argument: Any) -> None:
+        here = place(frame) if event == "call" else None
+        if here is None or frame.f_code.co_name.startswith("<"):
+            return
+        functions.add((here, frame.f_code.co_name))
+        there = place(frame.f_back)
+        rooms = [None if at is None else at.parts[0].removesuffix(".py") for at in (there, here)]
+        if there is not None and height.get(str(rooms[0]), 0) < height.get(str(rooms[1]), 0):
+            climbs.add(f"{there} -> {here}:{frame.f_code.co_name}")
+
+    sys.setprofile(seen)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return len(functions), len({file for file, _ in functions}), sorted(climbs)
+
+
+def main() -> None:
+    """Print the three ways."""
+    model = tls.load_model("tiny-rope")
+    prompt = torch.arange(1, 30)[None]
+    task = tls.logit_difference(prompt, 3, 4)
+
+    def ablated() -> None:
+        with tls.ablate(model, "L0H3", "rope_phase"):
+            model(prompt)
+
+    ways: dict[str, Callable[[], Any]] = {
+        "analyze_heads": lambda: tls.analyze_heads(model, null_draws=2),
+        "ablate": ablated,
+        "evaluate": lambda: tls.evaluate(model, task),
+    }
+    for name, run in ways.items():
+        run()  # imports are no part of the way
+        functions, files, climbs = followed(run)
+        print(f"{name}: {functions} functions in {files} files, {len(climbs)} climbs {climbs or ''}")
+
+
+if __name__ == "__main__":
+    main()
