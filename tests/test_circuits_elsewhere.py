@@ -9,6 +9,8 @@ import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
 
+if zoo.HAS_HOOKED:  # edges are there from 4.3 on
+    pytest.skip("TransformerLens 3 scores no edges", allow_module_level=True)
 analysis = pytest.importorskip(
     "transformer_lens.tools.analysis.attribution_patching", reason="TransformerLens 4 has it"
 )

@@ -157,8 +157,8 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 BUDGET = {
     "lines of the core": 30_513,
     "lines of the studies": 15_608,
-    "lines of the tests": 38_721,
-    "tokens of the core": 200_614,
+    "lines of the tests": 38_780,
+    "tokens of the core": 200_620,
     "functions and classes of the core": 1_714,
     "public names": 30,
     "arguments of public names": 183,

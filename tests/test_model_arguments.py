@@ -3,6 +3,7 @@
 import inspect
 from contextlib import ExitStack
 
+import pandas as pd
 import pytest
 import torch
 import zoo
@@ -25,9 +26,12 @@ MORE = {
     "relative_position_kernel": ("L0H1",),
 }
 NAMES_TOO = {"analyze_heads", "head_history", "k_composition", "load_model"}
+PAIRS = tls.logit_difference([[1, 2]], 1, 2, counterfactual=[[3, 2]])
+MORE |= {"faithfulness": (pd.DataFrame(), PAIRS), "run_circuit": ([], PAIRS), "check_hook": (None, "L0H1")}
 FIRST = {"model", "checkpoints", "name"}
 IN_ROOMS = (
     tls.hooks.band_effects,
+    tls.hooks.check_hook,
     tls.heads.copying_scores,
     tls.heads.qk_penalty,
     tls.tasks.induction_loss,

@@ -22,7 +22,19 @@ from tlspectral.studies.positional_symbolic import figures
 
 OFFSETS = pd.DataFrame({"layer": 2, "head": np.repeat([1, 5], 4), "offset": [*range(-3, 1)] * 2, "score": range(8)})
 # What draws each, and words that it shows; those of one panel take axes.
+EDGES = pd.DataFrame({
+    "sender": ["embedding", "L0MLP", "L0H2", "L0H2", "L1H0"],
+    "receiver": ["L0MLP", "L1H0.q", "L1KV0.k", "L1KV0.v", "logits"],
+    "estimate": [-2.0, 0.5, -0.1, 1.0, -3.0], "delta": [-1.9, np.nan, -0.2, 0.9, -3.1],
+})  # fmt: skip
+CURVE = pd.DataFrame({
+    "circuit": ["edges", "random", "relabelled"] * 2, "share": [0.01] * 3 + [0.1] * 3, "n_edges": [1] * 3 + [10] * 3,
+    "faithfulness": [0.4, 0.0, 0.1, 0.9, 0.3, 0.5], "low": [0.3, np.nan, np.nan, 0.8, np.nan, np.nan],
+    "high": [0.5, np.nan, np.nan, 1.0, np.nan, np.nan],
+})  # fmt: skip
 ONE_PANEL = {
+    "circuit": (lambda **ax: plots.circuit(EDGES, **ax), "L1KV0"),
+    "faithfulness": (lambda **ax: plots.faithfulness(CURVE, **ax), "share of the score gap carried"),
     "ablation_effects": (
         lambda **ax: plots.ablation_effects(test_plot_effects.SWEEP, test_plot_effects.HEADS, **ax), "nats",
     ),

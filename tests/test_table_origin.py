@@ -27,6 +27,7 @@ from tlspectral.tasks import induction
 TABLES = every_schema()
 
 PROMPT = zoo.prompt(3, 8)
+NO_HEAD = [("blocks.0.attn.hook_z", lambda z, hook: 0.5 * z)]
 OTHER = "made from other weights than the rows of the table one"
 UNKNOWN = "of the model of the table of heads cannot be told"
 
@@ -102,6 +103,7 @@ ROWS = [
     ("ablation_sweep", sweep, None, None),
     ("band_effects", bands, None, None),
     ("edge_effects", edges, None, "those of a sender"),
+    ("check_hook.heads", lambda model: tls.hooks.check_hook(model, NO_HEAD, "L0H1").heads, None, None),
 ]
 # Tables of several models, of none that is loaded, and those of studies.
 WITHOUT = ("compare_heads", "analyze_models.", "head_history.", "published_", "scheme_contrast.", "beside_published.",
