@@ -27,7 +27,7 @@ def test_the_largest_edges_are_drawn_by_size_and_sign():
     assert heights["embedding"] < heights["L0H2"] < heights["L0MLP"] < heights["L1H0"] == heights["L1KV0"]
     assert max(heights, key=heights.get) == "logits"
     with pytest.raises(ValueError, match="no edges to draw"):
-        plots.circuit(EDGES.iloc[:0])
+        plots.circuit(EDGES.assign(estimate=np.nan, delta=np.nan))
 
 
 def test_every_circuit_of_a_curve_is_a_point():
