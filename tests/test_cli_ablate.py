@@ -69,6 +69,19 @@ def test_answers_of_each_prompt_come_from_a_csv(folder, tmp_path):
     assert (row["value"], row["delta"]) == pytest.approx((sweep["value"][0], sweep["delta"][0]), abs=1e-14)
 
 
+def test_the_pair_of_each_prompt_comes_from_a_csv(folder, tmp_path):
+    file, pairs = tmp_path / "pairs.csv", [f"w40 {prompt.partition(' ')[2]}" for prompt in PROMPTS]
+    pd.DataFrame({"prompt": PROMPTS, "counterfactual": pairs}).to_csv(file, index=False)
+    answers = ("--correct", "w20", "--wrong", "w30")
+    done = run(folder, "--heads", "L0H1", "--prompts", file, *answers, "--part", "output", "--format", "json")
+    assert done.exit_code == 0, done.output
+    (row,) = pd.read_json(io.StringIO(done.stdout)).to_dict(orient="records")
+    task = tlspectral.logit_difference(PROMPTS, "w20", "w30", counterfactual=pairs)
+    part = tlspectral.parts.Output(replace="counterfactual")
+    sweep = tlspectral.ablation_sweep(tlspectral.load_model(folder), part, heads="L0H1", task=task)
+    assert row["delta"] == pytest.approx(sweep["delta"][0], abs=1e-14)  # 15 decimals
+
+
 def test_every_head_is_swept_and_summarised(folder, tmp_path):
     model = tlspectral.load_model(folder)
     heads = tlspectral.analyze_heads(model, null_draws=2)

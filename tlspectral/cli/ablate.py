@@ -62,7 +62,8 @@ def ablate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A prompt per line, or a .csv with the columns prompt and, if they differ, correct, wrong.",
+            help="A prompt per line, or a .csv with the columns prompt and, if they differ, correct, wrong; with "
+            "counterfactual too, --part output puts in what a head writes on that.",
         ),
     ] = None,
     correct: Annotated[str | None, typer.Option(help='Right answer to all prompts, one token such as " Mary".')] = None,
@@ -121,9 +122,11 @@ def ablate(
     answered = None if prompts is None else _prompts(prompts, correct, wrong)
     import tlspectral
     from tlspectral.heads.same_model import require_table_of
-    from tlspectral.hooks.parts import LongRange, part_of
+    from tlspectral.hooks.parts import LongRange, Output, part_of
 
     removed: Any = part if window is None else LongRange(window, sinks)
+    if part == "output" and answered is not None and answered[1] is not None:
+        removed = Output(replace="counterfactual")
     part_of(removed)  # an unknown part is refused before the model is loaded
     known = None if table is None else read_heads(table)
     if heads is None and known is not None and table is not None:
@@ -132,7 +135,11 @@ def ablate(
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     if known is not None:
         require_table_of(loaded, known)
-    scored: Any = task or "induction" if answered is None else tlspectral.logit_difference(*answered)
+    scored: Any = (
+        task or "induction"
+        if answered is None
+        else tlspectral.logit_difference(*answered[0], counterfactual=answered[1])
+    )
     sweep = tlspectral.ablation_sweep(
         loaded,
         removed,
@@ -199,8 +206,8 @@ def _print_summary(summary: "pd.DataFrame") -> None:
             typer.echo(f"{text}: {row.value:.3f} ({row.low:.3f} to {row.high:.3f})")
 
 
-def _prompts(path: Path, correct: str | None, wrong: str | None) -> tuple[list[str], Any, Any]:
-    """Return the prompts of a file, and the correct and the wrong answer of all or of each.
+def _prompts(path: Path, correct: str | None, wrong: str | None) -> tuple[tuple[list[str], Any, Any], list[str] | None]:
+    """Return the prompts of a file with the correct and the wrong answer of all or of each, and their pairs or None.
 
     Raises:
         ValueError: no text in UTF-8, no CSV, no prompt, an empty cell, or answers that are missing or given twice.
@@ -209,6 +216,7 @@ def _prompts(path: Path, correct: str | None, wrong: str | None) -> tuple[list[s
 
     text = StringIO(file_text(path), newline=None)
     columns: dict[str, list[str]]
+    known = ("prompt", "counterfactual", "correct", "wrong")
     if path.suffix.lower() == ".csv":
         import pandas as pd
 
@@ -219,7 +227,7 @@ def _prompts(path: Path, correct: str | None, wrong: str | None) -> tuple[list[s
                 f"{path} cannot be read as CSV: found {' '.join(str(error).split())}; expected a first line with the "
                 "column prompt and, if they differ, correct and wrong, as many cells in each line, and closed quotes"
             ) from error
-        columns = {str(name): frame[name].tolist() for name in frame if name in ("prompt", "correct", "wrong")}
+        columns = {str(name): frame[name].tolist() for name in frame if name in known}
         found = f"a .csv with {len(frame)} rows and the columns {', '.join(map(str, frame)) or 'none'}"
     else:
         columns = {"prompt": [line.rstrip("\n") for line in text if line.strip()]}
@@ -240,4 +248,4 @@ def _prompts(path: Path, correct: str | None, wrong: str | None) -> tuple[list[s
                 f"{name} in a .csv of --prompts, and one of the two"
             )
         answers.append(given if given is not None else columns[name])
-    return columns["prompt"], answers[0], answers[1]
+    return (columns["prompt"], answers[0], answers[1]), columns.get("counterfactual")
