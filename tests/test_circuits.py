@@ -10,6 +10,7 @@ import zoo
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
+from tlspectral.hooks.circuits.single_cuts import single_cuts
 from tlspectral.models.attention import attention_view
 from tlspectral.selection import Receiver
 
@@ -154,6 +155,20 @@ def test_any_set_of_edges_is_that_of_nested_loops(double, name):
         # Rounding in float64: 2e-14 measured. A norm that is held moves the score by hundredths.
         np.testing.assert_allclose(found, expected, atol=1e-10)
         assert np.abs(found - pairs.plain_scores()).min() > 1e-4  # neither end
+
+
+def test_several_batches_give_what_one_does(monkeypatch):
+    """The answers of each prompt are those of its row, whichever batch it is in."""
+    model, (clean, other) = zoo.shared("bridge", "llama"), prompts(6)
+    pairs = pairs_of(model, task_of(clean, other))
+    edges, kept = np.argwhere(pairs.graph.possible)[::9], some_edges(pairs, 0.8)
+    results = []
+    for size in (2**29, 11 * 11 * 48 * 4 * 2):
+        monkeypatch.setattr("tlspectral.hooks.circuits.pairs._MOST_BYTES", size)
+        results.append((edge_estimates(pairs, "EAP-IG"), pairs.scores([kept]), single_cuts(pairs, edges)))
+    assert len(list(pairs.batches())) == 3
+    for whole, parts in zip(*results, strict=True):
+        np.testing.assert_allclose(parts, whole, atol=2e-6)  # float32 in other batches: 1e-7, effects of 1e-2
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "gptj", "olmo2"])

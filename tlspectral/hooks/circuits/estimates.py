@@ -40,6 +40,8 @@ def edge_estimates(pairs: Pairs, method: Method) -> Float64[np.ndarray, "receive
     graph, n = pairs.graph, len(pairs.sequences.tokens)
     found = torch.zeros(len(graph.receivers), len(graph.senders), dtype=torch.float64)
     batches, steps = list(pairs.batches()), STEPS[method]
+    whole = pairs.sequences.by_rows or len(batches) == 1
+    of_logits = {} if whole else {share: _logit_gradients(pairs, share) for share in steps}
     with bar(len(batches) * len(steps), method, "pass") as shown:
         for batch in batches:
             differences = pairs.differences(batch)
@@ -47,7 +49,7 @@ def edge_estimates(pairs: Pairs, method: Method) -> Float64[np.ndarray, "receive
             first = int((pairs.sequences.tokens[batch] != pairs.other.tokens[batch]).any(0).float().argmax())
             for share in steps:
                 reading = _Reading(pairs, (1.0 - share) * differences[0])
-                reading.run(batch)
+                reading.run(batch, of_logits[share][batch] if share in of_logits else None)
                 for receiver, gradients in reading.gradients():
                     row, before = graph.receiver_index[receiver], graph.n_before(receiver)
                     product = torch.einsum(
@@ -56,6 +58,33 @@ def edge_estimates(pairs: Pairs, method: Method) -> Float64[np.ndarray, "receive
                     found[row : row + len(product), :before] -= product.double().cpu() / (n * len(steps))
                 shown.update(1)
     return found.numpy()
+
+
+def _score(pairs: Pairs, logits: Tensor, batch: slice) -> Tensor:
+    """Return the sum of the scores of a batch. Raises ValueError for a metric without a gradient."""
+    score = pairs.sequences.measured(logits, batch).sum()
+    if not score.requires_grad:
+        raise ValueError(
+            f"estimates need a metric with a gradient, and that of {pairs.sequences.name} has none (an argmax, a "
+            "comparison or .item() cuts it off): measure edges without screen="
+        )
+    return score
+
+
+def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs scored d_vocab"]:
+    """Return the gradient in the logits of a metric that gets all prompts at once, at a share of the embedding."""
+    view, point = pairs.view, pairs.layers[0].names["residual"]
+    found = []
+    for batch in pairs.batches():
+        clean, other = (
+            widened(view.capture(side.tokens[batch], [point], last=point)[point])
+            for side in (pairs.sequences, pairs.other)
+        )
+        found.append(_Reading(pairs, (1.0 - share) * (clean - other)).logits(batch))
+    whole = torch.cat(found).requires_grad_()
+    with torch.enable_grad():
+        score = _score(pairs, whole, slice(None))
+    return torch.autograd.grad(score, whole)[0]
 
 
 @dataclass
@@ -74,18 +103,18 @@ class _Reading:
     attention: dict[int, Tensor] = field(default_factory=dict)
     found: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
-    def run(self, batch: slice) -> None:
-        """Run the model on a batch and take the gradient of the sum of its scores."""
-        pairs, view = self.pairs, self.pairs.view
-        with torch.enable_grad(), hooks_on(view.model, view.model.hook_dict, self._hooks()):
-            logits = logits_at(view, pairs.sequences.tokens[batch], pairs.sequences.scored_of(batch))
-            score = pairs.sequences.measured(logits, batch).sum()
-        if not score.requires_grad:
-            raise ValueError(
-                f"estimates need a metric with a gradient, and that of {pairs.sequences.name} has none (an argmax, a "
-                "comparison or .item() cuts it off): measure edges without screen="
-            )
-        gradients = torch.autograd.grad(score, list(self.read.values()), allow_unused=True)
+    def logits(self, batch: slice) -> Tensor:
+        """Return the logits of a batch that are scored."""
+        sequences, model = self.pairs.sequences, self.pairs.view.model
+        with hooks_on(model, model.hook_dict, self._hooks()):
+            return logits_at(self.pairs.view, sequences.tokens[batch], sequences.scored_of(batch))
+
+    def run(self, batch: slice, of_logits: Tensor | None) -> None:
+        """Run the model on a batch and take the gradient of its scores, from that in the logits if it is given."""
+        with torch.enable_grad():
+            logits = self.logits(batch)
+            score = logits if of_logits is not None else _score(self.pairs, logits, batch)
+        gradients = torch.autograd.grad(score, list(self.read.values()), of_logits, allow_unused=True)
         self.found = {
             key: torch.zeros_like(read) if gradient is None else gradient
             for (key, read), gradient in zip(self.read.items(), gradients, strict=True)
