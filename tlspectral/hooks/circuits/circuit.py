@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import scipy.integrate
 from jaxtyping import Float64, Int
 
 from tlspectral.errors import warn_caller
@@ -256,7 +257,7 @@ def _areas(table: pd.DataFrame) -> dict[str, float]:
     for suffix, x in (("", share), ("_log", np.log10(share))):
         length = x[-1] - x[0] if suffix else 1.0
         for name, y in (("cpr", found), ("cmd", np.abs(1 - found))):
-            areas[name + suffix] = float(np.trapezoid(y, x) / length) if len(x) > 1 else float("nan")
+            areas[name + suffix] = float(scipy.integrate.trapezoid(y, x) / length) if len(x) > 1 else float("nan")
     return areas
 
 
