@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from pair_prompts import prompt_pairs
 
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import edge_estimates
@@ -16,12 +17,7 @@ from tlspectral.selection import Receiver
 
 
 def prompts(n=3, length=11):
-    """Random prompts, and pairs that differ at one position."""
-    stream = torch.Generator().manual_seed(0)
-    clean = torch.randint(5, 90, (n, length), generator=stream)
-    other = clean.clone()
-    other[:, 4] = (other[:, 4] - 4) % 85 + 5
-    return clean, other
+    return prompt_pairs(n, length, seed=0)
 
 
 def task_of(clean, other):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from pair_prompts import prompt_pairs
 
 import tlspectral as tls
 from tlspectral.hooks.sweeps import sweep as sweep_module
@@ -11,12 +12,8 @@ from tlspectral.hooks.sweeps import sweep as sweep_module
 PART = tls.parts.Output(replace="counterfactual")
 
 
-def pairs(length=9, n=6):
-    stream = torch.Generator().manual_seed(3)
-    clean = torch.randint(5, 90, (n, length), generator=stream)
-    other = clean.clone()
-    other[:, 3] = (other[:, 3] - 4) % 85 + 5
-    return clean, other
+def pairs():
+    return prompt_pairs(6, 9, seed=3, at=3)
 
 
 def unequal():

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from pair_prompts import prompt_pairs
 
 import tlspectral as tls
 from tlspectral.errors import BadHead
@@ -18,12 +19,8 @@ from tlspectral.hooks.circuits.pairs import pairs_of
 PLANTED = {"embedding", "L0H1", "L0H3", "L1H2"}
 
 
-def prompts(n=8, length=9):
-    stream = torch.Generator().manual_seed(5)
-    clean = torch.randint(5, 90, (n, length), generator=stream)
-    other = clean.clone()
-    other[:, 4] = (other[:, 4] - 4) % 85 + 5
-    return clean, other
+def prompts():
+    return prompt_pairs(8, 9, seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +54,14 @@ def _telling(model, clean, other):
 
 def ranked(model, task, method="EAP-IG"):
     pairs = pairs_of(model, task)
-    table = pairs.graph.table(pairs.graph.possible)
+    table = pairs.graph.table(*np.nonzero(pairs.graph.possible))
     return pairs, table.assign(estimate=edge_estimates(pairs, method)[pairs.graph.places(table)])
 
 
 def test_a_planted_circuit_is_recovered(planted, task):
     asked = task(planted, *prompts())
     pairs, table = ranked(planted, asked)
-    between = pairs.graph.table(pairs.graph.possible)
+    between = pairs.graph.table(*np.nonzero(pairs.graph.possible))
     inside = between["sender"].isin(PLANTED) & (
         between["receiver"].isin([f"L1KV1.{what}" for what in "kv"] + ["L1H2.q", "logits"])
         | between["receiver"].isin([f"L0KV{group}.{what}" for group in (0, 1) for what in "kv"] + ["L0H1.q", "L0H3.q"])
@@ -148,7 +145,8 @@ def test_live_edges_lie_on_a_path(planted, task):
     chain = [("embedding", "L0KV0.v"), ("L0H1", "L1H2.q"), ("L1H2", "logits")]
     dead = [("embedding", "L1H3.q"), ("L0H2", "L0MLP")]
     mask = graph.kept(chain + dead)
-    assert {tuple(row) for row in graph.table(graph.on_a_path(mask)).to_numpy()} == {*chain}
+    live = graph.table(*np.nonzero(graph.on_a_path(mask)))
+    assert set(zip(live["sender"], live["receiver"], strict=True)) == {*chain}
     assert not graph.on_a_path(graph.kept(chain[:2])).any()
 
 

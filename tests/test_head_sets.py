@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
 import zoo
+from pair_prompts import prompt_pairs
 
 import tlspectral as tls
 from tlspectral.hooks.sweeps.effects import head_sets
@@ -12,10 +12,7 @@ SETS = {"two layers": ["L0H1", "L1H2"], "one": ["L1H0"]}
 
 
 def task():
-    stream = torch.Generator().manual_seed(4)
-    clean = torch.randint(5, 90, (6, 9), generator=stream)
-    other = clean.clone()
-    other[:, 3] = (other[:, 3] - 4) % 85 + 5
+    clean, other = prompt_pairs(6, 9, seed=4, at=3)
     return tls.logit_difference(clean, 7, 10, counterfactual=other)
 
 

@@ -1,7 +1,7 @@
 """Circuits: both ends are plain runs, and a single cut edge is its circuit."""
 
 import numpy as np
-import torch
+from pair_prompts import prompt_pairs
 
 import tlspectral as tls
 from tlspectral.hooks.circuits.pairs import pairs_of
@@ -12,10 +12,7 @@ from .rows import asked
 
 @asked(every=3, forms=True)
 def all_edges_are_the_clean_run_none_the_counterfactual_one_and_a_cut_edge_its_circuit(row):
-    stream = torch.Generator().manual_seed(0)
-    clean = torch.randint(5, 90, (3, 11), generator=stream)
-    other = clean.clone()
-    other[:, 4] = (other[:, 4] - 4) % 85 + 5
+    clean, other = prompt_pairs(3, 11, seed=0)
     task = tls.logit_difference(clean, [7, 8, 9], [10, 11, 12], counterfactual=other)
     pairs = pairs_of(row.model, task)
     possible, (intact, none) = pairs.graph.possible, pairs.plain_scores()

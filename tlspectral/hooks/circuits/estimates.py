@@ -4,7 +4,6 @@ EAP is Syed et al. 2023 ("Attribution Patching Outperforms Automated Circuit Dis
 ("Have Faith in Faithfulness"), whose gradients are a mean over inputs between the two prompts.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -93,7 +92,9 @@ class _Reading:
 
     Attributes:
         removed: what is taken out of the clean embedding.
-        read: what each receiver or group of receivers reads in the run, and the stream that it is computed from.
+        read: what all receivers of a kind in a layer read in the run, by layer and kind.
+        streams, attention: what enters each layer, and what its attention adds.
+        found: the gradient of the score in what is read, by layer and kind.
     """
 
     pairs: Pairs
@@ -126,19 +127,16 @@ class _Reading:
         for index, layer in enumerate(layers):
             found.append((layer.names["residual"], partial(self._note, self.streams, index)))
             found.append((layer.names["attention_out"], partial(self._note, self.attention, index)))
-            found += [(layer.names[INPUT_POINTS[what]], self._keeper((index, what))) for what in INPUTS]
+            found += [(layer.names[INPUT_POINTS[what]], partial(self._keep, (index, what))) for what in INPUTS]
             mlp = self.pairs.graph.mlps[index]
-            found += [] if mlp is None else [(mlp.point, self._keeper((index, "mlp")))]
-        return [*found, (layers[-1].names["residual_after"], self._keeper((len(layers), "logits")))]
+            found += [] if mlp is None else [(mlp.point, partial(self._keep, (index, "mlp")))]
+        return [*found, (layers[-1].names["residual_after"], partial(self._keep, (len(layers), "logits")))]
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
         return (x.detach() - self.removed.to(x)).requires_grad_()
 
     def _note(self, into: dict[int, Tensor], index: int, activation: Tensor, hook: Any) -> None:
         into[index] = activation.detach()
-
-    def _keeper(self, key: tuple[int, str]) -> Callable[[Tensor, Any], Tensor]:
-        return partial(self._keep, key)
 
     def _keep(self, key: tuple[int, str], activation: Tensor, hook: Any) -> Tensor:
         # A node of its own: a stream or norm that others read too has their gradients in it.
@@ -157,7 +155,7 @@ class _Reading:
             if what == "mlp":
                 mlp = graph.mlps[index]
                 assert mlp is not None
-                x = x if mlp.parallel else x + widened(self.attention[index]).to(x.device)
+                x = mlp.stream(x, widened(self.attention[index]))
                 yield Receiver(index, -1, "mlp"), mlp.gradient(gradient, x)[None]
                 continue
             reads = self.pairs.layers[index].reads[what]  # pyright: ignore[reportArgumentType]

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float64, Int
+from jaxtyping import Float64
 
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, pairs_of
 from tlspectral.hooks.circuits.single_cuts import single_cuts
-from tlspectral.hooks.edges.senders import Sender, chosen_senders
+from tlspectral.hooks.edges.senders import chosen_senders
 from tlspectral.models.attention import AttentionView
-from tlspectral.selection import Receiver, Receivers, read_receivers
+from tlspectral.selection import Receivers, read_receivers
 from tlspectral.tables import WorkPart
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema
@@ -67,7 +67,7 @@ def edges_of_pairs(
         score=lambda: score_of(view, pairs.sequences).value,
     )
     rows, places = np.nonzero(chosen)
-    table, measured = _named(graph, rows, places), np.full(len(rows), True)
+    table, measured = graph.table(rows, places), np.full(len(rows), True)
     if method is not None:
         estimating = WorkPart("estimates", lambda: pd.DataFrame({"estimate": edge_estimates(pairs, method)[chosen]}))
         (estimated,) = measurement.made([estimating], description=method, unit="part").values()
@@ -101,23 +101,6 @@ def _chosen(graph: Graph, receivers: Receivers | None, senders: Any) -> Mask:
     return rows[:, None] & places
 
 
-def _named(graph: Graph, rows: Int[np.ndarray, "edges"], places: Int[np.ndarray, "edges"]) -> pd.DataFrame:
-    """Return the names of edges, and where their ends stand."""
-    ends = [(graph.senders[place], graph.receivers[row]) for row, place in zip(rows, places, strict=True)]
-    return pd.DataFrame(
-        {
-            "sender": [sender.name for sender, _ in ends],
-            "layer": [sender.layer for sender, _ in ends],
-            "head": [sender.head for sender, _ in ends],
-            "receiver": [receiver.name for _, receiver in ends],
-            "receiver_layer": [receiver.layer for _, receiver in ends],
-            "receiver_head": [receiver.head for _, receiver in ends],
-            "input": [receiver.input for _, receiver in ends],
-            "eap_name": [_eap_name(graph, *both) for both in ends],
-        }
-    )
-
-
 def _effects(cut: Float64[np.ndarray, "edges pairs"]) -> pd.DataFrame:
     return pd.DataFrame({"delta": cut.mean(1), "delta_se": [standard_error(effect) for effect in cut]})
 
@@ -125,15 +108,3 @@ def _effects(cut: Float64[np.ndarray, "edges pairs"]) -> pd.DataFrame:
 def _rank_correlation(table: pd.DataFrame) -> float | None:
     """Return the Spearman correlation of estimates and effects; None of fewer than three edges."""
     return float(table["estimate"].corr(table["delta"], method="spearman")) if len(table) > 2 else None
-
-
-def _eap_name(graph: Graph, sender: Sender, receiver: Receiver) -> str:
-    """Return the name of an edge in EAP and MIB, of a receiver that heads share one name for each of them."""
-    of_sender = {"embedding": "input", "head": f"a{sender.layer}.h{sender.head}", "mlp": f"m{sender.layer}"}[
-        sender.kind
-    ]
-    if receiver.input in ("mlp", "logits"):
-        return f"{of_sender}->{f'm{receiver.layer}' if receiver.input == 'mlp' else 'logits'}"
-    size = graph.n_heads[receiver.layer] // graph.n_kv_heads[receiver.layer] if receiver.shared else 1
-    heads = range(receiver.head * size, (receiver.head + 1) * size)
-    return ", ".join(f"{of_sender}->a{receiver.layer}.h{head}<{receiver.input}>" for head in heads)

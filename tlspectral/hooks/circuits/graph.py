@@ -63,14 +63,16 @@ class Graph:
         """Place of each receiver."""
         return {receiver: index for index, receiver in enumerate(self.receivers)}
 
+    @cached_property
+    def _n_before_layer(self) -> list[int]:
+        writers = [n_heads + (mlp is not None) for n_heads, mlp in zip(self.n_heads, self.mlps, strict=True)]
+        return np.cumsum([1, *writers]).tolist()
+
     def n_before(self, receiver: Receiver) -> int:
         """Return how many senders write before a receiver reads; they are the first ones."""
-        counts = [1]
-        for layer, n_heads in enumerate(self.n_heads):
-            counts.append(counts[-1] + n_heads + (self.mlps[layer] is not None))
         mlp = self.mlps[receiver.layer] if receiver.input == "mlp" else None
         own = 0 if mlp is None or mlp.parallel else self.n_heads[receiver.layer]
-        return counts[receiver.layer] + own
+        return self._n_before_layer[receiver.layer] + own
 
     @cached_property
     def possible(self) -> Bool[np.ndarray, "receivers senders"]:
@@ -101,15 +103,12 @@ class Graph:
         """Return a circuit as a mask over all edges.
 
         Args:
-            edges: a table with columns `sender` and `receiver`, such as one of `edge_effects`; pairs of names; or a
-                mask.
+            edges: a table with columns `sender` and `receiver`, such as one of `edge_effects`, or pairs of names.
 
         Raises:
             BadHead: a sender or receiver that does not exist, or an edge whose sender does not write before its
                 receiver reads.
         """
-        if isinstance(edges, np.ndarray) and edges.shape == self.possible.shape:
-            return edges & self.possible
         mask = np.zeros_like(self.possible)
         mask[self.places(edges)] = True
         return mask
@@ -132,19 +131,35 @@ class Graph:
             places.append(self.sender_index[sender])
         return np.array(rows, dtype=int), np.array(places, dtype=int)
 
-    def table(self, mask: Bool[np.ndarray, "receivers senders"]) -> pd.DataFrame:
-        """Return the edges of a mask as names, by receiver."""
-        rows, columns = np.nonzero(mask)
+    def table(self, rows: Int[np.ndarray, "edges"], places: Int[np.ndarray, "edges"]) -> pd.DataFrame:
+        """Return the names of edges, given by row and column of a mask, and where their ends stand."""
+        ends = [(self.senders[place], self.receivers[row]) for row, place in zip(rows, places, strict=True)]
         return pd.DataFrame(
             {
-                "sender": [self.senders[column].name for column in columns],
-                "receiver": [self.receivers[row].name for row in rows],
+                "sender": [sender.name for sender, _ in ends],
+                "layer": [sender.layer for sender, _ in ends],
+                "head": [sender.head for sender, _ in ends],
+                "receiver": [receiver.name for _, receiver in ends],
+                "receiver_layer": [receiver.layer for _, receiver in ends],
+                "receiver_head": [receiver.head for _, receiver in ends],
+                "input": [receiver.input for _, receiver in ends],
+                "eap_name": [self._eap_name(*both) for both in ends],
             }
         )
 
+    def _eap_name(self, sender: Sender, receiver: Receiver) -> str:
+        """Return the name of an edge in EAP and MIB, of a receiver that heads share one name for each of them."""
+        of_sender = "input" if sender.kind == "embedding" else f"m{sender.layer}"
+        of_sender = f"a{sender.layer}.h{sender.head}" if sender.kind == "head" else of_sender
+        if receiver.input in ("mlp", "logits"):
+            return f"{of_sender}->{f'm{receiver.layer}' if receiver.input == 'mlp' else 'logits'}"
+        size = self.n_heads[receiver.layer] // self.n_kv_heads[receiver.layer] if receiver.shared else 1
+        heads = range(receiver.head * size, (receiver.head + 1) * size)
+        return ", ".join(f"{of_sender}->a{receiver.layer}.h{head}<{receiver.input}>" for head in heads)
+
     def on_a_path(self, mask: Bool[np.ndarray, "receivers senders"]) -> Bool[np.ndarray, "receivers senders"]:
         """Return which edges of a circuit lie on a path of its edges from the embedding to the logits."""
-        of_sender = [self._reads_of(sender) for sender in self.senders]
+        of_sender = self._reads
         reached = np.zeros(len(self.senders), dtype=bool)
         reached[0] = True
         for index, reads in enumerate(of_sender[1:], 1):
@@ -156,8 +171,12 @@ class Graph:
                 useful[of_sender[index]] = True
         return mask & reached & useful[:, None]
 
+    @cached_property
+    def _reads(self) -> list[list[int]]:
+        """The receivers that each sender computes from."""
+        return [self._reads_of(sender) for sender in self.senders]
+
     def _reads_of(self, sender: Sender) -> list[int]:
-        """Return the receivers that a sender computes from."""
         if sender.kind == "embedding":
             return []
         if sender.kind == "mlp":

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.graph import Graph
-from tlspectral.models.attention.layer import RawAttention
 from tlspectral.models.attention.replay import Positions, logits_at
 from tlspectral.models.attention.threads import Hook, hooks_on
 from tlspectral.models.attention.writes import (
@@ -37,7 +36,6 @@ INPUTS: tuple[Input, ...] = ("q", "k", "v")
 class Layer:
     """How one layer reads and writes, prepared once for many runs."""
 
-    raw: RawAttention
     reads: dict[Input, LayerReads]
     writes: HeadWrites
     names: dict[str, str]
@@ -48,8 +46,7 @@ def prepared_layers(graph: Graph) -> list[Layer]:
     view = graph.view
     return [
         Layer(
-            raw := view.raw(index),
-            {what: layer_reads(raw, what, widened) for what in INPUTS},
+            {what: layer_reads(view.raw(index), what, widened) for what in INPUTS},
             head_writes(view, index, widened),
             view.hook_names(index),
         )
@@ -89,12 +86,6 @@ class Stream:
             if self.graph.mlps[index] is not None:
                 found.append((layer.names["mlp_out"], partial(self._mlp, index)))
         return found
-
-    def before_mlp(self, index: int) -> Tensor:
-        """Return the stream that the MLP of a layer reads in the model's own run."""
-        mlp, x = self.graph.mlps[index], widened(self.held["stream"])
-        assert mlp is not None
-        return x if mlp.parallel else x + widened(self.held["attention"]).to(x.device)
 
     def _hold(self, name: str, activation: Tensor, hook: Any) -> None:
         self.held[name] = activation
@@ -148,7 +139,7 @@ class CutStream(Stream):
     def _edit_mlp(self, index: int, read: Tensor, hook: Any) -> Tensor:
         mlp = self.graph.mlps[index]
         assert mlp is not None
-        x = self.before_mlp(index)
+        x = mlp.stream(*(widened(self.held[name]) for name in ("stream", "attention")))
         return mlp.changed(read, x, self.removed(Receiver(index, -1, "mlp"), 1)[0].to(x))
 
     def _edit_last(self, x: Tensor, hook: Any) -> Tensor:

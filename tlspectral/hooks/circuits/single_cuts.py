@@ -62,9 +62,9 @@ class _Cut:
     def hooks(self) -> list[Hook]:
         """Return the hooks of a run whose batch is a copy of the prompts for each edge."""
         what, names = self.ends[0].input, self.layer.names
-        hooks: list[Hook] = [(names["residual"], partial(self._hold, "x"))]
         if what == "logits":
             return [(names["residual_after"], self._edit_last)]
+        hooks: list[Hook] = [(names["residual"], partial(self._hold, "x"))]
         if what == "mlp":
             mlp = self.graph.mlps[self.ends[0].layer]
             assert mlp is not None
@@ -87,7 +87,7 @@ class _Cut:
     def _edit_mlp(self, mlp: Any, read: Tensor, hook: Any) -> Tensor:
         assert self.x is not None
         assert self.attention is not None
-        x = self.x if mlp.parallel else self.x + self.attention
+        x = mlp.stream(self.x, self.attention)
         return mlp.changed(read, x, self._rows(x))
 
     def _edit(self, what: Input, captured: Tensor, hook: Any) -> Tensor:

@@ -94,7 +94,9 @@ def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, f
     if norm is None and _is_behind(getattr(block, "ln1", None)):
         norm = block.ln1
     where = f"layer {layer}, norm behind the attention"
-    behind = NO_NORM if norm is None else _normalization(norm.original_component, model, (model.cfg.d_model,), where)
+    behind = (
+        NO_NORM if norm is None else read_normalization(norm.original_component, model, (model.cfg.d_model,), where)
+    )
     multiplier = getattr(getattr(block, "original_component", None), "residual_multiplier", 1.0)
     return getattr(block.attn, "b_O", None), behind, float(multiplier)
 
@@ -109,7 +111,7 @@ def final_normalization(model: Any) -> Normalization:
     norm = getattr(model, "ln_final", None)
     if norm is None:
         return NO_NORM
-    return _normalization(norm.original_component, model, (model.cfg.d_model,), "final norm")
+    return read_normalization(norm.original_component, model, (model.cfg.d_model,), "final norm")
 
 
 def delegates_attention(model: Any, layer: int) -> bool:
@@ -242,7 +244,7 @@ def _input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalizati
         or getattr(layer_module, "do_layer_norm_before", None) is False
     ):
         return NO_NORM
-    return _normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")
+    return read_normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")
 
 
 def _query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int, d_head: int) -> QueryKeyNorm | None:
@@ -258,7 +260,7 @@ def _query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: in
             f"{where} has a gain of shape {shape}, not one per column of a head ({d_head},), of each head "
             f"({heads}, {d_head}) or of all heads at once ({heads * d_head},)"
         )
-    norms = [_normalization(each, model, shape, where) for each in modules]
+    norms = [read_normalization(each, model, shape, where) for each in modules]
     norm, centred = norms[0], norms[0].kind == "LN"
     if norm.bias is not None or (centred and over_heads):
         form = "a bias" if norm.bias is not None else "a mean over all heads"
@@ -273,7 +275,7 @@ def _query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: in
     return QueryKeyNorm(gain, norm.eps, over_heads, centred)
 
 
-def _normalization(module: Any, model: Any, shape: tuple[int, ...], where: str) -> Normalization:
+def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: str) -> Normalization:
     """Read a norm's parameters and find by one call of the module how they enter.
 
     Flags do not tell this reliably (Gemma and Nemotron multiply by 1 + weight, some norms have no weight), so the

@@ -42,7 +42,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         w_o=attention.W_O,
         b_q=attention.b_Q,
         b_k=attention._b_K if grouped else attention.b_K,
-        norm=NO_NORM if post_norm else _normalization(block.ln1, cfg, f"layer {layer}"),
+        norm=NO_NORM if post_norm else read_normalization(block.ln1, cfg, f"layer {layer}"),
         q_norm=_query_key_norm(attention.q_norm, cfg),
         k_norm=_query_key_norm(attention.k_norm, cfg),
         score_scale=1.0 / float(attention.attn_scale),
@@ -56,7 +56,7 @@ def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, f
     """Return b_O, the norm behind the attention, and the factor on what attention and MLP add, which is 1 here."""
     block, cfg = model.blocks[layer], model.cfg
     norm = block.ln1 if cfg.original_architecture in _POST_NORM else block._modules.get("ln1_post")
-    behind = NO_NORM if norm is None else _normalization(norm, cfg, f"layer {layer}, norm behind the attention")
+    behind = NO_NORM if norm is None else read_normalization(norm, cfg, f"layer {layer}, norm behind the attention")
     return block.attn.b_O, behind, 1.0
 
 
@@ -64,7 +64,7 @@ def final_normalization(model: Any) -> Normalization:
     """Return the norm in front of the unembedding."""
     if not hasattr(model, "ln_final"):
         return NO_NORM
-    return _normalization(model.ln_final, model.cfg, "final norm")
+    return read_normalization(model.ln_final, model.cfg, "final norm")
 
 
 def rotary_tables(
@@ -102,7 +102,8 @@ def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Ten
     return model(tokens, past_kv_cache=repeated, attention_mask=torch.ones_like(tokens), return_type="logits")
 
 
-def _normalization(norm: Any, cfg: Any, where: str) -> Normalization:
+def read_normalization(norm: Any, cfg: Any, where: str) -> Normalization:
+    """Return a norm of HookedTransformer. Raises UnsupportedArchitecture for one that cannot be folded."""
     # By class, not by the config: the final norm may be of another kind than the others.
     kind = _NORM_KINDS.get(type(norm).__name__)
     if kind is None:

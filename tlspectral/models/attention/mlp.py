@@ -31,6 +31,10 @@ class MlpReads:
     norm: Normalization
     point: str
 
+    def stream(self, entering: Tensor, attention: Tensor) -> Tensor:
+        """Return the stream that the MLP reads, from what enters the layer and what its attention adds."""
+        return entering if self.parallel else entering + attention.to(entering.device)
+
     def changed(
         self,
         read: Float[Tensor, "*shape d_model"],
@@ -62,7 +66,7 @@ def mlp_reads(view: AttentionView, index: int) -> MlpReads | None:
     if own is None or getattr(own, "name", None) in _BEHIND:
         norm, point = view.raw(index).norm if own is None else NO_NORM, f"blocks.{index}.mlp.hook_in"
     elif view.backend == "hooked":
-        norm = hooked._normalization(own, cfg, where)
+        norm = hooked.read_normalization(own, cfg, where)
     else:
-        norm = bridge._normalization(own.original_component, view.model, (view.d_model,), where)
+        norm = bridge.read_normalization(own.original_component, view.model, (view.d_model,), where)
     return MlpReads(index, bool(getattr(cfg, "parallel_attn_mlp", False)), norm, point)
