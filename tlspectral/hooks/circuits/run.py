@@ -1,4 +1,4 @@
-"""A run in which every receiver has a residual stream of its own: what kept edges carry, and what others wrote before.
+"""Run a model with some of its edges kept: each receiver reads a residual stream of its own.
 
 The model runs on the clean prompts. In its residual stream every sender writes what it computes in this run. A receiver
 reads that stream without the difference between what a sender writes now and what it wrote on the counterfactual
@@ -56,7 +56,7 @@ def prepared_layers(graph: Graph) -> list[Layer]:
 
 @dataclass
 class Stream:
-    """What all senders write in one run of some sequences, less what they wrote in another.
+    """What every sender writes in one run, or the difference from what it wrote in an earlier run.
 
     Attributes:
         then: what they wrote before; None in the run that is to be compared with.
@@ -104,7 +104,7 @@ class Stream:
 
 @dataclass
 class CutStream(Stream):
-    """A stream from which every receiver reads without what its cut edges carry.
+    """A run in which each receiver reads the residual stream without the difference that its cut edges carry.
 
     `cut` says which edges are cut, or what share of each.
     """

@@ -50,7 +50,7 @@ class MlpReads:
     def gradient(
         self, of_read: Float[Tensor, "*shape d_model"], x: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Return the gradient in the stream `x` of a function whose gradient in what the MLP reads is given."""
+        """Carry a gradient at the input of the MLP back to the residual stream `x` that it reads."""
         gain = self.norm.gain
         of_read = of_read.reshape(x.shape)
         return self.norm.gradient(of_read if gain is None else of_read * gain.to(of_read), x)

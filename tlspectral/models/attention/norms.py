@@ -38,7 +38,7 @@ class Normalization:
     def gradient(
         self, of_normalized: Float[Tensor, "*receivers batch pos width"], x: Float[Tensor, "batch pos width"]
     ) -> Float[Tensor, "*receivers batch pos width"]:
-        """Return the gradient in `x` of a function whose gradient in `normalized(x)` is given."""
+        """Carry a gradient at `normalized(x)` back to `x`: multiply it by the transposed Jacobian of the norm."""
         if self.kind == "none":
             return of_normalized
         scale, centred = self.token_scale(x)[..., None], self.centred(x)

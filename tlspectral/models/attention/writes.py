@@ -176,7 +176,7 @@ class LayerReads:
     def change_each(
         self, x: Float[Tensor, "batch pos d_model"], removed: Float[Tensor, "heads batch pos d_model"]
     ) -> Float[Tensor, "batch pos heads d_head"]:
-        """Return the same where each head reads a stream of its own, `x` less its `removed`."""
+        """Return the change of each head's projection where head h reads `x - removed[h]` in place of `x`."""
         before, after = (self.norm.token_scale(stream) for stream in (x, x - removed))
         x, removed = self.norm.centred(x), self.norm.centred(removed)
         own = torch.einsum("hbpm,hmd->bphd", removed, self.weight)
