@@ -184,22 +184,42 @@ def _olmo2() -> PretrainedConfig:
     return transformers.Olmo2Config(**LLAMA_SHAPE)
 
 
-def _deepseek_v3() -> PretrainedConfig:
-    """Multi-head latent attention."""
-    return transformers.DeepseekV3Config(
-        **{**LLAMA_SHAPE, "num_key_value_heads": HEADS},
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        n_group=2,
-        topk_group=1,
-        first_k_dense_replace=1,
-        kv_lora_rank=16,
-        q_lora_rank=24,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=12,
+_LATENT = {
+    **LLAMA_SHAPE,
+    "num_key_value_heads": HEADS,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 12,
+}
+_EXPERTS = {
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
+
+def _deepseek_v2(**changes: Any) -> PretrainedConfig:
+    """Latent attention that rotates complex numbers; V2 Lite has no latent of queries."""
+    return transformers.DeepseekV2Config(**{**_LATENT, **_EXPERTS, "n_group": 1, **changes})
+
+
+def _deepseek_v3(**changes: Any) -> PretrainedConfig:
+    """Latent attention with biases, and a score scale that grows with YaRN's factor."""
+    rope = _rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=0.7)
+    given = {**_LATENT, **_EXPERTS, "attention_bias": True, "rope_parameters": rope}
+    return transformers.DeepseekV3Config(**{**given, **changes})
+
+
+def _glm5() -> PretrainedConfig:
+    """Latent attention to the keys that an indexer picks, 8 of each query."""
+    return transformers.GlmMoeDsaConfig(
+        **{**_LATENT, **_EXPERTS, "n_group": 1}, index_n_heads=4, index_topk=8, index_head_dim=16
     )
 
 
@@ -328,6 +348,7 @@ SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "olmo2": (_olmo2, "Olmo2ForCausalLM"),
     "phi3_longrope": (_phi3_longrope, "Phi3ForCausalLM"),
     "dynamic": (_dynamic, "LlamaForCausalLM"),
+    "deepseek_v2": (_deepseek_v2, "DeepseekV2ForCausalLM"),
     "deepseek_v3": (_deepseek_v3, "DeepseekV3ForCausalLM"),
     "mamba": (_mamba, "MambaForCausalLM"),
     "qwen3_next": (_qwen3_next, "Qwen3NextForCausalLM"),
@@ -348,6 +369,11 @@ FALCONS: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
 
 MORE_SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     **FALCONS,
+    "deepseek_v2_lite": (lambda: _deepseek_v2(q_lora_rank=None), "DeepseekV2ForCausalLM"),
+    "deepseek_v3_halves": (lambda: _deepseek_v3(rope_interleave=False), "DeepseekV3ForCausalLM"),
+    "glm4_lite": (lambda: transformers.Glm4MoeLiteConfig(**{**_LATENT, **_EXPERTS}), "Glm4MoeLiteForCausalLM"),
+    "glm5": (_glm5, "GlmMoeDsaForCausalLM"),
+    "youtu": (lambda: transformers.YoutuConfig(**_LATENT), "YoutuForCausalLM"),
     "olmo": (lambda: transformers.OlmoConfig(**LLAMA_SHAPE), "OlmoForCausalLM"),
     "gemma": (lambda: transformers.GemmaConfig(**LLAMA_SHAPE, head_dim=16), "GemmaForCausalLM"),
     "phi3": (lambda: transformers.Phi3Config(**LLAMA_SHAPE), "Phi3ForCausalLM"),

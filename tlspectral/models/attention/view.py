@@ -15,6 +15,7 @@ from tlspectral.algebra.rotary import RotaryGeometry, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
+from tlspectral.models.attention.latent import latent_points
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     LiveFactors,
@@ -223,6 +224,7 @@ class AttentionView:
             "value": f"{attention}.hook_v",
             "z": f"{attention}.hook_z",
             "pattern": f"{attention}.hook_pattern",
+            **latent_points(self.model.blocks[index].attn, attention),
         }
         if not self.delegates_attention(index):
             names["scores"] = f"{attention}.hook_attn_scores"
