@@ -216,10 +216,10 @@ def _deepseek_v3(**changes: Any) -> PretrainedConfig:
     return transformers.DeepseekV3Config(**{**given, **changes})
 
 
-def _glm5() -> PretrainedConfig:
-    """Latent attention to the keys that an indexer picks, 8 of each query."""
+def _glm5(selected: int) -> PretrainedConfig:
+    """Latent attention to the keys that an indexer picks for each query."""
     return transformers.GlmMoeDsaConfig(
-        **{**_LATENT, **_EXPERTS, "n_group": 1}, index_n_heads=4, index_topk=8, index_head_dim=16
+        **{**_LATENT, **_EXPERTS, "n_group": 1}, index_n_heads=4, index_topk=selected, index_head_dim=16
     )
 
 
@@ -348,8 +348,6 @@ SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "olmo2": (_olmo2, "Olmo2ForCausalLM"),
     "phi3_longrope": (_phi3_longrope, "Phi3ForCausalLM"),
     "dynamic": (_dynamic, "LlamaForCausalLM"),
-    "deepseek_v2": (_deepseek_v2, "DeepseekV2ForCausalLM"),
-    "deepseek_v3": (_deepseek_v3, "DeepseekV3ForCausalLM"),
     "mamba": (_mamba, "MambaForCausalLM"),
     "qwen3_next": (_qwen3_next, "Qwen3NextForCausalLM"),
     "bert": (_bert, "BertForMaskedLM"),
@@ -367,13 +365,21 @@ FALCONS: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
 }
 """Falcon 7B, 40B, the same with biases, Falcon 2, and Falcon RW: their bridges are made by `load_model` alone."""
 
-MORE_SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
-    **FALCONS,
+LATENTS: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
+    "deepseek_v2": (_deepseek_v2, "DeepseekV2ForCausalLM"),
+    "deepseek_v3": (_deepseek_v3, "DeepseekV3ForCausalLM"),
     "deepseek_v2_lite": (lambda: _deepseek_v2(q_lora_rank=None), "DeepseekV2ForCausalLM"),
     "deepseek_v3_halves": (lambda: _deepseek_v3(rope_interleave=False), "DeepseekV3ForCausalLM"),
     "glm4_lite": (lambda: transformers.Glm4MoeLiteConfig(**{**_LATENT, **_EXPERTS}), "Glm4MoeLiteForCausalLM"),
-    "glm5": (_glm5, "GlmMoeDsaForCausalLM"),
+    "glm5": (lambda: _glm5(CONTEXT), "GlmMoeDsaForCausalLM"),
+    "glm5_selecting": (lambda: _glm5(8), "GlmMoeDsaForCausalLM"),
     "youtu": (lambda: transformers.YoutuConfig(**_LATENT), "YoutuForCausalLM"),
+}
+"""Latent attention. Without a latent of queries (V2 Lite), with pairs (t, t + half) as in MiniCPM3, with an indexer."""
+
+MORE_SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
+    **FALCONS,
+    **LATENTS,
     "olmo": (lambda: transformers.OlmoConfig(**LLAMA_SHAPE), "OlmoForCausalLM"),
     "gemma": (lambda: transformers.GemmaConfig(**LLAMA_SHAPE, head_dim=16), "GemmaForCausalLM"),
     "phi3": (lambda: transformers.Phi3Config(**LLAMA_SHAPE), "Phi3ForCausalLM"),

@@ -14,7 +14,13 @@ from torch import Tensor
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, pair_columns
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
-from tlspectral.models.attention.latent import adjacent_pairs, complex_tables, is_latent, latent_projections
+from tlspectral.models.attention.latent import (
+    adjacent_pairs,
+    complex_tables,
+    is_latent,
+    latent_projections,
+    selected_keys,
+)
 from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNorm
 
@@ -53,6 +59,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         alibi=_alibi(model, wrapped, layer, len(projections["w_q"])),
         rotary=_rotary(model, wrapped, layer, d_head),
         even_scale_up_to=_even_scale_up_to(wrapped),
+        selected_keys=selected_keys(wrapped),
     )
 
 

@@ -42,6 +42,7 @@ class Latent:
         bias: of W_D, None without one.
         gain: of the norm, None without one.
         up: W_U of each head.
+        family: name of the attention's class.
     """
 
     down: Float[Tensor, "d_model width"]
@@ -49,6 +50,7 @@ class Latent:
     gain: Float[Tensor, "rank"] | None
     eps: float
     up: Float[Tensor, "heads rank columns"]
+    family: str
 
     over_heads = False
 
@@ -56,6 +58,11 @@ class Latent:
     def rank(self) -> int:
         """Columns of the latent."""
         return self.up.shape[1]
+
+    @property
+    def bias_or_zero(self) -> Float[Tensor, "width"]:
+        """The bias of W_D, 0 without one."""
+        return self.down.new_zeros(self.down.shape[1]) if self.bias is None else self.bias
 
     @property
     def white_scale(self) -> Float[Tensor, ""]:
@@ -80,9 +87,8 @@ class Latent:
 
     def behind(self, norm: Normalization) -> "Latent":
         """Return the latent of a normalised residual stream, gain and bias of the input's norm folded in."""
-        bias = None if self.bias is None else self.bias[None]
-        folded = folded_bias(self.down[None], bias, norm)[0]
-        return replace(self, down=folded_weight(self.down[None], norm)[0], bias=folded)
+        bias = folded_bias(self.down[None], self.bias_or_zero[None], norm)[0]
+        return replace(self, down=folded_weight(self.down[None], norm)[0], bias=bias)
 
     def projection(self) -> Float[Tensor, "heads d_model d_head"]:
         """Return `W_D g W_U` of each head, with the columns beside the norm behind; differentiable."""
@@ -112,7 +118,7 @@ class Latent:
 
     def of_input(self, n: Float[Tensor, "*batch rows d_model"]) -> Float[Tensor, "*batch rows heads d_head"]:
         """Return `scale_of` the latents of a normalised residual stream; of a latent that is `behind` its norm."""
-        return self.scale_of(n @ self.down if self.bias is None else n @ self.down + self.bias)
+        return self.scale_of(n @ self.down + self.bias_or_zero)
 
     def inputs(self, captured: Float[Tensor, "*batch rows width"]) -> HeadInputs:
         """Return queries or keys of all heads from latents as a run has them, behind W_D and before the norm."""
@@ -121,11 +127,8 @@ class Latent:
         return HeadInputs(latent._of_heads(latents).movedim(-3, -2), self.scale_of(latents))
 
     def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
-        """Refuse queries or keys without their latents, from which 1/rms cannot be told. Raises UnsupportedArchitecture."""
-        raise UnsupportedArchitecture(
-            "latent attention: the factor of the latent's norm cannot be read from queries or keys alone, which this "
-            "function has; it does not read latent attention"
-        )
+        """Refuse queries or keys without their latents, of which the norm is. Raises UnsupportedArchitecture."""
+        raise UnsupportedArchitecture(f"latent attention ({self.family}): 1/rms of a latent is not that of a head")
 
     def applied(
         self, x: Float[Tensor, "*batch heads d_head"], token_scale: Float[Tensor, "*batch heads d_head"]
@@ -144,27 +147,35 @@ def is_latent(attention: Any) -> bool:
     return hasattr(attention, "hook_kv_latent")
 
 
-def latent_projections(
-    wrapped: Any, read_norm: Callable[..., Normalization], layer: int
-) -> dict[str, Any]:
-    """Return weights and norms of a layer, by the names of `RawAttention`: W_Q, W_K and W_V are those of each head, W_U.
+def latent_projections(wrapped: Any, read_norm: Callable[..., Normalization], layer: int) -> dict[str, Any]:
+    """Return weights and norms of a layer by the names of `RawAttention`: W_Q, W_K and W_V are W_U of each head.
 
     `read_norm` reads a module of a `shape`, and says `where` it is if it cannot.
     """
+    family = type(wrapped).__name__
     heads, content, rotary = wrapped.num_heads, wrapped.qk_nope_head_dim, wrapped.qk_rope_head_dim
     keys_values = wrapped.kv_b_proj.weight.unflatten(0, (heads, -1)).mT
     w_k, w_v = keys_values[..., :content], keys_values[..., content:]
     down = wrapped.kv_a_proj_with_mqa
     norm = _latent_norm(wrapped.kv_a_layernorm, w_k.shape[1], read_norm, f"layer {layer}, norm of the keys' latent")
-    k_norm = Latent(down.weight.mT, down.bias, norm.gain, norm.eps, w_k)
+    k_norm = Latent(down.weight.mT, down.bias, norm.gain, norm.eps, w_k, family)
     if wrapped.q_lora_rank is None:
         w_q, q_norm = wrapped.q_proj.weight.unflatten(0, (heads, -1)).mT, None
     else:
         w_q = wrapped.q_b_proj.weight.unflatten(0, (heads, content + rotary)).mT
         norm = _latent_norm(wrapped.q_a_layernorm, w_q.shape[1], read_norm, f"layer {layer}, norm of queries' latent")
-        q_norm = Latent(wrapped.q_a_proj.weight.mT, wrapped.q_a_proj.bias, norm.gain, norm.eps, w_q)
+        q_norm = Latent(wrapped.q_a_proj.weight.mT, wrapped.q_a_proj.bias, norm.gain, norm.eps, w_q, family)
     w_o = wrapped.o_proj.weight.mT.unflatten(0, (heads, -1))
-    return {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "b_q": None, "b_k": None, "q_norm": q_norm, "k_norm": k_norm}
+    return {
+        "w_q": w_q,
+        "w_k": w_k,
+        "w_v": w_v,
+        "w_o": w_o,
+        "b_q": None,
+        "b_k": None,
+        "q_norm": q_norm,
+        "k_norm": k_norm,
+    }
 
 
 def _latent_norm(module: Any, rank: int, read_norm: Callable[..., Normalization], where: str) -> Normalization:
@@ -177,14 +188,21 @@ def _latent_norm(module: Any, rank: int, read_norm: Callable[..., Normalization]
 
 
 def latent_points(attention: Any, point: str) -> dict[str, str]:
-    """Return the hook points of latent attention behind W_D of queries and keys (behind W_Q without a latent of queries)
-    and behind W_U of values, by what passes there. The bridge's `hook_q` and `hook_k` are behind the rotation.
+    """Return the hook points that latent attention has for queries, keys and values; none of other attention.
+
+    They are behind W_D of queries (W_Q without a latent of queries) and keys, and behind W_U of values: the bridge's
+    `hook_q` and `hook_k` are behind the rotation.
     """
     if not is_latent(attention):
         return {}
     query = "q_proj" if attention.original_component.q_lora_rank is None else "q_a_proj"
     points = {"query": query, "key": "kv_a_proj_with_mqa", "value": "kv_b_proj"}
     return {name: f"{point}.{module}.hook_out" for name, module in points.items()}
+
+
+def selected_keys(wrapped: Any) -> int | None:
+    """Return how many keys an indexer picks for each query (GLM 5), None without an indexer."""
+    return int(wrapped.config.index_topk) if hasattr(wrapped, "indexer") else None
 
 
 def adjacent_pairs(wrapped: Any) -> bool:

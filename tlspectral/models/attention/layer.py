@@ -14,7 +14,7 @@ from tlspectral.algebra.records import one_line
 from tlspectral.algebra.rotary import RotaryGeometry, widened, with_gain_and_phase
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi
-from tlspectral.models.attention.latent import Latent
+from tlspectral.models.attention.latent import HeadInputs, Latent
 from tlspectral.models.attention.norms import Normalization, QueryKeyNorm, folded_bias, folded_weight
 
 
@@ -23,7 +23,7 @@ class LayerSettings:
     """What a layer has beside its projections.
 
     Past `even_scale_up_to` tokens some models scale a query by its position (Ministral 3); None where no query is
-    scaled.
+    scaled. In prompts longer than `selected_keys` an indexer picks so many keys for each query (GLM 5); None without.
     """
 
     norm: Normalization
@@ -34,8 +34,35 @@ class LayerSettings:
     alibi: Alibi | None
     rotary: RotaryGeometry | None
     even_scale_up_to: int | None = None
+    selected_keys: int | None = None
 
     __repr__ = one_line
+
+    def inputs(self, what: Literal["query", "key"], captured: Float[Tensor, "*captured"]) -> HeadInputs:
+        """Return queries or keys by head, before a query/key norm and rotation, from what passes their hook point."""
+        norm = self.q_norm if what == "query" else self.k_norm
+        if isinstance(norm, Latent):
+            return norm.inputs(captured)
+        if isinstance(self.k_norm, Latent):  # queries without a latent of their own
+            captured = captured.unflatten(-1, (len(self.k_norm.up), -1))
+        return HeadInputs(captured, None)
+
+    def values(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos kv_heads d_head"]:
+        """Return values by head from what passes their hook point; there those of a latent follow the head's keys."""
+        if not isinstance(self.k_norm, Latent):
+            return captured
+        heads, _, columns = self.k_norm.up.shape
+        return captured.unflatten(-1, (heads, -1))[..., columns:]
+
+    def normed(self, what: Literal["query", "key"], captured: Float[Tensor, "*captured"]) -> Float[Tensor, "*by_head"]:
+        """Return `inputs` behind the norm of queries or keys, where there is one, in float32 at least."""
+        x, scale = self.inputs(what, widened(captured))
+        norm = self.q_norm if what == "query" else self.k_norm
+        return x if norm is None else norm.applied(x, scale)
+
+    def without_weights(self) -> "LayerSettings":
+        """Return the settings alone, of a layer whose weights may be copies."""
+        return LayerSettings(**{each.name: getattr(self, each.name) for each in fields(LayerSettings)})
 
     @property
     def valid_up_to(self) -> int | None:
@@ -334,6 +361,12 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
             f"layer {index}: the prompt has {n_positions} tokens, and from token {limit} on this model scales queries "
             f"by their position (llama_4_scaling_beta), which is not modelled; use prompts of at most {limit} tokens"
         )
+
+
+def require_own_projections(layer: LayerSettings, index: int, reason: str) -> None:
+    """Refuse a layer whose keys and values come from a latent, for a reason. Raises UnsupportedArchitecture."""
+    if isinstance(layer.k_norm, Latent):
+        raise UnsupportedArchitecture(f"layer {index}: latent attention ({layer.k_norm.family}); {reason}")
 
 
 def require_unclipped(limit: float | None, layer: int) -> None:
