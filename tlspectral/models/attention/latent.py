@@ -96,7 +96,7 @@ class Latent:
 
     def values(self, up: Float[Tensor, "heads rank d_head"]) -> Float[Tensor, "heads d_model d_head"]:
         """Return `W_D g W_U` of another W_U, without the columns beside the norm."""
-        return replace(self, down=self.down[:, : self.rank], up=up).projection()
+        return replace(self, down=self.down[:, : self.rank], bias=None, up=up).projection()
 
     def projected_bias(self) -> Float[Tensor, "heads d_head"] | None:
         """Return what the bias of W_D gives in each head, before the factor of the norm."""
