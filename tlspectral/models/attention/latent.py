@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.algebra.rotary import widened
+from tlspectral.algebra.rotary import in_float64, widened
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.norms import Normalization, folded_bias, folded_weight
 
@@ -123,7 +123,12 @@ class Latent:
     def inputs(self, captured: Float[Tensor, "*batch rows width"]) -> HeadInputs:
         """Return queries or keys of all heads from latents as a run has them, behind W_D and before the norm."""
         latents = widened(captured)
-        latent = self.as_(lambda value: value.to(latents))
+
+        def alike(value: Tensor) -> Tensor:
+            # By way of float64, which one of the two devices may lack.
+            return in_float64(value).to(latents.dtype).to(latents.device)
+
+        latent = replace(self, gain=None if self.gain is None else alike(self.gain), up=alike(self.up))
         return HeadInputs(latent._of_heads(latents).movedim(-3, -2), self.scale_of(latents))
 
     def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
