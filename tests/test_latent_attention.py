@@ -7,6 +7,7 @@ import pytest
 import torch
 import zoo
 from latent_reference import queries_and_keys
+from streamed_checkpoints import analyze, assert_streamed_equals_loaded
 
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
@@ -129,6 +130,19 @@ def test_b_is_that_of_white_input():
     mean_square = (n @ latent.down[:, :RANK]).square().mean()
     # Sampling: 0.3 % at 20,000 tokens.
     assert float(mean_square.rsqrt()) == pytest.approx(float(latent.white_scale), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2_lite", "deepseek_v3"])
+def test_layers_are_read_from_files_too(name, tmp_path):
+    path = zoo.save_folder(name, tmp_path)
+    assert_streamed_equals_loaded(analyze(path), analyze(tls.load_model(path)))
+
+
+def test_of_files_a_layer_without_its_own_indexer_is_refused(tmp_path):
+    path = zoo.save_folder("glm5", tmp_path)
+    assert_streamed_equals_loaded(analyze(path, heads="L0"), analyze(tls.load_model(path), heads="L0"))
+    with pytest.raises(UnsupportedArchitecture, match=r"layer 1: .* do not agree on self_attn.indexer"):
+        analyze(path)
 
 
 # --- heads that are known beforehand ---

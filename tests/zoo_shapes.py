@@ -217,9 +217,13 @@ def _deepseek_v3(**changes: Any) -> PretrainedConfig:
 
 
 def _glm5(selected: int) -> PretrainedConfig:
-    """Latent attention to the keys that an indexer picks for each query."""
+    """Latent attention to the keys that an indexer picks for each query; the second layer takes those of the first."""
     return transformers.GlmMoeDsaConfig(
-        **{**_LATENT, **_EXPERTS, "n_group": 1}, index_n_heads=4, index_topk=selected, index_head_dim=16
+        **{**_LATENT, **_EXPERTS, "n_group": 1},
+        index_n_heads=4,
+        index_topk=selected,
+        index_head_dim=16,
+        indexer_types=["full", "shared"],
     )
 
 

@@ -136,10 +136,10 @@ class Latent:
         raise UnsupportedArchitecture(f"latent attention ({self.family}): 1/rms of a latent is not that of a head")
 
     def applied(
-        self, x: Float[Tensor, "*batch heads d_head"], token_scale: Float[Tensor, "*batch heads d_head"]
+        self, x: Float[Tensor, "*batch heads d_head"], token_scale: Float[Tensor, "*batch heads d_head"] | None = None
     ) -> Float[Tensor, "*batch heads d_head"]:
-        """Return queries or keys behind the norm, whose gain is in W_U already."""
-        return x * token_scale
+        """Return queries or keys behind the norm, whose gain is in W_U already, given the scale of their latents."""
+        return x * (self.token_scale(x) if token_scale is None else token_scale)
 
     def _of_heads(self, rows: Float[Tensor, "*batch rows width"]) -> Float[Tensor, "*batch heads rows d_head"]:
         latents, beside = rows[..., None, :, : self.rank], rows[..., None, :, self.rank :]
