@@ -84,7 +84,7 @@ class LastQuery:
 
 def last_query(
     raw: RawAttention,
-    query: Float[Tensor, "*width"],
+    query: Float[Tensor, "*asked"],
     keys: Float[Tensor, "keys *width"],
     tables: tuple[Float64[Tensor, "*heads keys pairs"], Float64[Tensor, "*heads keys pairs"]] | None,
     visible: Bool[Tensor, "keys"],
