@@ -1,0 +1,48 @@
+"""The command that joins what shards made: `collect`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tlspectral.cli.app import app
+
+
+@app.command(short_help="the table of a folder that shards have filled")
+def collect(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of commands that were given --shard.")],
+) -> None:
+    """Make the tables of work that was shared out, or say which parts are missing; the exit status is then 1.
+
+    When all parts are there, the command that the shards were given runs again without --shard, in the folder where it
+    was given. It makes no part, and writes and prints what it does without shards.
+
+    Example: tlspectral collect sweep
+    """
+    from tlspectral.tables.sharing import Shard, noted_works, require_parts, sharing
+
+    works = list(noted_works(folder))
+    if not works:
+        raise ValueError(f"{folder} holds no work of shards: name the folder of commands that were given --shard")
+    parts: dict[Path, dict[str, None]] = {}
+    for path, work in works:
+        parts.setdefault(path, {}).update(dict.fromkeys(work["parts"]))
+    for path, names in parts.items():
+        require_parts(path, names)
+        typer.echo(f"{path}: all {len(names)} parts are there", err=True)
+    commands = {(*work["command"], work["directory"]): work for _, work in works if "command" in work}
+    if not commands:
+        typer.echo("the function that was given this folder returns the table now, and makes no part")
+    began_in = Path.cwd()
+    for work in commands.values():
+        typer.echo(f"tlspectral {' '.join(work['command'])}", err=True)
+        os.chdir(work["directory"])
+        try:
+            with sharing(Shard(0, 1)):
+                status = ctx.find_root().command.main(work["command"], standalone_mode=False)
+        finally:
+            os.chdir(began_in)
+        if status:
+            raise typer.Exit(int(status))
