@@ -4,14 +4,13 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import typer.main
 
 from tlspectral.cli.app import app
 
 
 @app.command(short_help="the table of a folder that shards have filled")
 def collect(
-    ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of commands that were given --shard.")],
 ) -> None:
     """Make the tables of work that was shared out, or say which parts are missing; the exit status is then 1.
@@ -41,7 +40,7 @@ def collect(
         os.chdir(work["directory"])
         try:
             with sharing(Shard(0, 1)):
-                status = ctx.find_root().command.main(work["command"], standalone_mode=False)
+                status = typer.main.get_group(app).main(work["command"], standalone_mode=False)
         finally:
             os.chdir(began_in)
         if status:

@@ -226,7 +226,7 @@ def _entry(name: str) -> _Entry:
         path = os.path.abspath(Path(name).expanduser())
         real_path = os.path.realpath(path)  # two links to one folder are one model
         part = file_name(os.path.basename(real_path), f"{source.kind} {real_path}")
-        return _Entry(path, path, part, missing_part, files_state(source), files_size(source))
+        return _Entry(path, path, part, missing_part, files_state(source), float(files_size(source)))
     except Exception:  # analyze_heads raises it again, where it is noted
         return _Entry(name, name, missing_part, missing_part)
 
