@@ -327,7 +327,8 @@ def shell(inside):
 
     def run_script(script, **variables):
         script = script.replace("MODEL", "tiny-rope").replace("16", "2")
-        environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables}
+        ours = {"PATH": path, "PYTHONPATH": str(PAGE.parents[1]), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **ours, **variables}
         done = subprocess.run(
             ["bash", "-e"], input=script, text=True, capture_output=True, check=False, env=environment
         )
@@ -379,17 +380,10 @@ def test_the_array_of_submitit_with_its_jobs_run_one_after_another(inside):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
 @pytest.mark.usefixtures("dask_cluster")
 def test_the_workers_of_a_dask_cluster(inside):
-    """The recipe inside the block; the cluster is the fixture's."""
-    code = recipe("python", "dask").replace("MODEL", "tiny-rope")
-    *_, block = code.partition("with joblib")
-    exec(
-        compile(
-            f"import joblib\nimport tlspectral as tls\nmodel = tls.load_model('tiny-rope')\nwith joblib{block}",
-            PAGE.name,
-            "exec",
-        ),
-        {},
-    )
+    """The block of the recipe; the cluster is the fixture's."""
+    block = recipe("python", "dask").partition("with joblib")[2].replace("/shared", str(inside))
+    model = tls.load_model("tiny-rope")
+    exec(compile(f"with joblib{block}", PAGE.name, "exec"), {"joblib": joblib, "tls": tls, "model": model})
     assert len(read_table(inside / "sweep.parquet")) == 8
 
 
