@@ -211,9 +211,8 @@ def test_collect_says_what_is_missing_and_then_makes_the_table(inside, monkeypat
     monkeypatch.chdir("elsewhere")  # paths are those of the folder where the command was given
     done = run("collect", inside / "sweep")
     assert done.exit_code == 0, done.output
-    assert Path.cwd() == inside / "elsewhere"
     assert done.stdout == printed
-    assert done.stderr == f"{inside / 'sweep'}: all 2 parts are there\ntlspectral {' '.join(SWEEP)}\n"
+    assert done.stderr == f"{inside / 'sweep'}: all 2 parts are there\n"
     assert (inside / "sweep.parquet").read_bytes() == by_last
 
     monkeypatch.chdir(inside)
@@ -247,7 +246,7 @@ def test_collect_of_parts_that_a_function_made():
             tls.ablation_sweep(model, "output", folder="sweep")
         done = run("collect", "sweep")
         assert done.exit_code == status
-    assert done.stdout == "the function that was given this folder returns the table now, and makes no part\n"
+    assert done.output == "sweep: all 2 parts are there\n"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +282,8 @@ def test_both_ways_of_swapping_are_shared_out(inside, monkeypatch):
 def test_tables_of_a_report_are_shared_out(inside):
     command = ["report", "tiny-rope", "-o", "tiny"]
     assert run(*command, "--shard", "1/2").exit_code == 0
-    assert sorted(file.stem for file in (inside / "tiny").glob("*.parquet")) == ["heads", "kernel_prediction"]
+    first = ["directions", "heads", "kernels"]  # every shard that does not find the heads makes them
+    assert sorted(file.stem for file in (inside / "tiny").glob("*.parquet")) == first
     done = run(*command, "--shard", "2/2")
     assert done.exit_code == 0, done.output
     names = ["directions", "heads", "kernel_prediction", "kernels"]

@@ -16,7 +16,8 @@ def collect(
     """Make the tables of work that was shared out, or say which parts are missing; the exit status is then 1.
 
     When all parts are there, the command that the shards were given runs again without --shard, in the folder where it
-    was given. It makes no part, and writes and prints what it does without shards.
+    was given. It makes no part, and writes and prints what it does without shards. Where a function of Python made the
+    parts, call it again: it returns the table.
 
     Example: tlspectral collect sweep
     """
@@ -31,17 +32,9 @@ def collect(
     for path, names in parts.items():
         require_parts(path, names)
         typer.echo(f"{path}: all {len(names)} parts are there", err=True)
-    commands = {(*work["command"], work["directory"]): work for _, work in works if "command" in work}
-    if not commands:
-        typer.echo("the function that was given this folder returns the table now, and makes no part")
-    began_in = Path.cwd()
-    for work in commands.values():
-        typer.echo(f"tlspectral {' '.join(work['command'])}", err=True)
-        os.chdir(work["directory"])
-        try:
-            with sharing(Shard(0, 1)):
-                status = typer.main.get_group(app).main(work["command"], standalone_mode=False)
-        finally:
-            os.chdir(began_in)
+    for *command, directory in {(*work["command"], work["directory"]): None for _, work in works if "command" in work}:
+        os.chdir(directory)
+        with sharing(Shard(0, 1)):
+            status = typer.main.get_group(app).main(command, standalone_mode=False)
         if status:
             raise typer.Exit(int(status))

@@ -19,7 +19,6 @@ from tlspectral.cli.app import (
     require_writable,
 )
 from tlspectral.cli.summary import read_heads
-from tlspectral.errors import MissingParts, TlspectralError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,12 +90,7 @@ def report(
         heads = read_heads(Path(source))
     else:
         loaded = tlspectral.load_model(source, backend=backend, revision=revision, device=device, dtype=dtype)
-        try:
-            heads, measured = _measured(loaded, output, set(further), failures, seed, quiet)
-        except MissingParts:
-            if failures:
-                raise typer.Exit(1) from None
-            raise
+        heads, measured = _measured(loaded, output, set(further), failures, seed, quiet)
         further |= measured
     write_report(heads, page, **further)
     if not quiet:
@@ -111,7 +105,7 @@ def _measured(
     """Return the heads of a model and its other tables but those that are given; note what could not be made."""
     from tlspectral.models.attention import attention_view
     from tlspectral.tables.parts import open_parts
-    from tlspectral.tables.sharing import in_every_shard
+    from tlspectral.tables.sharing import sharing
     from tlspectral.tables.work import WorkPart, finished_parts
 
     origin = attention_view(model).origin()
@@ -123,19 +117,15 @@ def _measured(
         missing = [name for name in wanted if not (folder / f"{name}.parquet").exists()]
         typer.echo(f"to measure: {', '.join(missing)}" if missing else "all tables are there")
     made = partial(finished_parts, folder=parts, description="report", unit="table")
+    with sharing(None):  # every shard needs them first
+        heads = made([WorkPart("heads", makers["heads"])])["heads"]
+    makers["directions"] = partial(_directions, model, heads, seed)
 
     def failed(name: str, failure: "PartFailure") -> None:
-        if name == "heads":
-            raise TlspectralError(failure.message)
         failures[name] = failure
         typer.echo(f"no {name}: {failure.error}: {' '.join(failure.message.split())}", err=True)
 
-    tables = made([WorkPart(name, makers[name]) for name in wanted if name in makers], failed=failed)
-    heads = tables.pop("heads")
-    if "directions" in wanted:
-        directions = WorkPart("directions", partial(_directions, model, heads, seed))
-        with in_every_shard():
-            tables |= made([directions], failed=failed)
+    tables = made([WorkPart(name, makers[name]) for name in wanted[1:]], failed=failed)
     if "kernel_prediction" in tables:
         tables["prediction"] = tables.pop("kernel_prediction")
     return heads, tables

@@ -10,7 +10,7 @@ import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables.schema import Schema
-from tlspectral.tables.sharing import in_every_shard
+from tlspectral.tables.sharing import sharing
 from tlspectral.tables.work import WorkPart, finished_parts
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Measurement:
 
     def first(self, part: WorkPart) -> pd.DataFrame:
         """Return the table of a part that the others need. Every shard that does not find it makes it."""
-        with in_every_shard():
+        with sharing(None):
             return self.made([part], description=part.name, unit="part")[part.name]
 
     def made(self, parts: Iterable[WorkPart], **how: Any) -> dict[str, pd.DataFrame]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,11 +27,9 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Shard:
-    """What one of several jobs makes: every `count`-th part, from part number `index` on.
+    """What one of several jobs makes: every `count`-th part, from part number `index` on; none where that is 0.
 
     Attributes:
-        index: 1 to `count`. 0 makes no part.
-        count: number of shards.
         asked: how this work is asked for again, as JSON, noted in the folder for `tlspectral collect`.
     """
 
@@ -43,10 +41,7 @@ class Shard:
     def numbered(cls, index: int, count: int, **asked: Any) -> "Shard":
         """Return shard `index` of `count`. Raises ValueError unless it is one of 1 to `count`."""
         if not 1 <= index <= count:
-            raise ValueError(
-                f"there is no shard {index} of {count}: shards count from 1 to their number, as in sbatch "
-                f"--array=1-{max(count, 1)}"
-            )
+            raise ValueError(f"there is no shard {index} of {count}: shards count from 1, as in sbatch --array=1-16")
         return cls(index, count, asked)
 
     def tables(
@@ -75,11 +70,7 @@ class Shard:
 
 
 _SHARD: ContextVar[Shard | None] = ContextVar("shard", default=None)
-
-
-def current_shard() -> Shard | None:
-    """Return the shard that measurements of this thread belong to."""
-    return _SHARD.get()
+current_shard = _SHARD.get
 
 
 @contextmanager
@@ -93,25 +84,13 @@ def sharing(one: Shard | None) -> Iterator[None]:
 
 
 @contextmanager
-def in_every_shard() -> Iterator[None]:
-    """Make the parts of measurements inside the context in every shard, unless that makes none."""
-    share = current_shard()
-    with sharing(None if share is None else replace(share, index=min(share.index, 1), count=1)):
-        yield
-
-
-@contextmanager
 def shard(index: int, count: int) -> Iterator[None]:
     """Let the measurement in this block make the parts of one of `count` shards, in the folder that it is given.
 
-    Every job runs the same block with an `index` of its own. A stored part is never made again, so a job that was
-    killed, or is started twice, makes what is missing of its parts. Where parts of other shards are missing, the block
-    ends there without an error: what stands behind the measurement runs in the jobs that find all parts. A second
-    measurement needs a block of its own.
-
-    Args:
-        index: 1 to `count`, such as the number of a job of an array.
-        count: number of shards.
+    Every job runs the same block with an `index` of its own, from 1 to `count`. A stored part is never made again, so a
+    job that was killed makes what is missing of its parts when it is started again. Where parts of other shards are
+    missing, the block ends there without an error: what stands behind the measurement runs in the jobs that find all
+    parts. A second measurement needs a block of its own.
 
     Raises:
         ValueError: `index` is not one of 1 to `count`; inside, a measurement without a folder, or of a generator.
@@ -144,10 +123,7 @@ def require_parts(folder: Path, names: Collection[str]) -> None:
 
 
 def noted_works(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the folders of parts, at any depth, with what shards noted there.
-
-    A note has `parts`, the names of all parts of a work, and what the shards were given as `asked`.
-    """
+    """Yield the folders of parts, at any depth, with what shards noted there: all `parts` of a work, and `asked`."""
     for file in sorted(folder.rglob(f"{_WORKS}/*.json")):
         yield file.parents[1], json.loads(file.read_text(encoding="utf-8"))
 
