@@ -139,7 +139,7 @@ def test_layers_are_read_from_files_too(name, tmp_path):
 
 
 def test_of_files_a_layer_without_its_own_indexer_is_refused(tmp_path):
-    path = zoo.save_folder("glm5", tmp_path)
+    path = zoo.save_folder("glm5_selecting", tmp_path)
     assert_streamed_equals_loaded(analyze(path, heads="L0"), analyze(tls.load_model(path), heads="L0"))
     with pytest.raises(UnsupportedArchitecture, match=r"layer 1: .* do not agree on self_attn.indexer"):
         analyze(path)
@@ -236,6 +236,13 @@ def test_scores_of_picked_keys_are_read_and_positions_are_not():
         assert int((pairs[layer] > 0).sum(-1).max()) == 8
     with pytest.raises(ValueError, match=r"12 tokens, but an indexer of this model lets a query see 8 keys"):
         tls.positional_symbolic(model, BLOCKS, mode="key")
+
+
+def test_a_run_does_not_begin_behind_the_indexer():
+    with pytest.raises(
+        UnsupportedArchitecture, match=r"layer 1: it sees the keys that the indexer of an earlier layer"
+    ):
+        tls.ablation_sweep(zoo.shared("bridge", "glm5_selecting"), "output", heads="L1H0")
 
 
 # --- what is refused ---

@@ -216,14 +216,14 @@ def _deepseek_v3(**changes: Any) -> PretrainedConfig:
     return transformers.DeepseekV3Config(**{**given, **changes})
 
 
-def _glm5(selected: int) -> PretrainedConfig:
-    """Latent attention to the keys that an indexer picks for each query; the second layer takes those of the first."""
+def _glm5(selected: int, second: str = "full") -> PretrainedConfig:
+    """Latent attention to the keys that an indexer picks for each query; a "shared" layer takes those of the first."""
     return transformers.GlmMoeDsaConfig(
         **{**_LATENT, **_EXPERTS, "n_group": 1},
         index_n_heads=4,
         index_topk=selected,
         index_head_dim=16,
-        indexer_types=["full", "shared"],
+        indexer_types=["full", second],
     )
 
 
@@ -358,7 +358,7 @@ LATENTS: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "deepseek_v3_halves": (lambda: _deepseek_v3(rope_interleave=False), "DeepseekV3ForCausalLM"),
     "glm4_lite": (lambda: transformers.Glm4MoeLiteConfig(**{**_LATENT, **_EXPERTS}), "Glm4MoeLiteForCausalLM"),
     "glm5": (lambda: _glm5(CONTEXT), "GlmMoeDsaForCausalLM"),
-    "glm5_selecting": (lambda: _glm5(8), "GlmMoeDsaForCausalLM"),
+    "glm5_selecting": (lambda: _glm5(8, "shared"), "GlmMoeDsaForCausalLM"),
     "youtu": (lambda: transformers.YoutuConfig(**_LATENT), "YoutuForCausalLM"),
 }
 """Latent attention. Without a latent of queries (V2 Lite), with pairs (t, t + half) as in MiniCPM3, with an indexer."""
