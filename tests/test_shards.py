@@ -1,5 +1,6 @@
 """Shards of one folder: who makes which part, what they say while parts are missing, and the table in the end."""
 
+import doctest
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from tlspectral.cli import app
 from tlspectral.errors import MissingParts
 from tlspectral.heads import analyze_models
 from tlspectral.tables import WorkPart, finished_parts, open_parts, read_table, shard
+from tlspectral.tables import sharing as engine
 from tlspectral.tables.sharing import Shard, sharing
 
 PAGE = Path(__file__).parents[1] / "docs" / "many_machines.md"
@@ -142,6 +144,12 @@ def test_an_error_of_a_part_leaves_the_block(work):
 
     with pytest.raises(OSError, match="no such disk"), shard(1, 2):
         finished([WorkPart("part0", refuse)], work.folder)
+
+
+def test_the_example_of_the_docstring_runs():
+    found = doctest.testmod(engine)
+    assert found.failed == 0
+    assert found.attempted == 4
 
 
 # --- functions ---
