@@ -98,7 +98,7 @@ def positional(
     asked = replace(given, swapped=blocks, queries=queries, draws=draws, **size)
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     view = attention_view(loaded)
-    rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
+    rotary = any(view.rotary(layer) is not None for layer in view.layers)
     if heads is not None and table is not None:
         require_table_of(loaded, heads)
         if bands and rotary:
