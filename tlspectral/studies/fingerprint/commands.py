@@ -232,8 +232,8 @@ def constrained(
 ) -> None:
     """Train two-layer models freely and with M or its phase constrained, and test when the circuit forms.
 
-    Weights and optimizer are kept every 500 steps (paper) or 100 (quick). A command that was stopped at any moment goes
-    on from there when it is given again, and gives the tables it would have given.
+    Weights and optimizer are kept every 100 steps. A command that was stopped at any moment goes on from there when it
+    is given again, and gives the tables it would have given.
 
     Example: tlspectral study constrained -o out/constrained --jobs 2
     """
