@@ -53,7 +53,7 @@ def replicate(
 ) -> None:
     """Recompute the numbers of "Fingerprint, Not Blueprint" from its published tables, and decide its sentences.
 
-    Numbers that differ come with the reason, sentences with their strictest and their kindest reading.
+    Numbers that differ come with the reason, sentences with what decides them.
 
     Example: tlspectral study replicate -o out/replication
     """
@@ -77,8 +77,7 @@ def replicate(
         typer.echo(f"{verdict}: {count} sentences")
         for _, row in table.loc[(table["kind"] == "sentence") & (table["verdict"] == verdict)].iterrows():
             typer.echo(f'  {row["where"]}: "{row["published"]}"')
-            for label, name in (("strictly", "strict"), ("kindly", "kindest")):
-                typer.echo(f"      {label} {replication.reading(row, name)}")
+            typer.echo(f"      {replication.deciding(row)}")
             typer.echo(f"      tested: {row['what']}; n = {row['n']}; power: {row['power']}\n      {row['why']}")
         typer.echo("")
     if compared is not None:
@@ -101,14 +100,12 @@ def replicate(
 
 def _counts(table: "pd.DataFrame", seconds: float) -> str:
     """How many sentences and numbers have each verdict, in two lines."""
-    counts = {
-        name: ", ".join(f"{count} {verdict}" for verdict, count in table.attrs[name].items())
-        for name in ("sentences", "verdicts")
-    }
+    from tlspectral.studies.fingerprint.replication import counted
+
     sizes = table["kind"].value_counts()
     return (
-        f"{sizes.get('sentence', 0)} sentences: {counts['sentences']}\n"
-        f"{sizes.get('number', 0)} published numbers in {seconds:.0f} s: {counts['verdicts']}"
+        f"{sizes.get('sentence', 0)} sentences: {counted(table.attrs['sentences'])}\n"
+        f"{sizes.get('number', 0)} published numbers in {seconds:.0f} s: {counted(table.attrs['verdicts'])}"
     )
 
 

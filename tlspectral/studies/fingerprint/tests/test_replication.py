@@ -200,6 +200,7 @@ def mutated(change):
         {name: of_track(track) for name, track in tables.checkpoints.items()},
         of_runs(tables.kernels),
         ConstrainedTables(*(of_runs(one) for one in vars(tables.constrained).values())),
+        tables.weak,
     )
 
 
