@@ -129,15 +129,15 @@ def main(folder: Annotated[Path, typer.Argument(help="Where tables and what was 
             profiles.append(row)
             typer.echo(f"{model_name} {name}: answered in {row['accuracy']:.2f}")
         correlations += shared(model_name, tables)
-    for name, frame in (
-        ("profiles", pd.DataFrame(profiles)),
-        ("shared", pd.DataFrame(correlations)),
-        ("agreement", pd.concat(agreements, ignore_index=True)),
-        ("pairs", pd.concat(pairs, ignore_index=True)),
-    ):
-        frame.round(4).to_csv(folder / f"{name}.csv", index=False)
-        if name != "pairs":
-            typer.echo(markdown(frame))
+        for name, frame in (
+            ("profiles", pd.DataFrame(profiles)),
+            ("shared", pd.DataFrame(correlations)),
+            ("agreement", pd.concat(agreements, ignore_index=True)),
+            ("pairs", pd.concat(pairs, ignore_index=True)),
+        ):
+            frame.round(4).to_csv(folder / f"{name}.csv", index=False)
+            if name != "pairs":
+                typer.echo(markdown(frame))
 
 
 if __name__ == "__main__":
