@@ -8,7 +8,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.studies.fingerprint.constrained import formation
-from tlspectral.studies.fingerprint.replication.claims import PublishedTables
+from tlspectral.studies.fingerprint.replication.claims import PublishedTables, value_at
 from tlspectral.studies.fingerprint.replication.constrained_training import VOCABULARY, of_arm
 from tlspectral.studies.fingerprint.replication.sentences.power import shifts_power, significant
 from tlspectral.studies.fingerprint.replication.sentences.sentence import Reading, Sentence
@@ -25,14 +25,10 @@ def suppression_follows_formation(tables: PublishedTables) -> Iterator[Sentence]
     steps = formation(runs.evaluations, vocabulary=VOCABULARY).set_index(["arm", "seed"])["formed_loss"]
     shares, best = [], []
     for (arm, seed), track in runs.heads.groupby(["arm", "seed"]):
-        if arm not in _FREE.values():
-            continue
-        by_step = track.groupby("step")
-        medians = by_step["D_head_raw"].median()
-        before = medians.index[medians.index < steps[arm, seed]]
-        fall = medians.iloc[-1] - medians.iloc[0]
-        shares.append(float(np.divide(medians[before[-1]] - medians.iloc[0], fall)) if len(before) else math.nan)
-        best.append(float(by_step["prev"].max()[before[-1]]) if len(before) else math.nan)
+        if arm in _FREE.values():
+            share, prev = _just_before(track, value_at(steps, arm, seed))
+            shares.append(share)
+            best.append(prev)
     after = np.array(shares) < _HALF
     n = len(after)
     yield Sentence(
@@ -112,6 +108,17 @@ def a_tenth_of_the_penalty_delays(tables: PublishedTables) -> Iterator[Sentence]
         Reading.every("every run forms later than all free runs; runs", np.array(later), "significance"),
         "; ".join(listed),
     )
+
+
+def _just_before(track: pd.DataFrame, formed: float) -> tuple[float, float]:
+    """Share of the final fall of the median D_head, and the best prev, at the last evaluation before formation."""
+    medians = track.groupby("step")["D_head_raw"].median().to_numpy(dtype=np.float64)
+    best = track.groupby("step")["prev"].max().to_numpy(dtype=np.float64)
+    earlier = int((np.unique(track["step"]) < formed).sum())
+    if not earlier:
+        return math.nan, math.nan
+    fall = np.divide(medians[earlier - 1] - medians[0], medians[-1] - medians[0])
+    return float(fall), float(best[earlier - 1])
 
 
 def _delays(evaluations: pd.DataFrame) -> dict[str, Float64[np.ndarray, "runs"]]:
