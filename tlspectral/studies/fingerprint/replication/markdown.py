@@ -1,6 +1,6 @@
 """The table of `replicate` as Markdown: sentences with what decides them, numbers that differ or that need weights."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -48,7 +48,7 @@ def counted(verdicts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
 
 
-def deciding(row: Mapping[Hashable, Any] | pd.Series) -> str:
+def deciding(row: Any) -> str:
     """The reading that decides a sentence in words: what it asks for, its number, and what a weaker one gives up."""
     if row["verdict"] == UNDECIDED:
         nearest = f"; nearest: {_reading(row, 'weaker')}" if row["weaker"] else ""
@@ -57,14 +57,12 @@ def deciding(row: Mapping[Hashable, Any] | pd.Series) -> str:
     if row["verdict"] == HOLDS or not row["weaker"]:
         return literal
     gives_up = "" if row["verdict"] == ROUNDED else f" (gives up: {row['gives_up']})"
-    return (
-        f"not literally: {literal}; but {_reading(row, 'weaker')}{gives_up}"
-        if row["weaker_holds"]
-        else (f"{literal}; nor {_reading(row, 'weaker')}")
-    )
+    if row["weaker_holds"]:
+        return f"not literally: {literal}; but {_reading(row, 'weaker')}{gives_up}"
+    return f"{literal}; nor {_reading(row, 'weaker')}"
 
 
-def _reading(row: Mapping[Hashable, Any] | pd.Series, name: str) -> str:
+def _reading(row: Any, name: str) -> str:
     return f"{row[name]}: {row[f'{name}_value']:.3g}"
 
 

@@ -24,7 +24,9 @@ def suppression_follows_formation(tables: PublishedTables) -> Iterator[Sentence]
     runs = tables.constrained
     steps = formation(runs.evaluations, vocabulary=VOCABULARY).set_index(["arm", "seed"])["formed_loss"]
     shares, best = [], []
-    for (arm, seed), track in runs.heads.groupby(["arm", "seed"]):
+    for key, track in runs.heads.groupby(["arm", "seed"]):
+        assert isinstance(key, tuple)
+        arm, seed = key
         if arm in _FREE.values():
             share, prev = _just_before(track, value_at(steps, arm, seed))
             shares.append(share)
@@ -112,8 +114,8 @@ def a_tenth_of_the_penalty_delays(tables: PublishedTables) -> Iterator[Sentence]
 
 def _just_before(track: pd.DataFrame, formed: float) -> tuple[float, float]:
     """Share of the final fall of the median D_head, and the best prev, at the last evaluation before formation."""
-    medians = track.groupby("step")["D_head_raw"].median().to_numpy(dtype=np.float64)
-    best = track.groupby("step")["prev"].max().to_numpy(dtype=np.float64)
+    medians = np.asarray(track.groupby("step")["D_head_raw"].median(), dtype=np.float64)
+    best = np.asarray(track.groupby("step")["prev"].max(), dtype=np.float64)
     earlier = int((np.unique(track["step"]) < formed).sum())
     if not earlier:
         return math.nan, math.nan
