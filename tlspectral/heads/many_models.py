@@ -20,7 +20,15 @@ from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.measure import NullSettings
 from tlspectral.models.loading.finding import PACKAGED, find_source
 from tlspectral.models.loading.model_files import file_name, files_size, files_state
-from tlspectral.tables import HEAD_COLUMNS, PartFailure, WorkPart, backend_configured, workers_kept, write_table
+from tlspectral.tables import (
+    HEAD_COLUMNS,
+    LATENT_COLUMNS,
+    PartFailure,
+    WorkPart,
+    backend_configured,
+    workers_kept,
+    write_table,
+)
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tables.work import stored_table
@@ -40,6 +48,7 @@ ANALYZE_MODELS_HEADS = Schema(
             commit   | label | Commit of the hub that the files are of; missing for other models.
         """),
         *HEAD_COLUMNS,
+        *LATENT_COLUMNS,
     ),
     _MADE_BY,
 )
