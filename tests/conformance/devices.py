@@ -379,7 +379,8 @@ def positional_scores_are_those_of_the_cpu(row, mode):
 # --- spectral models ---
 
 
-@asked(lambda row, log_omega: row.name in ("llama", "qwen3"), fast=True, log_omega=(False, True))
+@asked(lambda row, log_omega: row.name in ("llama", "qwen3"), fast=True, log_omega=(False,))
+@asked(lambda row, log_omega: row.name in ("llama", "qwen3"), log_omega=(True,))
 def spectral_models_learn_on_the_device(row, log_omega, tmp_path):
     logits, losses, gradients, tables = [], [], [], []
     for base in row.both:
