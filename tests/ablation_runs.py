@@ -33,9 +33,7 @@ def intact(backend, name):
     return logits(getattr(zoo, backend)(name))
 
 
-def logits(model, tokens=None, **options):
-    with torch.no_grad():
-        return model(zoo.prompt() if tokens is None else tokens, return_type="logits", **options)
+logits = zoo.logits
 
 
 def left_padded(pad=5, length=19):
