@@ -98,11 +98,6 @@ def allowed_keys(name, layer, length):
     return (offset >= 0) & (offset < zoo.WINDOW) if windowed else offset >= 0
 
 
-def skip_without_rope(name, part):
-    if part in rotary_parts and name in NO_ROPE:
-        pytest.skip("no RoPE")
-
-
 @functools.cache
 def in_dtype(backend, name, dtype):
     model = getattr(zoo, backend)(name).to(dtype)

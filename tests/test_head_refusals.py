@@ -9,19 +9,10 @@ from tlspectral.errors import BadWeights, ScoreMismatch
 from tlspectral.models.attention import bridge as bridge_reader
 
 
-@pytest.mark.parametrize(
-    ("module", "role", "value"),
-    [
-        ("self_attn.q_proj", "W_Q", float("nan")),
-        ("self_attn.k_proj", "W_K", float("inf")),
-        ("input_layernorm", "input norm gain", float("nan")),
-        ("self_attn.v_proj", "W_V", float("-inf")),
-        ("self_attn.o_proj", "W_O", float("nan")),
-    ],
-)
-def test_weights_that_are_no_numbers_are_refused_by_layer_and_role(module, role, value):
+@pytest.mark.parametrize(("module", "role"), [("q_proj", "W_Q"), ("o_proj", "W_O")])
+def test_weights_that_are_no_numbers_are_refused_by_layer_and_role(module, role):
     def spoil(model):
-        model.model.layers[1].get_submodule(module).weight.view(-1)[5] = value
+        model.model.layers[1].self_attn.get_submodule(module).weight.view(-1)[5] = float("nan")
 
     with pytest.raises(BadWeights, match=rf"layer 1, {role}: 1 of \d+ values are NaN or infinite"):
         analyze(edited("llama", spoil))
