@@ -11,6 +11,7 @@ import typer
 import zoo
 from torch import nn
 from typer.testing import CliRunner
+from zoo import generator
 
 from tlspectral.models.loading.packaged import read_packaged
 from tlspectral.studies.common import (
@@ -28,10 +29,6 @@ POSITIONS = ("rotary", "standard")
 SMALL = TransformerConfig(d_model=16, n_heads=2, d_head=8, d_vocab=8, n_ctx=16)
 SMALL_TASK = RandomMapTask(vocabulary=8, length=16)
 SHORT = TrainingSettings(steps=30, batch_size=8, warmup_steps=5, evaluate_every=10, evaluation_sequences=16)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def model(positions="rotary", seed=0, **changes):

@@ -136,6 +136,7 @@ def test_every_sentence_says_the_figures_behind_it_or_what_it_needs(published):
 # --- both readings hang on the tables ---
 
 
+@pytest.mark.slow  # all sentences on two more sets of tables; the published outcome runs the same code
 def test_every_sentence_can_hold_and_every_one_can_fail(claimed):
     def read(sentences, which):
         readings = {name: getattr(sentence, which) for name, sentence in sentences.items() if name not in OF_NO_TABLE}
