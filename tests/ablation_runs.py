@@ -34,9 +34,7 @@ def intact(backend, name):
     return logits(getattr(zoo, backend)(name))
 
 
-def logits(model, tokens=None, **options):
-    with torch.no_grad():
-        return model(zoo.prompt() if tokens is None else tokens, return_type="logits", **options)
+logits = zoo.logits
 
 
 def left_padded(pad=5, length=19):
@@ -101,11 +99,6 @@ def allowed_keys(name, layer, length):
     windowed = name == "mistral" or (name in ("gemma2", "gemma3") and layer % 2 == 0)
     windowed = windowed or (name == "gptneo" and layer % 2 == 1)
     return (offset >= 0) & (offset < zoo.WINDOW) if windowed else offset >= 0
-
-
-def skip_without_rope(name, part):
-    if part in rotary_parts and name in NO_ROPE:
-        pytest.skip("no RoPE")
 
 
 @functools.cache

@@ -21,9 +21,8 @@ from zoo_shapes import CONTEXT, FALCONS, HEADS, LATENTS, LAYERS, MORE_SHAPES, SH
 
 __all__ = [
     "ARCHITECTURES", "CONTEXT", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES", "LATENTS", "LAYERS",
-    "LENGTH_DEPENDENT",
-    "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "VOCABULARY", "WIDTH", "WINDOW", "bridge", "hf_model", "hooked",
-    "needs_hooked", "prompt", "save_folder", "shared", "temporary",
+    "LENGTH_DEPENDENT", "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "VOCABULARY", "WIDTH", "WINDOW", "bridge",
+    "generator", "hf_model", "hooked", "logits", "needs_hooked", "prompt", "save_folder", "shared", "temporary",
 ]  # fmt: skip
 
 PROMPT_LENGTH = 24
@@ -125,9 +124,21 @@ def hf_model(name: str, seed: int = 0) -> Any:
     return model
 
 
+def generator(seed: int = 0) -> torch.Generator:
+    """A random stream of one's own."""
+    return torch.Generator().manual_seed(seed)
+
+
 def prompt(batch: int = 2, length: int = PROMPT_LENGTH, seed: int = 0) -> torch.Tensor:
     """Seeded random token ids `[batch, length]`, none of them a special token."""
-    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(3, VOCABULARY, (batch, length), generator=generator(seed))
+
+
+def logits(model: Any, tokens: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+    """Logits of a model of TransformerLens or transformers on `tokens`, by default on `prompt()`."""
+    with torch.no_grad():
+        output = model(prompt() if tokens is None else tokens, **options)
+    return getattr(output, "logits", output)
 
 
 def bridge(name: str, seed: int = 0) -> Any:

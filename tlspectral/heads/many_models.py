@@ -76,7 +76,8 @@ class _Entry:
         part: name of its file in the dataset, and of the one that says why it failed, without suffix.
         missing_part: the same while no file of this name is there, and it could be that of a hub model.
         files_state: of its files on disk; None for a model of the hub or of a package.
-        size: bytes of its files on disk, by which models are ordered; infinite for others, whatever a cache holds.
+        size: bytes of its files on disk, by which models are ordered; 0 of a tiny one of this package, infinite of
+            one of the hub, whatever its cache holds.
     """
 
     name: str
@@ -231,7 +232,8 @@ def _entry(name: str) -> _Entry:
         source = find_source(name)
         if source.kind in ("tiny", "hub") or name.lower() in PACKAGED:
             model = str(source.record["model"])
-            return _Entry(name, model, file_name(model, f"{source.kind} {source.location}"), missing_part)
+            part = file_name(model, f"{source.kind} {source.location}")
+            return _Entry(name, model, part, missing_part, size=0.0 if source.kind == "tiny" else math.inf)
         path = os.path.abspath(Path(name).expanduser())
         real_path = os.path.realpath(path)  # two links to one folder are one model
         part = file_name(os.path.basename(real_path), f"{source.kind} {real_path}")
