@@ -20,16 +20,17 @@ from transformers import PretrainedConfig
 from zoo_shapes import CONTEXT, FALCONS, HEADS, LAYERS, MORE_SHAPES, SHAPES, VOCABULARY, WIDTH, WINDOW
 
 __all__ = [
-    "ARCHITECTURES", "CONTEXT", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES", "LAYERS", "LENGTH_DEPENDENT",
-    "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "VOCABULARY", "WIDTH", "WINDOW", "bridge", "hf_model", "hooked",
-    "needs_hooked", "prompt", "save_folder", "shared", "temporary",
+    "ARCHITECTURES", "CONTEXT", "ENCODERS", "ENCODERS_HERE", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES",
+    "LAYERS", "LENGTH_DEPENDENT", "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "VOCABULARY", "WIDTH", "WINDOW",
+    "bridge", "hf_model", "hooked", "needs_hooked", "prompt", "save_folder", "shared", "temporary",
 ]  # fmt: skip
 
 PROMPT_LENGTH = 24
 
-REFUSED = ("deepseek_v3", "mamba", "qwen3_next", "bert")
+REFUSED = ("deepseek_v3", "mamba", "qwen3_next")
+ENCODERS = ("bert", "roberta")
 LENGTH_DEPENDENT = ("phi3_longrope", "dynamic")
-ARCHITECTURES: tuple[str, ...] = tuple(name for name in SHAPES if name not in REFUSED and name not in LENGTH_DEPENDENT)
+ARCHITECTURES: tuple[str, ...] = tuple(name for name in SHAPES if name not in (*REFUSED, *LENGTH_DEPENDENT, *ENCODERS))
 HOOKED_ARCHITECTURES: tuple[str, ...] = (
     "gpt2",
     "neox",
@@ -59,6 +60,8 @@ def _has_hooked_transformer() -> bool:
 HAS_HOOKED: bool = _has_hooked_transformer()
 READ_WRONG: tuple[str, ...] = ("cohere",) if HAS_HOOKED else ()
 """Architectures whose bridge is wrong here: TransformerLens 3.9 rotates the wrong pairs in Cohere's."""
+ENCODERS_HERE: tuple[str, ...] = ENCODERS[:1] if HAS_HOOKED else ENCODERS
+"""Encoders that TransformerLens has a bridge of: RoBERTa from 4 on."""
 RIGHT: tuple[str, ...] = tuple(name for name in ARCHITECTURES if name not in READ_WRONG)
 needs_hooked = pytest.mark.skipif(not HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 

@@ -226,16 +226,17 @@ def _qwen3_next() -> PretrainedConfig:
     )
 
 
-def _bert() -> PretrainedConfig:
-    return transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        pad_token_id=0,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=64,
-        max_position_embeddings=CONTEXT,
-    )
+def _encoder(kind: Callable[..., PretrainedConfig], **form: Any) -> Callable[[], PretrainedConfig]:
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 64,
+        "max_position_embeddings": CONTEXT,
+        **form,
+    }
+    return lambda: kind(**shape)
 
 
 def _falcon(**form: Any) -> Callable[[], PretrainedConfig]:
@@ -331,7 +332,12 @@ SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "deepseek_v3": (_deepseek_v3, "DeepseekV3ForCausalLM"),
     "mamba": (_mamba, "MambaForCausalLM"),
     "qwen3_next": (_qwen3_next, "Qwen3NextForCausalLM"),
-    "bert": (_bert, "BertForMaskedLM"),
+    "bert": (_encoder(transformers.BertConfig), "BertForMaskedLM"),
+    # Positions are counted from the padding id on, so that two rows of the table stand for none.
+    "roberta": (
+        _encoder(transformers.RobertaConfig, pad_token_id=1, max_position_embeddings=CONTEXT + 2),
+        "RobertaForMaskedLM",
+    ),
 }
 
 FALCONS: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {

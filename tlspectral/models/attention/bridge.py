@@ -13,6 +13,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, pair_columns
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
+from tlspectral.models.attention.causality import is_causal, is_encoder
 from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNorm
 
@@ -21,8 +22,8 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     """Return the parameters of one layer.
 
     Raises:
-        UnsupportedArchitecture: the block holds no causal self-attention with readable per-head weights (state-space,
-            linear-attention, MLA and encoder blocks).
+        UnsupportedArchitecture: the block holds no self-attention with readable per-head weights (state-space,
+            linear-attention and MLA blocks, encoders other than BERT and RoBERTa).
         BadWeights: the weights are quantised.
     """
     block = model.blocks[layer]
@@ -37,9 +38,10 @@ def read_attention(model: Any, layer: int) -> RawAttention:
             f"layer {layer}: multi-head latent attention ({type(wrapped).__name__}); "
             "its queries and keys come from a shared latent, not from one W_Q and W_K per head"
         )
-    if not _is_causal(model, attention, wrapped):
+    if not is_causal(model, attention) and not is_encoder(model):
         raise UnsupportedArchitecture(
-            f"layer {layer}: the attention of {type(wrapped).__name__} is not causal (encoder); only decoders are read"
+            f"layer {layer}: the attention of {type(wrapped).__name__} is not causal; of encoders BERT and "
+            "RoBERTa are read"
         )
     require_unclipped(_clip_limit(wrapped), layer)
     try:
@@ -76,7 +78,7 @@ def context_length(model: Any) -> int:
     For some architectures TransformerLens has a default instead of the model's number (2048 tokens for MPT in 3.9).
     """
     config = getattr(model.original_model, "config", None)
-    stated = None if config is None else stated_context(config)
+    stated = None if config is None or is_encoder(model) else stated_context(config)  # RoBERTa's has two unused rows
     return int(model.cfg.n_ctx) if stated is None else stated
 
 
@@ -144,8 +146,10 @@ def rotary_tables(
     return None
 
 
-def causal_mask(model: Any, layer: int, n_positions: int) -> Tensor:
+def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
     """Return which keys each query sees, [pos, pos], in a layer that delegates its attention."""
+    if is_encoder(model):
+        return torch.ones(n_positions, n_positions, dtype=torch.bool)
     stored = getattr(model.blocks[layer].attn.original_component, "bias", None)
     if isinstance(stored, Tensor) and stored.dtype == torch.bool and stored.ndim == 4:  # GPT-Neo's windowed mask
         return stored[0, 0, :n_positions, :n_positions]
@@ -171,14 +175,6 @@ def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Ten
     copied_cache = copy.deepcopy(cache)  # a pass extends the cache it is given
     copied_cache.batch_repeat_interleave(copies)
     return model(tokens, past_key_values=copied_cache, use_cache=True, return_type="logits")
-
-
-def _is_causal(model: Any, attention: Any, wrapped: Any) -> bool:
-    if getattr(model.cfg, "attention_dir", "causal") == "bidirectional" or not getattr(attention, "is_causal", True):
-        return False
-    inner = getattr(wrapped, "self", wrapped)
-    causal = getattr(inner, "is_causal", True)
-    return causal is None or bool(causal)
 
 
 def _score_scale(wrapped: Any, d_head: int) -> float:
@@ -234,14 +230,18 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
 
 
 def _input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
+    """Return the norm that a layer's attention reads through.
+
+    None is read where norms stand behind attention and MLP. In OLMo 2 they act on what is written. In GPT, OPT 350M and
+    BERT they act on the stream, so that the stream that the next layer reads is normalised, with gain and bias.
+    """
     norm = getattr(block, "ln1", None)
-    layer_module = getattr(block, "original_component", None)
-    # In GPT and OPT 350M the norm called ln1 stands behind the attention too.
     if (
         norm is None
         or _is_behind(norm)
         or model.cfg.architecture == "OpenAIGPTLMHeadModel"
-        or getattr(layer_module, "do_layer_norm_before", None) is False
+        or norm.name == "attention.output.LayerNorm"
+        or getattr(getattr(block, "original_component", None), "do_layer_norm_before", None) is False
     ):
         return NO_NORM
     return read_normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")
