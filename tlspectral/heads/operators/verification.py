@@ -124,9 +124,11 @@ def _check_layer(
 def _allowed(
     pattern: Float64[Tensor, "batch heads pos pos"], index: int, causal: bool
 ) -> Bool[Tensor, "batch heads pos pos"]:
-    """Return the entries that the model attends to: not zeroed by a window, and in a decoder causal."""
+    """Return the entries that the model attends to: causal, and not zeroed by a window; in an encoder all."""
+    if not causal:
+        return torch.ones_like(pattern, dtype=torch.bool)
     above = torch.ones(pattern.shape[-2:], dtype=torch.bool).triu(1)
-    if causal and bool((pattern[..., above] > 0).any()):
+    if bool((pattern[..., above] > 0).any()):
         raise UnsupportedArchitecture(
             f"layer {index}: queries attend to later keys; of encoders, BERT and RoBERTa are read"
         )

@@ -11,11 +11,16 @@ _READ = ("BertAttention", "RobertaAttention")
 
 
 def is_causal(model: Any, attention: Any) -> bool:
-    """Return whether an attention of a bridge masks later keys, by its module; config and bridge have defaults."""
-    if getattr(model.cfg, "attention_dir", "causal") == "bidirectional" or not getattr(attention, "is_causal", True):
-        return False
+    """Return whether an attention of a bridge masks later keys.
+
+    In BERT and RoBERTa the wrapped module says so: TransformerLens calls those that are decoders bidirectional too.
+    """
     wrapped = attention.original_component
     causal = getattr(getattr(wrapped, "self", wrapped), "is_causal", True)
+    if type(wrapped).__name__ not in _READ and (
+        getattr(model.cfg, "attention_dir", "causal") == "bidirectional" or not getattr(attention, "is_causal", True)
+    ):
+        return False
     return causal is None or bool(causal)
 
 
