@@ -27,7 +27,7 @@ __all__ = [
 
 PROMPT_LENGTH = 24
 
-REFUSED = ("deepseek_v3", "mamba", "qwen3_next")
+REFUSED = ("deepseek_v3", "mamba")
 ENCODERS = ("bert", "roberta")
 LENGTH_DEPENDENT = ("phi3_longrope", "dynamic")
 ARCHITECTURES: tuple[str, ...] = tuple(name for name in SHAPES if name not in (*REFUSED, *LENGTH_DEPENDENT, *ENCODERS))

@@ -209,23 +209,6 @@ def _mamba() -> PretrainedConfig:
     )
 
 
-def _qwen3_next() -> PretrainedConfig:
-    """A hybrid: one layer of linear attention (gated delta rule), one of softmax attention."""
-    return transformers.Qwen3NextConfig(
-        **LLAMA_SHAPE,
-        head_dim=16,
-        layer_types=["linear_attention", "full_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-    )
-
-
 def _encoder(kind: Callable[..., PretrainedConfig], **form: Any) -> Callable[[], PretrainedConfig]:
     shape: dict[str, Any] = {
         "vocab_size": VOCABULARY,
@@ -331,7 +314,6 @@ SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "dynamic": (_dynamic, "LlamaForCausalLM"),
     "deepseek_v3": (_deepseek_v3, "DeepseekV3ForCausalLM"),
     "mamba": (_mamba, "MambaForCausalLM"),
-    "qwen3_next": (_qwen3_next, "Qwen3NextForCausalLM"),
     "bert": (_encoder(transformers.BertConfig), "BertForMaskedLM"),
     # Positions are counted from the padding id on, so that two rows of the table stand for none.
     "roberta": (

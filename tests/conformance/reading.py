@@ -12,7 +12,7 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.heads.operators.factored import QKOperators
 from tlspectral.heads.operators.verification import check_prompt, verify_scores
 from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.writes import INPUT_POINTS, head_writes, layer_reads, require_sum_of_writes, z_of
+from tlspectral.models.attention.writes import INPUT_POINTS, checked_writes, layer_reads, z_of
 
 from .rows import Row, asked, right
 
@@ -227,8 +227,7 @@ def frequencies_are_those_of_the_config(row):
 def heads_biases_and_mlp_sum_to_what_a_layer_adds(row):
     view, captured = row.view, row.captured
     for layer in row.layers:
-        writes = head_writes(view, layer, in_float64)
-        require_sum_of_writes(view, layer, captured, writes)
+        writes = checked_writes(view, layer, captured, in_float64)
         z = z_of(in_float64(row.run[layer, "z"]), writes.w_o)
         scale = writes.token_scale(z)
         with torch.no_grad():

@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import Device, DType, Model, Quiet, Revision, app, require_writable, write_figure
+from tlspectral.cli.app import (
+    Device,
+    DType,
+    Model,
+    Quiet,
+    Revision,
+    Shard,
+    app,
+    require_shared,
+    require_writable,
+    write_figure,
+)
 from tlspectral.cli.summary import read_heads, require_detectors
+from tlspectral.errors import MissingParts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +68,7 @@ def positional(
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of draws, nulls and random bands.")] = 0,
+    shard: Shard = None,
     quiet: Quiet = False,
 ) -> None:
     """Score every head on a block task: does its attention keep its position, or follow the words that swap?
@@ -67,6 +80,7 @@ def positional(
     """
     if mode not in _MODES:
         raise ValueError(f"--mode is prompt, key or both; not {mode!r}")
+    require_shared(output, "--output")
     if output is not None:
         require_writable(output / "heads_prompt.parquet")
     import tlspectral
@@ -74,6 +88,7 @@ def positional(
     from tlspectral.models.attention import attention_view
     from tlspectral.positional import PromptFile, frequency_agreement, median_tests, score_agreement
     from tlspectral.positional.ready_tasks import block_task
+    from tlspectral.tables.sharing import sharing
 
     heads = None if table is None else read_heads(table)
     if prompts is not None and pairs is not None:
@@ -83,7 +98,7 @@ def positional(
     asked = replace(given, swapped=blocks, queries=queries, draws=draws, **size)
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     view = attention_view(loaded)
-    rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
+    rotary = any(view.rotary(layer) is not None for layer in view.layers)
     if heads is not None and table is not None:
         require_table_of(loaded, heads)
         if bands and rotary:
@@ -91,16 +106,25 @@ def positional(
     weights = tlspectral.frequency_table(loaded) if rotary else None
     say = (lambda text: None) if quiet else typer.echo
     tables: dict[str, pd.DataFrame] = {}
+    scored: dict[str, dict[str, pd.DataFrame]] = {}
+    unfinished: list[MissingParts] = []
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs" if output is None else output / "runs"
         for way in _MODES[mode]:
             settings: dict[str, Any] = {"mode": way, "swaps": swaps, "tau": tau, "folder": runs, "seed": seed}
             scores = partial(tlspectral.positional_symbolic, loaded, asked, **settings)
-            # Parts with frequencies serve the other tables too.
-            way_tables = {} if weights is None else {"frequencies": scores(per_frequency=True)}
-            way_tables |= {"heads": scores(), "queries": scores(by="query"), "draws": scores(by="draw")}
-            if heads is None:  # after the first scores, which refuse in seconds what cannot be measured
-                heads = tlspectral.analyze_heads(loaded, null_draws=2)
+            try:  # a shard makes its parts of both
+                # Parts with frequencies serve the other tables too.
+                scored[way] = {} if weights is None else {"frequencies": scores(per_frequency=True)}
+                scored[way] |= {"heads": scores(), "queries": scores(by="query"), "draws": scores(by="draw")}
+            except MissingParts as error:
+                unfinished.append(error)
+        if unfinished:
+            raise unfinished[0]
+        for way, way_tables in scored.items():
+            if heads is None:  # after the scores, which refuse in seconds what cannot be measured
+                with sharing(None):
+                    heads = tlspectral.analyze_heads(loaded, null_draws=2)
             columns = tuple(name for name in ("rope_imag_frac", "D_head", "prev") if name in heads)
             way_tables["median_tests"] = median_tests(way_tables["heads"])
             way_tables["agreement"] = score_agreement(way_tables["heads"], heads, columns=columns, seed=seed)

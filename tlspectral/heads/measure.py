@@ -128,24 +128,23 @@ def forget_blocks() -> None:
     _shared_blocks.cache_clear()
 
 
-def score_asymmetries(view: AttentionView, prompts: Any) -> list[Float64[np.ndarray, "heads"]]:
+def score_asymmetries(view: AttentionView, prompts: Any) -> dict[int, Float64[np.ndarray, "heads"]]:
     """Return, per layer and head, `mean ||S - S^T|| / mean ||S||` over prompts, `S = n M n^T` (FP section 4).
 
     Scores are those of content: all pairs of positions, without mask, rotation, biases and query/key-norm scalars.
     With `prompts=None` the prompt is the random one of the self-check; FP uses text.
     """
     packed = checked_prompts(view, prompts)
-    names = [view.hook_names(index)["residual"] for index in range(view.n_layers)]
-    last = view.hook_names(view.n_layers - 1)["pattern"]
-    residuals = view.capture(packed.tokens, names, last=last)
-    asymmetries = []
-    for index, name in enumerate(names):
+    names = {index: view.hook_names(index)["residual"] for index in view.layers}
+    residuals = view.capture(packed.tokens, names.values(), last=view.hook_names(view.layers[-1])["pattern"])
+    asymmetries = {}
+    for index, name in names.items():
         layer = view.layer(index)
         n = layer.norm.normalized(residuals[name].cpu().double()) * packed.real[..., None]  # 0 where filled up
         w_q, w_k = layer.operator_factors()
         scores = torch.einsum("bpd,hdk->bhpk", n, w_q) @ torch.einsum("bpd,hdk->bhpk", n, w_k).mT
         size = torch.linalg.matrix_norm(scores).mean(0)
-        asymmetries.append((torch.linalg.matrix_norm(scores - scores.mT).mean(0) / size).numpy())
+        asymmetries[index] = (torch.linalg.matrix_norm(scores - scores.mT).mean(0) / size).numpy()
     return asymmetries
 
 
@@ -159,7 +158,7 @@ def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directi
     if positions is None:
         return None
     rows = positions.detach().cpu().double()
-    if view.raw(0).norm.kind == "LN":
+    if view.raw(view.layers[0]).norm.kind == "LN":
         rows = rows - rows.mean(1, keepdim=True)
     return torch.linalg.svd(rows, full_matrices=False).Vh[:POSITION_DIRECTIONS].T
 

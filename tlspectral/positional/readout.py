@@ -136,7 +136,7 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
     require_own_pattern(logits, theirs, raw.w_q.dtype, f"layer {layer}")
 
 
-def require_valid_length(layers: list[RawAttention], length: int) -> None:
+def require_valid_length(layers: Iterable[RawAttention], length: int) -> None:
     """Refuse a prompt beyond the length up to which rotary frequencies and score scale hold. Raises ValueError."""
     limits = [raw.valid_up_to for raw in layers if raw.valid_up_to is not None]
     if limits and length > min(limits):
@@ -154,7 +154,7 @@ def context_hooks(view: AttentionView, held: ContextKeys) -> list[Hook]:
     """Hooks that record a pass over contexts in `held`, for passes that read only the suffixes."""
     return [
         (name, partial(_hold_context, held, layer, point))
-        for layer in range(view.n_layers)
+        for layer in view.layers
         for point, name in view.hook_names(layer).items()
         if point in ("key", "cos", "sin")
     ]
@@ -182,7 +182,7 @@ class LastQueryReader:
     """
 
     view: AttentionView
-    layers: list[RawAttention]
+    layers: dict[int, RawAttention]
     reduce: Reduce
     context: ContextKeys = field(default_factory=dict)
     copies: int = 1
@@ -192,7 +192,7 @@ class LastQueryReader:
     def hooks(self) -> list[Hook]:
         """A TransformerLens `fwd_hooks` list, for any number of runs in turn."""
         hooks: list[Hook] = []
-        for layer in range(self.view.n_layers):
+        for layer in self.view.layers:
             names = self.view.hook_names(layer)
             held = [point for point in ("query", "key", "cos", "sin", "scores") if point in names]
             hooks += [(names[point], partial(self._hold, point)) for point in held]
@@ -201,7 +201,7 @@ class LastQueryReader:
 
     def require_all(self) -> None:
         """Refuse a run in which a layer was not passed to `reduce`. Raises UnsupportedArchitecture."""
-        for layer in range(self.view.n_layers):
+        for layer in self.view.layers:
             if layer not in self.finished:
                 raise UnsupportedArchitecture(
                     f"layer {layer}: the attention never returned its pattern; "
@@ -263,8 +263,8 @@ def read_prompt(
     """
     if not wanted:
         raise ValueError("no heads were given, so there is nothing to measure: name at least one (layer, head) pair")
-    layers = [view.raw(index) for index in range(view.n_layers)]
-    require_valid_length(layers, len(tokens))
+    layers = {index: view.raw(index) for index in view.layers}
+    require_valid_length(layers.values(), len(tokens))
 
     def checked(layer: int, row: int, seen: LastQuery, pattern: Tensor) -> None:
         if layer in wanted:
@@ -272,5 +272,5 @@ def read_prompt(
             take(layer, seen)
 
     reader = LastQueryReader(view, layers, checked)
-    view.run(tokens[None], [*hooks, *reader.hooks()], last=view.hook_names(view.n_layers - 1)["pattern"])
+    view.run(tokens[None], [*hooks, *reader.hooks()], last=view.hook_names(view.layers[-1])["pattern"])
     reader.require_all()

@@ -25,11 +25,11 @@ def spectral_layers(
     Under `scope="model"` the modules share their parameters. `options` are the others of `SpectralRoPE`. Raises as
     `to_spectral`.
     """
-    geometries = {index: view.rotary(index) for index in range(view.n_layers)}
+    geometries = {index: view.rotary(index) for index in view.layers}
     rotary = {index: geometry for index, geometry in geometries.items() if geometry is not None}
     if not rotary:
         raise UnsupportedArchitecture(
-            f"none of the {view.n_layers} layers has rotary positions, so there are no frequencies to make learnable"
+            f"none of the {len(view.layers)} layers has rotary positions, so there are no frequencies to make learnable"
         )
     chosen = dict.fromkeys(rotary) if heads is None else heads_by_layer(view, heads)
     if not chosen:

@@ -12,6 +12,7 @@ from tlspectral.tables.head_columns import (
     describe_columns,
 )
 from tlspectral.tables.schema import Column, Schema
+from tlspectral.tables.sharing import shard
 from tlspectral.tables.stacking import bundled, stacked, unbundled
 from tlspectral.tables.whole_file import whole_file
 from tlspectral.tables.work import PartFailure, WorkPart, backend_configured, finished_parts, workers_kept
@@ -40,6 +41,7 @@ __all__ = [
     "join",
     "open_parts",
     "read_table",
+    "shard",
     "stacked",
     "unbundled",
     "whole_file",

@@ -77,7 +77,7 @@ def rotated_key_pvalues(
             advance()
         by_layer.append(torch.where(score.isnan(), torch.nan, (1 + reached) / (1 + draws)))
 
-    hooks = [hook for index in range(view.n_layers) for hook in at_pattern(view, index, partial(measure, index))]
+    hooks = [hook for index in view.layers for hook in at_pattern(view, index, partial(measure, index))]
     view.run(tokens, hooks, last=hooks[-1][0])
     return torch.cat(by_layer, dim=1).numpy()
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.pairs import Pairs
-from tlspectral.hooks.circuits.run import INPUTS
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.threads import Hook, hooks_on
 from tlspectral.models.attention.writes import INPUT_POINTS
@@ -93,15 +92,14 @@ class _Reading:
     Attributes:
         removed: what is taken out of the clean embedding.
         read: what all receivers of a kind in a layer read in the run, by layer and kind.
-        streams, attention: what enters each layer, and what its attention adds.
+        streams: what the receivers of each layer read, or its parts, by layer and point.
         found: the gradient of the score in what is read, by layer and kind.
     """
 
     pairs: Pairs
     removed: Float[Tensor, "batch pos d_model"]
     read: dict[tuple[int, str], Tensor] = field(default_factory=dict)
-    streams: dict[int, Tensor] = field(default_factory=dict)
-    attention: dict[int, Tensor] = field(default_factory=dict)
+    streams: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     found: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
     def logits(self, batch: slice) -> Tensor:
@@ -125,18 +123,18 @@ class _Reading:
         layers = self.pairs.layers
         found: list[Hook] = [(layers[0].names["residual"], self._start)]
         for index, layer in enumerate(layers):
-            found.append((layer.names["residual"], partial(self._note, self.streams, index)))
-            found.append((layer.names["attention_out"], partial(self._note, self.attention, index)))
-            found += [(layer.names[INPUT_POINTS[what]], partial(self._keep, (index, what))) for what in INPUTS]
             mlp = self.pairs.graph.mlps[index]
+            points = {"residual", *(() if mlp is None else mlp.reads)}
+            found += [(layer.names[point], partial(self._note, index, point)) for point in points]
+            found += [(layer.names[INPUT_POINTS[what]], partial(self._keep, (index, what))) for what in layer.reads]
             found += [] if mlp is None else [(mlp.point, partial(self._keep, (index, "mlp")))]
         return [*found, (layers[-1].names["residual_after"], partial(self._keep, (len(layers), "logits")))]
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
         return (x.detach() - self.removed.to(x)).requires_grad_()
 
-    def _note(self, into: dict[int, Tensor], index: int, activation: Tensor, hook: Any) -> None:
-        into[index] = activation.detach()
+    def _note(self, index: int, point: str, activation: Tensor, hook: Any) -> None:
+        self.streams.setdefault(index, {})[point] = activation.detach()
 
     def _keep(self, key: tuple[int, str], activation: Tensor, hook: Any) -> Tensor:
         # A node of its own: a stream or norm that others read too has their gradients in it.
@@ -151,11 +149,12 @@ class _Reading:
             if what == "logits":
                 yield graph.receivers[-1], gradient[None]
                 continue
-            x = widened(self.streams[index])
+            streams = {point: widened(stream) for point, stream in self.streams[index].items()}
+            x = streams["residual"]
             if what == "mlp":
                 mlp = graph.mlps[index]
                 assert mlp is not None
-                x = mlp.stream(x, widened(self.attention[index]))
+                x = mlp.stream(streams)
                 yield Receiver(index, -1, "mlp"), mlp.gradient(gradient, x)[None]
                 continue
             reads = self.pairs.layers[index].reads[what]  # pyright: ignore[reportArgumentType]

@@ -21,21 +21,24 @@ class Graph:
 
     Attributes:
         view: the model.
-        n_heads, n_kv_heads: by layer.
+        n_heads, n_kv_heads: by layer; 0 where a layer has no heads.
+        mixers: which layers have a mixer. It reads the stream as it is, so that no edge into it is cut.
         mlps: what the MLP of each layer reads; None where there is none.
     """
 
     view: AttentionView
     n_heads: tuple[int, ...]
     n_kv_heads: tuple[int, ...]
+    mixers: tuple[bool, ...]
     mlps: tuple[MlpReads | None, ...]
 
     @cached_property
     def senders(self) -> list[Sender]:
-        """The embedding, then of each layer its heads and its MLP."""
+        """The embedding, then of each layer its heads, its mixer and its MLP."""
         found = [EMBEDDING]
         for layer, n_heads in enumerate(self.n_heads):
             found += [Sender(layer, head, "head") for head in range(n_heads)]
+            found += [Sender(layer, -1, "mix")] * self.mixers[layer]
             if self.mlps[layer] is not None:
                 found.append(Sender(layer, -1, "mlp"))
         return found
@@ -65,13 +68,13 @@ class Graph:
 
     @cached_property
     def _n_before_layer(self) -> list[int]:
-        writers = [n_heads + (mlp is not None) for n_heads, mlp in zip(self.n_heads, self.mlps, strict=True)]
-        return np.cumsum([1, *writers]).tolist()
+        kinds = zip(self.n_heads, self.mixers, self.mlps, strict=True)
+        return np.cumsum([1, *(n_heads + mixer + (mlp is not None) for n_heads, mixer, mlp in kinds)]).tolist()
 
     def n_before(self, receiver: Receiver) -> int:
         """Return how many senders write before a receiver reads; they are the first ones."""
         mlp = self.mlps[receiver.layer] if receiver.input == "mlp" else None
-        own = 0 if mlp is None or mlp.parallel else self.n_heads[receiver.layer]
+        own = 0 if mlp is None or mlp.parallel else self.n_heads[receiver.layer] + self.mixers[receiver.layer]
         return self._n_before_layer[receiver.layer] + own
 
     @cached_property
@@ -89,7 +92,7 @@ class Graph:
         layer = layer + self.view.n_layers if -self.view.n_layers <= layer < 0 and what != "logits" else layer
         if what == "logits":
             layer = len(self.n_heads)
-        elif 0 <= layer < len(self.n_heads) and what in ("k", "v") and not shared:
+        elif 0 <= layer < len(self.n_heads) and what in ("k", "v") and not shared and self.n_heads[layer]:
             size = self.n_heads[layer] // self.n_kv_heads[layer]
             head, shared = head // size, size > 1
         elif 0 <= layer < len(self.n_heads) and shared:
@@ -121,7 +124,7 @@ class Graph:
         rows, places = [], []
         for sender, receiver in edges:
             if sender not in self.sender_index:
-                raise BadHead(f"{sender!r} is no sender of this model: a sender is embedding, L16H0 or L3MLP")
+                raise BadHead(f"{sender!r} is no sender of this model: a sender is embedding, L16H0, L3MLP or L2MIX")
             if receiver not in known:
                 [read] = read_receivers([receiver])
                 known[receiver] = self.receiver_index[self.own(read)]
@@ -148,9 +151,12 @@ class Graph:
         )
 
     def _eap_name(self, sender: Sender, receiver: Receiver) -> str:
-        """Return the name of an edge in EAP and MIB, of a receiver that heads share one name for each of them."""
-        of_sender = "input" if sender.kind == "embedding" else f"m{sender.layer}"
-        of_sender = f"a{sender.layer}.h{sender.head}" if sender.kind == "head" else of_sender
+        """Return the name of an edge in EAP and MIB, of a receiver that heads share one name for each of them.
+
+        They have no mixers, which keep their own name.
+        """
+        named = {"embedding": "input", "mlp": f"m{sender.layer}", "head": f"a{sender.layer}.h{sender.head}"}
+        of_sender = named.get(sender.kind, sender.name)
         if receiver.input in ("mlp", "logits"):
             return f"{of_sender}->{f'm{receiver.layer}' if receiver.input == 'mlp' else 'logits'}"
         size = self.n_heads[receiver.layer] // self.n_kv_heads[receiver.layer] if receiver.shared else 1
@@ -160,15 +166,16 @@ class Graph:
     def on_a_path(self, mask: Bool[np.ndarray, "receivers senders"]) -> Bool[np.ndarray, "receivers senders"]:
         """Return which edges of a circuit lie on a path of its edges from the embedding to the logits."""
         of_sender = self._reads
-        reached = np.zeros(len(self.senders), dtype=bool)
-        reached[0] = True
-        for index, reads in enumerate(of_sender[1:], 1):
-            reached[index] = bool((mask[reads] & reached).any())
+        reached = np.array([sender.kind in ("embedding", "mix") for sender in self.senders])
+        for index, reads in enumerate(of_sender):
+            reached[index] |= bool((mask[reads] & reached).any())
+        read_whole = False  # by a mixer that is useful
         useful = np.zeros(len(self.receivers), dtype=bool)
         useful[-1] = True
         for index in reversed(range(1, len(self.senders))):
-            if mask[useful, index].any():
+            if read_whole or mask[useful, index].any():
                 useful[of_sender[index]] = True
+                read_whole |= self.senders[index].kind == "mix"
         return mask & reached & useful[:, None]
 
     @cached_property
@@ -177,7 +184,7 @@ class Graph:
         return [self._reads_of(sender) for sender in self.senders]
 
     def _reads_of(self, sender: Sender) -> list[int]:
-        if sender.kind == "embedding":
+        if sender.kind in ("embedding", "mix"):
             return []
         if sender.kind == "mlp":
             return [self.receiver_index[Receiver(sender.layer, -1, "mlp")]]
@@ -188,10 +195,11 @@ class Graph:
 def graph_of(view: AttentionView) -> Graph:
     """Return the graph of a model. Raises as `AttentionView.raw` and `mlp_reads`."""
     layers = range(view.n_layers)
-    raw = [view.raw(layer) for layer in layers]
+    raw = {layer: view.raw(layer) for layer in view.layers}
     return Graph(
         view,
-        tuple(len(one.w_q) for one in raw),
-        tuple(len(one.w_k) for one in raw),
+        tuple(len(raw[layer].w_q) if layer in raw else 0 for layer in layers),
+        tuple(len(raw[layer].w_k) if layer in raw else 0 for layer in layers),
+        tuple(view.writes_more(layer) for layer in layers),
         tuple(mlp_reads(view, layer) for layer in layers),
     )

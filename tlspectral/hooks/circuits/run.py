@@ -34,10 +34,10 @@ INPUTS: tuple[Input, ...] = ("q", "k", "v")
 
 @dataclass(frozen=True)
 class Layer:
-    """How one layer reads and writes, prepared once for many runs."""
+    """How the heads of one layer read and write, prepared once for many runs; `writes` is None without heads."""
 
     reads: dict[Input, LayerReads]
-    writes: HeadWrites
+    writes: HeadWrites | None
     names: dict[str, str]
 
 
@@ -50,6 +50,8 @@ def prepared_layers(graph: Graph) -> list[Layer]:
             head_writes(view, index, widened),
             view.hook_names(index),
         )
+        if index in view.layers
+        else Layer({}, None, view.hook_names(index))
         for index in range(view.n_layers)
     ]
 
@@ -80,10 +82,15 @@ class Stream:
         """Return hooks that note what is written, and change nothing."""
         found: list[Hook] = [(self.layers[0].names["residual"], self._embedding)]
         for index, layer in enumerate(self.layers):
-            found.append((layer.names["residual"], partial(self._hold, "stream")))
-            found.append((layer.names["z"], partial(self._heads, index)))
-            found.append((layer.names["attention_out"], partial(self._hold, "attention")))
-            if self.graph.mlps[index] is not None:
+            mlp = self.graph.mlps[index]
+            found.append((layer.names["residual"], partial(self._hold, "residual")))
+            if layer.writes is not None:
+                found.append((layer.names["z"], partial(self._heads, index, layer.writes)))
+                found.append((layer.names["attention_out"], partial(self._hold, "attention_out")))
+            if self.graph.mixers[index]:
+                behind = "residual_after" if mlp is None else "middle"
+                found.append((layer.names[behind], partial(self._mixer, index, behind)))
+            if mlp is not None:
                 found.append((layer.names["mlp_out"], partial(self._mlp, index)))
         return found
 
@@ -93,8 +100,14 @@ class Stream:
     def _embedding(self, x: Tensor, hook: Any) -> None:
         self.note(0, widened(x)[None])
 
-    def _heads(self, index: int, z: Tensor, hook: Any) -> None:
-        writes = self.layers[index].writes
+    def _mixer(self, index: int, behind: str, x: Tensor, hook: Any) -> None:
+        self.held[behind] = x
+        written = widened(x) - widened(self.held["residual"]).to(x.device)
+        if self.graph.n_heads[index]:
+            written = written - widened(self.held["attention_out"]).to(x.device)
+        self.note(self.graph.sender_index[f"L{index}MIX"], written[None])
+
+    def _heads(self, index: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:
         z = z_of(z, writes.w_o)
         self.note(self.graph.sender_index[f"L{index}H0"], writes.of(z, writes.token_scale(z)))
 
@@ -115,7 +128,7 @@ class CutStream(Stream):
         """Return hooks that note what is written and edit what every receiver reads."""
         found = super().hooks()
         for index, layer in enumerate(self.layers):
-            found += [(layer.names[INPUT_POINTS[what]], partial(self._edit, index, what)) for what in INPUTS]
+            found += [(layer.names[INPUT_POINTS[what]], partial(self._edit, index, what)) for what in layer.reads]
             mlp = self.graph.mlps[index]
             found += [] if mlp is None else [(mlp.point, partial(self._edit_mlp, index))]
         return [*found, (self.layers[-1].names["residual_after"], self._edit_last)]
@@ -130,7 +143,7 @@ class CutStream(Stream):
         layer = self.layers[index]
         count = layer.reads[what].weight.shape[0]
         removed = self.removed(Receiver(index, 0, what, what != "q"), count)
-        change = layer.reads[what].change_each(widened(self.held["stream"]).to(removed.device), removed)
+        change = layer.reads[what].change_each(widened(self.held["residual"]).to(removed.device), removed)
         heads = captured.reshape(*captured.shape[:2], -1, change.shape[-1])
         # Some models repeat keys and values, one per query head.
         change = change.repeat_interleave(heads.shape[2] // count, dim=2)
@@ -139,7 +152,7 @@ class CutStream(Stream):
     def _edit_mlp(self, index: int, read: Tensor, hook: Any) -> Tensor:
         mlp = self.graph.mlps[index]
         assert mlp is not None
-        x = mlp.stream(*(widened(self.held[name]) for name in ("stream", "attention")))
+        x = mlp.stream({point: widened(self.held[point]) for point in mlp.reads})
         return mlp.changed(read, x, self.removed(Receiver(index, -1, "mlp"), 1)[0].to(x))
 
     def _edit_last(self, x: Tensor, hook: Any) -> Tensor:
@@ -176,5 +189,5 @@ def _run(graph: Graph, stream: Stream, tokens: Tensor, scored: Positions) -> Ten
 
 
 def _room(graph: Graph, layers: list[Layer], tokens: Tensor) -> Tensor:
-    weight = layers[0].writes.w_o
+    weight = next(layer.writes.w_o for layer in layers if layer.writes is not None)
     return torch.empty(len(graph.senders), *tokens.shape, graph.view.d_model, dtype=weight.dtype, device=weight.device)

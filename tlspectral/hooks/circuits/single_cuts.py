@@ -1,6 +1,6 @@
 """The exact effect of single edges: one receiver reads its stream without the difference of one sender's writes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -56,27 +56,22 @@ class _Cut:
     layer: Layer
     ends: list[Receiver]
     removed: Float[Tensor, "edges pairs pos d_model"]
-    x: Tensor | None = None
-    attention: Tensor | None = None
+    seen: dict[str, Tensor] = field(default_factory=dict)
 
     def hooks(self) -> list[Hook]:
         """Return the hooks of a run whose batch is a copy of the prompts for each edge."""
         what, names = self.ends[0].input, self.layer.names
         if what == "logits":
             return [(names["residual_after"], self._edit_last)]
-        hooks: list[Hook] = [(names["residual"], partial(self._hold, "x"))]
-        if what == "mlp":
-            mlp = self.graph.mlps[self.ends[0].layer]
-            assert mlp is not None
-            return [
-                *hooks,
-                (names["attention_out"], partial(self._hold, "attention")),
-                (mlp.point, partial(self._edit_mlp, mlp)),
-            ]
+        mlp = self.graph.mlps[self.ends[0].layer] if what == "mlp" else None
+        read = ("residual",) if mlp is None else mlp.reads
+        hooks: list[Hook] = [(names[point], partial(self._hold, point)) for point in read]
+        if mlp is not None:
+            return [*hooks, (mlp.point, partial(self._edit_mlp, mlp))]
         return [*hooks, (names[INPUT_POINTS[what]], partial(self._edit, what))]
 
     def _hold(self, name: str, activation: Tensor, hook: Any) -> None:
-        setattr(self, name, widened(activation))
+        self.seen[name] = widened(activation)
 
     def _rows(self, like: Tensor) -> Tensor:
         return self.removed.flatten(0, 1).to(like)
@@ -85,14 +80,11 @@ class _Cut:
         return (widened(x) - self._rows(widened(x))).to(x)
 
     def _edit_mlp(self, mlp: Any, read: Tensor, hook: Any) -> Tensor:
-        assert self.x is not None
-        assert self.attention is not None
-        x = mlp.stream(self.x, self.attention)
+        x = mlp.stream(self.seen)
         return mlp.changed(read, x, self._rows(x))
 
     def _edit(self, what: Input, captured: Tensor, hook: Any) -> Tensor:
-        reads, x = self.layer.reads[what], self.x
-        assert x is not None
+        reads, x = self.layer.reads[what], self.seen["residual"]
         edited = captured.reshape(*captured.shape[:2], -1, reads.weight.shape[-1]).clone()
         copies, streams = (tensor.unflatten(0, (len(self.ends), -1)) for tensor in (edited, x))
         size = edited.shape[2] // len(reads.weight)  # some models repeat keys and values, one per query head

@@ -1,4 +1,4 @@
-"""What writes to the residual stream: heads, MLPs and the embedding, as they did in one run."""
+"""What writes to the residual stream: heads, mixers, MLPs and the embedding, as they did in one run."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,38 +15,43 @@ from tlspectral.errors import BadHead
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.writes import head_writes, require_sum_of_writes, z_of
+from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes, head_writes, mixed, z_of
 from tlspectral.selection import head_name
 
 _TOKENS = 2**11  # of one pass
-_MLP = re.compile(r"L?(\d+)\.?MLP", re.IGNORECASE)
+_WHOLE = re.compile(r"L?(\d+)\.?(MLP|MIX)", re.IGNORECASE)
 
 Replaced = Literal["mean", "zero"]
 
 
 class Sender(NamedTuple):
-    """One writer. `head` is -1 for an MLP and for the embedding, `layer` -1 for the embedding."""
+    """One writer. `head` is -1 for all but heads, `layer` -1 for the embedding.
+
+    A mixer is what a layer has in the place of heads or beside them: a state-space block, a convolution, linear
+    attention. It is one with the MLP of its layer where that has no hook point.
+    """
 
     layer: int
     head: int
-    kind: Literal["head", "mlp", "embedding"]
+    kind: Literal["head", "mix", "mlp", "embedding"]
 
     @property
     def name(self) -> str:
-        """Name in tables: L16H0, L3MLP or embedding."""
+        """Name in tables: L16H0, L2MIX, L3MLP or embedding."""
         if self.kind == "head":
             return head_name(self.layer, self.head)
-        return f"L{self.layer}MLP" if self.kind == "mlp" else "embedding"
+        return "embedding" if self.kind == "embedding" else f"L{self.layer}{self.kind.upper()}"
 
 
 EMBEDDING = Sender(-1, -1, "embedding")
+_KEPT = {"head": ("z",), "mlp": ("mlp_out",), "mix": ("residual", "residual_after", "attention_out", "mlp_out")}
 
 
 def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender]:
-    """Return the chosen writers of layers below one, sorted by layer. Raises BadHead for no such head or MLP.
+    """Return the chosen writers of layers below one, sorted by layer. Raises BadHead for one that does not exist.
 
-    `senders`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "mlps" (those of
-    all layers) and "heads" (those of all layers).
+    `senders`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "L2MIX", and of
+    "heads", "mlps" and "mixers" (those of all layers).
     """
     if senders is None:
         return list(_heads(view, below))
@@ -56,24 +61,31 @@ def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender
     chosen: list[Sender] = []
     for word in words:
         name = word.strip() if isinstance(word, str) else ""
-        mlp = _MLP.fullmatch(name)
+        whole = _WHOLE.fullmatch(name)
         if name == "heads":
             chosen += _heads(view, below)
         elif name == "mlps":
             chosen += [Sender(layer, -1, "mlp") for layer in range(below)]
+        elif name == "mixers":
+            chosen += [Sender(layer, -1, "mix") for layer in range(below) if view.writes_more(layer)]
         elif name == "embedding":
             chosen.append(EMBEDDING)
-        elif mlp is not None:
-            if int(mlp[1]) >= view.n_layers:
+        elif whole is not None:
+            layer, kind = int(whole[1]), "mix" if whole[2].upper() == "MIX" else "mlp"
+            if layer >= view.n_layers:
                 raise BadHead(f"{word} does not exist: the model has layers 0 to {view.n_layers - 1}")
-            chosen.append(Sender(int(mlp[1]), -1, "mlp"))
+            if kind == "mix" and not view.writes_more(layer):
+                raise BadHead(f"{word} does not exist: layer {layer} has heads and an MLP alone")
+            chosen.append(Sender(layer, -1, kind))
         else:
             chosen += _of_heads(view, [word])
     return sorted(set(chosen))
 
 
 def _heads(view: AttentionView, below: int) -> Iterator[Sender]:
-    return (Sender(layer, head, "head") for layer in range(below) for head in range(view.n_heads(layer)))
+    return (
+        Sender(layer, head, "head") for layer in view.layers if layer < below for head in range(view.n_heads(layer))
+    )
 
 
 def _of_heads(view: AttentionView, heads: Any) -> list[Sender]:
@@ -105,12 +117,14 @@ class CachedRun:
                 yield written
 
     def _whole(self, senders: list[Sender], draws: int, seed: int) -> Iterator[Tensor]:
-        """Yield the write of an MLP or of the embedding, then rotated: all of them alike in a draw."""
-        names = self.view.hook_names(max(0, senders[0].layer))
-        point = names["residual" if senders[0].kind == "embedding" else "mlp_out"]
+        """Yield the write of a mixer, an MLP or the embedding, then rotated: all of them alike in a draw."""
+        layer, _, kind = senders[0]
+        names = self.view.hook_names(max(0, layer))
+        point = names["mlp_out" if kind == "mlp" else "residual"]
         if point not in self.captured:
             raise BadHead(f"{senders[0].name} does not exist: {point} never fires in this model")
-        written = in_float64(self.captured[point])[None]
+        written = mixed(self.view, layer, self.captured, in_float64) if kind == "mix" else self.captured[point]
+        written = in_float64(written)[None]
         yield written
         for draw in range(draws):
             yield written @ haar_frame(written.shape[-1], written.shape[-1], [seed, draw]).to(written.device)
@@ -140,14 +154,14 @@ def cached_run(
     below = range(receiving[-1])
     names = [view.hook_names(layer) for layer in range(receiving[-1] + 1)]
     last = names[-1]["pattern"]
-    points = ("residual", "residual_after", "attention_out", "mlp_out", "z")
-    first = view.capture(sequences.tokens[:1], [names[layer][point] for layer in below for point in points], last=last)
-    with torch.no_grad():
-        for layer in below:
-            require_sum_of_writes(view, layer, first, head_writes(view, layer, in_float64))
-    kept = {names[sender.layer]["z"] for sender in senders if sender.kind == "head" and sender.layer in below}
-    kept |= {names[sender.layer]["mlp_out"] for sender in senders if sender.kind == "mlp" and sender.layer in below}
-    kept |= {names[0]["residual"]} if EMBEDDING in senders else set()
+    shown = [name for layer in below for point, name in names[layer].items() if point in WRITE_POINTS]
+    first = view.capture(sequences.tokens[:1], shown, last=last)
+    for layer in below:
+        checked_writes(view, layer, first, in_float64)
+    kept = {names[0]["residual"]} if EMBEDDING in senders else set()
+    for layer, _, kind in senders:
+        if layer in below:
+            kept |= {names[layer][point] for point in _KEPT[kind] if point in names[layer]}
     for layer in receiving:
         wanted = ("residual", "query", "key", "cos", "sin", "scores", "pattern")
         kept |= {names[layer][point] for point in wanted if point in names[layer]}

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tlspectral.algebra.rotary import RotaryGeometry, in_float64, pair_columns
+from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
+from tlspectral.models.attention.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
 from tlspectral.models.attention.causality import is_causal, is_encoder
-from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
-from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNorm
+from tlspectral.models.attention.layer import RawAttention, require_unclipped
+from tlspectral.models.attention.norms import NO_NORM, Normalization
+from tlspectral.models.attention.skipped import NO_OPERATOR, kind_of
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
@@ -29,9 +31,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     block = model.blocks[layer]
     attention = getattr(block, "attn", None)
     if attention is None or getattr(attention, "original_component", None) is None:
-        other = [name for name in ("linear_attn", "mamba", "mixer", "ssm") if getattr(block, name, None) is not None]
-        description = f"a {other[0]!r} block" if other else f"a {type(block).__name__} without attention"
-        raise UnsupportedArchitecture(f"layer {layer}: {description}; it has no query-key operator")
+        raise UnsupportedArchitecture(f"layer {layer}: {NO_OPERATOR.format(kind_of(block))}")
     wrapped = attention.original_component
     if "MLA" in type(attention).__name__:
         raise UnsupportedArchitecture(
@@ -54,6 +54,8 @@ def read_attention(model: Any, layer: int) -> RawAttention:
             f"layer {layer}: {type(wrapped).__name__} has no separate query and key weights per head ({error})"
         ) from error
     d_model, d_head = w_q.shape[-2:]
+    # Behind the bias of the queries of a gated attention stands that of its gate.
+    b_q = b_q if b_q is None else b_q[..., :d_head]
     return RawAttention(
         w_q=w_q,
         w_k=w_k,
@@ -61,9 +63,9 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         w_o=w_o,
         b_q=b_q,
         b_k=b_k,
-        norm=_input_norm(block, model, d_model, layer),
-        q_norm=_query_key_norm(attention, "q_norm", model, layer, len(w_q), d_head),
-        k_norm=_query_key_norm(attention, "k_norm", model, layer, len(w_k), d_head),
+        norm=input_norm(block, model, d_model, layer),
+        q_norm=query_key_norm(attention, "q_norm", model, layer, len(w_q), d_head),
+        k_norm=query_key_norm(attention, "k_norm", model, layer, len(w_k), d_head),
         score_scale=_score_scale(wrapped, d_head),
         softcap=_softcap(wrapped, layer),
         alibi=_alibi(model, wrapped, layer, len(w_q)),
@@ -92,20 +94,13 @@ def stated_context(config: Any) -> int | None:
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
     """Return b_O, the norm behind the attention, and the factor on what attention and MLP add to the stream."""
     block = model.blocks[layer]
-    norm = block._modules.get("ln1_post")
-    if norm is None and _is_behind(getattr(block, "ln1", None)):
-        norm = block.ln1
+    norm = norm_behind(block)
     where = f"layer {layer}, norm behind the attention"
     behind = (
         NO_NORM if norm is None else read_normalization(norm.original_component, model, (model.cfg.d_model,), where)
     )
     multiplier = getattr(getattr(block, "original_component", None), "residual_multiplier", 1.0)
     return getattr(block.attn, "b_O", None), behind, float(multiplier)
-
-
-def _is_behind(norm: Any) -> bool:
-    # OLMo 2 has no norm in front of its attention; TransformerLens 3 calls the one behind it ln1.
-    return getattr(norm, "name", None) == "post_attention_layernorm"
 
 
 def final_normalization(model: Any) -> Normalization:
@@ -227,100 +222,6 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
     if type(wrapped).__name__ == "NativeAttention":
         softcap = max(0.0, float(wrapped.attn_scores_soft_cap))  # -1 stands for none
     return float(softcap) if softcap else None
-
-
-def _input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
-    """Return the norm that a layer's attention reads through.
-
-    None is read where norms stand behind attention and MLP. In OLMo 2 they act on what is written. In GPT, OPT 350M and
-    BERT they act on the stream, so that the stream that the next layer reads is normalised, with gain and bias.
-    """
-    norm = getattr(block, "ln1", None)
-    if (
-        norm is None
-        or _is_behind(norm)
-        or model.cfg.architecture == "OpenAIGPTLMHeadModel"
-        or norm.name == "attention.output.LayerNorm"
-        or getattr(getattr(block, "original_component", None), "do_layer_norm_before", None) is False
-    ):
-        return NO_NORM
-    return read_normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")
-
-
-def _query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int, d_head: int) -> QueryKeyNorm | None:
-    module = getattr(attention._modules.get(name), "original_component", None)
-    if module is None:
-        return None
-    where = f"layer {layer}, {name}"
-    modules = list(getattr(module, "norms", [module]))  # StableLM 2 12B has one for each head
-    shape = tuple(getattr(getattr(modules[0], "weight", None), "shape", (d_head,)))
-    over_heads = shape == (heads * d_head,) and heads > 1
-    if not over_heads and shape not in ((d_head,), (heads, d_head)):
-        raise UnsupportedArchitecture(
-            f"{where} has a gain of shape {shape}, not one per column of a head ({d_head},), of each head "
-            f"({heads}, {d_head}) or of all heads at once ({heads * d_head},)"
-        )
-    norms = [read_normalization(each, model, shape, where) for each in modules]
-    norm, centred = norms[0], norms[0].kind == "LN"
-    if norm.bias is not None or (centred and over_heads):
-        form = "a bias" if norm.bias is not None else "a mean over all heads"
-        raise UnsupportedArchitecture(
-            f"{where} is a {norm.kind} norm with {form}; only a norm that scales what is linear in the residual stream "
-            "keeps M a bilinear form"
-        )
-    gains = [each.gain for each in norms if each.gain is not None]
-    gain = torch.stack(gains) if len(gains) > 1 else norm.gain
-    if over_heads and gain is not None:
-        gain = gain.unflatten(0, (heads, d_head))
-    return QueryKeyNorm(gain, norm.eps, over_heads, centred)
-
-
-def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: str) -> Normalization:
-    """Read a norm's parameters and find by one call of the module how they enter.
-
-    Flags do not tell this reliably (Gemma and Nemotron multiply by 1 + weight, some norms have no weight), so the
-    module is given one random vector and must act as one of the known forms.
-    """
-    if isinstance(module, torch.nn.Identity):  # a native model of normalization_type None
-        return NO_NORM
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    eps = next(
-        (getattr(module, name) for name in ("variance_epsilon", "eps") if getattr(module, name, None) is not None),
-        getattr(model.cfg, "eps", 1e-5),
-    )
-    eps = float(eps)
-    require_readable(weight, f"{where} gain")
-    require_readable(bias, f"{where} bias")
-    anchor = weight if weight is not None else next(module.parameters(), next(iter(model.parameters())))
-    probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1.0
-    with torch.no_grad():
-        # The class's forward, so that no hook a user placed on the module sees the probe.
-        response = (
-            type(module).forward(module, probe.to(device=anchor.device, dtype=anchor.dtype)[None])[0].cpu().double()
-        )
-    gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + in_float64(weight)}
-    forms = [Normalization(kind, gain, bias, eps) for kind in ("LN", "RMS") for gain in gains.values()]
-    errors = [_norm_error(form, weight, probe.double(), response) for form in forms]
-    # bf16 rounds the response by 4e-3 of its size; a missing mean or a missing 1 + moves it by far more.
-    if min(errors) <= 2e-2:
-        return forms[errors.index(min(errors))]
-    raise UnsupportedArchitecture(
-        f"{where}: {type(module).__name__} is neither a LayerNorm nor an RMS norm with a plain gain"
-    )
-
-
-def _norm_error(form: Normalization, weight: Tensor | None, probe: Tensor, response: Tensor) -> float:
-    """Return the largest error of a norm of this form against a module's response, relative to the size of each column.
-
-    Each column has its own scale: trained gains reach 200, and a gain of another column that is off by 1 must be seen.
-    """
-    unit, one = form.normalized(probe), torch.ones(1, dtype=torch.float64)
-    gain, stored, shift = (
-        default if value is None else value.detach().cpu().double()
-        for value, default in ((form.gain, one), (weight, one), (form.bias, 0 * one))
-    )
-    sizes = (unit.abs() + 1) * gain.abs().maximum(stored.abs()) + shift.abs()
-    return float(((response - unit * gain - shift).abs() / sizes.clamp_min(1e-30)).max())
 
 
 def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry | None:

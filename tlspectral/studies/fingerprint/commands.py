@@ -19,6 +19,7 @@ from tlspectral.cli.app import (
     Preset,
     Quiet,
     Revision,
+    Shard,
     TableFile,
     TableOutput,
     TrainedOn,
@@ -229,6 +230,7 @@ def constrained(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each; the numbers do not depend on it.")] = 1,
     device: TrainedOn = "cpu",
+    shard: Shard = None,
 ) -> None:
     """Train two-layer models freely and with M or its phase constrained, and test when the circuit forms.
 
