@@ -40,8 +40,9 @@ def with_head(model: Any) -> Any:
     config = model.config
     if not is_encoder(config) or type(model) is not transformers.MODEL_MAPPING[type(config)]:
         return model
+    build: Any = transformers.MODEL_FOR_MASKED_LM_MAPPING[type(config)]
     with torch.device("meta"):
-        whole: Any = transformers.MODEL_FOR_MASKED_LM_MAPPING[type(config)](config)
+        whole = build(config)
     setattr(whole, config.model_type, model)
     setattr(whole, _HEADS[config.model_type], nn.Identity())
     return whole.train(model.training)
