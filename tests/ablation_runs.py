@@ -11,8 +11,8 @@ from tlspectral.hooks import parts
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import z_of
 
-DELEGATED = ("gptj", "opt", "gptneo")
-NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
+DELEGATED = ("gptj", "opt", "gptneo", *zoo.ENCODERS)
+NO_ROPE = ("gpt2", "opt", "gptneo", "bloom", *zoo.ENCODERS)
 SCORES = [("bridge", "llama"), ("bridge", "gemma2"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
 # Edits of scores on two backends, and delegating bridges with and without rotary positions.
 ROUTES = [("bridge", "llama"), SCORES[-1], ("bridge", "gptj"), ("bridge", "gptneo")]
@@ -94,7 +94,9 @@ def delegated(backend, name):
 
 
 def allowed_keys(name, layer, length):
-    """Causal, within a window where the architecture has one."""
+    """Causal, within a window where the architecture has one; all keys in an encoder."""
+    if name in zoo.ENCODERS:
+        return torch.ones(length, length, dtype=torch.bool)
     offset = torch.arange(length)[:, None] - torch.arange(length)
     windowed = name == "mistral" or (name in ("gemma2", "gemma3") and layer % 2 == 0)
     windowed = windowed or (name == "gptneo" and layer % 2 == 1)

@@ -85,7 +85,6 @@ def test_what_is_allowed_beside_them():
 
 REFUSALS = {
     "mamba": r"layer 0: a MambaMixer layer; it has no query-key operator",
-    "bert": r"layer 0: the attention of BertAttention is not causal \(encoder\)",
 }
 
 

@@ -11,6 +11,7 @@ import huggingface_hub
 import pytest
 import tokenizer_kinds
 import torch
+import transformers
 import zoo
 from checkpoint_folders import ROADS, sharded, streamed, with_config, with_files
 
@@ -330,8 +331,9 @@ def test_what_cannot_be_had(hub, remote, road, prepare, error, words, fetched):
     assert hub.fetched == fetched
 
 
-def test_other_kinds_of_models_are_refused_before_their_weights_are_fetched(hub, folder):
-    hub.publish(NAME, folder("bert"))
+def test_other_kinds_of_models_are_refused_before_their_weights_are_fetched(hub, tmp_path):
+    transformers.DistilBertConfig().save_pretrained(tmp_path)
+    hub.publish(NAME, tmp_path)
     with pytest.raises(UnsupportedArchitecture, match="not a causal language model"):
         tls.load_model(NAME)
     assert hub.fetched == ["config.json"]

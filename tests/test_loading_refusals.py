@@ -100,9 +100,9 @@ OBJECTS = {
     "a module": (lambda: load(torch.nn.Linear(2, 2)), TypeError, "found Linear; give one of these"),
     "a body without head": (lambda: load(llama().model), UnsupportedArchitecture, "LlamaModel is no causal language"),
     "an encoder": (
-        lambda: load(zoo.hf_model("bert")),
+        lambda: load(transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(n_layers=1, dim=12))),
         UnsupportedArchitecture,
-        "BertForMaskedLM is no causal language",
+        r"model type distilbert\); causal language models are read, and of encoders BERT and RoBERTa",
     ),
     "quantised by its config": (
         lambda: load(llama(stated_as_quantised)),
@@ -337,7 +337,12 @@ FOLDERS = {
         streamed=r"is not understood.*model\.layers\.N\.self_attn",
     ),
     "an encoder": refused(
-        same, UnsupportedArchitecture, both=r"not a causal language model \(model type bert\)", name="bert"
+        lambda path: transformers.DistilBertConfig().save_pretrained(path),
+        UnsupportedArchitecture,
+        both=r"not a causal language model \(model type distilbert\)",
+    ),
+    "an encoder that is loaded whole": refused(
+        same, UnsupportedArchitecture, streamed="its model type is bert", name="bert"
     ),
     "an encoder-decoder": refused(
         lambda path: transformers.T5Config().save_pretrained(path),

@@ -20,16 +20,18 @@ from transformers import PretrainedConfig
 from zoo_shapes import CONTEXT, FALCONS, HEADS, LATENTS, LAYERS, MORE_SHAPES, SHAPES, VOCABULARY, WIDTH, WINDOW
 
 __all__ = [
-    "ARCHITECTURES", "CONTEXT", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES", "LATENTS", "LAYERS",
-    "LENGTH_DEPENDENT", "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "VOCABULARY", "WIDTH", "WINDOW", "bridge",
-    "generator", "hf_model", "hooked", "logits", "needs_hooked", "prompt", "save_folder", "shared", "temporary",
+    "ARCHITECTURES", "CONTEXT", "ENCODERS", "ENCODERS_HERE", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES",
+    "LATENTS", "LAYERS", "LENGTH_DEPENDENT", "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "VOCABULARY", "WIDTH",
+    "WINDOW", "bridge", "generator", "hf_model", "hooked", "logits", "needs_hooked", "prompt", "save_folder",
+    "shared", "temporary",
 ]  # fmt: skip
 
 PROMPT_LENGTH = 24
 
-REFUSED = ("mamba", "bert")
+REFUSED = ("mamba",)
+ENCODERS = ("bert", "roberta")
 LENGTH_DEPENDENT = ("phi3_longrope", "dynamic")
-ARCHITECTURES: tuple[str, ...] = tuple(name for name in SHAPES if name not in REFUSED and name not in LENGTH_DEPENDENT)
+ARCHITECTURES: tuple[str, ...] = tuple(name for name in SHAPES if name not in (*REFUSED, *LENGTH_DEPENDENT, *ENCODERS))
 HOOKED_ARCHITECTURES: tuple[str, ...] = (
     "gpt2",
     "neox",
@@ -59,6 +61,8 @@ def _has_hooked_transformer() -> bool:
 HAS_HOOKED: bool = _has_hooked_transformer()
 READ_WRONG: tuple[str, ...] = ("cohere",) if HAS_HOOKED else ()
 """Architectures whose bridge is wrong here: TransformerLens 3.9 rotates the wrong pairs in Cohere's."""
+ENCODERS_HERE: tuple[str, ...] = ENCODERS[:1] if HAS_HOOKED else ENCODERS
+"""Encoders that TransformerLens has a bridge of: RoBERTa from 4 on."""
 RIGHT: tuple[str, ...] = tuple(name for name in ARCHITECTURES if name not in READ_WRONG)
 needs_hooked = pytest.mark.skipif(not HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
 

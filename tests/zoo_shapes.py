@@ -233,16 +233,17 @@ def _mamba() -> PretrainedConfig:
     )
 
 
-def _bert() -> PretrainedConfig:
-    return transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        pad_token_id=0,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=64,
-        max_position_embeddings=CONTEXT,
-    )
+def _encoder(kind: Callable[..., PretrainedConfig], **form: Any) -> Callable[[], PretrainedConfig]:
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 64,
+        "max_position_embeddings": CONTEXT,
+        **form,
+    }
+    return lambda: kind(**shape)
 
 
 def _falcon(**form: Any) -> Callable[[], PretrainedConfig]:
@@ -336,7 +337,12 @@ SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "phi3_longrope": (_phi3_longrope, "Phi3ForCausalLM"),
     "dynamic": (_dynamic, "LlamaForCausalLM"),
     "mamba": (_mamba, "MambaForCausalLM"),
-    "bert": (_bert, "BertForMaskedLM"),
+    "bert": (_encoder(transformers.BertConfig), "BertForMaskedLM"),
+    # Positions are counted from the padding id on, so that two rows of the table stand for none.
+    "roberta": (
+        _encoder(transformers.RobertaConfig, pad_token_id=1, max_position_embeddings=CONTEXT + 2),
+        "RobertaForMaskedLM",
+    ),
 }
 
 FALCONS: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {

@@ -23,7 +23,7 @@ NO_BIAS = ("llama", "llama3", "yarn", "mistral", "qwen3", "gemma2", "gemma3", "s
 # --- the self-check ---
 
 
-@asked(right, forms=True)
+@asked(right, forms=True, encoders=True)
 def the_models_own_scores_are_reproduced(row):
     errors = verify_scores(row.model)
     assert isinstance(errors, pd.Series)
@@ -33,7 +33,7 @@ def the_models_own_scores_are_reproduced(row):
     assert float(errors.max()) < 1e-5
 
 
-@asked(right, every=1)
+@asked(right, every=1, encoders=True)
 def what_was_compared_and_allowed_is_told(row):
     view, compared = row.view, "pattern" if row.delegated else "scores"
     assert list(row.check) == list(row.layers)
@@ -51,7 +51,7 @@ def what_was_compared_and_allowed_is_told(row):
         assert row.check[index].record["tolerance"] == pytest.approx(1e-5 + 1e-5 * largest, rel=1e-9)
 
 
-@asked(right, every=1)
+@asked(right, every=1, encoders=True)
 def the_share_outside_m_is_that_of_biases(row):
     for share in (check.outside_m for check in row.check.values()):
         assert share.dtype == np.float64
@@ -68,7 +68,7 @@ def the_share_outside_m_is_that_of_biases(row):
 # --- operators and layers ---
 
 
-@asked(every=1)
+@asked(every=1, encoders=True)
 def operators_have_their_shapes(row):
     # `qk_operators` without beartype's check of the result, which reads a random head.
     operator, layer = QKOperators(row.view)[1, 2], row.view.layer(1)
@@ -87,7 +87,7 @@ def operators_have_their_shapes(row):
     assert isinstance(spectrum.eigenvector_condition, float)
 
 
-@asked(every=1)
+@asked(every=1, encoders=True)
 def operators_run_over_all_heads_by_layer(row):
     found = QKOperators(row.view)
     expected = [(layer, head) for layer in range(row.model.cfg.n_layers) for head in range(row.model.cfg.n_heads)]
@@ -96,7 +96,7 @@ def operators_run_over_all_heads_by_layer(row):
     assert [(op.layer, op.head) for op in (found[i] for i in range(len(found)))] == expected
 
 
-@asked()
+@asked(encoders=True)
 def layers_have_their_shapes_dtypes_and_kv_heads(row):
     for index in row.layers:
         layer, output = row.view.layer(index), row.view.output(index)
@@ -133,7 +133,7 @@ def layer_norm_is_centred_and_rms_is_not(row):
         assert min(means) > 1e-3
 
 
-@asked(lambda row: row.backend == "bridge")
+@asked(lambda row: row.backend == "bridge", encoders=True)
 def hook_names_exist_and_tell_delegated_attention(row):
     for index in row.layers:
         names = row.view.hook_names(index)
@@ -243,7 +243,7 @@ def heads_biases_and_mlp_sum_to_what_a_layer_adds(row):
         torch.testing.assert_close(some, writes.of(z, scale)[[1, 0]], rtol=0, atol=1e-12)  # the same products
 
 
-@asked(lambda row: not row.latent, every=1, forms=True)
+@asked(lambda row: not row.latent, every=1, forms=True, encoders=True)
 @torch.no_grad()
 def a_changed_stream_changes_queries_keys_and_values_as_the_model_has_it(row):
     layer, view = 1, row.view

@@ -20,9 +20,9 @@ POINTS = ("residual", "residual_after", "attention_out", "mlp_out", "query", "ke
 # Rows that differ in what matters, of which the fast tests ask what costs much: learned positions and LayerNorm;
 # grouped keys; a quarter of the columns rotated, with biases; query/key norm by head; softcap, windows and a gain less
 # 1; adjacent pairs and delegated attention; ALiBi; query/key norm over heads and none in front; a factor on cos, sin;
-# latents with biases.
+# an encoder; latents with biases.
 KINDS = {
-    "bridge": ("gpt2", "llama", "neox", "qwen3", "gemma2", "gptj", "bloom", "olmo2", "yarn", "deepseek_v3"),
+    "bridge": ("gpt2", "llama", "neox", "qwen3", "gemma2", "gptj", "bloom", "olmo2", "yarn", "bert", "deepseek_v3"),
     "hooked": ("llama", "bloom", "qwen3"),
 }
 
@@ -40,6 +40,7 @@ class Property(NamedTuple):
     of: Callable[..., bool]
     every: int | None
     forms: bool
+    encoders: bool
 
 
 PROPERTIES: list[Property] = []
@@ -117,16 +118,20 @@ def asked(
     of: Callable[..., bool] = lambda row, *case: True,
     every: int | None = None,
     forms: bool = False,
+    encoders: bool = False,
     **cases: Iterable[Any],
 ) -> Any:
     """Ask a property of the rows and cases that `of` picks, once for every combination of the values of `cases`.
 
     What costs much has `every`: the fast tests ask it of one row of `KINDS` in so many, another one for each case, and
-    the slow tests ask all others. `forms`: it is asked of compatibility mode and of unfolded models too.
+    the slow tests ask all others. `forms`: it is asked of compatibility mode and of unfolded models too. `encoders`: of
+    these too.
     """
 
     def register(holds: Callable[..., None]) -> Callable[..., None]:
-        PROPERTIES.extend(Property(holds, case, of, every, forms) for case in itertools.product(*cases.values()))
+        PROPERTIES.extend(
+            Property(holds, case, of, every, forms, encoders) for case in itertools.product(*cases.values())
+        )
         return holds
 
     return register
@@ -142,12 +147,17 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
     """Every property of every row of a backend, as pytest takes them: the row, what is to hold, and the case."""
     names = zoo.HOOKED_ARCHITECTURES
     if backend == "bridge":
-        names = zoo.ARCHITECTURES if form else (*zoo.ARCHITECTURES, *zoo.LENGTH_DEPENDENT, "codegen", *LATENTS)
+        names = (
+            zoo.ARCHITECTURES
+            if form
+            else (*zoo.ARCHITECTURES, *zoo.LENGTH_DEPENDENT, "codegen", *LATENTS, *zoo.ENCODERS_HERE)
+        )
     kinds = KINDS[backend]
     for name in names:
         row = Row(backend, name, form)
-        for turn, (holds, case, of, every, forms) in enumerate(PROPERTIES):
-            if not of(row, *case) or (form and not forms) or (row.latent and holds.__module__ in NOT_OF_LATENTS):
+        for turn, (holds, case, of, every, forms, encoders) in enumerate(PROPERTIES):
+            wrong_kind = (row.latent and holds.__module__ in NOT_OF_LATENTS) or (name in zoo.ENCODERS and not encoders)
+            if wrong_kind or not of(row, *case) or (form and not forms):
                 continue
             marks = [*getattr(holds, "pytestmark", []), *([zoo.needs_hooked] if backend == "hooked" else [])]
             sampled = (every or 1) * (2 if form else 1)

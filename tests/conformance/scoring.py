@@ -172,7 +172,7 @@ def a_head_made_by_a_users_hook_has_its_known_scores(row):
     assert (plain.loc[plain["layer"] == last, SCORES] < 0.9).all(axis=None)
 
 
-@asked(every=1)
+@asked(every=1, encoders=True)
 def a_run_stops_before_the_last_mlp_and_the_unembedding(row):
     # A bridge's MLP is called whole or, in OPT, by its parts.
     first, last = (getattr(block.mlp, "out", block.mlp) for block in (row.model.blocks[0], row.model.blocks[-1]))

@@ -12,7 +12,7 @@ from tlspectral.models.attention.replay import intact_run
 from .rows import asked
 
 
-@asked()
+@asked(encoders=True)
 def a_replay_is_the_whole_forward(row):
     """At every layer, under a user's hooks in front of it, at it and behind it."""
     view, tokens, scored, seen = row.view, zoo.prompt(5, 21), slice(11, 20), {}

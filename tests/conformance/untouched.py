@@ -13,7 +13,7 @@ from tlspectral.heads.operators.verification import verify_scores
 from .rows import asked
 
 
-@asked()
+@asked(encoders=True)
 def nothing_has_changed(row):
     """Tensors to the bit and where they lie, modules, flags, hooks and logits are those of before the first property.
 
@@ -23,7 +23,7 @@ def nothing_has_changed(row):
     names = view.hook_names(view.n_layers - 1)
     for index in row.layers:
         view.layer(index), view.output(index), view.n_heads(index), view.hook_names(index)
-    view.embedding(), view.unembedding(), view.position_embedding()
+    view.embedding(), view.causal and view.unembedding(), view.position_embedding()
     view.run(zoo.prompt(), [(names["residual"], lambda x, hook: seen.append(x.shape))], last=names["pattern"])
     with contextlib.suppress(ScoreMismatch):  # Cohere on TransformerLens 3.9
         verify_scores(model)

@@ -157,7 +157,8 @@ def _directions(model: Any, heads: "pd.DataFrame", seed: int) -> "pd.DataFrame":
 
     strongest = stacked(heads.nlargest(STRONGEST, detector) for detector in ("prev", "dup", "ind"))
     names = strongest.drop_duplicates("name").sort_values(["layer", "head"])["name"]
-    found = [tlspectral.head_directions(model, name, kind, seed=seed) for name in names for kind in ("qk", "ov")]
+    kinds = ("qk", "ov") if attention_view(model).causal else ("qk",)
+    found = [tlspectral.head_directions(model, name, kind, seed=seed) for name in names for kind in kinds]
     table = stacked(found)
     table.attrs = {**found[0].attrs, **attention_view(model).origin()}
     return table

@@ -62,8 +62,8 @@ def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
 
     What it does not establish: that the path is used. The score sees weights, not what is on the residual stream, and
     the number of heads to be ranked among grows with the layer. `chance` is a typical value without its spread, and no
-    threshold. The gain of a norm behind the attention (Gemma 2 and 3, OLMo 2), which weighs what a head writes, is left
-    out.
+    threshold. The gain of a norm behind the attention (Gemma 2 and 3, OLMo 2) or on the stream (GPT, OPT 350M, BERT),
+    which weighs what a head writes, is left out.
     """
     end = head_receiver(receiver)
     source = open_layers(model)

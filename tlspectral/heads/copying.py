@@ -37,7 +37,8 @@ def copying_scores(model: Any) -> pd.DataFrame:
     What it does not establish: copying in the model, where MLPs and later heads stand between. `W_U` is taken as the
     model holds it: TransformerLens's `center_unembed` subtracts a mean over the vocabulary, which changes these two
     columns although it changes no probability (in SmolLM2-135M `copying` by up to .08, `positivity` by up to 1.06).
-    Compare models that were loaded alike. They are NaN where input and output vocabularies differ.
+    Compare models that were loaded alike. They are NaN where input and output vocabularies differ, and for an encoder,
+    where a nonlinear layer stands in front of `W_U`.
     """
     view = attention_view(model)
     circuit = unembedding_times_embedding(view)
@@ -87,9 +88,9 @@ def _above_rounding(
 def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"] | None:
     """Return W_U W_E with the final norm folded into W_U; None where no token can be copied.
 
-    That is where input and output vocabularies differ.
+    That is where input and output vocabularies differ, and in an encoder.
     """
-    if view.unembedding()[0].shape[1] != len(view.embedding()):
+    if not view.causal or view.unembedding()[0].shape[1] != len(view.embedding()):
         return None
     circuit = torch.zeros(view.d_model, view.d_model, dtype=torch.float64)
     for unembedding, embedding in zip(

@@ -13,6 +13,7 @@ from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.probe import require_writes
 from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.interrupts import interruptible, uninterrupted
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
@@ -132,6 +133,8 @@ def ablation_hooks(
     removed = part_of(part)
     view = attention_view(model)
     by_layer = heads_by_layer(view, heads)
+    if into is not None:
+        require_stream(view)
     ends = [] if into is None else reached(view, into)
     refuse_order(by_layer, ends)
     ablations = [

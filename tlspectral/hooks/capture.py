@@ -228,7 +228,7 @@ class HeadCapture:
         """Return text and advice for a layer that delegates its attention and does not give that of the heads."""
         return (
             f"layer {self.layer.layer}: this bridge computes attention itself, and its {what} of heads {self.heads} is "
-            "not that of causal attention over this run's own keys; they differ",
+            "not that of attention over this run's own keys; they differ",
             "look for a key/value cache (run with use_past_kv_cache=False), padding, or another hook or open block "
             "that edits these heads, or ablate on another backend",
         )

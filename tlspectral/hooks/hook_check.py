@@ -13,6 +13,7 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import BadHead
 from tlspectral.hooks.probe import without_hooks
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.closeness import noise_of
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
 from tlspectral.models.attention.prompts import packed_prompts
@@ -95,6 +96,7 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
         HookCheck(exact=True: it removes all of what L0H1 writes, and nothing else)
     """
     view = attention_view(model)
+    require_stream(view)
     layer, index = head_pair(head, view.n_layers)
     if not 0 <= layer < view.n_layers or not 0 <= index < view.n_heads(layer):
         raise BadHead(f"{head_name(layer, index)} does not exist in this model")

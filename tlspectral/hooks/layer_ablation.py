@@ -136,7 +136,7 @@ class LayerAblation(HeadCapture):
         of_run, cap = self.scores_of_run(), self.layer.softcap
         self.require_lengths(of_run.query.whole.shape[-2], of_run.key.whole.shape[-2], *lengths)
         scores = of_run.whole()
-        allowed = self.view.causal_mask(self.layer.layer, scores.shape[-1]).to(scores.device)
+        allowed = self.view.seen_keys(self.layer.layer, scores.shape[-1]).to(scores.device)
         before = key_weights(softcapped(scores, cap), allowed)
         if isinstance(self.part, LongRange):
             allowed = allowed & ~self.part.beyond(allowed)

@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.causality import require_causal
 from tlspectral.models.attention.prompts import packed_rows
 
 Segment = str | Tensor
@@ -91,8 +92,10 @@ class BlockPrompt:
         Raises:
             ValueError: text without a tokenizer, text that the tokenizer joins across the border of two segments, a
                 prompt longer than the model's context, or ids outside its vocabulary.
+            UnsupportedArchitecture: an encoder.
         """
         view = attention_view(model)
+        require_causal(view, "a swap of blocks changes what every block holds, not the order of keys alone")
         prompt = self if not self.is_text else self._from_text(getattr(view.model, "tokenizer", None))
         packed_rows(view, prompt.tokens()[None])  # raises for ids that the model cannot read
         return prompt

@@ -1,6 +1,7 @@
 """What a model is scored on: prompts, a metric, ready tasks, and scores with standard errors."""
 
 from tlspectral.models.text import packaged_text
+from tlspectral.tasks.embedding import embedding_change
 from tlspectral.tasks.evaluation import evaluate, induction_loss, language_loss
 from tlspectral.tasks.metrics import next_token_loss
 from tlspectral.tasks.score import Effect, Score, control_test, paired_effect, sign_flip_p, standard_error
@@ -13,6 +14,7 @@ __all__ = [
     "ScoredSequences",
     "Task",
     "control_test",
+    "embedding_change",
     "evaluate",
     "induction",
     "induction_loss",

@@ -61,6 +61,7 @@ def induction_loss(
         seed: of the draw.
 
     Raises:
+        UnsupportedArchitecture: an encoder, which sees the token that it would predict.
         ValueError: `prompts` that are no repeated sequences or that the model cannot read, or fewer than two to draw.
 
     What it does not establish: that a head with an effect here is an induction head. Every head that
@@ -96,6 +97,7 @@ def language_loss(
         sequence_length: tokens in such a row, BOS included, at most the context.
 
     Raises:
+        UnsupportedArchitecture: an encoder, which sees the token that it would predict.
         ValueError: text without a tokenizer, token ids that are no sequences of this model or look padded and come
             without a mask, or a mask that does not fit.
 

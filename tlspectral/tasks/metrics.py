@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.causality import require_causal
 from tlspectral.models.attention.prompts import require_vocabulary
 
 
@@ -50,7 +51,8 @@ class LogitDifference:
     wrong: Any
 
     def for_model(self, view: AttentionView, n_prompts: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """Return the metric with the answers as token ids of a model. Raises ValueError as `logit_difference`."""
+        """Return the metric with the answers as token ids of a model. Raises as `logit_difference`."""
+        require_causal(view, "it predicts no next token; score the logits of a masked token by a metric of your own")
         correct, wrong = (
             _answer_ids(view, answers, n_prompts, side)
             for side, answers in (("correct", self.correct), ("wrong", self.wrong))

@@ -13,6 +13,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import warn_caller
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.causality import require_causal
 from tlspectral.models.attention.padding import PackedTokens, attention_positions, positions_in
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
@@ -126,6 +127,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
     """Return the sequences of a task on one model.
 
     Raises:
+        UnsupportedArchitecture: an encoder, and a metric of the next token.
         ValueError, TypeError: see `Task` and `packed_prompts`; positions, labels or attention that do not fit the
             prompts; positions that `next_token_loss` has no targets for; or logits of more than 8 GiB for a metric that
             gets all of them at once.
@@ -149,6 +151,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
     if sequences.counterfactual is not None:
         _warn_of_early_differences(sequences)
     if sequences.by_rows:
+        require_causal(view, "it sees the next token, so a loss on it says nothing; give a Task with another metric")
         _require_targets(sequences)
     n = len(packed.tokens)
     if task.labels is not None and len(task.labels) != n:

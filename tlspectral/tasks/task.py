@@ -30,8 +30,9 @@ class Task:
 
         task = tls.logit_difference(prompts, " Mary", " John", counterfactual=other_prompts)
 
-    Prompts of unequal length are moved to the left and filled at the end; a causal model does not see the filling, and
-    it is not scored. Ready tasks are in `tls.tasks`: `induction`, `language`, `logit_difference`.
+    Prompts of unequal length are moved to the left and filled at the end; a decoder does not see the filling, and it is
+    not scored. An encoder would see it, so its prompts have one length. Ready tasks are in `tls.tasks`: `induction`,
+    `language`, `logit_difference`, `embedding_change`.
 
     Attributes:
         prompts: strings (tokenised as by `model.to_tokens`, BOS included where the model has one); token ids
@@ -220,6 +221,7 @@ def logit_difference(
     Errors, where the task meets a model:
         ValueError: an answer that is no single token, one that is correct and wrong, or lists of another length than
             the prompts.
+        UnsupportedArchitecture: an encoder.
 
     What it does not establish: that the model would give the answer. A third token may have the largest logit.
     """

@@ -49,10 +49,12 @@ def _scored(name: str, meaning: str) -> tuple[Column, ...]:
     """)
 
 
-_PATTERN = tuple(
-    replace(column, always=False)
-    for column in _scored("pattern", "Mean weighted attention to the keys marked by `pattern=`. NaN where none counts.")
-)
+def _at_times(name: str, meaning: str) -> tuple[Column, ...]:
+    return tuple(replace(column, always=False) for column in _scored(name, meaning))
+
+
+_PATTERN = _at_times("pattern", "Mean weighted attention to the keys marked by `pattern=`. NaN where none counts.")
+_NEXT = "Mean attention from each query to the token after it, where there is one. Of an encoder alone."
 DETECT_HEADS = Schema(
     "detect_heads",
     (
@@ -61,6 +63,7 @@ DETECT_HEADS = Schema(
         *_scored("dup", "Mean attention from each query of the copy to the same token in the segment."),
         *_scored("ind", "Mean attention from each query of the copy to the token after the same one in the segment."),
         *_scored("prev_first", "prev on the queries of the segment, the first one left out."),
+        *_at_times("next", _NEXT),
         *_PATTERN,
     ),
     "`tls.detect_heads`",
@@ -72,6 +75,7 @@ DETECT_HEADS_ON_PROMPTS = Schema(
         *_scored("prev", "Mean attention from each query to the token before it. NaN where no query counts."),
         *_scored("dup", "Mean attention to earlier tokens equal to the query's, where there are any; else NaN."),
         *_scored("self", "Mean attention from each query to its own token. NaN where no query counts."),
+        *_at_times("next", _NEXT),
         *_PATTERN,
     ),
     "`tls.detect_heads` with `prompts=` other than repeated segments",
@@ -103,6 +107,9 @@ def detect_heads(
     on the first 16 sequences (of prompts beyond 256 tokens, on as many as have 4,096 tokens together). P of many heads
     need a correction, `tls.stats.benjamini_hochberg`.
 
+    Of an encoder, whose queries see later keys, there is also the mass on the token after the query (`next`), on the
+    same queries. `ind` has no meaning there and is NaN: what follows a token is seen, not remembered.
+
         tls.detect_heads(model, prompts=["When Mary and John went out, John gave a book to"])
         tls.detect_heads(model, pattern=lambda row: torch.eye(len(row)).roll(2, 0).tril())  # two tokens back
 
@@ -115,7 +122,8 @@ def detect_heads(
         pattern: keys that queries are to be scored on: weights, or 0 and 1, [pos, pos] for all sequences or
             [sequences, pos, pos], where positions count from the first real token; or a function that takes the token
             ids of a sequence, [pos], and returns [pos, pos]; or the name of one, on queries from position 2 on:
-            `"previous_token"`, `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2 to 8 tokens back), `"self"`.
+            `"previous_token"`, `"next_token"` (encoders), `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2
+            to 8 tokens back), `"self"`.
         exclude_special: leave the tokenizer's special ids out of the draw.
         null_draws: draws of the null, 0 for none. p is no finer than 1 / (null_draws + 1). Memory does not grow with
             them; a draw takes about as long as the model's attention on 16 sequences.
@@ -123,14 +131,14 @@ def detect_heads(
 
     Returns:
         DataFrame sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?,
-        ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, pattern?, pattern_se?, pattern_p?`; on other
-        prompts: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?, self, self_se, self_p?, pattern?,
-        pattern_se?, pattern_p?`. A p is NaN where none of the compared sequences counts. `attrs` hold where the model
-        came from, with hashes of its weights, L, the number of sequences, the opening token, `chance`, what uniform
-        attention would score, `reliability`, the rank correlation over heads of each score between even and odd
-        sequences, and `user_hooks`, as in `analyze_heads`. On other prompts or with a pattern `chance` is a dictionary
-        by score, and `n_counted` says how many sequences have a query for it. With a null also `null_draws`, and
-        `null_sequences`, how many are compared.
+        ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?, pattern?, pattern_se?,
+        pattern_p?`; on other prompts: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?, self, self_se,
+        self_p?, pattern?, pattern_se?, pattern_p?`. A p is NaN where none of the compared sequences counts. `attrs`
+        hold where the model came from, with hashes of its weights, L, the number of sequences, the opening token,
+        `chance`, what uniform attention would score, `reliability`, the rank correlation over heads of each score
+        between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On other prompts or with a pattern
+        `chance` is a dictionary by score, and `n_counted` says how many sequences have a query for it. With a null also
+        `null_draws`, and `null_sequences`, how many are compared.
 
     Raises:
         ValueError: fewer than two sequences are drawn, or a pattern of another shape, without a mark, or with a key
@@ -176,6 +184,7 @@ def measured_detectors(
     tokens = sequences.tokens
     length = None if on_prompts else segment_length_of(tokens)
     names = PROMPT_DETECTORS if length is None else (*DETECTORS, "prev_first")
+    names = names if view.causal else (*names, "next")
     attrs: dict[str, Any] = {"n_sequences": len(tokens)}
     if length is not None:
         attrs |= {"segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
@@ -184,13 +193,13 @@ def measured_detectors(
     if on_prompts or pattern is not None:
         from tlspectral.heads.detectors.targets import Marks
 
-        marks = Marks(sequences, on_prompts=on_prompts, pattern=pattern)
-    scorer = partial(_scorer, length, marks and marks.scorer)
+        marks = Marks(sequences, on_prompts=on_prompts, pattern=pattern, causal=view.causal)
+    scorer = partial(_scorer, length, marks and marks.scorer, view.causal)
     with bar(len(sequences.tokens), "detectors", "seq") as shown:
         statistics = _statistics(view, sequences, scorer, shown.update)
     if pattern is not None and not statistics.n_counted[-1]:
         raise ValueError("pattern marks no key of any sequence")
-    chance: Any = None if length is None else chance_level(length)
+    chance: Any = None if length is None else chance_level(length, view.causal)
     if marks is not None:
         uniform = torch.cat(marks.uniform, dim=1).sum(1)
         n_marked = len(uniform)
@@ -243,15 +252,17 @@ def _pvalues(
     return pvalues, rows.stop
 
 
-def _scorer(length: int | None, of_marks: Scorer | None, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
+def _scorer(
+    length: int | None, of_marks: Scorer | None, causal: bool, rows: slice
+) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
     """Return the function of a pattern that gives the scores of a batch, and which sequences count for each score.
 
     Scores on repeated sequences come first, then those of marked keys.
     """
     reduced, counts = [], []
     if length is not None:
-        reduced.append(partial(_repeated_scores, length))
-        counts.append(torch.ones(len(DETECTORS) + 1, rows.stop - rows.start, dtype=torch.bool))
+        reduced.append(partial(_repeated_scores, length, causal))
+        counts.append(torch.ones(len(DETECTORS) + 1 + (not causal), rows.stop - rows.start, dtype=torch.bool))
     if of_marks is not None:
         reduce_marks, counted = of_marks(rows)
         reduced.append(reduce_marks)
@@ -259,16 +270,20 @@ def _scorer(length: int | None, of_marks: Scorer | None, rows: slice) -> tuple[R
     return lambda pattern: torch.cat([reduce(pattern) for reduce in reduced]), torch.cat(counts)
 
 
-def _repeated_scores(length: int, pattern: Tensor) -> Float64[Tensor, "scores batch heads"]:
-    """Return the scores of `DETECTORS` on the copy, then `prev` on the segment."""
-    offsets = detector_offsets(length)
-    mass = [
-        # Entry i of the diagonal is query i + offset, key i.
-        in_float64(pattern.diagonal(-offsets[name], dim1=-2, dim2=-1)[..., length + 1 - offsets[name] :]).mean(-1)
-        for name in DETECTORS
-    ]
-    mass.append(in_float64(pattern.diagonal(-1, dim1=-2, dim2=-1)[..., 1:length]).mean(-1))
-    return torch.stack([score.cpu() for score in mass])
+def _repeated_scores(length: int, causal: bool, pattern: Tensor) -> Float64[Tensor, "scores batch heads"]:
+    """Return the scores of `DETECTORS` on the copy, `prev` on the segment, and in an encoder `next` on the copy."""
+
+    def mass(offset: int, first: int, end: int | None = None) -> Tensor:
+        # Entry i of the diagonal is query i + offset, key i; above the diagonal query i.
+        queries = pattern.diagonal(-offset, dim1=-2, dim2=-1)
+        shift = max(offset, 0)
+        return in_float64(queries[..., first - shift : end and end - shift]).mean(-1).cpu()
+
+    found = {name: mass(offset, length + 1) for name, offset in detector_offsets(length).items()}
+    found["prev_first"] = mass(1, 2, length + 1)
+    if not causal:
+        found |= {"ind": found["ind"] * torch.nan, "next": mass(-1, length + 1)}
+    return torch.stack([*found.values()])
 
 
 class _Statistics(NamedTuple):

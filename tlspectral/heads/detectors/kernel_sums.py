@@ -151,7 +151,7 @@ def _rebuilt(
     view: AttentionView, layer: int, captured: dict[str, Tensor], pattern: Tensor
 ) -> Float64[Tensor, "batch heads pos pos"]:
     """Return the scores of a layer that exposes only its pattern, -inf where it masks. Raises ScoreMismatch."""
-    mask = ~view.causal_mask(layer, pattern.shape[-1]).cpu()
+    mask = ~view.seen_keys(layer, pattern.shape[-1]).cpu()
     scores = rebuilt_scores(view, layer, captured).total.masked_fill(mask, -torch.inf)
     require_close(
         (scores.softmax(-1) - pattern.double()).abs().max(),

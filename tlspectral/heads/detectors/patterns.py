@@ -20,7 +20,7 @@ def _behind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "1 query key"]:
 
 
 def _back(nearest: int, farthest: int) -> Pattern:
-    """Mark the tokens from `nearest` to `farthest` before the query."""
+    """Mark the tokens from `nearest` to `farthest` before the query; negative ones lie behind it."""
 
     def marked(tokens: Int[Tensor, "batch pos"]) -> Marked:
         behind = _behind(tokens)
@@ -49,6 +49,7 @@ def _first_token(tokens: Int[Tensor, "batch pos"]) -> Marked:
 
 PATTERNS: dict[str, Pattern] = {
     "previous_token": _back(1, 1),
+    "next_token": _back(-1, -1),
     "duplicate": _duplicate,
     "induction": _induction,
     "first_token": _first_token,

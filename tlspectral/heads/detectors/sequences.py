@@ -88,6 +88,6 @@ def detector_offsets(length: int) -> dict[str, int]:
     return {"prev": 1, "dup": length, "ind": length - 1}
 
 
-def chance_level(length: int) -> float:
-    """Return the mass that uniform causal attention puts on one earlier token, averaged over the second copy."""
-    return float(np.mean(1.0 / np.arange(length + 2, 2 * length + 2)))
+def chance_level(length: int, causal: bool = True) -> float:
+    """Return the mass that uniform attention puts on one token, averaged over the second copy."""
+    return float(np.mean(1.0 / np.arange(length + 2, 2 * length + 2))) if causal else 1.0 / (1 + 2 * length)

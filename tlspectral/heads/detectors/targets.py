@@ -14,7 +14,7 @@ from tlspectral.models.attention.padding import PackedTokens
 Weights = Float64[Tensor, "batch query key"]
 
 
-def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice) -> Weights:
+def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: bool) -> Weights:
     """Return the weights of a pattern by name, or of a caller's, for some prompts, 0 outside of their tokens.
 
     Of a pattern by name the first two positions are no queries: there is no choice at the first, and the token before
@@ -24,7 +24,7 @@ def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice) -> Weight
     n_prompts, width = prompts.tokens.shape
     if isinstance(pattern, str) and pattern in PATTERNS:
         queries = (prompts.real[rows] & (torch.arange(width) >= 2))[:, :, None]
-        return (PATTERNS[pattern](tokens) & queries).double()
+        return _seen((PATTERNS[pattern](tokens) & queries).double(), rows, causal)
     weights = torch.zeros(len(tokens), width, width, dtype=torch.float64)
     for row, length in enumerate(lengths):
         index = rows.start + row
@@ -43,8 +43,13 @@ def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice) -> Weight
             expected = f"{shape}" if callable(pattern) else f"{shape} or {(n_prompts, *shape)}"
             raise ValueError(f"pattern: prompt {index} needs weights of shape {expected}; found {tuple(given.shape)}")
         weights[row, :length, :length] = given[:length, :length]
+    return _seen(weights, rows, causal)
+
+
+def _seen(weights: Weights, rows: slice, causal: bool) -> Weights:
+    """Return weights, and refuse those of keys that a decoder never sees. Raises ValueError."""
     above = (weights.triu(1) != 0).nonzero()
-    if len(above):
+    if causal and len(above):
         row, query, key = above[0].tolist()
         raise ValueError(
             f"pattern: prompt {rows.start + row}: query {query} is marked with key {key}, which comes after it and is "
@@ -73,16 +78,17 @@ class Marks:
     `uniform` collects what uniform attention would score in each batch, [scores, batch].
     """
 
-    def __init__(self, sequences: PackedTokens, *, on_prompts: bool, pattern: Any):
-        self.sequences = sequences
+    def __init__(self, sequences: PackedTokens, *, on_prompts: bool, pattern: Any, causal: bool):
+        self.sequences, self.causal = sequences, causal
         self.patterns = ["previous_token", "duplicate", "self"] if on_prompts else []  # `PROMPT_DETECTORS`
+        self.patterns += [] if causal or not on_prompts else ["next_token"]
         self.patterns += [] if pattern is None else [pattern]
         self.uniform: list[Float64[Tensor, "scores batch"]] = []
 
     def scorer(self, rows: slice) -> tuple[Callable[[Tensor], Tensor], Bool[Tensor, "scores batch"]]:
         """Return the function of a pattern that gives the scores of a batch, and which of its sequences count."""
-        weights = [_pattern_weights(pattern, self.sequences, rows) for pattern in self.patterns]
-        self.uniform.append(torch.stack([_uniform_attention(marked) for marked in weights]))
+        weights = [_pattern_weights(pattern, self.sequences, rows, self.causal) for pattern in self.patterns]
+        self.uniform.append(torch.stack([_uniform_attention(marked, self.causal) for marked in weights]))
         counted = torch.stack([scored_queries(marked) > 0 for marked in weights])
         return lambda attention: torch.stack([weighted_attention(attention, marked) for marked in weights]), counted
 
@@ -103,7 +109,8 @@ def weighted_attention(
     return total / scored_queries(weights).clamp_min(1)[:, None]
 
 
-def _uniform_attention(weights: Weights) -> Float64[Tensor, "batch"]:
-    """Return what `weighted_attention` is for a head that attends to all earlier keys and its own alike."""
-    keys_seen = torch.arange(1, weights.shape[-1] + 1)
+def _uniform_attention(weights: Weights, causal: bool) -> Float64[Tensor, "batch"]:
+    """Return what `weighted_attention` is for a head that attends alike to all keys that its queries see."""
+    width = weights.shape[-1]
+    keys_seen = torch.arange(1, width + 1) if causal else torch.tensor(width)
     return (weights.sum(-1) / keys_seen).sum(-1) / scored_queries(weights).clamp_min(1)

@@ -92,7 +92,7 @@ def _check_layer(
 ) -> LayerCheck:
     raw = view.raw(index)
     pattern = captured[names["pattern"]].cpu().double()
-    allowed = _allowed(pattern, index) & real[:, None, :, None]
+    allowed = _allowed(pattern, index, view.causal) & real[:, None, :, None]
     ours, inside, outside = rebuilt_scores(view, index, captured)
     share = _row_variance(outside, allowed) / (_row_variance(outside, allowed) + _row_variance(inside, allowed))
     if "scores" in names:
@@ -121,12 +121,18 @@ def _check_layer(
     return LayerCheck(record, share.numpy())
 
 
-def _allowed(pattern: Float64[Tensor, "batch heads pos pos"], index: int) -> Bool[Tensor, "batch heads pos pos"]:
-    """Return the entries that the model attends to: causal, and not zeroed by a window."""
+def _allowed(
+    pattern: Float64[Tensor, "batch heads pos pos"], index: int, causal: bool
+) -> Bool[Tensor, "batch heads pos pos"]:
+    """Return the entries that the model attends to: causal, and not zeroed by a window; in an encoder all."""
+    if not causal:
+        return torch.ones_like(pattern, dtype=torch.bool)
     above = torch.ones(pattern.shape[-2:], dtype=torch.bool).triu(1)
     if bool((pattern[..., above] > 0).any()):
-        raise UnsupportedArchitecture(f"layer {index}: queries attend to later keys (encoder); only decoders are read")
-    return (pattern > 0) & ~above
+        raise UnsupportedArchitecture(
+            f"layer {index}: queries attend to later keys; of encoders, BERT and RoBERTa are read"
+        )
+    return pattern > 0
 
 
 def _centred_rows(scores: Tensor, allowed: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from tlspectral.hooks.attribution.score_form import (
 )
 from tlspectral.hooks.attribution.two_tokens import QueryRow, TwoTokens, query_row, trace
 from tlspectral.models.attention import AttentionView, attention_view, require_even_scale
+from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.layer import require_own_projections
 from tlspectral.models.attention.prompts import packed_prompts
@@ -115,6 +116,7 @@ def qk_attribution(
     """
     top, remove = _counts(top, remove, by_frequency)
     view = attention_view(model)
+    require_stream(view)
     ((layer, (index,)),) = heads_by_layer(view, [head]).items()
     tokens = packed_prompts(view, prompt).tokens
     if len(tokens) != 1:

@@ -199,7 +199,7 @@ def query_row(
         of_run = of_run + form.slope * torch.arange(len(of_run), dtype=of_run.dtype)
     scores, unmasked = traced.scores, traced.unmasked
     if scores is None or unmasked is None:
-        scores, unmasked = form.capped(of_run), view.causal_mask(layer, len(of_run))[query].cpu()
+        scores, unmasked = form.capped(of_run), view.seen_keys(layer, len(of_run))[query].cpu()
     if not bool(unmasked[key]):
         first = int(unmasked.nonzero()[0])
         raise ValueError(

@@ -14,6 +14,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.circuits.graph import Graph, graph_of
 from tlspectral.hooks.circuits.run import Layer, cut_logits, prepared_layers, written_by
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.replay import logits_at
@@ -90,6 +91,7 @@ def pairs_of(model: Any, task: Task) -> Pairs:
         UnsupportedArchitecture: as `graph_of`.
     """
     view = attention_view(model)
+    require_stream(view)
     sequences = scored_sequences(view, task)
     if sequences.counterfactual is None:
         raise ValueError(f"{sequences.name} has no counterfactual prompts: give Task(..., counterfactual=)")

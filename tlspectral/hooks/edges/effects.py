@@ -22,6 +22,7 @@ from tlspectral.hooks.edges.reached import Reached, reached
 from tlspectral.hooks.edges.receiving import QueryKeyPairs, ReceiverLayer, Replayed, receiver_layer
 from tlspectral.hooks.edges.senders import CachedRun, Replaced, Sender, cached_run, chosen_senders
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.padding import attention_positions
 from tlspectral.models.attention.writes import INPUT_POINTS, Input
 from tlspectral.selection import Receivers, head_name
@@ -157,6 +158,7 @@ def edge_effects(
     writes little has to beat the noise of those that write much. `k_composition` does not say that a path is used.
     """
     view = attention_view(model)
+    require_stream(view)
     if receivers is None or replace == "counterfactual":
         _check_pairs(measure, replace, control, screen)
         return edges_of_pairs(view, EDGE_EFFECTS, receivers, senders, task, screen and method, folder, seed)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.causality import require_causal
 from tlspectral.selection import whole_number
 
 
@@ -48,7 +49,8 @@ class LongRange(Part):
         return {"window": self.window, "sinks": self.sinks}
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "LongRange"]:
-        """Bind the part to layers: it is the same on all."""
+        """Bind the part to layers: it is the same on all. Raises UnsupportedArchitecture for an encoder."""
+        require_causal(view, "long range counts the keys before a query")
         return dict.fromkeys(by_layer, self)
 
     def beyond(self, visible: Bool[Tensor, "*rows pos pos"]) -> Bool[Tensor, "*rows pos pos"]:

@@ -23,7 +23,8 @@ from tlspectral.models.attention.layer import (
     stored_bytes,
 )
 from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
-from tlspectral.models.attention.view import AttentionView, attention_view, vocabulary_chunks
+from tlspectral.models.attention.view import AttentionView, attention_view
+from tlspectral.models.attention.vocabulary import vocabulary_chunks
 
 __all__ = [
     "Alibi",

@@ -15,6 +15,7 @@ from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
 from tlspectral.models.attention.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
+from tlspectral.models.attention.causality import is_causal, is_encoder
 from tlspectral.models.attention.latent import (
     adjacent_pairs,
     complex_tables,
@@ -31,8 +32,8 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     """Return the parameters of one layer.
 
     Raises:
-        UnsupportedArchitecture: the block holds no causal self-attention with readable per-head weights (state-space,
-            linear-attention and encoder blocks).
+        UnsupportedArchitecture: the block holds no self-attention with readable per-head weights (state-space,
+            linear-attention blocks, encoders other than BERT and RoBERTa).
         BadWeights: the weights are quantised.
     """
     block = model.blocks[layer]
@@ -40,9 +41,15 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     if attention is None or getattr(attention, "original_component", None) is None:
         raise UnsupportedArchitecture(f"layer {layer}: {NO_OPERATOR.format(kind_of(block))}")
     wrapped = attention.original_component
-    if not _is_causal(model, attention, wrapped):
+    if "MLA" in type(attention).__name__:
         raise UnsupportedArchitecture(
-            f"layer {layer}: the attention of {type(wrapped).__name__} is not causal (encoder); only decoders are read"
+            f"layer {layer}: multi-head latent attention ({type(wrapped).__name__}); "
+            "its queries and keys come from a shared latent, not from one W_Q and W_K per head"
+        )
+    if not is_causal(model, attention) and not is_encoder(model):
+        raise UnsupportedArchitecture(
+            f"layer {layer}: the attention of {type(wrapped).__name__} is not causal; of encoders BERT and "
+            "RoBERTa are read"
         )
     require_unclipped(_clip_limit(wrapped), layer)
     if is_latent(attention):
@@ -88,7 +95,7 @@ def context_length(model: Any) -> int:
     For some architectures TransformerLens has a default instead of the model's number (2048 tokens for MPT in 3.9).
     """
     config = getattr(model.original_model, "config", None)
-    stated = None if config is None else stated_context(config)
+    stated = None if config is None or is_encoder(model) else stated_context(config)  # RoBERTa's has two unused rows
     return int(model.cfg.n_ctx) if stated is None else stated
 
 
@@ -151,8 +158,10 @@ def rotary_tables(
     return tables
 
 
-def causal_mask(model: Any, layer: int, n_positions: int) -> Tensor:
+def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
     """Return which keys each query sees, [pos, pos], in a layer that delegates its attention."""
+    if is_encoder(model):
+        return torch.ones(n_positions, n_positions, dtype=torch.bool)
     stored = getattr(model.blocks[layer].attn.original_component, "bias", None)
     if isinstance(stored, Tensor) and stored.dtype == torch.bool and stored.ndim == 4:  # GPT-Neo's windowed mask
         return stored[0, 0, :n_positions, :n_positions]
@@ -178,14 +187,6 @@ def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Ten
     copied_cache = copy.deepcopy(cache)  # a pass extends the cache it is given
     copied_cache.batch_repeat_interleave(copies)
     return model(tokens, past_key_values=copied_cache, use_cache=True, return_type="logits")
-
-
-def _is_causal(model: Any, attention: Any, wrapped: Any) -> bool:
-    if getattr(model.cfg, "attention_dir", "causal") == "bidirectional" or not getattr(attention, "is_causal", True):
-        return False
-    inner = getattr(wrapped, "self", wrapped)
-    causal = getattr(inner, "is_causal", True)
-    return causal is None or bool(causal)
 
 
 def _score_scale(wrapped: Any, d_head: int) -> float:

@@ -12,15 +12,18 @@ from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNo
 
 
 def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
-    """Return the norm in front of the attention of a block."""
+    """Return the norm in front of the attention of a block, none where norms stand behind attention and MLP.
+
+    In OLMo 2 these act on what is written. In GPT, OPT 350M and BERT they act on the stream, so that what the next
+    layer reads is normalised, with gain and bias.
+    """
     norm = getattr(block, "ln1", None)
-    layer_module = getattr(block, "original_component", None)
-    # In GPT and OPT 350M the norm called ln1 stands behind the attention too.
     if (
         norm is None
         or _is_behind(norm)
+        or norm.name == "attention.output.LayerNorm"
         or model.cfg.architecture == "OpenAIGPTLMHeadModel"
-        or getattr(layer_module, "do_layer_norm_before", None) is False
+        or getattr(getattr(block, "original_component", None), "do_layer_norm_before", None) is False
     ):
         return NO_NORM
     return read_normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.models.attention.causality import require_causal
 from tlspectral.models.attention.padding import PackedTokens, TokenMask, even_rows
 from tlspectral.models.attention.view import AttentionView
 
@@ -27,6 +28,7 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
     Raises:
         ValueError: no prompt, an empty one, one longer than the context, ids that the model does not have, ids that
             look padded and come without a mask, a mask that does not fit, or strings without a tokenizer.
+        UnsupportedArchitecture: prompts of unequal length for an encoder.
         TypeError: prompts of no such form.
     """
     if hasattr(prompts, "packed"):
@@ -98,10 +100,12 @@ def _row(prompt: Any) -> Int[Tensor, "pos"]:
 
 
 def check_ids(view: AttentionView, packed: PackedTokens) -> None:
-    """Refuse prompts that the model cannot read. Raises ValueError."""
+    """Refuse prompts that the model cannot read: ValueError; UnsupportedArchitecture for an encoder's padding."""
     tokens = packed.tokens
     if len(tokens) == 0 or tokens.shape[1] == 0:
         raise ValueError("there are no prompts")
+    if packed.padded:
+        require_causal(view, "it would read what fills up shorter prompts; give prompts of one length")
     if tokens.shape[1] > view.n_ctx:
         long = int(packed.lengths.argmax())
         raise ValueError(
@@ -128,8 +132,9 @@ def _described(value: Any) -> str:
 def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask) -> PackedTokens:
     """Move the real tokens of each row to the left and cut columns that are padding in all rows.
 
-    A causal model needs no mask for such a row, since no real token attends to what follows it. The rows are filled
-    with their last real token, which no model takes for padding. Raises ValueError for a mask that does not fit.
+    A decoder needs no mask for such a row, since no real token attends to what follows it; for an encoder `check_ids`
+    refuses it. The rows are filled with their last real token, which no model takes for padding. Raises ValueError for
+    a mask that does not fit.
     """
     mask = attention_mask.cpu()
     if mask.shape != tokens.shape:

@@ -139,7 +139,8 @@ def unembedding_only(view: AttentionView, scored: Positions) -> Iterator[list[Po
         selected.append(scored)
         return (_at(inputs[0], scored), *inputs[1:])
 
-    with module_hooks([(view.model.unembed.register_forward_pre_hook, select)]):
+    unembedding = getattr(view.model, "unembed", None)  # None for an encoder alone
+    with module_hooks([] if unembedding is None else [(unembedding.register_forward_pre_hook, select)]):
         yield selected
 
 
@@ -232,8 +233,11 @@ class Prefill:
 def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
     """Run a model on prompts of one length, without gradients, and keep its keys and values.
 
-    Hooks that are on the model stay in force. None where the model keeps no keys and values (native bridges).
+    Hooks that are on the model stay in force. None where the model keeps no keys and values (native bridges), and for
+    an encoder, whose keys and values change with what follows.
     """
+    if not view.causal:
+        return None
     with _cached_pass(view, hooks):
         cache = view._reader.prefill_cache(view.model, tokens.to(view.device))
     return None if cache is None else Prefill(view, tokens, cache)

@@ -22,7 +22,7 @@ def visible_keys(
     `captured` has these scores, or some of them. Batch and heads are 1 where all are alike.
     """
     name = view.hook_names(index).get("scores")
-    return view.causal_mask(index, n_positions)[None, None] if name is None else view.unmasked(index, captured[name])
+    return view.seen_keys(index, n_positions)[None, None] if name is None else view.unmasked(index, captured[name])
 
 
 def row_scores(

