@@ -9,6 +9,7 @@ import zoo
 
 from tlspectral.hooks import parts
 from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.writes import z_of
 
 DELEGATED = ("gptj", "opt", "gptneo")
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
@@ -82,7 +83,9 @@ def recorded(model, points, tokens=None, layers=None):
     }  # fmt: skip
     with recording(model, wanted.values()) as seen:
         logits(model, tokens)
-    return {key: seen[name] for key, name in wanted.items() if name in seen}
+    found = {key: seen[name] for key, name in wanted.items() if name in seen}
+    by_head = {(index, point) for index, point in found if point == "z"}
+    return found | {key: z_of(found[key], view.raw(key[0]).w_o) for key in by_head}
 
 
 def delegated(backend, name):

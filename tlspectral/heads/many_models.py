@@ -20,7 +20,15 @@ from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.measure import NullSettings
 from tlspectral.models.loading.finding import PACKAGED, find_source
 from tlspectral.models.loading.model_files import file_name, files_size, files_state
-from tlspectral.tables import HEAD_COLUMNS, PartFailure, WorkPart, backend_configured, workers_kept, write_table
+from tlspectral.tables import (
+    HEAD_COLUMNS,
+    LATENT_COLUMNS,
+    PartFailure,
+    WorkPart,
+    backend_configured,
+    workers_kept,
+    write_table,
+)
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tables.work import stored_table
@@ -40,6 +48,7 @@ ANALYZE_MODELS_HEADS = Schema(
             commit   | label | Commit of the hub that the files are of; missing for other models.
         """),
         *HEAD_COLUMNS,
+        *LATENT_COLUMNS,
     ),
     _MADE_BY,
 )
@@ -67,7 +76,8 @@ class _Entry:
         part: name of its file in the dataset, and of the one that says why it failed, without suffix.
         missing_part: the same while no file of this name is there, and it could be that of a hub model.
         files_state: of its files on disk; None for a model of the hub or of a package.
-        size: bytes of its files on disk, by which models are ordered; infinite for others, whatever a cache holds.
+        size: bytes of its files on disk, by which models are ordered; 0 of a tiny one of this package, infinite of
+            one of the hub, whatever its cache holds.
     """
 
     name: str
@@ -222,7 +232,8 @@ def _entry(name: str) -> _Entry:
         source = find_source(name)
         if source.kind in ("tiny", "hub") or name.lower() in PACKAGED:
             model = str(source.record["model"])
-            return _Entry(name, model, file_name(model, f"{source.kind} {source.location}"), missing_part)
+            part = file_name(model, f"{source.kind} {source.location}")
+            return _Entry(name, model, part, missing_part, size=0.0 if source.kind == "tiny" else math.inf)
         path = os.path.abspath(Path(name).expanduser())
         real_path = os.path.realpath(path)  # two links to one folder are one model
         part = file_name(os.path.basename(real_path), f"{source.kind} {real_path}")

@@ -9,6 +9,7 @@ from tlspectral.tables.head_columns import (
     COLUMNS,
     EXTRA_COLUMNS,
     HEAD_COLUMNS,
+    LATENT_COLUMNS,
     describe_columns,
 )
 from tlspectral.tables.schema import Column, Schema
@@ -27,6 +28,7 @@ __all__ = [
     "COLUMNS",
     "EXTRA_COLUMNS",
     "HEAD_COLUMNS",
+    "LATENT_COLUMNS",
     "Column",
     "PartFailure",
     "PartFolder",

@@ -15,6 +15,7 @@ from tlspectral.algebra.rotary import RotaryGeometry, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge
 from tlspectral.models.attention.evaluating import evaluating
+from tlspectral.models.attention.latent import latent_points
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     LiveFactors,
@@ -240,14 +241,10 @@ class AttentionView:
             names["middle"] = f"blocks.{index}.ln2.hook_in"
         if getattr(self.model.blocks[index], "attn", None) is None:
             return names
-        names |= {
-            "attention_out": f"blocks.{index}.hook_attn_out",
-            "query": f"{attention}.hook_q",
-            "key": f"{attention}.hook_k",
-            "value": f"{attention}.hook_v",
-            "z": f"{attention}.hook_z",
-            "pattern": f"{attention}.hook_pattern",
-        }
+        names["attention_out"] = f"blocks.{index}.hook_attn_out"
+        points = {"query": "q", "key": "k", "value": "v", "z": "z", "pattern": "pattern"}
+        names |= {point: f"{attention}.hook_{name}" for point, name in points.items()}
+        names |= latent_points(self.model.blocks[index].attn, attention)
         if not self.delegates_attention(index):
             names["scores"] = f"{attention}.hook_attn_scores"
         if self.backend == "bridge" and hasattr(self.model.blocks[index].attn, "hook_cos"):
