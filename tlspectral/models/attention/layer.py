@@ -333,6 +333,8 @@ def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, fold
         raw,
         w_q=_of_heads(raw.w_q, queries),
         w_k=_of_heads(raw.w_k, keys),
+        b_q=None,
+        b_k=None,
         q_norm=raw.q_norm and raw.q_norm.of_heads(queries),
         k_norm=raw.k_norm and raw.k_norm.of_heads(keys),
     )
