@@ -41,11 +41,6 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     if attention is None or getattr(attention, "original_component", None) is None:
         raise UnsupportedArchitecture(f"layer {layer}: {NO_OPERATOR.format(kind_of(block))}")
     wrapped = attention.original_component
-    if "MLA" in type(attention).__name__:
-        raise UnsupportedArchitecture(
-            f"layer {layer}: multi-head latent attention ({type(wrapped).__name__}); "
-            "its queries and keys come from a shared latent, not from one W_Q and W_K per head"
-        )
     if not is_causal(model, attention) and not is_encoder(model):
         raise UnsupportedArchitecture(
             f"layer {layer}: the attention of {type(wrapped).__name__} is not causal; of encoders BERT and "
