@@ -109,11 +109,6 @@ def final_normalization(model: Any) -> Normalization:
     return read_normalization(norm.original_component, model, (model.cfg.d_model,), "final norm")
 
 
-def delegates_attention(model: Any, layer: int) -> bool:
-    """Return whether the bridge leaves attention to the wrapped module: scores are not exposed, edits are discarded."""
-    return type(model.blocks[layer].attn).forward.__qualname__ == "AttentionBridge.forward"
-
-
 def rotary_tables(
     model: Any, layer: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
