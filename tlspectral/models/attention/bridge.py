@@ -16,7 +16,7 @@ from tlspectral.models.attention.alibi import Alibi, alibi_slopes
 from tlspectral.models.attention.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
 from tlspectral.models.attention.layer import RawAttention, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization
-from tlspectral.models.attention.skipped import NO_OPERATOR, kind_of
+from tlspectral.models.attention.skipped import kind_of, unread
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
@@ -30,7 +30,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     block = model.blocks[layer]
     attention = getattr(block, "attn", None)
     if attention is None or getattr(attention, "original_component", None) is None:
-        raise UnsupportedArchitecture(f"layer {layer}: {NO_OPERATOR.format(kind_of(block))}")
+        raise UnsupportedArchitecture(f"layer {layer}: {unread(kind_of(block))}")
     wrapped = attention.original_component
     if "MLA" in type(attention).__name__:
         raise UnsupportedArchitecture(
@@ -64,7 +64,8 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         norm=input_norm(block, model, d_model, layer),
         q_norm=query_key_norm(attention, "q_norm", model, layer, len(w_q), d_head),
         k_norm=query_key_norm(attention, "k_norm", model, layer, len(w_k), d_head),
-        score_scale=_score_scale(wrapped, d_head),
+        # Falcon-H1 multiplies its keys behind their hook point.
+        score_scale=_score_scale(wrapped, d_head) * float(getattr(wrapped, "key_multiplier", 1.0)),
         softcap=_softcap(wrapped, layer),
         alibi=_alibi(model, wrapped, layer, len(w_q)),
         rotary=_rotary(model, wrapped, layer, d_head),
@@ -90,14 +91,15 @@ def stated_context(config: Any) -> int | None:
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-    """Return b_O, the norm behind the attention, and the factor on what attention and MLP add to the stream."""
+    """Return b_O, the norm behind the attention, and the factor on what its heads add to the stream."""
     block = model.blocks[layer]
     norm = norm_behind(block)
     where = f"layer {layer}, norm behind the attention"
     behind = (
         NO_NORM if norm is None else read_normalization(norm.original_component, model, (model.cfg.d_model,), where)
     )
-    multiplier = getattr(getattr(block, "original_component", None), "residual_multiplier", 1.0)
+    wrapped = getattr(block, "original_component", None)  # of Granite, and of Falcon-H1
+    multiplier = getattr(wrapped, "residual_multiplier", getattr(wrapped, "attn_out_multiplier", 1.0))
     return getattr(block.attn, "b_O", None), behind, float(multiplier)
 
 

@@ -173,6 +173,11 @@ class AttentionView:
         self._stored(index)
         return self._reader.read_output(self.model, index)
 
+    def attention_factor(self, index: int) -> float:
+        """Return the factor between what passes `attention_out` and what the layer adds: 1, but in Falcon-H1."""
+        wrapped = getattr(self.model.blocks[index], "original_component", None)
+        return float(getattr(wrapped, "attn_out_multiplier", 1.0))
+
     def n_heads(self, index: int) -> int:
         """Return the number of query heads of a layer. Raises as `layer`."""
         return self.raw(index).w_q.shape[0]
