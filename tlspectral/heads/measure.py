@@ -16,7 +16,7 @@ from tlspectral.algebra.rotary import RotaryGeometry, phase_metrics, phase_norms
 from tlspectral.algebra.spectra import head_metrics
 from tlspectral.heads.copying import EmbeddingMoments
 from tlspectral.heads.operators.verification import checked_prompts
-from tlspectral.models.attention import AttentionLayer, AttentionView
+from tlspectral.models.attention import AttentionLayer, AttentionView, Latent
 from tlspectral.tables import HEAD_COLUMNS
 
 _NAMES = {column.name for column in HEAD_COLUMNS}
@@ -75,11 +75,34 @@ def measure_heads(
     if layer.rotary is not None:
         columns |= phase_columns(w_q, w_k, layer.rotary)
         columns["rotary_fraction"] = np.full(layer.n_heads, layer.rotary.rotary_fraction)
+    if isinstance(layer.k_norm, Latent):
+        columns |= block_columns(layer, w_q, w_k)
     columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, w_k)
     columns["position_share"] = _position_shares(w_q, w_k, directions)
     return MeasuredHeads(
         index, columns, {"valid_up_to": layer.valid_up_to}, layer.effective_dimension, metrics.singular_values
     )
+
+
+def block_columns(layer: AttentionLayer, w_q: Tensor, w_k: Tensor) -> dict[str, Float64[np.ndarray, "heads"]]:
+    """Compute the columns of latent attention: of the content block alone, and of the rotary block alone."""
+    assert layer.rotary is not None
+    content = layer.rotary.still_columns
+    rotary = torch.cat([layer.rotary.real_index, layer.rotary.imag_index])
+    kept = {"storage_dtype": layer.storage_dtype, "effective_dimension": layer.effective_dimension}
+    norm, columns = operator_norms(w_q, w_k), {}
+    for name, block in (("content", content), ("rotary", rotary)):
+        metrics = head_metrics(w_q[..., block], w_k[..., block], **kept)
+        columns |= {f"dir_frac_{name}": metrics.dir_frac, f"D_head_{name}": metrics.D_head}
+        columns[f"norm_frac_{name}"] = (operator_norms(w_q[..., block], w_k[..., block]) / norm).numpy()
+    return columns
+
+
+def operator_norms(
+    w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "heads d_model d_head"]
+) -> Float64[Tensor, "heads"]:
+    """Return ||M||_F of each head."""
+    return ((w_q.mT @ w_q) * (w_k.mT @ w_k)).sum((1, 2)).sqrt()
 
 
 def of_heads(groups: Sequence[MeasuredHeads], heads: Sequence[int]) -> MeasuredHeads:
@@ -172,5 +195,4 @@ def _position_shares(
     if directions is None:
         return np.full(len(w_q), np.nan)
     inner = torch.linalg.matrix_norm((directions.T @ w_q) @ (directions.T @ w_k).mT)
-    whole = ((w_q.mT @ w_q) * (w_k.mT @ w_k)).sum((1, 2)).sqrt()
-    return (inner / whole).numpy()
+    return (inner / operator_norms(w_q, w_k)).numpy()

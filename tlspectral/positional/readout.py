@@ -12,7 +12,7 @@ decomposition by frequency of "Decoupling Positional and Symbolic Attention Beha
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -84,21 +84,21 @@ class LastQuery:
 
 def last_query(
     raw: RawAttention,
-    query: Float[Tensor, "heads d_head"],
-    keys: Float[Tensor, "keys kv_heads d_head"],
+    query: Float[Tensor, "*asked"],
+    keys: Float[Tensor, "keys *width"],
     tables: tuple[Float64[Tensor, "*heads keys pairs"], Float64[Tensor, "*heads keys pairs"]] | None,
     visible: Bool[Tensor, "keys"],
 ) -> LastQuery:
     """Compute what the last query sees, in float64.
 
     Args:
-        query: of the last position, as captured: before query norm and rotation.
+        query: of the last position, [heads, d_head] as captured: before query norm and rotation; of a latent [width].
         keys: of all positions, likewise, grouped or one per query head.
         tables: cos and sin that the model applied, per query head of a spectral layer; None without rotary positions.
         visible: positions that the last query may attend to.
     """
-    q = normed(query, raw.q_norm)
-    k = normed(keys, raw.k_norm).movedim(0, -1)  # [kv_heads, d_head, keys]
+    q = normed(raw, "query", query[None])[0]
+    k = normed(raw, "key", keys).movedim(0, -1)  # [kv_heads, d_head, keys]
     n_heads, n_kv = len(q), len(k)
     non_rotary = torch.arange(q.shape[1], device=q.device)
     coordinates: list[Tensor] = []
@@ -137,7 +137,14 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
 
 
 def require_valid_length(layers: Iterable[RawAttention], length: int) -> None:
-    """Refuse a prompt beyond the length up to which rotary frequencies and score scale hold. Raises ValueError."""
+    """Refuse a prompt beyond the length up to which every key is scored, and alike. Raises ValueError."""
+    layers = list(layers)
+    selected = min((raw.selected_keys for raw in layers if raw.selected_keys is not None), default=length)
+    if length > selected:
+        raise ValueError(
+            f"the prompt has {length} tokens, but an indexer of this model lets a query see {selected} keys that it "
+            "picks, others where blocks swap: use fewer blocks"
+        )
     limits = [raw.valid_up_to for raw in layers if raw.valid_up_to is not None]
     if limits and length > min(limits):
         raise ValueError(
@@ -242,11 +249,14 @@ def _one_row(table: Float[Tensor, "*batch pos columns"]) -> Float[Tensor, "pos c
 
 
 def normed(
-    x: Float[Tensor, "*batch heads d_head"], norm: QueryKeyNorm | None
-) -> Float64[Tensor, "*batch heads d_head"]:
-    """Queries or keys in float64, after the query/key norm if the layer has one."""
-    wide = in_float64(x.detach())
-    return wide if norm is None else norm.in_float64().applied(wide)
+    raw: RawAttention, what: Literal["query", "key"], captured: Float[Tensor, "rows *width"]
+) -> Float64[Tensor, "rows heads d_head"]:
+    """Queries or keys in float64, after the query/key norm if the layer has one, from what passes their hook point."""
+    x, scale = raw.inputs(what, in_float64(captured.detach()))
+    norm = raw.q_norm if what == "query" else raw.k_norm
+    if isinstance(norm, QueryKeyNorm):
+        return norm.in_float64().applied(x)
+    return x if scale is None else x * scale
 
 
 def read_prompt(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.layer import require_own_projections
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.module import Scope, SpectralRoPE
@@ -41,6 +42,7 @@ def spectral_layers(
     layers = nn.ModuleDict()
     for index, in_layer in chosen.items():
         raw, geometry = view.raw(index), rotary[index]
+        require_own_projections(raw, index, "its keys that rotate are shared by all heads, beside a latent")
         # At least float32: in 16 bits an optimizer's step rounds to no change of a frequency.
         precision = torch.promote_types(raw.w_q.dtype, torch.float32)
         try:

@@ -70,7 +70,7 @@ def edges_of_pairs(
     table, measured = graph.table(rows, places), np.full(len(rows), True)
     if method is not None:
         estimating = WorkPart("estimates", lambda: pd.DataFrame({"estimate": edge_estimates(pairs, method)[chosen]}))
-        (estimated,) = measurement.made([estimating], description=method, unit="part").values()
+        estimated = measurement.first(estimating)
         order = np.argsort(-estimated["estimate"].abs().to_numpy(), kind="stable")
         rows, places = rows[order], places[order]
         table = table.assign(estimate=estimated["estimate"].to_numpy(), measured="").iloc[order].reset_index(drop=True)

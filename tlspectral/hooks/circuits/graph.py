@@ -9,8 +9,10 @@ import pandas as pd
 from jaxtyping import Bool, Int
 
 from tlspectral.errors import BadHead
+from tlspectral.hooks.edges.reached import SHARED_LATENT
 from tlspectral.hooks.edges.senders import EMBEDDING, Sender
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.layer import require_own_projections
 from tlspectral.models.attention.mlp import MlpReads, mlp_reads
 from tlspectral.selection import Receiver, read_receivers
 
@@ -196,6 +198,8 @@ def graph_of(view: AttentionView) -> Graph:
     """Return the graph of a model. Raises as `AttentionView.raw` and `mlp_reads`."""
     layers = range(view.n_layers)
     raw = {layer: view.raw(layer) for layer in view.layers}
+    for layer, one in raw.items():
+        require_own_projections(one, layer, SHARED_LATENT)
     return Graph(
         view,
         tuple(len(raw[layer].w_q) if layer in raw else 0 for layer in layers),

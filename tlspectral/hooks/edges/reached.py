@@ -5,8 +5,13 @@ from typing import Any
 
 from tlspectral.errors import BadHead, warn_caller
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.layer import require_own_projections
 from tlspectral.selection import Receiver, Receivers, head_name, read_receivers
 
+SHARED_LATENT = (
+    "its heads read the residual stream through latents that they share, behind which a norm is taken, and edges into "
+    "such a layer are not measured; ablate the heads instead"
+)
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
 
@@ -34,7 +39,7 @@ class Reached:
 def reached(view: AttentionView, given: Receivers) -> list[Reached]:
     """Return the receivers, sorted by layer, input and head, each once, with the heads that they reach.
 
-    Raises BadHead for a receiver that does not exist.
+    Raises BadHead for a receiver that does not exist, UnsupportedArchitecture for one in latent attention.
     """
     asked: dict[Receiver, set[int]] = {}
     for one in read_receivers(given):
@@ -47,6 +52,7 @@ def reached(view: AttentionView, given: Receivers) -> list[Reached]:
         if not 0 <= layer < view.n_layers:
             raise BadHead(f"{one.name} does not exist: the model has layers 0 to {view.n_layers - 1}")
         raw = view.raw(layer)
+        require_own_projections(raw, layer, SHARED_LATENT)
         n_heads, n_kv_heads = len(raw.w_q), len(raw.w_k)
         if one.head >= (n_kv_heads if one.shared else n_heads):
             what = f"key/value heads 0 to {n_kv_heads - 1}" if one.shared else f"heads 0 to {n_heads - 1}"

@@ -174,7 +174,7 @@ def ablation_sweep(
     screened = None
     if screen == "gradient":
         screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, fixed, seed))
-        (screened,) = measurement.made([screening], description=screening.name, unit="screen").values()
+        screened = measurement.first(screening)
         by_layer = heads_by_layer(view, screened[screened["measured"] != ""])
     shared = (fixed, sequences, per_head, seed)
     layers_of = list(by_layer)

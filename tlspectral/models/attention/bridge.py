@@ -5,6 +5,7 @@ holds defaults. What is read here is proved by `verify_scores` on the running mo
 """
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,13 @@ from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
 from tlspectral.models.attention.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
+from tlspectral.models.attention.latent import (
+    adjacent_pairs,
+    complex_tables,
+    is_latent,
+    latent_projections,
+    selected_keys,
+)
 from tlspectral.models.attention.layer import RawAttention, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization
 from tlspectral.models.attention.skipped import kind_of, unread
@@ -24,7 +32,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
     Raises:
         UnsupportedArchitecture: the block holds no causal self-attention with readable per-head weights (state-space,
-            linear-attention, MLA and encoder blocks).
+            linear-attention and encoder blocks).
         BadWeights: the weights are quantised.
     """
     block = model.blocks[layer]
@@ -32,45 +40,47 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     if attention is None or getattr(attention, "original_component", None) is None:
         raise UnsupportedArchitecture(f"layer {layer}: {unread(kind_of(block))}")
     wrapped = attention.original_component
-    if "MLA" in type(attention).__name__:
-        raise UnsupportedArchitecture(
-            f"layer {layer}: multi-head latent attention ({type(wrapped).__name__}); "
-            "its queries and keys come from a shared latent, not from one W_Q and W_K per head"
-        )
     if not _is_causal(model, attention, wrapped):
         raise UnsupportedArchitecture(
             f"layer {layer}: the attention of {type(wrapped).__name__} is not causal (encoder); only decoders are read"
         )
     require_unclipped(_clip_limit(wrapped), layer)
+    if is_latent(attention):
+        projections = latent_projections(wrapped, partial(read_normalization, model=model), layer)
+        d_model, d_head = int(model.cfg.d_model), wrapped.qk_nope_head_dim + wrapped.qk_rope_head_dim
+    else:
+        projections = _projections(attention, model, wrapped, layer)
+        d_model, d_head = projections["w_q"].shape[-2:]
+    return RawAttention(
+        **projections,
+        norm=input_norm(block, model, d_model, layer),
+        # Falcon-H1 multiplies its keys behind their hook point.
+        score_scale=_score_scale(wrapped, d_head) * float(getattr(wrapped, "key_multiplier", 1.0)),
+        softcap=_softcap(wrapped, layer),
+        alibi=_alibi(model, wrapped, layer, len(projections["w_q"])),
+        rotary=_rotary(model, wrapped, layer, d_head),
+        even_scale_up_to=_even_scale_up_to(wrapped),
+        selected_keys=selected_keys(wrapped),
+    )
+
+
+def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[str, Any]:
+    """Return weights, biases and norms of queries and keys, by the names of `RawAttention`."""
     try:
-        w_q, w_k, w_v, w_o = attention.W_Q, attention.W_K, attention.W_V, attention.W_O
-        b_q, b_k = attention.b_Q, attention.b_K
+        found = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
+        found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qk"}
     except (NotImplementedError, AttributeError, ValueError) as error:
         if "quanti" in str(error).lower() or "meta device" in str(error):
             raise BadWeights(f"layer {layer}, W_Q: {error}") from error
         raise UnsupportedArchitecture(
             f"layer {layer}: {type(wrapped).__name__} has no separate query and key weights per head ({error})"
         ) from error
-    d_model, d_head = w_q.shape[-2:]
-    # Behind the bias of the queries of a gated attention stands that of its gate.
-    b_q = b_q if b_q is None else b_q[..., :d_head]
-    return RawAttention(
-        w_q=w_q,
-        w_k=w_k,
-        w_v=w_v,
-        w_o=w_o,
-        b_q=b_q,
-        b_k=b_k,
-        norm=input_norm(block, model, d_model, layer),
-        q_norm=query_key_norm(attention, "q_norm", model, layer, len(w_q), d_head),
-        k_norm=query_key_norm(attention, "k_norm", model, layer, len(w_k), d_head),
-        # Falcon-H1 multiplies its keys behind their hook point.
-        score_scale=_score_scale(wrapped, d_head) * float(getattr(wrapped, "key_multiplier", 1.0)),
-        softcap=_softcap(wrapped, layer),
-        alibi=_alibi(model, wrapped, layer, len(w_q)),
-        rotary=_rotary(model, wrapped, layer, d_head),
-        even_scale_up_to=_even_scale_up_to(wrapped),
-    )
+    if found["b_q"] is not None:  # behind the bias of the queries of a gated attention stands that of its gate
+        found["b_q"] = found["b_q"][..., : found["w_q"].shape[-1]]
+    for role in "qk":
+        heads, _, d_head = found[f"w_{role}"].shape
+        found[f"{role}_norm"] = query_key_norm(attention, f"{role}_norm", model, layer, heads, d_head)
+    return found
 
 
 def context_length(model: Any) -> int:
@@ -100,7 +110,8 @@ def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, f
     )
     wrapped = getattr(block, "original_component", None)  # of Granite, and of Falcon-H1
     multiplier = getattr(wrapped, "residual_multiplier", getattr(wrapped, "attn_out_multiplier", 1.0))
-    return getattr(block.attn, "b_O", None), behind, float(multiplier)
+    bias = block.attn.original_component.o_proj.bias if is_latent(block.attn) else getattr(block.attn, "b_O", None)
+    return bias, behind, float(multiplier)
 
 
 def final_normalization(model: Any) -> Normalization:
@@ -129,11 +140,12 @@ def rotary_tables(
     if isinstance(table, Tensor):
         sin, cos = table[:n_positions].chunk(2, dim=-1)
         return cos, sin
-    if hasattr(attention, "hook_cos"):
+    tables = complex_tables(model, attention.original_component, n_positions)
+    if tables is None and hasattr(attention, "hook_cos"):
         raise UnsupportedArchitecture(
             f"layer {layer}: the layer's rotary tables were never applied although its module carries frequencies"
         )
-    return None
+    return tables
 
 
 def causal_mask(model: Any, layer: int, n_positions: int) -> Tensor:
@@ -250,14 +262,14 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     inv_freq = getattr(module, f"{prefix}original_inv_freq", None)
     inv_freq = inv_freq if inv_freq is not None else getattr(module, f"{prefix}inv_freq")
     theta = inv_freq.detach().cpu().double()
-    adjacent = bool(
-        getattr(model.cfg, "rotary_adjacent_pairs", False) or getattr(model.cfg, "rotary_interleaved_cos_sin", False)
-    )
+    names = ("rotary_adjacent_pairs", "rotary_interleaved_cos_sin")
+    adjacent = any(getattr(model.cfg, name, False) for name in names) or adjacent_pairs(wrapped)
     real, imag = pair_columns(2 * len(theta), adjacent=adjacent)
+    first = getattr(wrapped, "qk_nope_head_dim", 0)  # columns of a latent come before those that rotate
     return RotaryGeometry(
         theta=theta,
-        real_index=real,
-        imag_index=imag,
+        real_index=real + first,
+        imag_index=imag + first,
         d_head=d_head,
         attention_scaling=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
         valid_up_to=_switch_length(module, kind, layer_type if prefix else None),

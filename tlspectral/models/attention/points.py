@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tlspectral.models.attention.latent import latent_points
 from tlspectral.models.attention.skipped import writes_more
 
 
@@ -75,6 +76,7 @@ def hook_names(block: Any, index: int) -> dict[str, str]:
         "z": f"{inside}.hook_z",
         "pattern": f"{inside}.hook_pattern",
     }
+    names |= latent_points(attention, inside)
     if not delegates_attention(block):
         names["scores"] = f"{inside}.hook_attn_scores"
     if hasattr(attention, "hook_cos"):

@@ -27,26 +27,27 @@ Side = Literal["query-key", "output", "positions"]
 """The weights of a layer to read: queries and keys, values and output, or queries, keys and learned positions."""
 
 STREAMED_MODEL_TYPES = (
-    "afmoe", "apertus", "arcee", "bamba", "bitnet", "bloom", "codegen", "cohere", "cohere2", "ernie4_5",
-    "ernie4_5_moe", "exaone4", "falcon", "falcon_h1", "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm",
-    "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite",
-    "granitemoe", "granitemoehybrid", "internlm3", "iquestcoder", "jais2", "jamba", "laguna", "lfm2",
-    "lfm2_moe", "llama", "minimax_m2", "ministral3", "mistral", "mixtral", "mpt", "nemotron", "olmo", "olmo2",
-    "olmo3", "olmo_hybrid", "olmoe", "openai-gpt", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3",
-    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm",
-    "starcoder2", "vaultgemma", "xglm",
+    "afmoe", "apertus", "arcee", "bamba", "bitnet", "bloom", "codegen", "cohere", "cohere2", "deepseek_v2",
+    "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "falcon", "falcon_h1", "flex_olmo", "gemma", "gemma2",
+    "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neo",
+    "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "internlm3", "iquestcoder",
+    "jais2", "jamba", "laguna", "lfm2", "lfm2_moe", "llama", "minimax_m2", "ministral3", "mistral", "mixtral",
+    "mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "openai-gpt", "opt", "phi", "phi3",
+    "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss",
+    "smollm3", "stablelm", "starcoder2", "vaultgemma", "xglm", "youtu",
 )  # fmt: skip
 """`model_type` of the configs whose layers are read from files."""
 
 _LAYER_KEY = re.compile(r"((?:.*\.)?(?:layers|h|blocks)\.)(\d+)\.(.+)")
 _NORMS = "input_layernorm|self_attn_layer_norm|ln_1|ln_attn|norm_1|attention_layernorm|operator_norm"
 _PACKED = "qkv_proj|query_key_value|c_attn|Wqkv"
+_LATENT = "kv_a_proj_with_mqa|kv_a_layernorm|kv_b_proj"
 _QUERY_KEY = re.compile(
-    rf"(?:.*\.)?(?:q_proj|k_proj|{_PACKED}|(?:q|k|query|key)_(?:norm|layernorm)(?:\.norms\.\d+)?|{_NORMS})\.(?:weight|bias)"
+    rf"(?:.*\.)?(?:q_proj|k_proj|{_PACKED}|q_a_proj|q_a_layernorm|q_b_proj|{_LATENT}|(?:q|k|query|key)_(?:norm|layernorm)(?:\.norms\.\d+)?|{_NORMS})\.(?:weight|bias)"
 )
-_ATTENTION = re.compile(rf"(?!(?:{'|'.join(MIXERS)})\.)(?:.*\.)?(?:q_proj|k_proj|{_PACKED})\.weight")
+_ATTENTION = re.compile(rf"(?!(?:{'|'.join(MIXERS)})\.)(?:.*\.)?(?:q_proj|k_proj|kv_b_proj|{_PACKED})\.weight")
 _OUTPUT = re.compile(
-    rf"(?:(?:self_attn|attn|attention|self_attention)\.(?:.*\.)?(?:v_proj|{_PACKED}|o_proj|out_proj|dense|c_proj)|{_NORMS})"
+    rf"(?:(?:self_attn|attn|attention|self_attention)\.(?:.*\.)?(?:v_proj|{_PACKED}|{_LATENT}|o_proj|out_proj|dense|c_proj)|{_NORMS})"
     r"\.(?:weight|bias)"
 )
 _POSITIONS = re.compile(r"(?:.*\.)?(wpe|embed_positions)\.weight")

@@ -39,6 +39,8 @@ def one_layer_config(config: Any, index: int) -> Any:
     for name in _FIRST_DENSE:
         if isinstance(getattr(single, name, None), int):
             setattr(single, name, int(index < getattr(single, name)))
+    if getattr(single, "indexer_types", None):  # a layer of GLM 5 that uses another one's indexer does not run alone
+        single.indexer_types = ["full"]
     single.num_hidden_layers = 1
     single.vocab_size = min(int(single.vocab_size), VOCABULARY)
     single.tie_word_embeddings = False
