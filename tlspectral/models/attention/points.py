@@ -21,8 +21,8 @@ class GatedQueries(str):
         point.d_head = d_head
         return point
 
-    def __getnewargs__(self) -> tuple[str, int]:
-        return str(self), self.d_head
+    def __reduce__(self) -> Any:
+        return GatedQueries, (str(self), self.d_head)
 
 
 class OfQueries:
@@ -44,8 +44,9 @@ class OfQueries:
 
 def seen_at(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
     """Return a hook for a point of `hook_names` as the model is to run it."""
-    gated = isinstance(name, GatedQueries) and not isinstance(hook, OfQueries)
-    return OfQueries(hook, name.d_head) if gated else hook
+    if isinstance(name, GatedQueries) and not isinstance(hook, OfQueries):
+        return OfQueries(hook, name.d_head)
+    return hook
 
 
 def hook_names(block: Any, index: int) -> dict[str, str]:
