@@ -63,9 +63,9 @@ def read_from(model, layer, what, removed, tokens=None):
 
 def columns_of(view, layer, head, what, captured):
     """Heads of a captured tensor that the head reads: itself, or the key/value head of its group."""
-    if what == "q":
-        return [head]
     raw = view.raw(layer)
+    if what == "q":  # of a gated attention the gate of each head stands behind its query
+        return [head * (captured.shape[2] // len(raw.w_q))]
     assert captured.shape[2] == len(raw.w_k)
     return [head // (len(raw.w_q) // len(raw.w_k))]
 

@@ -159,7 +159,9 @@ def write(path: Path, kind: type[Any], keys: Iterable[tuple[str, str]], chosen: 
 
     `make` gives the outcome, of a `kind`, of a family, a form, and the settings of that form.
     """
-    before, chosen = stored(path, kind) if path.exists() else {}, set(chosen)
+    before, chosen, keys = stored(path, kind) if path.exists() else {}, set(chosen), list(keys)
+    new = sorted({family for family, _ in keys} - {family for family, _ in before})
+    sys.stdout.write(f"{path.name}, new since the last table: {', '.join(new) or 'no family'}\n")
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(kind._fields)

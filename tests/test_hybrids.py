@@ -2,6 +2,7 @@
 
 import functools
 import tempfile
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from families import save
 from zoo import prompt
 
 import tlspectral as tls
+from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import intact_run, logits_at
+from tlspectral.models.attention.writes import mixed
 
 HYBRIDS = {
     "bamba": (9, 18),
@@ -24,6 +27,8 @@ HYBRIDS = {
     "olmo_hybrid": (3, 7),
 }
 """The layers with heads that can be read, as the published models begin."""
+if int(version("transformer-lens").split(".")[0]) >= 4:  # TransformerLens 3.9 cannot split their gated queries
+    HYBRIDS |= {"qwen3_5_text": (3, 7), "qwen3_next": (3, 7)}
 
 BLOCKS = tls.BlockPrompt(torch.tensor([3, 4]), torch.tensor([[5, 6], [7, 8], [9, 10]]).unbind(), torch.tensor([5]))
 
@@ -149,6 +154,22 @@ def test_circuits_of_all_edges_and_of_none_are_the_runs_of_the_two_prompts(famil
     plain = tls.evaluate(model, task)
     # Measured: 2e-7.
     np.testing.assert_allclose(every.value, plain.value, rtol=0, atol=1e-5)
+
+
+def test_a_mixer_beside_heads_writes_what_its_module_puts_out():
+    model = hybrid("falcon_h1")
+    view = attention_view(model)
+    assert view.layers == [0, 1, 2]
+    names, module = list(view.hook_names(0).values()), "blocks.0.mamba.hook_out"
+    _, captured = grabbed(view, prompt(), [*names, module])
+    factors = model.original_model.config
+    assert 1.0 not in (factors.ssm_out_multiplier, factors.attention_out_multiplier, factors.key_multiplier)
+    expected = captured[module].double() * factors.ssm_out_multiplier
+    # Measured: 2e-7, at a stream of 1. Without the factor on the attention it is off by 1e-2.
+    torch.testing.assert_close(mixed(view, 0, captured, in_float64), expected, rtol=0, atol=2e-6)
+    table = tls.qk_attribution(model, prompt()[:1], "L2H1", 6, 3)
+    assert abs(table.attrs["remainder"]) <= 0.1 * table.attrs["tolerance"]
+    assert {"L0MIX", "L1MIX", "L0MLP", "L1H3"} <= set(table["key_source"])
 
 
 def test_a_mixer_that_does_not_exist_is_refused():

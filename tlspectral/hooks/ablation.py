@@ -15,6 +15,7 @@ from tlspectral.hooks.probe import require_writes
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.interrupts import interruptible, uninterrupted
+from tlspectral.models.attention.points import seen_at
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
@@ -142,7 +143,7 @@ def ablation_hooks(
         for index, bound in removed.on(view, by_layer).items()
     ]
     if into is None:
-        return [hook for ablation in ablations for hook in ablation.hooks()]
+        return [(name, seen_at(name, hook)) for ablation in ablations for name, hook in ablation.hooks()]
     if not ablations or not ends:
         return []
     last = max(end.receiver.layer for end in ends)
@@ -155,7 +156,7 @@ def ablation_hooks(
     for (layer, what), some in groupby(ends, key=lambda end: (end.receiver.layer, end.receiver.input)):
         heads_read = [end.receiver.head for end in some]
         hooks += EdgeReceiver(view, view.layer(layer), heads_read, what, run).hooks()
-    return [*hooks, (view.hook_names(last)["z"], run.forget)]
+    return [*((name, seen_at(name, hook)) for name, hook in hooks), (view.hook_names(last)["z"], run.forget)]
 
 
 @uninterrupted

@@ -183,7 +183,8 @@ def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pla
         writes = head_writes(view, layer, in_float64)
         z = z_of(in_float64(under[names["z"]]), writes.w_o)
         scale = writes.token_scale(z)
-        if _differ(writes.sum_of(z, scale) + writes.of_biases(scale), in_float64(under[names["attention_out"]])):
+        attention = in_float64(under[names["attention_out"]]) * view.attention_factor(layer)
+        if _differ(writes.sum_of(z, scale) + writes.of_biases(scale), attention):
             yield (
                 f"layer {layer}: it changes the output of the attention in a way that is no head: after W_O the heads "
                 "are mixed, edit z (hook_z, the input of o_proj)"

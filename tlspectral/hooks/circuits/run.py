@@ -104,7 +104,8 @@ class Stream:
         self.held[behind] = x
         written = widened(x) - widened(self.held["residual"]).to(x.device)
         if self.graph.n_heads[index]:
-            written = written - widened(self.held["attention_out"]).to(x.device)
+            factor = self.graph.view.attention_factor(index)
+            written = written - factor * widened(self.held["attention_out"]).to(x.device)
         self.note(self.graph.sender_index[f"L{index}MIX"], written[None])
 
     def _heads(self, index: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:

@@ -63,12 +63,13 @@ class _Cut:
         what, names = self.ends[0].input, self.layer.names
         if what == "logits":
             return [(names["residual_after"], self._edit_last)]
-        mlp = self.graph.mlps[self.ends[0].layer] if what == "mlp" else None
-        read = ("residual",) if mlp is None else mlp.reads
-        hooks: list[Hook] = [(names[point], partial(self._hold, point)) for point in read]
-        if mlp is not None:
-            return [*hooks, (mlp.point, partial(self._edit_mlp, mlp))]
-        return [*hooks, (names[INPUT_POINTS[what]], partial(self._edit, what))]
+        if what == "mlp":
+            mlp = self.graph.mlps[self.ends[0].layer]
+            assert mlp is not None
+            held: list[Hook] = [(names[point], partial(self._hold, point)) for point in mlp.reads]
+            return [*held, (mlp.point, partial(self._edit_mlp, mlp))]
+        edit = (names[INPUT_POINTS[what]], partial(self._edit, what))
+        return [(names["residual"], partial(self._hold, "residual")), edit]
 
     def _hold(self, name: str, activation: Tensor, hook: Any) -> None:
         self.seen[name] = widened(activation)

@@ -87,6 +87,7 @@ class EdgeSender:
     @torch.no_grad()
     def _compare_written(self, attention: Tensor, hook: Any) -> None:
         written = self.ablation.taken("written")
+        attention = attention * self.ablation.view.attention_factor(self.ablation.layer.layer)
         require_close(
             (attention[:1].to(written) - written).abs().max(),
             written.abs().max(),

@@ -25,7 +25,7 @@ from tlspectral.models.attention.latent import (
 )
 from tlspectral.models.attention.layer import RawAttention, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization
-from tlspectral.models.attention.skipped import NO_OPERATOR, kind_of
+from tlspectral.models.attention.skipped import kind_of, unread
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
@@ -39,7 +39,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     block = model.blocks[layer]
     attention = getattr(block, "attn", None)
     if attention is None or getattr(attention, "original_component", None) is None:
-        raise UnsupportedArchitecture(f"layer {layer}: {NO_OPERATOR.format(kind_of(block))}")
+        raise UnsupportedArchitecture(f"layer {layer}: {unread(kind_of(block))}")
     wrapped = attention.original_component
     if not is_causal(model, attention) and not is_encoder(model):
         raise UnsupportedArchitecture(
@@ -56,7 +56,8 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     return RawAttention(
         **projections,
         norm=input_norm(block, model, d_model, layer),
-        score_scale=_score_scale(wrapped, d_head),
+        # Falcon-H1 multiplies its keys behind their hook point.
+        score_scale=_score_scale(wrapped, d_head) * float(getattr(wrapped, "key_multiplier", 1.0)),
         softcap=_softcap(wrapped, layer),
         alibi=_alibi(model, wrapped, layer, len(projections["w_q"])),
         rotary=_rotary(model, wrapped, layer, d_head),
@@ -102,14 +103,15 @@ def stated_context(config: Any) -> int | None:
 
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
-    """Return b_O, the norm behind the attention, and the factor on what attention and MLP add to the stream."""
+    """Return b_O, the norm behind the attention, and the factor on what its heads add to the stream."""
     block = model.blocks[layer]
     norm = norm_behind(block)
     where = f"layer {layer}, norm behind the attention"
     behind = (
         NO_NORM if norm is None else read_normalization(norm.original_component, model, (model.cfg.d_model,), where)
     )
-    multiplier = getattr(getattr(block, "original_component", None), "residual_multiplier", 1.0)
+    wrapped = getattr(block, "original_component", None)  # of Granite, and of Falcon-H1
+    multiplier = getattr(wrapped, "residual_multiplier", getattr(wrapped, "attn_out_multiplier", 1.0))
     bias = block.attn.original_component.o_proj.bias if is_latent(block.attn) else getattr(block.attn, "b_O", None)
     return bias, behind, float(multiplier)
 
@@ -120,11 +122,6 @@ def final_normalization(model: Any) -> Normalization:
     if norm is None:
         return NO_NORM
     return read_normalization(norm.original_component, model, (model.cfg.d_model,), "final norm")
-
-
-def delegates_attention(model: Any, layer: int) -> bool:
-    """Return whether the bridge leaves attention to the wrapped module: scores are not exposed, edits are discarded."""
-    return type(model.blocks[layer].attn).forward.__qualname__ == "AttentionBridge.forward"
 
 
 def rotary_tables(

@@ -1,5 +1,6 @@
 """Norms of a TransformerBridge, read from the modules that it wraps."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,15 +19,18 @@ def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalizatio
     layer reads is normalised, with gain and bias.
     """
     norm = getattr(block, "ln1", None)
+    layer_module = getattr(block, "original_component", None)
     if (
         norm is None
         or _is_behind(norm)
         or norm.name == "attention.output.LayerNorm"
         or model.cfg.architecture == "OpenAIGPTLMHeadModel"
-        or getattr(getattr(block, "original_component", None), "do_layer_norm_before", None) is False
+        or getattr(layer_module, "do_layer_norm_before", None) is False
     ):
         return NO_NORM
-    return read_normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")
+    found = read_normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")
+    factor = float(getattr(layer_module, "attention_in_multiplier", 1.0))  # Falcon-H1 has one behind this norm
+    return found if factor == 1.0 or found.gain is None else replace(found, gain=factor * found.gain)
 
 
 def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int, d_head: int) -> QueryKeyNorm | None:

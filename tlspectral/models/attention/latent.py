@@ -215,7 +215,8 @@ def require_own_indexer(attention: Any, layer: int) -> None:
 
     Raises UnsupportedArchitecture.
     """
-    if getattr(getattr(attention, "original_component", None), "indexer", attention) is None:
+    wrapped = getattr(attention, "original_component", None)
+    if getattr(wrapped, "indexer", wrapped) is None and wrapped is not None:
         raise UnsupportedArchitecture(
             f"layer {layer}: it sees the keys that the indexer of an earlier layer picks, so the model is not run "
             "again from here, as sweeps do; ablate its heads one by one"

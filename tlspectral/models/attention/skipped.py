@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 
-NO_OPERATOR = "a {} layer; it has no query-key operator"
-"""Why a layer without attention is skipped, with the class of what it has in its place."""
+_NO_OPERATOR = "it has no query-key operator"
 
 MIXERS = ("linear_attn", "mamba", "mixer", "ssm", "conv", "temporal_block")
 _MLP_PARTS = ("shared_mlp", "moe")  # of Granite, whose sum passes no hook point
@@ -50,12 +49,19 @@ def skipped_among(layers: Iterable[int], read: Callable[[int], Any], kind: Calla
     return found
 
 
+def unread(kind: str) -> str:
+    """Return why a layer of a kind, which a bridge gives no attention, is not read."""
+    if kind.endswith(("Attention", "HybridLayer")):
+        return f"a {kind} layer; this TransformerLens has no hook points for its attention"
+    return f"a {kind} layer; {_NO_OPERATOR}"
+
+
 def read_layers(n_layers: int, skipped: Sequence[SkippedLayer]) -> list[int]:
     """Return the layers that are not skipped.
 
     Raises UnsupportedArchitecture if all are, with the reason of the first that has attention, else of the first.
     """
     if len(skipped) == n_layers:
-        first = min(skipped, key=lambda one: one.reason == NO_OPERATOR.format(one.kind))
+        first = min(skipped, key=lambda one: one.reason.endswith(_NO_OPERATOR))
         raise UnsupportedArchitecture(f"layer {first.layer}: {first.reason}")
     return sorted({*range(n_layers)} - {one.layer for one in skipped})

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.models.attention.interrupts import interruptible, undoing, uninterrupted
+from tlspectral.models.attention.points import OfQueries, seen_at
 
 Hook = tuple[str, Callable[..., Any]]
 
@@ -77,7 +78,12 @@ class HookOfThread:
     """
 
     def __init__(self, model: Any, hook: Callable[..., Any]):
-        self.model, self.hook, self.thread = model, hook, get_ident()
+        self.model, self.placed, self.thread = model, hook, get_ident()
+
+    @property
+    def hook(self) -> Callable[..., Any]:
+        """The hook itself, also where it is shown queries alone."""
+        return self.placed.hook if isinstance(self.placed, OfQueries) else self.placed
 
     def __call__(self, activation: Any, hook: Any) -> Any:
         """Run the hook, unless the pass is of another thread."""
@@ -86,13 +92,13 @@ class HookOfThread:
                 f"{model_name(self.model)}: this pass met a hook of another thread at {hook.name}, which would act in "
                 f"it; {_ADVICE}"
             )
-        return self.hook(activation, hook=hook)
+        return self.placed(activation, hook=hook)
 
     def __deepcopy__(self, memo: Any) -> "HookOfThread":
         return self
 
     def __reduce__(self) -> Any:
-        return _same, (self.hook,)
+        return _same, (self.placed,)
 
 
 @uninterrupted
@@ -115,7 +121,7 @@ def hooks_on(
     with exclusive(model), undoing(_take_off, placed):
         for name, hook in hooks:
             point = points[name]
-            point.add_hook(HookOfThread(model, hook), level=level, prepend=name in ahead)
+            point.add_hook(HookOfThread(model, seen_at(name, hook)), level=level, prepend=name in ahead)
             handle = point.fwd_hooks[0 if name in ahead else -1]
             placed.append((name, point, handle))
         yield

@@ -16,7 +16,6 @@ from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge
 from tlspectral.models.attention.causality import is_encoder, require_causal
 from tlspectral.models.attention.evaluating import evaluating
-from tlspectral.models.attention.latent import latent_points
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     LiveFactors,
@@ -31,6 +30,7 @@ from tlspectral.models.attention.layer import (
     require_readable,
 )
 from tlspectral.models.attention.norms import NO_NORM, Normalization
+from tlspectral.models.attention.points import delegates_attention, hook_names
 from tlspectral.models.attention.skipped import SkippedLayer, kind_of, read_layers, skipped_among, writes_more
 from tlspectral.models.attention.threads import Hook, hooks_on, user_hooks
 from tlspectral.tables.origin import recorded_weights
@@ -174,6 +174,11 @@ class AttentionView:
         self._stored(index)
         return self._reader.read_output(self.model, index)
 
+    def attention_factor(self, index: int) -> float:
+        """Return the factor between what passes `attention_out` and what the layer adds: 1, but in Falcon-H1."""
+        wrapped = getattr(self.model.blocks[index], "original_component", None)
+        return float(getattr(wrapped, "attn_out_multiplier", 1.0))
+
     def n_heads(self, index: int) -> int:
         """Return the number of query heads of a layer. Raises as `layer`."""
         return self.raw(index).w_q.shape[0]
@@ -184,11 +189,11 @@ class AttentionView:
 
     def delegates_attention(self, index: int) -> bool:
         """Return whether the layer exposes only its attention pattern and discards edits of its scores."""
-        return self.backend == "bridge" and bridge.delegates_attention(self.model, index)
+        return delegates_attention(self.model.blocks[index])
 
     def writes_more(self, index: int) -> bool:
         """Return whether a layer writes more than its heads and its MLP do: a mixer (`"L2MIX"`), or an unnamed MLP."""
-        return self.backend == "bridge" and writes_more(self.model.blocks[index])
+        return writes_more(self.model.blocks[index])
 
     def reweighs(self, index: int) -> bool:
         """Return whether a layer that delegates its attention takes up an edit of its pattern (native, from 4.0 on)."""
@@ -229,30 +234,8 @@ class AttentionView:
         return bridge.seen_keys(self.model, index, n_positions)
 
     def hook_names(self, index: int) -> dict[str, str]:
-        """Return the names of a layer's hook points by what passes there.
-
-        `scores` is missing where the layer delegates its attention, cos and sin where it has no hook points for them,
-        and all points of attention where it has none.
-        """
-        attention = f"blocks.{index}.attn"
-        names = {
-            "residual": f"blocks.{index}.hook_resid_pre",
-            "residual_after": f"blocks.{index}.hook_resid_post",
-            "mlp_out": f"blocks.{index}.hook_mlp_out",
-        }
-        if self.writes_more(index):
-            names["middle"] = f"blocks.{index}.ln2.hook_in"
-        if getattr(self.model.blocks[index], "attn", None) is None:
-            return names
-        names["attention_out"] = f"blocks.{index}.hook_attn_out"
-        points = {"query": "q", "key": "k", "value": "v", "z": "z", "pattern": "pattern"}
-        names |= {point: f"{attention}.hook_{name}" for point, name in points.items()}
-        names |= latent_points(self.model.blocks[index].attn, attention)
-        if not self.delegates_attention(index):
-            names["scores"] = f"{attention}.hook_attn_scores"
-        if self.backend == "bridge" and hasattr(self.model.blocks[index].attn, "hook_cos"):
-            names |= {"cos": f"{attention}.hook_cos", "sin": f"{attention}.hook_sin"}
-        return names
+        """Return the names of a layer's hook points by what passes there, see `points.hook_names`."""
+        return hook_names(self.model.blocks[index], index)
 
     @property
     def embedding_point(self) -> str:

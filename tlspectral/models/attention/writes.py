@@ -131,6 +131,7 @@ def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tenso
         scale = writes.token_scale(z)
         rebuilt = (writes.sum_of(z, scale) + writes.of_biases(scale)).to(device)
         problem = "the attention adds something else than what its heads and biases write"
+        seen["attention_out"] = seen["attention_out"] * view.attention_factor(index)
         require_equal_streams(rebuilt, seen["attention_out"], stored, f"layer {index}: {problem}", undefined)
     if view.writes_more(index) and not {"middle", "mlp_out"} <= seen.keys():
         return writes
@@ -148,9 +149,9 @@ def mixed(view: AttentionView, index: int, captured: Mapping[str, Tensor], cast:
     """
     names = view.hook_names(index)
     written = cast(captured[names["residual_after"]])
-    for point in ("residual", "attention_out", "mlp_out"):
+    for point, factor in (("residual", 1.0), ("attention_out", view.attention_factor(index)), ("mlp_out", 1.0)):
         if names.get(point) in captured:
-            written = written - cast(captured[names[point]]).to(written.device)
+            written = written - factor * cast(captured[names[point]]).to(written.device)
     return written
 
 

@@ -11,7 +11,7 @@ import torch
 
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.skipped import MIXERS, NO_OPERATOR, SkippedLayer, kind_of, read_layers
+from tlspectral.models.attention.skipped import MIXERS, SkippedLayer, kind_of, read_layers, unread
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import model_of, one_layer_config
 from tlspectral.models.loading.bars import download_bars
@@ -28,13 +28,13 @@ Side = Literal["query-key", "output", "positions"]
 
 STREAMED_MODEL_TYPES = (
     "afmoe", "apertus", "arcee", "bamba", "bitnet", "bloom", "codegen", "cohere", "cohere2", "deepseek_v2",
-    "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "falcon", "flex_olmo", "gemma", "gemma2", "gemma3_text",
-    "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox",
-    "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "internlm3", "iquestcoder", "jais2", "jamba",
-    "laguna", "lfm2", "lfm2_moe", "llama", "minimax_m2", "ministral3", "mistral", "mixtral", "mpt", "nemotron",
-    "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "openai-gpt", "opt", "phi", "phi3", "qwen2", "qwen2_moe",
-    "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm",
-    "starcoder2", "vaultgemma", "xglm", "youtu",
+    "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "falcon", "falcon_h1", "flex_olmo", "gemma", "gemma2",
+    "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neo",
+    "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "internlm3", "iquestcoder",
+    "jais2", "jamba", "laguna", "lfm2", "lfm2_moe", "llama", "minimax_m2", "ministral3", "mistral", "mixtral",
+    "mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "openai-gpt", "opt", "phi", "phi3",
+    "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss",
+    "smollm3", "stablelm", "starcoder2", "vaultgemma", "xglm", "youtu",
 )  # fmt: skip
 """`model_type` of the configs whose layers are read from files."""
 
@@ -118,7 +118,7 @@ class CheckpointLayers:
             if not any(_ATTENTION.fullmatch(name) for name in names):
                 within, name = next(iter(names.items()))
                 kind = kind_of(whole.get_submodule(name.removesuffix(f".{within}")))
-                found.append(SkippedLayer(index, kind, NO_OPERATOR.format(kind)))
+                found.append(SkippedLayer(index, kind, unread(kind)))
         return found
 
     @cached_property

@@ -1,0 +1,90 @@
+"""The hook points of a layer by what passes there."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from tlspectral.models.attention.latent import latent_points
+from tlspectral.models.attention.skipped import writes_more
+
+
+class GatedQueries(str):
+    """Name of a point that hands on each head's queries, then its gate (Qwen3-Next); our hooks see queries alone."""
+
+    __slots__ = ("d_head",)
+    d_head: int
+
+    def __new__(cls, name: str, d_head: int) -> "GatedQueries":
+        """Return the name."""
+        point = super().__new__(cls, name)
+        point.d_head = d_head
+        return point
+
+    def __reduce__(self) -> Any:
+        return GatedQueries, (str(self), self.d_head)
+
+
+class OfQueries:
+    """A hook that sees and edits the queries of such a point."""
+
+    def __init__(self, hook: Callable[..., Any], d_head: int):
+        self.hook, self.d_head = hook, d_head
+
+    def __call__(self, activation: Tensor, hook: Any) -> Tensor | None:
+        """Run the hook on the queries, [batch, pos, heads, d_head]."""
+        whole = activation.reshape(*activation.shape[:2], -1, 2, self.d_head)
+        edited = self.hook(whole[:, :, :, 0], hook=hook)
+        if edited is None:
+            return None
+        both = whole.clone()
+        both[:, :, :, 0] = edited
+        return both.reshape(activation.shape)
+
+
+def seen_at(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook for a point of `hook_names` as the model is to run it."""
+    if isinstance(name, GatedQueries) and not isinstance(hook, OfQueries):
+        return OfQueries(hook, name.d_head)
+    return hook
+
+
+def hook_names(block: Any, index: int) -> dict[str, str]:
+    """Return the names of the hook points of a layer, given its block, by what passes there.
+
+    `scores` is missing where the layer delegates its attention, cos and sin where it has no hook points for them, and
+    all points of attention where it has none. `middle` is the stream in front of the MLP of a layer with a mixer.
+    """
+    attention = getattr(block, "attn", None)
+    here, inside = f"blocks.{index}", f"blocks.{index}.attn"
+    names = {
+        "residual": f"{here}.hook_resid_pre",
+        "residual_after": f"{here}.hook_resid_post",
+        "mlp_out": f"{here}.hook_mlp_out",
+    }
+    if writes_more(block):
+        names["middle"] = f"{here}.ln2.hook_in"
+    if attention is None:
+        return names
+    query, config = f"{inside}.hook_q", getattr(attention, "config", None)
+    if getattr(config, "gated_q_proj", False):
+        query = GatedQueries(query, attention.original_component.head_dim)
+    names |= {
+        "attention_out": f"{here}.hook_attn_out",
+        "query": query,
+        "key": f"{inside}.hook_k",
+        "value": f"{inside}.hook_v",
+        "z": f"{inside}.hook_z",
+        "pattern": f"{inside}.hook_pattern",
+    }
+    names |= latent_points(attention, inside)
+    if not delegates_attention(block):
+        names["scores"] = f"{inside}.hook_attn_scores"
+    if hasattr(attention, "hook_cos"):
+        names |= {"cos": f"{inside}.hook_cos", "sin": f"{inside}.hook_sin"}
+    return names
+
+
+def delegates_attention(block: Any) -> bool:
+    """Return whether a bridge leaves attention to the wrapped module: scores are not exposed, edits are discarded."""
+    return type(block.attn).forward.__qualname__ == "AttentionBridge.forward"
