@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from pair_prompts import prompt_pairs
+from pair_prompts import prompt_pairs, single_cuts
 
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
-from tlspectral.hooks.circuits.single_cuts import single_cuts
+from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.attention import attention_view
 from tlspectral.selection import Receiver
 
@@ -97,7 +97,8 @@ class Loops:
         now = [self.run(0, None, ["residual"])["residual"][None]]
 
         def stream(receiver):
-            row, n = graph.receiver_index[graph.own(receiver)], graph.n_before(receiver)
+            (end,) = reached(self.view, [receiver])
+            row, n = graph.receiver_index[end.receiver], graph.n_before(end.receiver)
             written = torch.cat(now)[:n]
             weights = torch.as_tensor(kept[row, :n], dtype=written.dtype)[:, None, None, None]
             return self.rest(then, n) + (weights * (written - then[:n])).sum(0) + then[:n].sum(0)
@@ -161,7 +162,7 @@ def test_several_batches_give_what_one_does(monkeypatch):
     results = []
     for size in (2**29, 11 * 11 * 48 * 4 * 2):
         monkeypatch.setattr("tlspectral.hooks.circuits.pairs._MOST_BYTES", size)
-        results.append((edge_estimates(pairs, "EAP-IG"), pairs.scores([kept]), single_cuts(pairs, edges)))
+        results.append((edge_estimates(pairs, "EAP-IG")[0], pairs.scores([kept]), single_cuts(pairs, edges)))
     assert len(list(pairs.batches())) == 3
     for whole, parts in zip(*results, strict=True):
         np.testing.assert_allclose(parts, whole, atol=2e-6)  # float32 in other batches: 1e-7, effects of 1e-2
@@ -172,7 +173,7 @@ def test_the_estimate_of_an_edge_is_the_slope_of_its_effect(double, name):
     model, (clean, other) = double(name), prompts()
     task = task_of(clean, other)
     pairs = pairs_of(model, task)
-    estimates = edge_estimates(pairs, "EAP")
+    estimates = edge_estimates(pairs, "EAP")[0]
     edges = np.argwhere(pairs.graph.possible)
     edges = edges[np.random.default_rng(2).permutation(len(edges))[:10]]
     step = 3e-3
@@ -193,8 +194,8 @@ def partly_cut(pairs, row, column, share):
 
     cut = torch.zeros(pairs.graph.possible.shape, dtype=torch.float64)
     cut[row, column] = share
-    then = run.written_by(pairs.graph, pairs.layers, pairs.other.tokens)
-    stream = run.CutStream(pairs.graph, pairs.layers, then, torch.empty_like(then), cut=cut)
+    then = run.written_by(pairs.graph, pairs.other.tokens)
+    stream = run.Stream(pairs.graph, torch.empty_like(then), then, cut)
     with torch.no_grad():
-        logits = run._run(pairs.graph, stream, pairs.sequences.tokens, pairs.sequences.scored)
+        logits = run.run_with(stream, pairs.sequences.tokens, pairs.sequences.scored)
     return float((pairs.sequences.measured(logits).numpy() - pairs.plain_scores()[0]).mean())

@@ -13,7 +13,7 @@ from tlspectral.models.attention import AttentionView
 from tlspectral.selection import whole_number
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LongRange(Part):
     """Attention to the keys between the first tokens and the last ones.
 

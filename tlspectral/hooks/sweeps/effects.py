@@ -18,7 +18,6 @@ from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Bound
 from tlspectral.hooks.parts.blocks import BlockRemoval
-from tlspectral.hooks.parts.output import Replacement
 from tlspectral.hooks.parts.query_key import ScoreRemoval
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import IntactRun
@@ -91,11 +90,10 @@ def layer_effects(
         return replaced
 
     def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
-        ablation = LayerAblation(view, folded, [head for head, _ in jobs[chunk]], part, stacked=True)
+        heads = [head for head, _ in jobs[chunk]]
+        ablation = LayerAblation(view, folded, heads, part.of_rows(batch), stacked=True)
         if isinstance(part, ScoreRemoval | BlockRemoval):
             ablation.alter = partial(altered, chunk, batch)
-        elif isinstance(part, Replacement):
-            ablation.part = part.of_rows(batch)
         return ablation.hooks()
 
     values = replayed_values(intact, sequences, layer, len(jobs), hooks_of)

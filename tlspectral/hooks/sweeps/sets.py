@@ -83,9 +83,7 @@ def _values(
     def hooks_of(jobs: slice, batch: slice) -> list[Hook]:
         hooks = []
         for layer, heads in by_layer.items():
-            bound = of_heads[layer]
-            bound = bound.of_rows(batch) if isinstance(bound, Replacement) else bound
-            hooks += LayerAblation(view, view.layer(layer), heads, bound).hooks()
+            hooks += LayerAblation(view, view.layer(layer), heads, of_heads[layer].of_rows(batch)).hooks()
         return hooks
 
     return replayed_values(intact, sequences, min(by_layer), 1, hooks_of).numpy()

@@ -1,7 +1,8 @@
 """`ablation_sweep`: the score of the model without a part of one head, head by head."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -48,6 +49,7 @@ ABLATION_SWEEP = Schema(
         *HEAD,
         PART,
         *columns("""
+            position? | label         | Where the part was removed, as it was asked for. With at=.
             value     | of the metric | Score of the model without the part of this one head, mean over sequences.
             delta     | of the metric | value less the intact score; of a loss, positive where the part helped.
             delta_se  | of the metric | Standard error of delta over sequences, paired with the intact run; NaN for one.
@@ -72,6 +74,7 @@ def ablation_sweep(
     *,
     heads: Heads | Mapping[str, Heads] | None = None,
     task: Task | Literal["induction", "language"] = "induction",
+    at: Sequence[str | int] | None = None,
     control: Literal["random"] | None = None,
     draws: int | None = None,
     screen: Literal["gradient"] | None = None,
@@ -97,6 +100,8 @@ def ablation_sweep(
             of 64 tokens; `"language"`: the first 16 rows of 128 tokens of the packaged book. On two cores more would
             take hours; FP used 128 to 300 sequences. Where prompts are padded, every number is a mean over sequences of
             the mean over their real tokens.
+        at: positions at each of which alone the part is removed, a row for each: names of the task's positions or
+            numbers, such as `["S2", -1]`, as the `at` of a part.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
             that its RMS over unmasked pairs equals that of the part, sequence by sequence. Of parts in blocks: the same
@@ -114,8 +119,8 @@ def ablation_sweep(
         seed: of sequences, control draws, the screen's random set and sign flips.
 
     Returns:
-        DataFrame sorted by layer and head. Columns: `layer, head, name, part, value, delta, delta_se, delta_p,
-        score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, estimate?, measured?`.
+        DataFrame sorted by layer and head. Columns: `layer, head, name, part, position?, value, delta, delta_se,
+        delta_p, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, estimate?, measured?`.
         `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on
         the random set.
 
@@ -155,10 +160,14 @@ def ablation_sweep(
         per_head = 0 if control is None else draws or SETS
     else:
         per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
-    name, fixed = removed.name, removed.fixed(view, sequences)
+    name, at = removed.name, None if at is None else list(at)
+    if at is not None and (removed.at is not None or not at):
+        raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give some, and a part without at")
+    placed = [removed.fixed(view, sequences)] if at is None else [_at(removed, one, view, sequences) for one in at]
+    positions = {} if placed[0].at is None else {"at": at, "positions": [one.at.tolist() for one in placed]}
     measurement = Measurement(
         ABLATION_SWEEP,
-        {"task": sequences.name, "control": control, "seed": seed, **fixed.settings},
+        {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
         origin=view.origin(),
         identity={
             "screen": screen,
@@ -173,30 +182,40 @@ def ablation_sweep(
     )
     screened = None
     if screen == "gradient":
-        screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, fixed, seed))
+        screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, placed, seed))
         (screened,) = measurement.made([screening], description=screening.name, unit="screen").values()
-        by_layer = heads_by_layer(view, screened[screened["measured"] != ""])
-    shared = (fixed, sequences, per_head, seed)
-    layers_of = list(by_layer)
-    if sets is not None:
-        layers_of = sorted({layer for one in sets.values() for layer in one})
-        parts = [
-            WorkPart(f"{name}_set{index:03d}", partial(set_table, *shared, called, chosen), items=1 + per_head)
-            for index, (called, chosen) in enumerate(sets.items())
-        ]
-    else:
-        parts = [
-            WorkPart(f"{name}_L{layer:03d}", partial(_layer_table, *shared, layer, chosen), items=len(chosen))
+    parts, layers_of = [], set()
+    for index, one in enumerate(placed):
+        shared, label = (one, sequences, per_head, seed), name if at is None else f"{name}_at{index}"
+        if sets is not None:
+            parts += [
+                WorkPart(f"{label}_set{number:03d}", partial(set_table, *shared, called, chosen), items=1 + per_head)
+                for number, (called, chosen) in enumerate(sets.items())
+            ]
+            layers_of |= {layer for chosen in sets.values() for layer in chosen}
+            continue
+        if screened is not None:
+            by_layer = heads_by_layer(view, screened[(screened["measured"] != "") & (screened["place"] == index)])
+        parts += [
+            WorkPart(f"{label}_L{layer:03d}", partial(_layer_table, *shared, layer, chosen), items=len(chosen))
             for layer, chosen in by_layer.items()
         ]
+        layers_of |= set(by_layer)
     layers = measurement.made(
         parts,
         description=f"sweep {name}",
         unit="layer" if sets is None else "set",
         items="heads" if sets is None else "sets",
-        prepare=partial(intact_values, view, sequences, layers_of),
+        prepare=partial(intact_values, view, sequences, sorted(layers_of)),
     )
+    for part_name, frame in layers.items():
+        frame["place"] = 0 if at is None else int(part_name.removeprefix(f"{name}_at").split("_")[0])
     table, attrs = _joined(list(layers.values()), screened)
+    place = table.pop("place")
+    if at is not None:
+        table = table.assign(position=[str(at[index]) for index in place]).sort_values(
+            ["layer", "head"], kind="stable", ignore_index=True
+        )
     table["part"] = part if isinstance(part, str) else name
     return measurement.table(
         table,
@@ -250,15 +269,20 @@ def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[
     return rotary
 
 
+def _at(part: Part, at: str | int, view: AttentionView, sequences: ScoredSequences) -> Part:
+    return replace(part, at=at).fixed(view, sequences)
+
+
 def _screen(
     view: AttentionView,
     sequences: ScoredSequences,
     by_layer: dict[int, list[int]],
-    part: Part,
+    placed: list[Part],
     seed: int,
 ) -> pd.DataFrame:
-    """Estimate the effects of all heads, and choose which of them are to be measured."""
-    table = gradient_screen(view, sequences, by_layer, part)
+    """Estimate the effects of all heads by each part, and choose which of them are to be measured."""
+    tables = [gradient_screen(view, sequences, by_layer, part).assign(place=at) for at, part in enumerate(placed)]
+    table = pd.concat(tables, ignore_index=True)
     order = table["estimate"].abs().sort_values(ascending=False, kind="stable").index
     rest = np.random.default_rng(seed).permutation(order[SCREENED:].to_numpy(copy=True))
     table["measured"] = ""
@@ -323,7 +347,7 @@ def _joined(tables: list[pd.DataFrame], screened: pd.DataFrame | None) -> tuple[
             name: np.sum([sums[name] for sums in per_layer], axis=0).tolist() for name in per_layer[0]
         }
         return table, attrs
-    table = screened.drop(columns="score_rms").merge(table, on=["layer", "head"], how="left")
+    table = screened.drop(columns="score_rms").merge(table, on=["layer", "head", "place"], how="left")
     table["score_rms"] = screened["score_rms"].to_numpy()
     control = table.loc[table["measured"] == "control", ["estimate", "delta"]].to_numpy()
     agreement: Any = scipy.stats.spearmanr(control) if len(control) > 2 else None
