@@ -1,5 +1,7 @@
 """Python in README and pages: what runs on packaged models runs."""
 
+import contextlib
+import io
 import re
 from pathlib import Path
 
@@ -21,3 +23,18 @@ def test_each_line_for_those_who_come_from_transformerlens_runs():
 def test_python_of_every_page_is_python(page):
     for code in blocks(page):
         compile(code, page, "exec")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["docs/concepts.md", "docs/circuits.md"])
+def test_a_page_on_packaged_models_prints_what_it_shows(page):
+    text, names = (ROOT / page).read_text(encoding="utf-8"), {}
+    found = re.findall(r"```python\n(.*?)```(?:\n```\n(.*?)```)?", text, flags=re.DOTALL)
+    assert sum(bool(shown) for _, shown in found) > 3
+    for code, shown in found:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, page, "exec"), names)
+        assert [line.rstrip() for line in printed.getvalue().splitlines()] == [
+            line.rstrip() for line in shown.splitlines()
+        ]

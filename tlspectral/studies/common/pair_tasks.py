@@ -4,7 +4,7 @@ The clean prompt and its counterfactual have one template and as many tokens. Wo
 of the draw, so that this holds for every model.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -33,9 +33,18 @@ IOI_TEMPLATES = (
 )
 
 PairTask = Literal["ioi swapped", "ioi other names", "greater than", "agreement", "capitals", "opposites"]
+Start = Literal["own", "none", "end of text"]
 
 
-def pair_task(model: Any, name: PairTask, *, n: int = 64, seed: int = 0) -> Task:
+def pair_task(
+    model: Any,
+    name: PairTask,
+    *,
+    n: int = 64,
+    seed: int = 0,
+    templates: Sequence[str] = IOI_TEMPLATES,
+    start: Start = "own",
+) -> Task:
     """Return a task of pairs, its metric the logit of the right answer less that of the counterfactual's.
 
     Args:
@@ -46,23 +55,35 @@ def pair_task(model: Any, name: PairTask, *, n: int = 64, seed: int = 0) -> Task
             `"opposites"`.
         n: number of pairs.
         seed: of the draw.
-
-    Raises:
-        ValueError: an unknown name.
+        templates: of which those of indirect objects are drawn.
+        start: what the prompts begin with: the token that `model.to_tokens` puts there, none, or `<|endoftext|>` or
+            `<eos>`, which some models have seen there in training.
     """
     drawn = np.random.default_rng(seed)
     makers: dict[str, Callable[[], tuple[Any, ...]]] = {
-        "ioi swapped": lambda: _ioi(model, drawn, others=False),
-        "ioi other names": lambda: _ioi(model, drawn, others=True),
+        "ioi swapped": lambda: _ioi(model, drawn, templates, others=False),
+        "ioi other names": lambda: _ioi(model, drawn, templates, others=True),
         "greater than": lambda: _greater_than(model, drawn),
         "agreement": lambda: _agreement(model, drawn),
         "capitals": lambda: _of_two(model, drawn, CAPITALS, "The capital of {} is the city of"),
         "opposites": lambda: _of_two(model, drawn, OPPOSITES, 'The opposite of "{}" is "'),
     }
-    if name not in makers:
-        raise ValueError(f"there is no task {name!r}; there are {', '.join(makers)}")
     prompts, others, right, wrong = zip(*(makers[name]() for _ in range(n)), strict=True)
-    return tls.logit_difference(list(prompts), list(right), list(wrong), counterfactual=list(others), name=name)
+    both = [[_with_start(model, prompt, start) for prompt in side] for side in (prompts, others)]
+    return tls.logit_difference(both[0], list(right), list(wrong), counterfactual=both[1], name=name)
+
+
+def _with_start(model: Any, prompt: str, start: Start) -> str | list[int]:
+    """Return a prompt as text, which gets the model's own start token, or as ids that begin otherwise."""
+    if start == "own":
+        return prompt
+    ids = model.tokenizer(prompt, add_special_tokens=False).input_ids
+    return ids if start == "none" else [model.tokenizer.convert_tokens_to_ids(_end_of_text(model)), *ids]
+
+
+def _end_of_text(model: Any) -> str:
+    known = model.tokenizer.get_vocab()
+    return next((token for token in ("<|endoftext|>", "<eos>", "</s>") if token in known), model.tokenizer.eos_token)
 
 
 def _one_token(model: Any, words: Iterable[str], *, space: bool = True) -> list[str]:
@@ -71,14 +92,16 @@ def _one_token(model: Any, words: Iterable[str], *, space: bool = True) -> list[
     return [word for word in words if len(encode(" " * space + word, add_special_tokens=False).input_ids) == 1]
 
 
-def _ioi(model: Any, drawn: np.random.Generator, *, others: bool) -> tuple[str, str, str, str]:
+def _ioi(
+    model: Any, drawn: np.random.Generator, templates: Sequence[str], *, others: bool
+) -> tuple[str, str, str, str]:
     a, b, c, d = drawn.permutation(_one_token(model, NAMES))[:4]
     first, second = drawn.permutation([a, b])
     words = {
         "place": str(drawn.choice(_one_token(model, PLACES))),
         "object": str(drawn.choice(_one_token(model, OBJECTS))),
     }
-    template = str(drawn.choice(IOI_TEMPLATES))
+    template = str(drawn.choice(list(templates)))
     clean = template.format(a=first, b=second, s=b, **words)
     if not others:
         return clean, template.format(a=first, b=second, s=a, **words), f" {a}", f" {b}"
