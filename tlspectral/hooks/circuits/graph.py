@@ -26,14 +26,24 @@ class Graph:
 
     Attributes:
         view: the model.
-        n_heads, n_kv_heads: by layer.
-        mlps: what the MLP of each layer reads; None where there is none.
     """
 
     view: AttentionView
-    n_heads: tuple[int, ...]
-    n_kv_heads: tuple[int, ...]
-    mlps: tuple[MlpReads | None, ...]
+
+    @cached_property
+    def n_heads(self) -> list[int]:
+        """Heads of each layer."""
+        return [len(writes.w_o) for writes in self.writes]
+
+    @cached_property
+    def n_kv_heads(self) -> list[int]:
+        """Key/value heads of each layer."""
+        return [len(self.view.raw(layer).w_k) for layer in range(self.view.n_layers)]
+
+    @cached_property
+    def mlps(self) -> list[MlpReads | None]:
+        """What the MLP of each layer reads; None where there is none."""
+        return [mlp_reads(self.view, layer) for layer in range(self.view.n_layers)]
 
     @cached_property
     def senders(self) -> list[Sender]:
@@ -85,7 +95,7 @@ class Graph:
     @cached_property
     def writes(self) -> list[HeadWrites]:
         """How the heads of each layer write, in the type they are stored in, float32 at least."""
-        return [head_writes(self.view, layer, widened) for layer in range(len(self.n_heads))]
+        return [head_writes(self.view, layer, widened) for layer in range(self.view.n_layers)]
 
     @cached_property
     def _n_before_layer(self) -> list[int]:
@@ -175,15 +185,3 @@ class Graph:
         return [
             self.kinds[sender.layer, what].start + at for what, at in (("q", sender.head), ("k", group), ("v", group))
         ]
-
-
-def graph_of(view: AttentionView) -> Graph:
-    """Return the graph of a model. Raises as `AttentionView.raw` and `mlp_reads`."""
-    layers = range(view.n_layers)
-    raw = [view.raw(layer) for layer in layers]
-    return Graph(
-        view,
-        tuple(len(one.w_q) for one in raw),
-        tuple(len(one.w_k) for one in raw),
-        tuple(mlp_reads(view, layer) for layer in layers),
-    )

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.circuits.graph import Graph, graph_of
+from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.run import cut_logits, written_by
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.closeness import require_close
@@ -86,14 +86,13 @@ def pairs_of(model: Any, task: Task) -> Pairs:
     Raises:
         ValueError: a task without counterfactual prompts; as `scored_sequences`.
         EditNotHonored: a run with no edge kept is not that of the counterfactual prompts.
-        UnsupportedArchitecture: as `graph_of`.
+        UnsupportedArchitecture: as `AttentionView.raw` and `mlp_reads`.
     """
     view = attention_view(model)
     sequences = scored_sequences(view, task)
     if sequences.counterfactual is None:
         raise ValueError(f"{sequences.name} has no counterfactual prompts: give Task(..., counterfactual=)")
-    graph = graph_of(view)
-    pairs = Pairs(graph, sequences, sequences.counterfactual)
+    pairs = Pairs(Graph(view), sequences, sequences.counterfactual)
     _require_both_ends(pairs)
     return pairs
 

@@ -19,6 +19,7 @@ from tlspectral.hooks.edges.measuring import Edge, Prepared, edge_columns, edges
 from tlspectral.hooks.edges.reached import Reached, reached
 from tlspectral.hooks.edges.receiving import QueryKeyPairs
 from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_senders
+from tlspectral.hooks.screening import agreement, screened
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import attention_positions, position_of
 from tlspectral.models.attention.writes import INPUT_POINTS
@@ -254,7 +255,7 @@ def edge_effects(
         tokens_sha256=sequences.digest,
         norm_behind_held=[layer for layer in range(below) if view.behind(layer)[1].kind != "none"],
         **({} if pairs is None else {"pairs_sha256": pairs.digests}),
-        **_rank_correlations(table),
+        **{f"rank_correlation_{kind}": agreement(table, kind)[0] for kind in ("top", "control") if estimates},
     )
 
 
@@ -335,23 +336,9 @@ def _screened(
         return pd.DataFrame({"estimate": edge_estimates(pairs, method, [*places.values()])[at, rows, columns]})
 
     (part,) = measurement.made([WorkPart("estimates", estimated)], description=method, unit="part").values()
-    order = np.argsort(-part["estimate"].abs().to_numpy(), kind="stable")
-    measured = np.full(len(edges), "", dtype=object)
-    measured[:MEASURED] = "top"
-    measured[np.random.default_rng(seed).permutation(np.arange(min(MEASURED, len(edges)), len(edges)))[:MEASURED]] = (
-        "control"
-    )
-    return order, {"estimate": part["estimate"].to_numpy()[order], "measured": measured}
-
-
-def _rank_correlations(table: pd.DataFrame) -> dict[str, float | None]:
-    """Return the Spearman correlation of estimates and effects, of the largest and of random edges."""
-    found: dict[str, float | None] = {}
-    for kind in ("top", "control") if "measured" in table else ():
-        rows = table.loc[table["measured"] == kind]
-        correlation = rows["estimate"].corr(rows["delta"], method="spearman") if len(rows) > 2 else None
-        found[f"rank_correlation_{kind}"] = None if correlation is None else float(correlation)
-    return found
+    estimates = part["estimate"].to_numpy()
+    order, measured = screened(estimates, MEASURED, seed)
+    return order, {"estimate": estimates[order], "measured": measured[order]}
 
 
 def _prepared(

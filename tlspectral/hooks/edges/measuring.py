@@ -1,7 +1,7 @@
 """The exact effects of single edges on a task or on attention, and the columns of a table that they give."""
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -169,14 +169,14 @@ def _attention_deltas(
         receiver.require_own_pattern(head, pairs)
         intact[head] = receiver.attention(head, pairs)
     deltas = np.empty((len(edges), draws + 1, len(pairs.queries)))
-    jobs = sorted(range(len(edges)), key=lambda row: (edges[row].sender, str(edges[row].place)))
+    written = {row: (edges[row].sender, str(edges[row].place)) for row in range(len(edges))}
     for draw in range(-1, draws):
-        known: Any = None
-        for row in jobs:
-            edge = edges[row]
-            if known != (edge.sender, edge.place):
-                known, change = (edge.sender, edge.place), receiver.change(prepared.removed(edge, draw), pairs)
-            deltas[row, draw + 1] = (receiver.attention(edge.head, pairs, change) - intact[edge.head]).cpu().numpy()
+        for _, some in groupby(sorted(written, key=written.__getitem__), key=written.__getitem__):
+            rows = list(some)
+            change = receiver.change(prepared.removed(edges[rows[0]], draw), pairs)
+            for row in rows:
+                effect = receiver.attention(edges[row].head, pairs, change) - intact[edges[row].head]
+                deltas[row, draw + 1] = effect.cpu().numpy()
     return np.array([float(intact[edge.head].mean()) for edge in edges]), deltas
 
 

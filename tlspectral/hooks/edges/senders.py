@@ -181,6 +181,6 @@ def cached_run(
 
     other = None
     if replace in ("resample", "counterfactual"):
-        reference = Output(replace, seed=seed).fixed(view, sequences).reference
-        other = captured(reference.sequences.tokens[reference.donors], kept)
+        settled: Any = Output(replace, seed=seed).fixed(view, sequences)
+        other = captured(settled.reference.sequences.tokens[settled.reference.donors], kept)
     return CachedRun(view, sequences, senders, captured(sequences.tokens, kept | of_reading), replace, other, seed)

@@ -10,6 +10,7 @@ from math import comb, prod
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
@@ -24,7 +25,8 @@ from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook
 from tlspectral.selection import Heads, head_name
-from tlspectral.tasks import ScoredSequences, replayed_values
+from tlspectral.tasks import ScoredSequences, replayed_values, sign_flip_p, standard_error
+from tlspectral.tasks.score import beside_control
 
 HeadSet = list[tuple[int, int]]
 
@@ -100,6 +102,28 @@ def layer_effects(
     by_head = values.view(len(heads), draws + 1, n).numpy()
     score_rms = squares.view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
     return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
+
+
+def effect_rows(
+    names: dict[str, Any],
+    values: Float64[np.ndarray, "rows sequences"],
+    deltas: Float64[np.ndarray, "rows sequences"],
+    controls: Float64[np.ndarray, "rows draws sequences"],
+    seed: int,
+) -> pd.DataFrame:
+    """Return rows of a sweep: what names them, scores and effects, and the control where it has draws."""
+    table = pd.DataFrame(
+        {
+            **names,
+            "value": values.mean(1),
+            "delta": deltas.mean(1),
+            "delta_se": [standard_error(delta) for delta in deltas],
+            "delta_p": [sign_flip_p(delta, seed) for delta in deltas],
+        }
+    )
+    if not controls.shape[1]:
+        return table
+    return table.assign(control_delta=controls.mean((1, 2)), **beside_control(deltas, controls))
 
 
 def random_frames(seed: int, layer: int, jobs: list[tuple[int, int]], d_head: int) -> Float[Tensor, "jobs d d"]:

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Output, Part, PartName, part_of
 from tlspectral.hooks.parts.named import PART
 from tlspectral.hooks.parts.query_key import QueryKeyPart
-from tlspectral.hooks.sweeps.effects import check_draws, effects_beside_heads, layer_effects
+from tlspectral.hooks.screening import agreement, screened
+from tlspectral.hooks.sweeps.effects import check_draws, effect_rows, effects_beside_heads, layer_effects
 from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.hooks.sweeps.sets import SETS, chosen_sets, set_table
 from tlspectral.models.attention import AttentionView, attention_view
@@ -33,11 +33,9 @@ from tlspectral.tasks import (
     intact_values,
     score_of,
     scored_sequences,
-    sign_flip_p,
-    standard_error,
     task_of,
 )
-from tlspectral.tasks.score import CONTROL_COLUMNS, beside_control
+from tlspectral.tasks.score import CONTROL_COLUMNS
 
 SEQUENCES = 16
 CONTROL_DRAWS = 5
@@ -163,8 +161,12 @@ def ablation_sweep(
     name, at = removed.name, None if at is None else list(at)
     if at is not None and (removed.at is not None or not at):
         raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give some, and a part without at")
-    placed = [removed.fixed(view, sequences)] if at is None else [_at(removed, one, view, sequences) for one in at]
-    positions = {} if placed[0].at is None else {"at": at, "positions": [one.at.tolist() for one in placed]}
+    placed = [removed] if at is None else [replace(removed, at=one) for one in at]
+    placed = [one.fixed(view, sequences) for one in placed]
+    positions: dict[str, Any] = {}
+    if placed[0].at is not None:
+        asked = [one if isinstance(one, str | int) else "given" for one in at or [removed.at]]
+        positions = {"at": asked, "positions": [one.at.tolist() for one in placed]}
     measurement = Measurement(
         ABLATION_SWEEP,
         {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
@@ -180,10 +182,10 @@ def ablation_sweep(
         score=lambda: score_of(view, sequences).value,
         n_jobs=n_jobs,
     )
-    screened = None
+    estimated = None
     if screen == "gradient":
         screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, placed, seed))
-        (screened,) = measurement.made([screening], description=screening.name, unit="screen").values()
+        (estimated,) = measurement.made([screening], description=screening.name, unit="screen").values()
     parts, layers_of = [], set()
     for index, one in enumerate(placed):
         shared, label = (one, sequences, per_head, seed), name if at is None else f"{name}_at{index}"
@@ -194,8 +196,8 @@ def ablation_sweep(
             ]
             layers_of |= {layer for chosen in sets.values() for layer in chosen}
             continue
-        if screened is not None:
-            by_layer = heads_by_layer(view, screened[(screened["measured"] != "") & (screened["place"] == index)])
+        if estimated is not None:
+            by_layer = heads_by_layer(view, estimated[(estimated["measured"] != "") & (estimated["place"] == index)])
         parts += [
             WorkPart(f"{label}_L{layer:03d}", partial(_layer_table, *shared, layer, chosen), items=len(chosen))
             for layer, chosen in by_layer.items()
@@ -210,7 +212,7 @@ def ablation_sweep(
     )
     for part_name, frame in layers.items():
         frame["place"] = 0 if at is None else int(part_name.removeprefix(f"{name}_at").split("_")[0])
-    table, attrs = _joined(list(layers.values()), screened)
+    table, attrs = _joined(list(layers.values()), estimated)
     place = table.pop("place")
     if at is not None:
         table = table.assign(position=[str(at[index]) for index in place]).sort_values(
@@ -269,10 +271,6 @@ def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[
     return rotary
 
 
-def _at(part: Part, at: str | int, view: AttentionView, sequences: ScoredSequences) -> Part:
-    return replace(part, at=at).fixed(view, sequences)
-
-
 def _screen(
     view: AttentionView,
     sequences: ScoredSequences,
@@ -283,11 +281,7 @@ def _screen(
     """Estimate the effects of all heads by each part, and choose which of them are to be measured."""
     tables = [gradient_screen(view, sequences, by_layer, part).assign(place=at) for at, part in enumerate(placed)]
     table = pd.concat(tables, ignore_index=True)
-    order = table["estimate"].abs().sort_values(ascending=False, kind="stable").index
-    rest = np.random.default_rng(seed).permutation(order[SCREENED:].to_numpy(copy=True))
-    table["measured"] = ""
-    table.loc[order[:SCREENED], "measured"] = "top"
-    table.loc[rest[:SCREENED], "measured"] = "control"
+    _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
     return table
 
 
@@ -309,24 +303,13 @@ def _layer_table(
         intact, sequences, layer, heads, bound, draws=draws, seed=seed
     )
     deltas = effects.values - intact_value
-    table = pd.DataFrame(
-        {
-            "layer": layer,
-            "head": heads,
-            "value": effects.values.mean(1),
-            "delta": deltas.mean(1),
-            "delta_se": [standard_error(delta) for delta in deltas],
-            "delta_p": [sign_flip_p(delta, seed) for delta in deltas],
-            "score_rms": effects.score_rms,
-        }
-    )
+    controls = effects.controls - intact_value  # [heads, draws, sequences]
+    names = {"layer": layer, "head": heads}
+    table = effect_rows(names, effects.values, deltas, controls, seed).assign(score_rms=effects.score_rms)
     sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
     sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
-    if draws:
-        controls = effects.controls - intact_value  # [heads, draws, sequences]
-        table = table.assign(control_delta=controls.mean((1, 2)), **beside_control(deltas, controls))
-        if not beside_heads:
-            sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
+    if draws and not beside_heads:
+        sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
     table.attrs = {
         "sums_per_sequence": {name: total.tolist() for name, total in sums.items()},
         "intact_per_sequence": intact_value.tolist(),
@@ -334,28 +317,27 @@ def _layer_table(
     return table
 
 
-def _joined(tables: list[pd.DataFrame], screened: pd.DataFrame | None) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _joined(tables: list[pd.DataFrame], estimated: pd.DataFrame | None) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Return the rows of all layers, beside the estimates of a screen, and what is said of them together."""
     if not tables:
         raise ValueError("no heads were given, so there is nothing to sweep")
     intact = Score(np.array(tables[0].attrs["intact_per_sequence"]))
     attrs: dict[str, Any] = {"intact_value": intact.value, "intact_value_se": intact.se, "screen": None}
     table = stacked(tables)
-    if screened is None:
+    if estimated is None:
         per_layer = [layer_table.attrs["sums_per_sequence"] for layer_table in tables]
         attrs["sums_per_sequence"] = {
             name: np.sum([sums[name] for sums in per_layer], axis=0).tolist() for name in per_layer[0]
         }
         return table, attrs
-    table = screened.drop(columns="score_rms").merge(table, on=["layer", "head", "place"], how="left")
-    table["score_rms"] = screened["score_rms"].to_numpy()
-    control = table.loc[table["measured"] == "control", ["estimate", "delta"]].to_numpy()
-    agreement: Any = scipy.stats.spearmanr(control) if len(control) > 2 else None
+    table = estimated.drop(columns="score_rms").merge(table, on=["layer", "head", "place"], how="left")
+    table["score_rms"] = estimated["score_rms"].to_numpy()
+    correlation, pvalue = agreement(table, "control")
     attrs["screen"] = {
         "kind": "gradient",
         "top": int((table["measured"] == "top").sum()),
-        "control": len(control),
-        "rank_correlation": None if agreement is None else float(agreement.statistic),
-        "pvalue": None if agreement is None else float(agreement.pvalue),
+        "control": int((table["measured"] == "control").sum()),
+        "rank_correlation": correlation,
+        "pvalue": pvalue,
     }
     return table, attrs
