@@ -55,7 +55,7 @@ def _telling(model, clean, other):
 def ranked(model, task, method="EAP-IG"):
     pairs = pairs_of(model, task)
     table = edges_of(pairs.graph, pairs.graph.possible)
-    return pairs, table.assign(estimate=edge_estimates(pairs, method)[0][pairs.graph.places(table)])
+    return pairs, table.assign(estimate=edge_estimates(pairs, method)[pairs.graph.places(table)])
 
 
 def test_a_planted_circuit_is_recovered(planted, task):

@@ -25,13 +25,18 @@ STEPS = {"EAP": (1.0,), "EAP-IG": (0.2, 0.4, 0.6, 0.8, 1.0)}
 """Share of the clean embedding at which gradients are taken; the rest is that of the counterfactual prompt."""
 
 
+def edge_estimates(pairs: Pairs, method: Method) -> Float64[np.ndarray, "receivers senders"]:
+    """Return the estimates of every edge, cut at all positions at once."""
+    return estimates_at(pairs, method, [])[0]
+
+
 @torch.no_grad()
-def edge_estimates(
-    pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs"]] = ()
+def estimates_at(
+    pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs"]]
 ) -> Float64[np.ndarray, "positions receivers senders"]:
     """Return the estimate of metric(edge cut to its counterfactual) - metric(clean) for every edge, mean over pairs.
 
-    `at` are positions at which edges are cut, one of each pair, each alone; without any all at once.
+    `at` are positions at which edges are cut, one of each pair, each alone; without any they are cut at all at once.
 
     It is the gradient of the metric in what the receiver reads, times the counterfactual less the clean write of the
     sender. One ordinary backward pass gives the gradients at the queries, keys and values of all heads, at what MLPs

@@ -169,14 +169,16 @@ def _attention_deltas(
         receiver.require_own_pattern(head, pairs)
         intact[head] = receiver.attention(head, pairs)
     deltas = np.empty((len(edges), draws + 1, len(pairs.queries)))
-    written = {row: (edges[row].sender, str(edges[row].place)) for row in range(len(edges))}
+    group = [(edge.sender.layer, edge.sender.kind, str(edge.place)) for edge in edges]
     for draw in range(-1, draws):
-        for _, some in groupby(sorted(written, key=written.__getitem__), key=written.__getitem__):
+        for _, some in groupby(sorted(range(len(edges)), key=group.__getitem__), key=group.__getitem__):
             rows = list(some)
-            change = receiver.change(prepared.removed(edges[rows[0]], draw), pairs)
+            written = {edges[row].sender: prepared.removed(edges[row], draw) for row in rows}
+            change = receiver.change(torch.stack([*written.values()]), pairs)
+            place = {sender: index for index, sender in enumerate(written)}
+            effects = {head: receiver.attention(head, pairs, change) - intact[head] for head in intact}
             for row in rows:
-                effect = receiver.attention(edges[row].head, pairs, change) - intact[edges[row].head]
-                deltas[row, draw + 1] = effect.cpu().numpy()
+                deltas[row, draw + 1] = effects[edges[row].head][place[edges[row].sender]].cpu().numpy()
     return np.array([float(intact[edge.head].mean()) for edge in edges]), deltas
 
 

@@ -42,21 +42,21 @@ class ReceiverLayer:
     tables: tuple[Tensor, Tensor] | None
 
     def change(
-        self, removed: Float64[Tensor, "sequences pos d_model"], pairs: QueryKeyPairs
-    ) -> Float64[Tensor, "sequences rows heads d_head"]:
+        self, removed: Float64[Tensor, "senders sequences pos d_model"], pairs: QueryKeyPairs
+    ) -> Float64[Tensor, "senders sequences rows heads d_head"]:
         """Return the change of what heads read: of queries at those of the pairs, of keys at all positions."""
         x = self.residual
         if self.what == "q":
             rows = pairs.queries[..., None].expand(-1, -1, x.shape[-1]).to(x.device)
-            x, removed = x.gather(1, rows), removed.gather(1, rows)
+            x, removed = x.gather(1, rows), removed.gather(2, rows.expand(len(removed), -1, -1, -1))
         return self.reads.change(x, removed)
 
     def attention(
         self,
         head: int,
         pairs: QueryKeyPairs,
-        change: Float64[Tensor, "sequences rows heads d_head"] | None = None,
-    ) -> Float64[Tensor, "sequences"]:
+        change: Float64[Tensor, "*copies sequences rows heads d_head"] | None = None,
+    ) -> Float64[Tensor, "*copies sequences"]:
         """Return the head's attention from the queries to their keys, mean over the pairs of a sequence."""
         scores = self._scores(head, pairs.queries, change)
         keys = pairs.keys[..., None].expand(*scores.shape[:-1], 1)
@@ -64,7 +64,7 @@ class ReceiverLayer:
 
     def _scores(
         self, head: int, rows: Int[Tensor, "sequences pairs"], change: Tensor | None = None
-    ) -> Float64[Tensor, "sequences pairs pos"]:
+    ) -> Float64[Tensor, "*copies sequences pairs pos"]:
         """Return masked scores of some queries of each sequence."""
         of_query, of_key = (change, None) if self.what == "q" else (None, change)
         scores = row_scores(
