@@ -8,7 +8,7 @@ TL4 := 4.3.0
 # `make test ARGS="-n 0 -k rotary"` runs in one process, where print and a debugger work.
 PARALLEL := --numprocesses logical --dist loadfile
 
-# Checks of types and shapes at every call took 28 of 84 CPU seconds of six files: `make test` makes them, the other
+# Types and shapes are checked at the first calls of a function in each test: `make test` makes these checks, the other
 # suites, which call the same functions, do not.
 UNCHECKED := --jaxtyping-packages=
 

@@ -13,6 +13,7 @@ import socket
 import hypothesis
 import joblib
 import pytest
+import shape_checks
 import torch
 
 # Modules of the tests whose asserts are to show their values, as those in test files do.
@@ -46,6 +47,11 @@ def pytest_collection_finish():
     hypothesis.find(hypothesis.strategies.just(True), bool)
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_setup():
+    """Check the shapes of the first calls in this test too."""
+    shape_checks.check_again()
 
 
 @pytest.fixture

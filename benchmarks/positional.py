@@ -3,30 +3,22 @@
 Run `python benchmarks/positional.py`; some minutes on an idle core. One prompt of the binding task, 64 pairs of which 9
 swap (36 swaps, block 0 included), one query, all alternately in one process. Times are CPU
 seconds (process_time), medians over repeats; prompt mode is run once, as it takes 37 passes of the model each time.
-
-`--answers FOLDER` measures something else: how both packaged models answer each ready block task, 4 lists with 5
-questions each, written to FOLDER/answers.csv.
 """
 
 import statistics
 from collections.abc import Callable
-from functools import partial
 from itertools import combinations
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pandas as pd
 import torch
 import typer
 from measuring import peak, seconds
 
 import tlspectral as tls
-from tlspectral.positional import BindingTask, BlockPrompt, task_answers
-from tlspectral.positional.ready_tasks import READY
+from tlspectral.positional import BindingTask, BlockPrompt
 
 PAIRS, BLOCKS = 64, 9
-MODELS = ("smollm2-135m", "gemma3-270m")
 
 
 def binding_prompt(model: Any) -> tuple[BlockPrompt, list[tuple[int, int]]]:
@@ -37,38 +29,11 @@ def binding_prompt(model: Any) -> tuple[BlockPrompt, list[tuple[int, int]]]:
     return prompt, list(combinations(selected, 2))
 
 
-def answers(folder: Path) -> None:
-    """Write and print how each model answers each ready task, beside chance."""
-    rows = []
-    for name in MODELS:
-        model = tls.load_model(name)
-        for kind in (partial(BindingTask, n_blocks=BLOCKS), *READY.values()):
-            task = kind(draws=4, queries=5)
-            found = task_answers(model, task)
-            numbers = {
-                "probability": found["probability"].mean(),
-                "accuracy": (found["rank"] == 1).mean(),
-                "among_choices": found["relative_probability"].mean(),
-                "chance": found["chance"].mean(),
-                "prompts": len(found),
-            }
-            rows.append({"model": name, "task": task.name, **numbers})
-            typer.echo(pd.Series(rows[-1]).to_frame().T.round(3).to_string(index=False, header=len(rows) == 1))
-    folder.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(rows).round(4).to_csv(folder / "answers.csv", index=False)
-
-
 def main(
     repeats: Annotated[int, typer.Option(help="Runs of the quick measurements.")] = 3,
-    answers_to: Annotated[
-        Path | None, typer.Option("--answers", help="Only measure answers, into this folder.")
-    ] = None,
 ) -> None:
     """Print CPU seconds, ratios and memory."""
     torch.set_num_threads(1)
-    if answers_to is not None:
-        answers(answers_to)
-        return
     model = tls.load_model("smollm2-135m")
     prompt, swaps = binding_prompt(model)
     tokens = prompt.tokenized(model).tokens()

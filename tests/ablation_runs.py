@@ -9,6 +9,7 @@ import zoo
 
 from tlspectral.hooks import parts
 from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.writes import z_of
 
 DELEGATED = ("gptj", "opt", "gptneo")
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
@@ -33,9 +34,7 @@ def intact(backend, name):
     return logits(getattr(zoo, backend)(name))
 
 
-def logits(model, tokens=None, **options):
-    with torch.no_grad():
-        return model(zoo.prompt() if tokens is None else tokens, return_type="logits", **options)
+logits = zoo.logits
 
 
 def left_padded(pad=5, length=19):
@@ -84,7 +83,9 @@ def recorded(model, points, tokens=None, layers=None):
     }  # fmt: skip
     with recording(model, wanted.values()) as seen:
         logits(model, tokens)
-    return {key: seen[name] for key, name in wanted.items() if name in seen}
+    found = {key: seen[name] for key, name in wanted.items() if name in seen}
+    by_head = {(index, point) for index, point in found if point == "z"}
+    return found | {key: z_of(found[key], view.raw(key[0]).w_o) for key in by_head}
 
 
 def delegated(backend, name):
@@ -98,11 +99,6 @@ def allowed_keys(name, layer, length):
     windowed = name == "mistral" or (name in ("gemma2", "gemma3") and layer % 2 == 0)
     windowed = windowed or (name == "gptneo" and layer % 2 == 1)
     return (offset >= 0) & (offset < zoo.WINDOW) if windowed else offset >= 0
-
-
-def skip_without_rope(name, part):
-    if part in rotary_parts and name in NO_ROPE:
-        pytest.skip("no RoPE")
 
 
 @functools.cache

@@ -2,10 +2,11 @@
 
 import torch
 from ablation_runs import allowed_keys, applicable, delegated, recorded, rotary_parts
+from latent_reference import queries_and_keys
 
 from tlspectral.algebra.rotary import per_pair
 from tlspectral.hooks import ablate, parts
-from tlspectral.models.attention import attention_view
+from tlspectral.models.attention import Latent, attention_view
 from tlspectral.models.attention.alibi import alibi_slopes
 
 # part, frequencies, include_bias
@@ -39,6 +40,10 @@ def explicit_pattern(view, name, index, seen, case, heads):
         turning = {*geometry.real_index.tolist(), *geometry.imag_index.tolist()}
         still = [column for column in still if column not in turning]
 
+    latent = isinstance(layer.k_norm, Latent)
+    if latent:
+        _, _, at_query, at_key = queries_and_keys(view.model, index, seen[index, "residual"].cpu())
+
     def mean_square_of_all(weights, biases):
         flat = torch.cat([with_bias[..., :-1] @ w + b for w, b in zip(weights, biases, strict=True)], dim=-1)
         return flat.square().mean(-1)
@@ -48,8 +53,10 @@ def explicit_pattern(view, name, index, seen, case, heads):
         w_q, w_k = layer.w_q[head], layer.w_k[layer.kv_head(head)]
         b_q, b_k = layer.b_q[head], layer.b_k[layer.kv_head(head)]
         w_q, w_k = torch.cat([w_q, b_q[None]]), torch.cat([w_k, b_k[None]])
-        loudness = torch.ones((), dtype=torch.float64)
-        if layer.q_norm is not None:
+        loudness = still_loudness = torch.ones((), dtype=torch.float64)
+        if latent:
+            loudness, still_loudness = at_query, at_key.mT
+        elif layer.q_norm is not None:
             if layer.q_norm.centred:
                 w_q, w_k = (w - w.mean(-1, keepdim=True) for w in (w_q, w_k))
             a, b = (with_bias @ w_q).square().mean(-1), (with_bias @ w_k).square().mean(-1)
@@ -65,9 +72,9 @@ def explicit_pattern(view, name, index, seen, case, heads):
             return x @ m @ (x if y is None else y).mT
 
         m_still = w_q[:, still] @ w_k[:, still].T
-        whole = between(with_bias, m_still)
+        whole = still_loudness * between(with_bias, m_still)
         at = with_bias if include_bias else plain
-        content, transposed = between(at, m_still), between(at, m_still.T)
+        content, transposed = (still_loudness * between(at, m) for m in (m_still, m_still.T))
         removed = torch.zeros_like(whole)
         for t in range(0 if geometry is None else geometry.n_pairs):
             re, im = int(geometry.real_index[t]), int(geometry.imag_index[t])

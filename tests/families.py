@@ -35,9 +35,10 @@ _JOINT = ("query_key_value", "c_attn", "qkv_proj", "Wqkv", "attn_qkv")
 class Outcome(NamedTuple):
     """What became of a form of a family.
 
-    `loaded` is reproduced, refused, not built, raw (an error of another kind) or silent (a table of a model that
-    computes something else). `streamed` is reproduced, refused, raw, silent (another table than the loaded one),
-    unconfirmed (a table where the loaded model is refused), or empty where nothing was built.
+    `loaded` is reproduced (`reason` then says what layers are skipped), refused, not built, raw (an error of another
+    kind) or silent (a table of a model that computes something else). `streamed` is reproduced, refused, raw, silent
+    (another table than the loaded one), unconfirmed (a table where the loaded model is refused), or empty where nothing
+    was built.
     """
 
     family: str
@@ -83,6 +84,10 @@ def outcome(family: str, form: str, changes: dict[str, Any]) -> Outcome:
         except Exception as error:
             return Outcome(family, form, "not built", "", f"{type(error).__name__}: {error}")
         loaded, table, reason = _road(lambda: _loaded_table(folder))
+        if table is not None and "skipped_layers" in table.attrs:
+            skipped = table.attrs["skipped_layers"]
+            reasons = "; ".join(dict.fromkeys(each["reason"] for each in skipped))
+            reason = f"without {len(skipped)} of {table.attrs['n_layers']} layers: {reasons}"
         with mock.patch.object(checkpoint_layers, "STREAMED_MODEL_TYPES", _Everything()):
             streamed, streamed_table, streamed_reason = _road(lambda: analyze(folder, null_draws=2))
         if streamed_table is not None and table is None:
@@ -126,7 +131,7 @@ def _loaded_table(folder: str) -> Any:
     table = analyze(model, null_draws=2)
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     view, tokens = attention_view(model), prompt()
-    names = [view.hook_names(index)["pattern"] for index in range(view.n_layers)]
+    names = [view.hook_names(index)["pattern"] for index in view.layers]
     patterns = view.capture(tokens, names, last=names[-1])
     with torch.no_grad():
         expected, logits = reference(tokens, output_attentions=True), model(tokens, return_type="logits")
@@ -134,7 +139,10 @@ def _loaded_table(folder: str) -> Any:
     # read moves both by 1e-3 and more.
     if float((logits - expected.logits).abs().max()) > 1e-5 * float(expected.logits.abs().max()):
         raise _Differs("its logits are not those of transformers")
-    for name, pattern in zip(names, expected.attentions, strict=True):
+    # Of a hybrid transformers returns the patterns of some layers, or None in between.
+    whole = expected.attentions if len(expected.attentions) == view.n_layers else None
+    theirs = expected.attentions if whole is None else [whole[index] for index in view.layers]
+    for name, pattern in zip(names, theirs, strict=True):
         if float((patterns[name] - pattern).abs().max()) > 1e-5:
             raise _Differs(f"{name} is not the attention of transformers")
     return table

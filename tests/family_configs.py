@@ -11,7 +11,30 @@ from zoo_shapes import HEADS, LAYERS, VOCABULARY, WIDTH, WINDOW
 
 CONTEXT = 64
 _MIXED = ["sliding_attention", "full_attention"]
-_HYBRID = ["linear_attention", "full_attention"]
+_MIXER, _FULL = ["linear_attention"], ["full_attention"]
+_THREE_TO_ONE = 2 * (3 * _MIXER + _FULL)
+_LFM2 = 2 * (2 * ["conv"] + _FULL)
+
+
+def _pattern(layers: list[str], name: str = "layer_types") -> dict[str, Any]:
+    return {name: layers, "num_hidden_layers": len(layers)}
+
+
+# The layers of published hybrids, in their order, as far as the second layer with attention.
+_HYBRIDS: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [9, 18], "num_hidden_layers": 19},
+    "granitemoehybrid": _pattern(5 * _MIXER + _FULL + 9 * _MIXER + _FULL),
+    "jamba": {"attn_layer_period": 8, "attn_layer_offset": 4, "num_hidden_layers": 13, "mamba_dt_rank": 4},
+    **{family: _pattern(_LFM2) for family in ("lfm2", "lfm2_moe")},
+    "nemotron_h": {**_pattern(2 * (4 * [*_MIXER, "mlp"] + _FULL), "layers_block_type"), "n_groups": 2},
+    **{
+        family: _pattern(_THREE_TO_ONE)
+        for family in ("olmo_hybrid", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+    },
+    "recurrent_gemma": {"block_types": ["recurrent", "recurrent", "attention"], "num_hidden_layers": 6,
+                        "lru_width": WIDTH},
+    "zamba2": {**_pattern(2 * (5 * _MIXER + ["hybrid"]), "layers_block_type"), "adapter_rank": 4},
+}  # fmt: skip
 
 TINY: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -73,8 +96,8 @@ _VISION = {
     "patch_size": 14,
 }  # fmt: skip
 BY_HAND: dict[str, dict[str, Any]] = {
+    **_HYBRIDS,
     "afmoe": {"layer_types": _MIXED, "num_dense_layers": 1},
-    "bamba": {"attn_layer_indices": [1]},
     "cohere2": {"layer_types": _MIXED},
     "deepseek_v2": {"num_key_value_heads": HEADS, "n_group": 1, "topk_group": 1},
     "deepseek_v3": {"num_key_value_heads": HEADS, "n_group": 2, "topk_group": 1},
@@ -94,38 +117,31 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gpt_neox": {"num_attention_heads": 3},  # d_head 16: a quarter is two pairs
     "gpt_oss": {"layer_types": _MIXED},
-    "granitemoehybrid": {"layer_types": _HYBRID},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
     "jetmoe": {"kv_channels": 16, "num_attention_heads": HEADS},
-    **{family: {"layer_types": ["conv", "full_attention"]} for family in ("lfm2", "lfm2_moe")},
     "mamba": {"state_size": 4, "time_step_rank": 4},
     "mamba2": {"num_heads": 4, "head_dim": 24, "n_groups": 2, "state_size": 8},
     "modernbert-decoder": {"layer_types": _MIXED},
-    "nemotron_h": {"layers_block_type": _HYBRID, "n_groups": 2},
     "olmo3": {"layer_types": _MIXED},
-    "olmo_hybrid": {"layer_types": _HYBRID},
     "qwen2": {"layer_types": _MIXED, "use_sliding_window": True},
     "qwen3": {"layer_types": _MIXED, "use_sliding_window": True},
     "qwen3_5": {"vision_config": {**_VISION, "depth": 1, "num_heads": 2, "out_hidden_size": WIDTH}},
-    **{family: {"layer_types": _HYBRID} for family in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")},
-    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": WIDTH},
     "smollm3": {"no_rope_layers": [1, 0]},
     "stablelm": {"hidden_size": 64},  # d_head 16: a quarter is two pairs
     "vaultgemma": {"layer_types": _MIXED},
-    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "adapter_rank": 4},
 }
 
 
 NOT_BUILT: dict[tuple[str, str], str] = {
+    ("recurrent_gemma", "scaled rope"): "transformers allows no scaling",
+    ("zamba2", "use_shared_attention_adapter=True"): "its adapter does not fit attention as wide as two streams",
     ("gemma3n", ""): "its vision tower needs the package timm",
     ("phi3", "scaled rope"): "transformers allows no scaling but LongRoPE",
     ("internlm3", "attention_bias=True"): "transformers refuses a bias of queries, keys and values alone",
 }
 """Forms that are not built, with the reason. A form that is not here and cannot be built fails the test."""
 
-_ATTENTION = ["full_attention"] * LAYERS
+_ATTENTION = _pattern(LAYERS * _FULL)
 MORE_FORMS: dict[str, dict[str, dict[str, Any]]] = {
-    "bamba": {"attention only": {"attn_layer_indices": [0, 1]}},
     "bert": {"decoder": {"is_decoder": True}},
     "falcon": {"grouped": {"new_decoder_architecture": True, "num_kv_heads": 2}},
     "gpt_neox": {
@@ -134,12 +150,8 @@ MORE_FORMS: dict[str, dict[str, dict[str, Any]]] = {
         }
     },
     "granitemoehybrid": {
-        "attention with rope": {"layer_types": _ATTENTION, "position_embedding_type": "rope"},
-        "attention without positions": {"layer_types": _ATTENTION},
-    },
-    **{
-        family: {"attention only": {"layer_types": _ATTENTION}}
-        for family in ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+        "attention with rope": {**_ATTENTION, "position_embedding_type": "rope"},
+        "attention without positions": _ATTENTION,
     },
     "mpt": {
         "its own scale": {"attn_config": {"softmax_scale": 0.1}},
@@ -154,7 +166,6 @@ MORE_FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "projected embedding": {"word_embed_proj_dim": 32},
         "350M": {"word_embed_proj_dim": 32, "do_layer_norm_before": False},
     },
-    "recurrent_gemma": {"attention only": {"block_types": ["attention"]}},
 }
 
 
@@ -193,10 +204,7 @@ def forms(model_type: str) -> dict[str, dict[str, Any]]:
     known = fields(model_type)
     flags = [name for name in FLAGS if isinstance(known.get(name), bool)]
     found = {"": {}} | {f"{name}={not known[name]}": {name: not known[name]} for name in flags}
-    config = tiny_config(model_type)
-    if set(getattr(config, "layer_types", None) or ()) & {"linear_attention", "mamba", "conv", "hybrid", "recurrent"}:
-        return {"": {}} | MORE_FORMS.get(model_type, {})  # refused for these layers, whatever the flags say
-    rope = getattr(config, "rope_parameters", None)
+    rope = getattr(tiny_config(model_type), "rope_parameters", None)
     if isinstance(rope, dict) and rope.get("rope_type") == "default":
         found["scaled rope"] = {"rope_parameters": {**rope, "rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}}
     return found | MORE_FORMS.get(model_type, {})

@@ -1,8 +1,10 @@
 """Attention with keys in any order, written out position by position in float64."""
 
 import torch
+from latent_reference import behind_latents
 
 from tlspectral.algebra.rotary import per_pair
+from tlspectral.models.attention import Latent
 from tlspectral.models.attention.alibi import alibi_slopes
 
 
@@ -21,8 +23,13 @@ class KeysInPlaces:
         names = view.hook_names(layer)
         captured = view.capture(tokens[None], list(names.values()), last=names["pattern"])
         self.raw, self.n = view.raw(layer), len(tokens)
-        q, k = captured[names["query"]][0, -1].double(), captured[names["key"]][0].double()
-        self.q, self.k = normed(q, self.raw.q_norm), normed(k, self.raw.k_norm)
+        if isinstance(self.raw.k_norm, Latent):
+            module = view.model.blocks[layer].original_component.self_attn
+            q, self.k, _, _ = behind_latents(module, captured[names["query"]][0], captured[names["key"]][0])
+            self.q = q[-1]
+        else:
+            q, k = captured[names["query"]][0, -1].double(), captured[names["key"]][0].double()
+            self.q, self.k = normed(q, self.raw.q_norm), normed(k, self.raw.k_norm)
         self.k = self.k.repeat_interleave(len(self.q) // self.k.shape[1], dim=1)  # [pos, heads, d_head]
         self.pattern = captured[names["pattern"]][0, :, -1].double()
         self.seen = self.pattern.amax(0) > 0  # the scores of the zoo are small enough for nothing to underflow

@@ -8,8 +8,6 @@ from tlspectral.spectral_rope import to_spectral
 
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
 NORMED = ("qwen3", "gemma3", "olmo2")
-BRIDGES = tuple(name for name in zoo.ARCHITECTURES + zoo.LENGTH_DEPENDENT if name not in NO_ROPE)
-HOOKED = tuple(name for name in zoo.HOOKED_ARCHITECTURES if name not in NO_ROPE)
 # Grouped keys at hook_q; at hook_rot_q; delegated attention; a partial rotation with biases; the other backend.
 SOME = [("bridge", "llama"), ("bridge", "qwen3"), ("bridge", "gptj")]
 SOME += [pytest.param("bridge", "neox", marks=pytest.mark.slow)]
@@ -24,9 +22,7 @@ on_both_backends = pytest.mark.parametrize(
 base = zoo.shared  # a model that no test changes
 
 
-def logits(model, tokens=None, **options):
-    with torch.no_grad():
-        return model(zoo.prompt() if tokens is None else tokens, return_type="logits", **options)
+logits = zoo.logits
 
 
 def move(spectral, *, only=("omega", "log_omega_shift", "phase", "gain"), seed=0, size=0.2):

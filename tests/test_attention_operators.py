@@ -4,14 +4,10 @@ import pytest
 import torch
 import zoo
 from attention_models import fresh, poke
+from conformance.reading import operator
 from zoo import shared
 
 from tlspectral.models.attention import attention_view, layer_digest
-
-
-def operator(layer):
-    w_q, w_k = layer.operator_factors()
-    return w_q @ w_k.mT
 
 
 def plain_operator(name, index, head):

@@ -112,19 +112,6 @@ def test_a_file_gives_its_lines_one_after_the_other(tmp_path):
 # --- a task of one's own ---
 
 
-def test_a_task_of_ids_needs_no_tokenizer_and_is_named_truly():
-    found = scored()
-    assert found.attrs["task"] == "Marks(n_blocks=5)"
-    model, by_draw = zoo.shared("bridge", "llama"), scored(by="draw")
-    prompts = [[MARKS.prompt(MARKS.draw(seed), q) for q in (0, 2, 4)] for seed in found.attrs["draw_seeds"]]
-    tables = [tls.positional_symbolic(model, of_draw) for of_draw in prompts]
-    for score in SCORES:
-        np.testing.assert_allclose(found[score], (tables[0][score] + tables[1][score]) / 2, rtol=1e-5, atol=1e-6)
-    for number, table in enumerate(tables):
-        assert table.attrs["n_prompts"] == 3
-        assert differ(by_draw[by_draw["draw"] == number].reset_index(drop=True), table) < 1e-5
-
-
 def test_answers_are_those_of_the_task():
     model = zoo.shared("bridge", "llama")
     table = task_answers(model, MARKS, seed=4)
@@ -136,30 +123,28 @@ def test_answers_are_those_of_the_task():
     assert list(found.labels.columns) == ["draw", "query", "answer"]
 
 
-@pytest.mark.parametrize("mode", ["prompt", "key"])
-def test_swaps_of_each_query_are_counted_for_it_alone(mode):
-    model, found = zoo.shared("bridge", "llama"), scored(mode=mode, swaps="per_query", by="query")
-    assert found.attrs["n_swaps"] == 4
+def test_swaps_of_each_query_are_counted_for_it_alone():
+    model, found = zoo.shared("bridge", "llama"), scored(mode="key", swaps="per_query", by="query")
+    assert (found.attrs["task"], found.attrs["n_swaps"]) == ("Marks(n_blocks=5)", 4)
     for query in (0, 2, 4):
         pairs = [(query, block) for block in range(5) if block != query]
         by_draw = [
-            tls.positional_symbolic(model, MARKS.prompt(MARKS.draw(seed), query), mode=mode, swaps=pairs)
+            tls.positional_symbolic(model, MARKS.prompt(MARKS.draw(seed), query), mode="key", swaps=pairs)
             for seed in found.attrs["draw_seeds"]
         ]
         own = found[found["query"] == query]
         for score in SCORES:
             np.testing.assert_allclose(own[score], (by_draw[0][score] + by_draw[1][score]) / 2, rtol=1e-5, atol=1e-6)
-    whole = scored(mode=mode, swaps="all", by="query")
+    whole = scored(mode="key", swaps="all", by="query")
     assert whole.attrs["n_swaps"] == 10
     assert differ(whole, found) > 1e-3
 
 
-@pytest.mark.parametrize("mode", ["prompt", "key"])
-def test_chosen_heads_have_the_rows_they_have_among_all(mode):
-    for shown in ({}, {"per_frequency": True, "by": "query"}):
-        whole = scored(mode=mode, **shown)
-        rows = whole[whole["name"].isin(["L1H0", "L1H2"])].reset_index(drop=True)
-        pd.testing.assert_frame_equal(scored(mode=mode, heads=((1, 2), (1, 0)), **shown), rows)
+@pytest.mark.parametrize("shown", [{"mode": "prompt"}, {"mode": "key", "per_frequency": True, "by": "query"}])
+def test_chosen_heads_have_the_rows_they_have_among_all(shown):
+    whole = scored(**shown)
+    rows = whole[whole["name"].isin(["L1H0", "L1H2"])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(scored(heads=((1, 2), (1, 0)), **shown), rows)
 
 
 def test_a_swap_on_the_head_scale_sums_over_frequencies():

@@ -18,6 +18,7 @@ def assert_rows_of(part, whole, heads):
         part.drop(columns="D_head_pct"), expected.drop(columns="D_head_pct"), check_exact=True
     )
     assert part["D_head_pct"].tolist() == (part["D_head"].rank() / len(part)).tolist()
+    assert isinstance(part.index, pd.RangeIndex)
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("gpt2", "fresh"), ("llama", "shared")])

@@ -49,22 +49,6 @@ def test_the_frequency_table_carries_the_phase_columns():
 
 def test_layers_without_rotary_positions_have_no_rows():
     assert set(tls.frequency_table(built("bridge", "smollm3"))["layer"]) == {0, 2}
+    assert tls.frequency_table(zoo.bridge("dynamic")).attrs["rotary_valid_up_to"] == 32
     with pytest.raises(UnsupportedArchitecture, match="none of the 2 layers has rotary positions"):
         tls.frequency_table(built("bridge", "bloom"))
-
-
-def test_layers_with_other_bases_have_other_angles():
-    theta = tls.frequency_table(built("bridge", "gemma3")).query("head == 0").groupby("layer")["theta"].apply(list)
-    pairs = np.arange(8)
-    # Measured: 4e-8, the model's own angles in float32.
-    np.testing.assert_allclose(theta[0], 100.0 ** (-pairs / 8), rtol=1e-6)
-    np.testing.assert_allclose(theta[1], 10000.0 ** (-pairs / 8) / 2, rtol=1e-6)
-    assert theta[0] == theta[2]
-    assert theta[1] == theta[3]
-
-
-def test_the_frequency_table_survives_a_file(tmp_path):
-    table = tls.frequency_table(zoo.bridge("dynamic"))
-    assert table.attrs["rotary_valid_up_to"] == 32
-    tls.write_table(table, tmp_path / "frequencies.parquet")
-    pd.testing.assert_frame_equal(tls.read_table(tmp_path / "frequencies.parquet"), table, check_exact=True)

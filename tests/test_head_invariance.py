@@ -4,7 +4,6 @@ import itertools
 
 import joblib
 import numpy as np
-import pandas as pd
 import pytest
 import zoo
 from head_tables import (
@@ -66,16 +65,6 @@ def test_neither_workers_nor_the_order_of_layers_change_a_bit(backend):
     fresh = analyze(model, null_blocks="fresh")
     with joblib.parallel_config(backend):
         assert_same(analyze(model, n_jobs=2, null_blocks="fresh", heads=("L3", "L-2", "L1", "L0")), fresh)
-
-
-@pytest.mark.parametrize(("heads", "blocks"), [(["L1", "L1", "L2"], "shared"), (["L-1", "L0"], "fresh")])
-def test_a_part_of_the_table_is_that_part_of_the_table(heads, blocks):
-    whole = analyze(built("bridge", "gemma2"), null_blocks=blocks)
-    part = analyze(built("bridge", "gemma2"), null_blocks=blocks, heads=heads)
-    expected = whole[whole["layer"].isin([int(layer[1:]) % 4 for layer in heads])]
-    # D_head_pct runs over the rows computed.
-    assert_same(part.drop(columns="D_head_pct"), expected.drop(columns="D_head_pct"))
-    assert isinstance(part.index, pd.RangeIndex)
 
 
 def test_seeds_and_kinds_of_blocks_give_their_own_null():

@@ -2,7 +2,6 @@
 
 import json
 
-import pandas as pd
 import pytest
 import torch
 import zoo
@@ -64,12 +63,3 @@ def test_frequencies_that_change_with_the_length_are_given_their_range(name):
     with torch.no_grad():
         model(zoo.prompt(length=60))  # transformers overwrites the frequencies in use
     assert_same(analyze(model), table)
-
-
-def test_a_real_table_survives_a_file(tmp_path):
-    for name in ("gpt2", "smollm3"):
-        table = analyze(built("bridge", name), detectors=True, extras=["position_share"])
-        tls.write_table(table, tmp_path / "heads.parquet")
-        found = tls.read_table(tmp_path / "heads.parquet")
-        pd.testing.assert_frame_equal(found, table, check_exact=True)
-        assert found.attrs == table.attrs

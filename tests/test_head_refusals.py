@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import zoo
 from head_tables import analyze, built
 from reference_circuits import edited
 
@@ -10,48 +9,20 @@ from tlspectral.errors import BadWeights, ScoreMismatch
 from tlspectral.models.attention import bridge as bridge_reader
 
 
-@pytest.mark.parametrize(
-    ("module", "role", "value"),
-    [
-        ("self_attn.q_proj", "W_Q", float("nan")),
-        ("self_attn.k_proj", "W_K", float("inf")),
-        ("input_layernorm", "input norm gain", float("nan")),
-        ("self_attn.v_proj", "W_V", float("-inf")),
-        ("self_attn.o_proj", "W_O", float("nan")),
-    ],
-)
-def test_weights_that_are_no_numbers_are_refused_by_layer_and_role(module, role, value):
+@pytest.mark.parametrize(("module", "role"), [("q_proj", "W_Q"), ("o_proj", "W_O")])
+def test_weights_that_are_no_numbers_are_refused_by_layer_and_role(module, role):
     def spoil(model):
-        model.model.layers[1].get_submodule(module).weight.view(-1)[5] = value
+        model.model.layers[1].self_attn.get_submodule(module).weight.view(-1)[5] = float("nan")
 
     with pytest.raises(BadWeights, match=rf"layer 1, {role}: 1 of \d+ values are NaN or infinite"):
         analyze(edited("llama", spoil))
 
 
-@pytest.mark.parametrize("at", ["scale", "frequencies"])
-def test_a_model_whose_scores_are_not_reproduced_gets_no_table(monkeypatch, at):
-    if at == "scale":
-        real = bridge_reader._score_scale
-        monkeypatch.setattr(bridge_reader, "_score_scale", lambda *arguments: 1.001 * real(*arguments))
-        said = "layer 0: the scores rebuilt from the folded weights differ from the model's own by"
-    else:
-        real = bridge_reader._rotary
-
-        def faster(*arguments):
-            geometry = real(*arguments)
-            geometry.theta.mul_(1.01)
-            return geometry
-
-        monkeypatch.setattr(bridge_reader, "_rotary", faster)
-        said = "layer 0: the model rotates its pairs by other angles than its frequencies say"
-    with pytest.raises(ScoreMismatch, match=said):
+def test_a_model_whose_scores_are_not_reproduced_gets_no_table(monkeypatch):
+    real = bridge_reader._score_scale
+    monkeypatch.setattr(bridge_reader, "_score_scale", lambda *arguments: 1.001 * real(*arguments))
+    with pytest.raises(ScoreMismatch, match="layer 0: the scores rebuilt from the folded weights differ from"):
         analyze(built("bridge", "llama"))
-
-
-@pytest.mark.parametrize("name", zoo.READ_WRONG)
-def test_a_bridge_that_computes_other_scores_gets_no_table(name):
-    with pytest.raises(ScoreMismatch, match="no table is returned"):
-        analyze(built("bridge", name))
 
 
 @pytest.mark.parametrize(
@@ -76,8 +47,3 @@ def test_draws_that_no_memory_holds_are_refused_with_what_they_would_take(null_b
     """12 x 12 numbers of 8 bytes a draw: 1,073 GiB for 10^9 draws, and 7,456,540 draws in 8 GiB."""
     with pytest.raises(ValueError, match=r"12 x 12 .* 1,072\.9 GiB of memory: give null_draws of 7,456,540 at most"):
         analyze(built("bridge", "llama"), null_draws=10**9, null_blocks=null_blocks)
-
-
-def test_what_is_no_model_is_refused():
-    with pytest.raises(TypeError, match="neither a TransformerBridge nor a HookedTransformer"):
-        analyze(torch.nn.Linear(3, 3))

@@ -114,8 +114,3 @@ def test_layers_without_rope_are_named():
         ablation_hooks(model, heads, "rope_phase")
     with ablate(model, heads[:-1], "rope_phase"):
         assert not torch.equal(logits(model), intact("bridge", "smollm3"))
-
-
-def test_something_else_than_a_model():
-    with pytest.raises(TypeError, match="neither a TransformerBridge nor a HookedTransformer"):
-        ablation_hooks(torch.nn.Linear(2, 2), [(0, 0)], "symmetric")

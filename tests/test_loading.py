@@ -12,6 +12,7 @@ import transformers
 import zoo
 from checkpoint_folders import sharded, with_config
 from transformer_lens.model_bridge.sources import build_bridge_from_module
+from zoo import logits
 from zoo_shapes import FALCONS
 
 import tlspectral as tls
@@ -41,12 +42,6 @@ pytestmark = pytest.mark.usefixtures("no_network")
 def tokenized(tmp_path_factory):
     """A Llama with its tokenizer, in a folder. Not to be changed."""
     return zoo.save_folder("llama", tmp_path_factory.mktemp("tokenized") / "llama", tokenizer=True)
-
-
-def logits(model, tokens):
-    with torch.no_grad():
-        output = model(tokens)
-    return getattr(output, "logits", output)
 
 
 def loaded_cases():

@@ -9,6 +9,7 @@ import torch
 import transformers
 import zoo
 from checkpoint_folders import streamed
+from zoo import logits
 
 import tlspectral as tls
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
@@ -38,12 +39,6 @@ def saved_adapter(peft, base, path, **options):
         adapted = peft.get_peft_model(model, peft.LoraConfig(init_lora_weights=False, **settings)).eval()
         adapted.save_pretrained(path)
     return logits(adapted)
-
-
-def logits(model):
-    with torch.no_grad():
-        output = model(zoo.prompt())
-    return getattr(output, "logits", output)
 
 
 def edited(path, **changes):

@@ -9,16 +9,12 @@ import huggingface_hub
 import pytest
 import torch
 import zoo
+from zoo import logits
 
 import tlspectral.models.loading.gguf as gguf
 from tlspectral.errors import BadWeights
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.finding import PACKAGED, ShippedFile, find_source
-
-
-def logits(model, tokens):
-    with torch.no_grad():
-        return model(tokens)
 
 
 @pytest.fixture

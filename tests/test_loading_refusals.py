@@ -350,7 +350,6 @@ FOLDERS = {
         streamed=r"model type is mamba.*backbone\.layers\.N\.mixer\.x_proj\.weight.*pass a loaded",
         name="mamba",
     ),
-    "linear attention": refused(same, UnsupportedArchitecture, streamed="layer 0: ", name="qwen3_next"),
     "a softcap that transformers ignores": refused(
         same,
         UnsupportedArchitecture,

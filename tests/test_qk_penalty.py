@@ -185,13 +185,6 @@ def test_what_has_no_penalty_is_refused(name, part, heads, error, said):
         inspect.unwrap(qk_penalty)(shared("bridge", name), part, heads)  # below beartype, which checks the Literal
 
 
-def test_files_have_no_parameters(tmp_path):
-    folder = zoo.save_folder("llama", tmp_path)
-    for source in (str(folder), folder):
-        with pytest.raises(TypeError, match=r"neither a TransformerBridge nor a HookedTransformer.*load_model"):
-            qk_penalty(source, "antisymmetric")
-
-
 def test_a_head_without_an_operator_is_refused():
     model = fresh("bridge", "llama")
     weight = model.blocks[1].attn.q.original_component.weight

@@ -27,7 +27,7 @@ from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks.parts import Band, Content, LongRange, Output, RopePhase
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt
-from tlspectral.tables import PartFolder, read_table
+from tlspectral.tables import PartFolder, read_table, shard
 from tlspectral.tasks import induction
 
 HEADS = ["L0H1", "L1H2"]
@@ -406,6 +406,22 @@ def test_stopped_work_continues_to_the_same_table(name, tmp_path, written):
     assert_same(row(folder), expected)
     assert written == []
     assert not list(folder.glob(".*"))
+
+
+@every_row
+def test_three_shards_make_each_part_once_and_the_last_has_the_table(name, tmp_path, written):
+    row, folder = ROWS[name], tmp_path / "new"
+    whole, expected = finished(name)
+    written.clear()
+    found = []
+    for index in (3, 1, 2):
+        with shard(index, 3):
+            found.append(row(folder))
+    (table,) = found
+    assert_same(table, expected)
+    assert len(written) == len(set(written)) == row.parts
+    for file in (file for file in whole.rglob("*") if file.is_file()):
+        assert (folder / file.relative_to(whole)).read_bytes() == file.read_bytes()
 
 
 @every_row

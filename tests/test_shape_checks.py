@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from jaxtyping import Float, TypeCheckError, jaxtyped
-from shape_checks import checked
+from shape_checks import CALLS, check_again, checked
 from torch import Tensor
 
 from tlspectral.algebra.spectra import thin_core
@@ -30,3 +30,17 @@ def test_a_wrong_shape_is_refused_in_functions_of_the_package_and_in_inner_ones_
     for call in (lambda: thin_core(w_q, w_q[:1]), lambda: same_length(torch.ones(2), [torch.ones(3)])):
         with pytest.raises(TypeCheckError):
             call()
+
+
+def test_the_first_calls_in_each_test_are_checked_and_a_refused_one_does_not_count():
+    def one(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> None:
+        return None
+
+    same_length = jaxtyped(one, typechecker=checked)
+    for _ in range(2):
+        for _ in range(CALLS):
+            with pytest.raises(TypeCheckError):
+                same_length(torch.ones(2), torch.ones(3))
+            same_length(torch.ones(2), torch.ones(2))
+        same_length(torch.ones(2), torch.ones(3))
+        check_again()

@@ -1,6 +1,7 @@
 """Several jobs on one folder: none loses work by another, whenever it is killed."""
 
 import errno
+import importlib
 import json
 import os
 import subprocess
@@ -10,7 +11,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import killed_jobs
 import pandas as pd
 import pytest
 
@@ -18,6 +18,7 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables import WorkPart, finished_parts, open_parts, whole_file
 
 finished = partial(finished_parts, description="work", unit="part")
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 unix = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork and no SIGKILL")
 
 
@@ -35,8 +36,14 @@ def make_old(folder):
         os.utime(file, (time.time() - 25 * 3600,) * 2)
 
 
+@pytest.fixture
+def killed_jobs(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("killed_jobs")
+
+
 @unix
-def test_eight_jobs_of_which_half_are_killed_leave_the_folder_of_one(tmp_path):
+def test_eight_jobs_of_which_half_are_killed_leave_the_folder_of_one(killed_jobs, tmp_path):
     killed_jobs.make_parts(tmp_path / "one")
     program = [sys.executable, killed_jobs.__file__, tmp_path / "many"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
@@ -47,6 +54,19 @@ def test_eight_jobs_of_which_half_are_killed_leave_the_folder_of_one(tmp_path):
     make_old(tmp_path / "many")
     killed_jobs.make_parts(tmp_path / "many")
     assert content(tmp_path / "many") == whole
+
+
+@unix
+def test_shards_that_are_killed_make_nothing_twice_but_what_was_cut_short():
+    program = [sys.executable, BENCHMARKS / "shards.py", "--kills", "30", "--pause", "0.01"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = json.loads(done.stdout)
+    assert counts["kills"] == 30
+    assert counts["kills inside a part"], "none fell into a part, which is no test"
+    assert counts["parts begun"] == counts["parts"] + counts["kills inside a part"]
+    assert counts["jobs that found all parts"] >= 1
+    assert counts["same bytes as one job"]
 
 
 # --- manifests ---

@@ -9,9 +9,10 @@ import pytest
 import torch
 import zoo
 from conformance.spectral_models import assert_tables_agree, tabulated
-from positional_measurements import measure_queries
+from positional_measurements import block_prompt, measure_queries
 from reference_keys import normed
 from spectral_zoo import base, move
+from zoo import logits
 
 from tlspectral.errors import BadWeights, ScoreMismatch
 from tlspectral.heads import frequency_table
@@ -29,8 +30,6 @@ from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectr
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tasks import induction, induction_loss
 
-scored = functools.partial(positional_symbolic)
-
 
 @functools.cache
 def moved(backend, name, only=("omega", "phase", "gain")):
@@ -44,26 +43,18 @@ def merged_pair(backend, name):
     return spectral, merge(spectral)
 
 
-def logits(model, tokens=None):
-    with torch.no_grad():
-        return model(zoo.prompt() if tokens is None else tokens)
-
-
-def block_prompt(suffix=3):
-    tokens = zoo.prompt(1, 17 + suffix, 1)[0]
-    return BlockPrompt(tokens[:3], tokens[3:17].split([3, 4, 2, 3, 2]), tokens[17:])
-
-
 # --- scores ---
 
 
-@pytest.mark.parametrize("scope", ["model", "layer", "group"])
-def test_scores_are_proved_at_every_scope(scope):
-    verify_scores(move(to_spectral(base("bridge", "llama"), scope=scope, shared_phase=True)))
-
-
-def test_scores_of_a_partly_spectral_model_are_proved():
-    verify_scores(move(to_spectral(base("bridge", "llama"), heads=[(1, 2), (1, 3)], frequencies=[0, 5])))
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"scope": scope, "shared_phase": True} for scope in ("model", "layer", "group")),
+        {"heads": [(1, 2), (1, 3)], "frequencies": [0, 5]},
+    ],
+)
+def test_scores_are_proved_at_every_scope_and_of_a_part(options):
+    verify_scores(move(to_spectral(base("bridge", "llama"), **options)))
 
 
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
@@ -241,11 +232,6 @@ def test_a_sweep_is_one_ablated_forward_per_head():
         assert table.loc[(layer, head), "value"] == pytest.approx(plain, abs=1e-5)  # rounding of stacked runs, 1e-6
 
 
-def test_a_sweeps_folder_knows_the_spectral_parameters():
-    models = (base("bridge", "llama"), to_spectral(base("bridge", "llama")), moved("bridge", "llama"))
-    assert len({attention_view(model).weights_digest() for model in models}) == 3
-
-
 def test_bands_are_of_each_heads_own_frequencies():
     spectral = moved("bridge", "llama")
     tokens = repeated_sequences(attention_view(spectral), 3, 8, seed=1)
@@ -275,7 +261,9 @@ def test_several_queries_share_a_cache():
             attention_view(spectral), prompt.prefix, prompt.blocks, suffixes, mode=mode, per_frequency=True
         )
         for suffix, found in zip(suffixes, together, strict=True):
-            alone = scored(spectral, BlockPrompt(prompt.prefix, prompt.blocks, suffix), mode=mode, per_frequency=True)
+            alone = positional_symbolic(
+                spectral, BlockPrompt(prompt.prefix, prompt.blocks, suffix), mode=mode, per_frequency=True
+            )
             assert_tables_agree(
                 found.frequencies, alone[list(found.frequencies)], rtol=1e-3, atol=1e-3
             )  # float32 in other batches, 1e-5

@@ -15,17 +15,13 @@ import transformers
 import zoo
 from conformance.spectral_models import gradients
 from spectral_zoo import move
+from zoo import logits
 
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint, UnsupportedArchitecture
 from tlspectral.spectral_rope import load_spectral, to_spectral
 
 REFUSED = {"gptj": "not given position_ids and position_embeddings", "cohere": "does not compute"}
-
-
-def logits(model, tokens=None, **options):
-    with torch.no_grad():
-        return model(zoo.prompt() if tokens is None else tokens, **options).logits
 
 
 @pytest.mark.parametrize("name", REFUSED)

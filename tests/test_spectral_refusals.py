@@ -105,7 +105,6 @@ REFUSED = {
         for name in NO_ROPE
     },
     "spectral again": (lambda: to_spectral(spectral()), ValueError, "spectral already"),
-    "another module": (lambda: to_spectral(torch.nn.Linear(2, 2)), TypeError, "neither a TransformerBridge nor"),
     # merging
     "omega moved": (lambda: merge(with_omega_moved("omega")), ValueError, r"layer 1: .*most in head 2, pair 2"),
     "log omega moved": (lambda: merge(with_omega_moved(*SHIFT)), ValueError, r"layer 1: .*most in head 2, pair 2"),

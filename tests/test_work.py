@@ -11,6 +11,7 @@ import joblib
 import pandas as pd
 import pytest
 from tqdm.auto import tqdm
+from work_parts import fails, parts_of, prepared_by, table_of, until_the_bar_moves, wait_for_both
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks.sweeps.sweep import ABLATION_SWEEP
@@ -27,14 +28,6 @@ from tlspectral.tables import (
 from tlspectral.tables.measurement import Measurement
 
 finished = partial(finished_parts, description="work", unit="part")
-
-
-def table_of(number, *prepared):
-    return pd.DataFrame({"number": [number], "pid": os.getpid(), "prepared": [*prepared, None][:1]})
-
-
-def parts_of(count, make=table_of):
-    return [WorkPart(f"part{number}", partial(make, number)) for number in range(count)]
 
 
 def numbers(tables):
@@ -71,15 +64,6 @@ def is_running(pid):
     return True
 
 
-def wait_for_both(number, *prepared, folder):
-    """Parts 0 and 1 each wait until the other has begun, so that two workers have to take one each."""
-    (folder / f"begun{number}").touch()
-    until = time.monotonic() + 60
-    while number < 2 and not (folder / f"begun{1 - number}").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    return table_of(number, *prepared)
-
-
 def test_worker_processes_end_with_the_outermost_call(tmp_path):
     parts = parts_of(4, partial(wait_for_both, folder=tmp_path))
     with workers_kept():
@@ -92,12 +76,6 @@ def test_worker_processes_end_with_the_outermost_call(tmp_path):
     assert not any(is_running(pid) for pid in first)
     third = workers_of(finished(parts_of(4), n_jobs=2))
     assert not any(is_running(pid) for pid in third)
-
-
-def fails(number):
-    if number == 1:
-        raise ValueError("part 1 cannot be made")
-    return table_of(number)
 
 
 def test_worker_processes_end_with_an_error_and_finished_parts_stay(tmp_path, monkeypatch):
@@ -122,7 +100,7 @@ def test_a_part_that_fails_is_noted_and_the_others_are_made(tmp_path, n_jobs):
         "part2": "IncompatibleCheckpoint",
     }
     assert failures["part1"].message == "part 1 cannot be made"
-    assert failures["part1"].raised_in.endswith(f"test_work.py:{fails.__code__.co_firstlineno + 2} in fails")
+    assert failures["part1"].raised_in.endswith(f"work_parts.py:{fails.__code__.co_firstlineno + 2} in fails")
     assert sorted(file.stem for file in folder.path.glob("*.parquet")) == ["part0", "part2", "part3"]
 
 
@@ -160,12 +138,6 @@ def test_a_dask_cluster_makes_the_parts(tmp_path):
 
 
 # --- prepared once per worker ---
-
-
-def prepared_by(folder):
-    """Leave a file for each time that it is done."""
-    with open(folder / f"prepared_{os.getpid()}_{time.monotonic_ns()}", "w"):
-        return f"by {os.getpid()}"
 
 
 @pytest.mark.parametrize("backend", [None, "threading"])
@@ -214,16 +186,6 @@ def shown(monkeypatch):
     Bar.stood, Bar.said, Bar.moved = [], [], None
     monkeypatch.setattr(work, "bar", lambda total, *_, initial: Bar(total=total, initial=initial))
     return Bar
-
-
-def until_the_bar_moves(number, folder):
-    """The last part waits for a file, which appears when the bar has moved."""
-    until = time.monotonic() + 60
-    while number == 3 and not (folder / "moved").exists():
-        if time.monotonic() > until:
-            raise TimeoutError("the bar does not move while work is under way")
-        time.sleep(0.01)
-    return table_of(number)
 
 
 @pytest.mark.parametrize("backend", ["loky", "threading"])
@@ -288,7 +250,7 @@ def test_parts_of_a_generator_are_taken_one_by_one(tmp_path):
             order.append(f"asked for {number}")
             yield WorkPart(f"part{number}", lambda number=number: order.append(f"made {number}") or table_of(number))
 
-    assert numbers(finished(parts(), folder, total=3)) == [0, 1, 2]
+    assert numbers(finished(parts(), folder)) == [0, 1, 2]
     assert order == ["asked for 0", "made 0", "asked for 1", "asked for 2", "made 2"]
 
 

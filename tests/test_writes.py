@@ -8,7 +8,7 @@ from zoo import shared
 from tlspectral.algebra.rotary import in_float64, widened
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.writes import head_writes, layer_reads, require_sum_of_writes
+from tlspectral.models.attention.writes import checked_writes, layer_reads
 
 
 @torch.no_grad()
@@ -31,14 +31,14 @@ def test_the_change_of_a_stream_that_is_nearly_all_removed_is_kept(cast, allowed
 @pytest.mark.parametrize("name", ["gemma2", "gpt2"])
 def test_a_residual_stream_that_a_hook_edits_is_no_sum_of_writes(name):
     model, view = shared("bridge", name), attention_view(shared("bridge", name))
-    names, writes = view.hook_names(1), head_writes(view, 1, widened)
+    names = view.hook_names(1)
     points = [names[point] for point in ("residual", "residual_after", "attention_out", "mlp_out", "z")]
     halve = (names["z"], lambda z, hook: z / 2)  # before the point that is read: seen, and right
     with model.hooks(fwd_hooks=[halve]), recording(model, points) as seen:
         logits(model)
-    require_sum_of_writes(view, 1, seen, writes)
+    checked_writes(view, 1, seen, widened)
     told = {"residual_after": "the residual stream is no sum", "z": "the attention adds something else"}
     for point, said in told.items():
         edited = {**seen, names[point]: seen[names[point]] * 1.01 + 0.01}
         with pytest.raises(UnsupportedArchitecture, match=f"layer 1: {said}"):
-            require_sum_of_writes(view, 1, edited, writes)
+            checked_writes(view, 1, edited, widened)

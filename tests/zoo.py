@@ -17,17 +17,17 @@ import torch
 import transformers
 from torch import nn
 from transformers import PretrainedConfig
-from zoo_shapes import CONTEXT, FALCONS, HEADS, LAYERS, MORE_SHAPES, SHAPES, VOCABULARY, WIDTH, WINDOW
+from zoo_shapes import CONTEXT, FALCONS, HEADS, LATENTS, LAYERS, MORE_SHAPES, SHAPES, VOCABULARY, WIDTH, WINDOW
 
 __all__ = [
-    "ARCHITECTURES", "CONTEXT", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES", "LAYERS", "LENGTH_DEPENDENT",
-    "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "VOCABULARY", "WIDTH", "WINDOW", "bridge", "hf_model", "hooked",
-    "needs_hooked", "prompt", "save_folder", "shared", "temporary",
+    "ARCHITECTURES", "CONTEXT", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES", "LATENTS", "LAYERS",
+    "LENGTH_DEPENDENT", "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "VOCABULARY", "WIDTH", "WINDOW", "bridge",
+    "generator", "hf_model", "hooked", "logits", "needs_hooked", "prompt", "save_folder", "shared", "temporary",
 ]  # fmt: skip
 
 PROMPT_LENGTH = 24
 
-REFUSED = ("deepseek_v3", "mamba", "qwen3_next", "bert")
+REFUSED = ("mamba", "bert")
 LENGTH_DEPENDENT = ("phi3_longrope", "dynamic")
 ARCHITECTURES: tuple[str, ...] = tuple(name for name in SHAPES if name not in REFUSED and name not in LENGTH_DEPENDENT)
 HOOKED_ARCHITECTURES: tuple[str, ...] = (
@@ -65,7 +65,7 @@ needs_hooked = pytest.mark.skipif(not HAS_HOOKED, reason="TransformerLens 4 has 
 # Factors on query and key weights, chosen so that the largest score is near 10. Query/key norm makes them irrelevant:
 # there the gains are enlarged instead. GPT-Neo does not divide its scores by sqrt(d_head).
 _ENLARGED = {"gptneo": 2.5, "gemma2": 6.0}
-_QUERY_KEY_NAMES = ("q_proj", "k_proj", "query", "key", "q_b_proj", "kv_b_proj")
+_QUERY_KEY_NAMES = ("q_proj", "k_proj", "query", "key", "q_b_proj", "kv_b_proj", "kv_a_proj_with_mqa")
 _JOINT_NAMES = ("query_key_value", "c_attn", "qkv_proj")
 
 
@@ -124,9 +124,21 @@ def hf_model(name: str, seed: int = 0) -> Any:
     return model
 
 
+def generator(seed: int = 0) -> torch.Generator:
+    """A random stream of one's own."""
+    return torch.Generator().manual_seed(seed)
+
+
 def prompt(batch: int = 2, length: int = PROMPT_LENGTH, seed: int = 0) -> torch.Tensor:
     """Seeded random token ids `[batch, length]`, none of them a special token."""
-    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(3, VOCABULARY, (batch, length), generator=generator(seed))
+
+
+def logits(model: Any, tokens: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+    """Logits of a model of TransformerLens or transformers on `tokens`, by default on `prompt()`."""
+    with torch.no_grad():
+        output = model(prompt() if tokens is None else tokens, **options)
+    return getattr(output, "logits", output)
 
 
 def bridge(name: str, seed: int = 0) -> Any:

@@ -184,45 +184,52 @@ def _olmo2() -> PretrainedConfig:
     return transformers.Olmo2Config(**LLAMA_SHAPE)
 
 
-def _deepseek_v3() -> PretrainedConfig:
-    """Multi-head latent attention."""
-    return transformers.DeepseekV3Config(
-        **{**LLAMA_SHAPE, "num_key_value_heads": HEADS},
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        n_group=2,
-        topk_group=1,
-        first_k_dense_replace=1,
-        kv_lora_rank=16,
-        q_lora_rank=24,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=12,
+_LATENT = {
+    **LLAMA_SHAPE,
+    "num_key_value_heads": HEADS,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 12,
+}
+_EXPERTS = {
+    "moe_intermediate_size": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
+
+def _deepseek_v2(**changes: Any) -> PretrainedConfig:
+    """Latent attention that rotates complex numbers; V2 Lite has no latent of queries."""
+    return transformers.DeepseekV2Config(**{**_LATENT, **_EXPERTS, "n_group": 1, **changes})
+
+
+def _deepseek_v3(**changes: Any) -> PretrainedConfig:
+    """Latent attention with biases, and a score scale that grows with YaRN's factor."""
+    rope = _rope("yarn", factor=4.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=0.7)
+    given = {**_LATENT, **_EXPERTS, "attention_bias": True, "rope_parameters": rope}
+    return transformers.DeepseekV3Config(**{**given, **changes})
+
+
+def _glm5(selected: int, second: str = "full") -> PretrainedConfig:
+    """Latent attention to the keys that an indexer picks for each query; a "shared" layer takes those of the first."""
+    return transformers.GlmMoeDsaConfig(
+        **{**_LATENT, **_EXPERTS, "n_group": 1},
+        index_n_heads=4,
+        index_topk=selected,
+        index_head_dim=16,
+        indexer_types=["full", second],
     )
 
 
 def _mamba() -> PretrainedConfig:
     return transformers.MambaConfig(
         **_SEQUENCE, hidden_size=WIDTH, num_hidden_layers=LAYERS, state_size=4, time_step_rank=4
-    )
-
-
-def _qwen3_next() -> PretrainedConfig:
-    """A hybrid: one layer of linear attention (gated delta rule), one of softmax attention."""
-    return transformers.Qwen3NextConfig(
-        **LLAMA_SHAPE,
-        head_dim=16,
-        layer_types=["linear_attention", "full_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
     )
 
 
@@ -328,9 +335,7 @@ SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "olmo2": (_olmo2, "Olmo2ForCausalLM"),
     "phi3_longrope": (_phi3_longrope, "Phi3ForCausalLM"),
     "dynamic": (_dynamic, "LlamaForCausalLM"),
-    "deepseek_v3": (_deepseek_v3, "DeepseekV3ForCausalLM"),
     "mamba": (_mamba, "MambaForCausalLM"),
-    "qwen3_next": (_qwen3_next, "Qwen3NextForCausalLM"),
     "bert": (_bert, "BertForMaskedLM"),
 }
 
@@ -346,8 +351,21 @@ FALCONS: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
 }
 """Falcon 7B, 40B, the same with biases, Falcon 2, and Falcon RW: their bridges are made by `load_model` alone."""
 
+LATENTS: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
+    "deepseek_v2": (_deepseek_v2, "DeepseekV2ForCausalLM"),
+    "deepseek_v3": (_deepseek_v3, "DeepseekV3ForCausalLM"),
+    "deepseek_v2_lite": (lambda: _deepseek_v2(q_lora_rank=None), "DeepseekV2ForCausalLM"),
+    "deepseek_v3_halves": (lambda: _deepseek_v3(rope_interleave=False), "DeepseekV3ForCausalLM"),
+    "glm4_lite": (lambda: transformers.Glm4MoeLiteConfig(**{**_LATENT, **_EXPERTS}), "Glm4MoeLiteForCausalLM"),
+    "glm5": (lambda: _glm5(CONTEXT), "GlmMoeDsaForCausalLM"),
+    "glm5_selecting": (lambda: _glm5(8, "shared"), "GlmMoeDsaForCausalLM"),
+    "youtu": (lambda: transformers.YoutuConfig(**_LATENT), "YoutuForCausalLM"),
+}
+"""Latent attention. Without a latent of queries (V2 Lite), with pairs (t, t + half) as in MiniCPM3, with an indexer."""
+
 MORE_SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     **FALCONS,
+    **LATENTS,
     "olmo": (lambda: transformers.OlmoConfig(**LLAMA_SHAPE), "OlmoForCausalLM"),
     "gemma": (lambda: transformers.GemmaConfig(**LLAMA_SHAPE, head_dim=16), "GemmaForCausalLM"),
     "phi3": (lambda: transformers.Phi3Config(**LLAMA_SHAPE), "Phi3ForCausalLM"),

@@ -52,3 +52,7 @@ class BadWeights(TlspectralError, ValueError):
 
 class IncompatibleCheckpoint(TlspectralError, ValueError):
     """A folder or file of results was made by other weights, tokens or settings."""
+
+
+class MissingParts(TlspectralError):
+    """Parts that other shards of a work make are not in its folder yet."""

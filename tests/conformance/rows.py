@@ -19,11 +19,17 @@ POINTS = ("residual", "residual_after", "attention_out", "mlp_out", "query", "ke
 
 # Rows that differ in what matters, of which the fast tests ask what costs much: learned positions and LayerNorm;
 # grouped keys; a quarter of the columns rotated, with biases; query/key norm by head; softcap, windows and a gain less
-# 1; adjacent pairs and delegated attention; ALiBi; query/key norm over heads and none in front; a factor on cos, sin.
+# 1; adjacent pairs and delegated attention; ALiBi; query/key norm over heads and none in front; a factor on cos, sin;
+# latents with biases.
 KINDS = {
-    "bridge": ("gpt2", "llama", "neox", "qwen3", "gemma2", "gptj", "bloom", "olmo2", "yarn"),
+    "bridge": ("gpt2", "llama", "neox", "qwen3", "gemma2", "gptj", "bloom", "olmo2", "yarn", "deepseek_v3"),
     "hooked": ("llama", "bloom", "qwen3"),
 }
+
+# Latent attention with and without a latent of queries, with biases, with an indexer. What is refused of it is asked in
+# test_latent_attention.py.
+LATENTS = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm5")
+NOT_OF_LATENTS = {f"conformance.{module}" for module in ("circuits", "edges", "spectral", "spectral_models")}
 
 
 class Property(NamedTuple):
@@ -48,7 +54,7 @@ class Row:
 
     def __init__(self, backend: str, name: str, form: str = "") -> None:
         self.backend, self.name, self.form = backend, name, form
-        self.rotary = name not in NO_ROPE
+        self.rotary, self.latent = name not in NO_ROPE, name in LATENTS
         self.read_right = backend == "hooked" or name not in zoo.READ_WRONG
         # The bridge leaves attention to the wrapped module, so that scores are rebuilt and z is edited.
         self.delegated = backend == "bridge" and name in DELEGATED
@@ -136,12 +142,12 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
     """Every property of every row of a backend, as pytest takes them: the row, what is to hold, and the case."""
     names = zoo.HOOKED_ARCHITECTURES
     if backend == "bridge":
-        names = zoo.ARCHITECTURES if form else (*zoo.ARCHITECTURES, *zoo.LENGTH_DEPENDENT, "codegen")
+        names = zoo.ARCHITECTURES if form else (*zoo.ARCHITECTURES, *zoo.LENGTH_DEPENDENT, "codegen", *LATENTS)
     kinds = KINDS[backend]
     for name in names:
         row = Row(backend, name, form)
         for turn, (holds, case, of, every, forms) in enumerate(PROPERTIES):
-            if not of(row, *case) or (form and not forms):
+            if not of(row, *case) or (form and not forms) or (row.latent and holds.__module__ in NOT_OF_LATENTS):
                 continue
             marks = [*getattr(holds, "pytestmark", []), *([zoo.needs_hooked] if backend == "hooked" else [])]
             sampled = (every or 1) * (2 if form else 1)

@@ -55,6 +55,11 @@ def scores_are_proved(row):
 @asked(mergeable, every=3)
 def tables_are_those_of_the_merged_model(row):
     spectral, merged = merged_of(row)
+    found, expected = logits(merged), logits(spectral)
+    # Rounding of W_Q in float32: 2e-6 of the largest logit, which gain and phase move by a tenth of it and more.
+    scale = float(expected.abs().max())
+    assert float((found - expected).abs().max()) < 2e-5 * scale
+    assert float((expected - row.logits).abs().max()) > 0.02 * scale
     found, expected = tabulated(spectral), tabulated(merged)
     without = ["cond_eig", "outside_m"]  # a condition number magnifies; the merged model's biases differ by rounding
     # W_Q of the merged model is rounded to float32 again: 1e-6 of every number and 1e-5 of differences of them.

@@ -13,11 +13,13 @@ from tlspectral.cli.app import (
     Model,
     Quiet,
     Revision,
+    Shard,
     TableOutput,
     app,
     choice,
     deliver,
     listed_heads,
+    require_shared,
     require_table_file,
 )
 from tlspectral.cli.summary import read_heads, require_detectors
@@ -90,6 +92,7 @@ def ablate(
     folder: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Keep finished layers here, and go on from them.")
     ] = None,
+    shard: Shard = None,
     quiet: Quiet = False,
     seed: Annotated[int, typer.Option(help="Seed of the random heads and of the sequences.")] = 0,
 ) -> None:
@@ -107,6 +110,7 @@ def ablate(
     Example: tlspectral ablate smollm2-135m --heads L5H1,L7H2 --prompts names.txt --correct " Mary" --wrong " John"
     """
     require_table_file(output)
+    require_shared(folder, "--folder")
     if heads is None and table is None:
         raise typer.BadParameter("give heads, or a TABLE whose strongest heads are meant", param_hint="--heads")
     if prompts is not None and task is not None:

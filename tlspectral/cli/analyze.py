@@ -15,10 +15,12 @@ from tlspectral.cli.app import (
     Model,
     Quiet,
     Revision,
+    Shard,
     app,
     choice,
     deliver,
     listed_heads,
+    require_shared,
     require_table_file,
 )
 from tlspectral.cli.summary import self_check, summary
@@ -63,6 +65,7 @@ def analyze(
             help="With --no-detectors: a folder that keeps each finished layer; the same command continues there.",
         ),
     ] = None,
+    shard: Shard = None,
     form: Format = None,
     quiet: Quiet = False,
 ) -> None:
@@ -97,6 +100,7 @@ def analyze(
         return
     (model,) = models
     require_table_file(output)
+    require_shared(folder, "--folder")
     streams = no_detectors and (backend, device, dtype) == ("auto", None, None)
     chosen = listed_heads(heads)
     if folder is not None and not streams:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tlspectral.errors import TlspectralError, did_you_mean
+from tlspectral.errors import MissingParts, TlspectralError, did_you_mean
 from tlspectral.version import __version__
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _REFUSAL = 2
+_GIVEN, _SHARD = "tlspectral.given", "tlspectral.shard"  # kept with the context of a command
 MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m, gemma3-270m."
 
 
@@ -46,6 +47,24 @@ def _hide_bars(context: Any, quiet: bool) -> bool:
     return quiet
 
 
+def _shared_out(context: Any, text: str | None) -> str | None:
+    """Let the command make the parts of one shard, and note for `collect` how it was given."""
+    if text is None:
+        return None
+    from tlspectral.tables.sharing import Shard, sharing
+
+    numbers = re.fullmatch(r"(\d+)/(\d+)", text)
+    if numbers is None:
+        raise typer.BadParameter(f"{text!r} is no shard: give its number and how many there are, such as 3/16")
+    given = context.meta[_GIVEN]
+    words = zip(["", *given], given, strict=False)
+    command = [word for before, word in words if before != "--shard" and not word.startswith("--shard")]
+    asked = {"command": command, "directory": os.getcwd()}
+    context.with_resource(sharing(Shard.numbered(int(numbers[1]), int(numbers[2]), **asked)))
+    context.meta[_SHARD] = text
+    return text
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 Revision = Annotated[
     str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit of a hub model.")
@@ -73,6 +92,15 @@ Quiet = Annotated[
         callback=_hide_bars,
     ),
 ]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="I/N",
+        help="Make part I of every N, from 1 on, as one of N jobs; the last job, or collect, makes the table.",
+        callback=_shared_out,
+    ),
+]
 TableFile = Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet file written by tlspectral.")]
 TableOutput = Annotated[
     Path | None,
@@ -86,7 +114,7 @@ Preset = Annotated[str, typer.Option("--preset", help="quick (minutes) or paper 
 
 
 _CONTENTS = {
-    "A model": ("demo", "analyze", "report", "verify", "ablate", "positional"),
+    "A model": ("demo", "analyze", "report", "verify", "ablate", "positional", "collect"),
     "A table of heads": ("show", "plane", "compare"),
     "The three papers": ("study",),
 }
@@ -104,9 +132,16 @@ class _Commands(TyperGroup):
             with formatter.section(title):
                 formatter.write_dl(commands, col_max=30)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_GIVEN] = list(args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except MissingParts as error:  # not the fault of the shard, which has made its own
+            typer.echo(str(error), err=True)
+            raise typer.Exit(0 if _SHARD in ctx.meta else 1) from error
         except (TlspectralError, ValueError, OSError, ImportError) as error:
             if ctx.params.get("debug"):
                 raise
@@ -153,6 +188,14 @@ def require_writable(output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(output.parent, os.W_OK):
         raise PermissionError(f"no permission to write in {output.parent}: give -o another folder")
+
+
+def require_shared(folder: Path | None, option: str) -> None:
+    """Refuse, before the command does its long work, a shard without a folder that the other shards see."""
+    from tlspectral.tables.sharing import current_shard
+
+    if folder is None and current_shard() is not None:
+        raise typer.BadParameter(f"goes with {option}, a folder that all shards see", param_hint="--shard")
 
 
 def listed_heads(heads: str | None) -> list[str] | None:

@@ -8,12 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tlspectral.cli.app import Device, DType, Model, Quiet, Revision, app, require_writable, write_figure
+from tlspectral.cli.app import (
+    Device,
+    DType,
+    Model,
+    Quiet,
+    Revision,
+    Shard,
+    app,
+    require_shared,
+    require_writable,
+    write_figure,
+)
 from tlspectral.cli.summary import read_heads, require_detectors
+from tlspectral.errors import MissingParts
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_SCORES = ("exclusion_index", "s_pos", "s_sym")
+_ANSWERED = 0.5  # share of the prompts from which heads can be read on a task
+_NAMED = 5
 _MODES = {"both": ("prompt", "key"), "prompt": ("prompt",), "key": ("key",)}
 
 
@@ -25,22 +40,24 @@ def positional(
         typer.Option(
             "--task",
             "--template",
-            help="binding, key-value, copying, needle, list-index; or the binding task's wording: plain, gemma-2, "
+            help="copying, needle, key-value, binding, list-index; or the binding task's wording: plain, gemma-2, "
             "llama-3.2, qwen2.",
         ),
-    ] = "binding",
+    ] = "copying",
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts of your own: JSON lines, see PromptFile.")
     ] = None,
     pairs: Annotated[int | None, typer.Option(min=3, help="Blocks of a prompt; none: the task's own number.")] = None,
     blocks: Annotated[int, typer.Option(min=2, help="Evenly spaced blocks that swap with one another.")] = 9,
     queries: Annotated[int, typer.Option(min=1, help="How many of them are asked about.")] = 9,
-    draws: Annotated[int, typer.Option(min=1, help="Lists of blocks; errors are over them.")] = 1,
+    draws: Annotated[int, typer.Option(min=1, help="Lists of blocks; errors are over them.")] = 10,
     swaps: Annotated[str, typer.Option(help="kept (without the first block), all or per_query.")] = "kept",
     tau: Annotated[
         float | None, typer.Option(help="Temperature of the swaps' weights; none: 0.1 of the largest difference.")
     ] = None,
-    mode: Annotated[str, typer.Option(help="prompt (words swap), key (keys of one pass swap) or both.")] = "both",
+    mode: Annotated[
+        str, typer.Option(help="key (keys of one pass swap), prompt (words swap, a pass each) or both.")
+    ] = "key",
     table: Annotated[
         Path | None,
         typer.Option(metavar="TABLE", help="Table of heads to compare with; none: it is made first."),
@@ -56,24 +73,28 @@ def positional(
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of draws, nulls and random bands.")] = 0,
+    shard: Shard = None,
     quiet: Quiet = False,
 ) -> None:
     """Score every head on a block task: does its attention keep its position, or follow the words that swap?
 
-    With -o, what was measured is kept in FOLDER/runs, and the same command continues there. `tlspectral study
-    positional-figures FOLDER` draws further figures from the tables in FOLDER.
+    Where the model answers the task in half of the prompts or fewer, a warning says so: read heads on tasks that are
+    answered. With -o, what was measured is kept in FOLDER/runs, and the same command continues there. `tlspectral
+    study positional-figures FOLDER` draws further figures from the tables in FOLDER.
 
     Example: tlspectral positional smollm2-135m --table heads.parquet -o out/positional
     """
     if mode not in _MODES:
         raise ValueError(f"--mode is prompt, key or both; not {mode!r}")
+    require_shared(output, "--output")
     if output is not None:
         require_writable(output / "heads_prompt.parquet")
     import tlspectral
     from tlspectral.heads.same_model import require_table_of
     from tlspectral.models.attention import attention_view
-    from tlspectral.positional import PromptFile, frequency_agreement, median_tests, score_agreement
+    from tlspectral.positional import PromptFile, frequency_agreement, score_agreement
     from tlspectral.positional.ready_tasks import block_task
+    from tlspectral.tables.sharing import sharing
 
     heads = None if table is None else read_heads(table)
     if prompts is not None and pairs is not None:
@@ -83,7 +104,7 @@ def positional(
     asked = replace(given, swapped=blocks, queries=queries, draws=draws, **size)
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     view = attention_view(loaded)
-    rotary = any(view.rotary(layer) is not None for layer in range(view.n_layers))
+    rotary = any(view.rotary(layer) is not None for layer in view.layers)
     if heads is not None and table is not None:
         require_table_of(loaded, heads)
         if bands and rotary:
@@ -91,20 +112,29 @@ def positional(
     weights = tlspectral.frequency_table(loaded) if rotary else None
     say = (lambda text: None) if quiet else typer.echo
     tables: dict[str, pd.DataFrame] = {}
+    scored: dict[str, dict[str, pd.DataFrame]] = {}
+    unfinished: list[MissingParts] = []
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs" if output is None else output / "runs"
         for way in _MODES[mode]:
             settings: dict[str, Any] = {"mode": way, "swaps": swaps, "tau": tau, "folder": runs, "seed": seed}
             scores = partial(tlspectral.positional_symbolic, loaded, asked, **settings)
-            # Parts with frequencies serve the other tables too.
-            way_tables = {} if weights is None else {"frequencies": scores(per_frequency=True)}
-            way_tables |= {"heads": scores(), "queries": scores(by="query"), "draws": scores(by="draw")}
-            if heads is None:  # after the first scores, which refuse in seconds what cannot be measured
-                heads = tlspectral.analyze_heads(loaded, null_draws=2)
+            try:  # a shard makes its parts of both
+                # Parts with frequencies serve the other tables too.
+                scored[way] = {} if weights is None else {"frequencies": scores(per_frequency=True)}
+                scored[way] |= {"heads": scores(), "queries": scores(by="query"), "draws": scores(by="draw")}
+            except MissingParts as error:
+                unfinished.append(error)
+        if unfinished:
+            raise unfinished[0]
+        for way, way_tables in scored.items():
+            if heads is None:  # after the scores, which refuse in seconds what cannot be measured
+                with sharing(None):
+                    heads = tlspectral.analyze_heads(loaded, null_draws=2)
             columns = tuple(name for name in ("rope_imag_frac", "D_head", "prev") if name in heads)
-            way_tables["median_tests"] = median_tests(way_tables["heads"])
             way_tables["agreement"] = score_agreement(way_tables["heads"], heads, columns=columns, seed=seed)
-            say(_scores_text(way_tables["heads"], way_tables["median_tests"]) + "\n")
+            say(_scores_text(way_tables["heads"], way_tables["draws"]) + "\n")
+            say(_named_heads(way_tables["heads"]) + "\n")
             say(f"Rank correlation with the table of heads, swaps by {way}")
             say(way_tables["agreement"].round(2).to_string(index=False) + "\n")
             if weights is not None:
@@ -124,24 +154,39 @@ def positional(
         say(str(output))
 
 
-def _scores_text(heads: "pd.DataFrame", tests: "pd.DataFrame") -> str:
+def _scores_text(heads: "pd.DataFrame", by_list: "pd.DataFrame") -> str:
     about, rho = heads.attrs, heads.attrs["correlation"]
     answers = about["answers"]
+    of_lists = by_list.groupby("draw")[list(_SCORES)].median()
     medians = (
-        f"{one['score']} {one['early_median']:.3f} early, {one['late_median']:.3f} late (p = {one['pvalue']:.1g})"
-        for one in tests.to_dict("records")
+        f"{name} {heads[name].median():.2f} ({of_lists[name].min():.2f} to {of_lists[name].max():.2f} by list)"
+        for name in _SCORES
     )
-    quartiles = heads["exclusion_index"].quantile([0.25, 0.5, 0.75])
     pearson, null = (float("nan") if rho[name] is None else rho[name] for name in ("pearson", "null_mean"))
-    return (
+    text = (
         f"{about['task']} on {about['model']}, swaps {about['swaps']} by {about['mode']}, tau "
         f"{'0.1 of the largest difference' if about['tau'] is None else about['tau']}, draws: {about['draws']}\n"
         f"answer: mean probability {answers['probability']:.3g}, first of all tokens in {answers['first']:.2f} of the "
         f"prompts; {answers['relative_probability']:.2f} among the choices (a random one: {answers['chance']:.2f})\n"
-        f"medians over heads: {'; '.join(medians)}; quartiles of the exclusion index: "
-        f"{', '.join(f'{one:.2f}' for one in quartiles)}\n"
+        f"medians over heads: {'; '.join(medians)}\n"
         f"correlation of s_pos and s_sym: {heads['s_pos'].corr(heads['s_sym']):.2f} of averages; mean over prompts "
         f"{pearson:.2f}, null {null:.2f}"
+    )
+    if answers["first"] > _ANSWERED:
+        return text
+    return (
+        f"{text}\nwarning: the model does not answer this task. The scores are of its attention on this text, and say "
+        "nothing of how it does the task: read heads on tasks that are answered above 0.5"
+    )
+
+
+def _named_heads(heads: "pd.DataFrame") -> str:
+    """The heads at both ends of the exclusion index, with their scores and errors."""
+    names = ["name", *(one for score in (*_SCORES, "logit_std") for one in (score, f"{score}_se"))]
+    ordered = heads.sort_values("exclusion_index", ascending=False).dropna(subset=["exclusion_index"])[names].round(2)
+    return "\n".join(
+        f"{kind} heads by the exclusion index\n{chosen.to_string(index=False)}"
+        for kind, chosen in (("Most positional", ordered.head(_NAMED)), ("Most symbolic", ordered.tail(_NAMED)[::-1]))
     )
 
 

@@ -14,6 +14,7 @@ from tlspectral.cli.app import (
     DType,
     Quiet,
     Revision,
+    Shard,
     app,
     require_writable,
 )
@@ -51,6 +52,7 @@ def report(
     dtype: DType = None,
     revision: Revision = None,
     seed: Annotated[int, typer.Option(help="Of a model's nulls, prompts and texts.")] = 0,
+    shard: Shard = None,
     quiet: Quiet = False,
 ) -> None:
     """Write one page about a table of heads, or measure a model and write its tables and page into a folder.
@@ -93,8 +95,6 @@ def report(
     write_report(heads, page, **further)
     if not quiet:
         typer.echo(str(page))
-    for name, failure in failures.items():
-        typer.echo(f"no {name}: {failure.error}: {' '.join(failure.message.split())}", err=True)
     if failures:
         raise typer.Exit(1)
 
@@ -105,6 +105,7 @@ def _measured(
     """Return the heads of a model and its other tables but those that are given; note what could not be made."""
     from tlspectral.models.attention import attention_view
     from tlspectral.tables.parts import open_parts
+    from tlspectral.tables.sharing import sharing
     from tlspectral.tables.work import WorkPart, finished_parts
 
     origin = attention_view(model).origin()
@@ -116,9 +117,15 @@ def _measured(
         missing = [name for name in wanted if not (folder / f"{name}.parquet").exists()]
         typer.echo(f"to measure: {', '.join(missing)}" if missing else "all tables are there")
     made = partial(finished_parts, folder=parts, description="report", unit="table")
-    heads = made([WorkPart("heads", makers["heads"])])["heads"]
+    with sharing(None):  # every shard needs them first
+        heads = made([WorkPart("heads", makers["heads"])])["heads"]
     makers["directions"] = partial(_directions, model, heads, seed)
-    tables = made([WorkPart(name, makers[name]) for name in wanted[1:]], failed=failures.__setitem__)
+
+    def failed(name: str, failure: "PartFailure") -> None:
+        failures[name] = failure
+        typer.echo(f"no {name}: {failure.error}: {' '.join(failure.message.split())}", err=True)
+
+    tables = made([WorkPart(name, makers[name]) for name in wanted[1:]], failed=failed)
     if "kernel_prediction" in tables:
         tables["prediction"] = tables.pop("kernel_prediction")
     return heads, tables

@@ -30,7 +30,7 @@ from tlspectral.models.attention.padding import even_rows
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.opening import open_layers
 from tlspectral.selection import Heads
-from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, WorkPart, stacked
+from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS, WorkPart, stacked
 from tlspectral.tables.head_columns import ANALYZE_HEADS
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.origin import recorded_weights
@@ -139,7 +139,8 @@ def analyze_heads(
     table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
     controlled = [name for name in table if name.endswith("_controlled")]
     control_variate = {name.removesuffix("_controlled"): float(table[name].mean()) for name in controlled}
-    wanted = [column.name for column in HEAD_COLUMNS] + [name for name in _EXTRAS if name in extras]
+    wanted = [column.name for column in (*HEAD_COLUMNS, *LATENT_COLUMNS) if column.always or column.name in table]
+    wanted += [name for name in _EXTRAS if name in extras]
     limits = [attrs["valid_up_to"] for attrs in layer_attrs if attrs["valid_up_to"] is not None]
     return measurement.table(
         table.reindex(columns=[name for name in wanted if name != "name"]),

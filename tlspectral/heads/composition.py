@@ -69,14 +69,15 @@ def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
     source = open_layers(model)
     [(layer, [head])] = heads_by_layer(source, [end]).items()
     side: Side = "output" if end.input == "v" else "query-key"
+    earlier_layers = [index for index in source.layers if index < layer]
     if not isinstance(source, AttentionView):
         source.prepare([layer], side)
-        source.prepare(range(layer), "output")
+        source.prepare(earlier_layers, "output")
     rows = []
     with one_thread():
         with _layer(source, layer, side) as raw:
             reading = _reading(raw, layer, head, end.input)
-        for earlier in range(layer):
+        for earlier in earlier_layers:
             with _layer(source, earlier, "output") as raw:
                 scores = _scores_of_layer(raw, earlier, [reading])[0]
             rows += [(earlier, i, score) for i, score in enumerate(scores.tolist())]

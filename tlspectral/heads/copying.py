@@ -42,7 +42,7 @@ def copying_scores(model: Any) -> pd.DataFrame:
     view = attention_view(model)
     circuit = unembedding_times_embedding(view)
     tables = []
-    for layer in range(view.n_layers):
+    for layer in view.layers:
         scores = copying_of_layer(view.output(layer), circuit)
         tables.append(pd.DataFrame({"layer": layer, "head": np.arange(len(scores["copying"])), **scores}))
     return COPYING_SCORES.frame(stacked(tables), view.origin())

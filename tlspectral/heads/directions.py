@@ -22,7 +22,6 @@ from tlspectral.algebra.spectra import ThinProduct, rank_tolerance, thin_svd
 from tlspectral.heads.copying import folded_unembedding
 from tlspectral.heads.operators.factored import ov_operators
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view, vocabulary_chunks
-from tlspectral.models.attention.head_scores import side
 from tlspectral.models.attention.padding import attention_positions
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.run_scores import visible_keys
@@ -221,8 +220,7 @@ def _key_contrast(
         rows = slice(start, start + BATCH)
         captured = view.capture(prompts.tokens[rows], points, last=names["pattern"])
         q, k = (
-            _of_head(side(captured[names[point]], None, norm, None).whole, head, layer.n_heads)
-            for point, norm in (("query", layer.q_norm), ("key", layer.k_norm))
+            _of_head(layer.normed(point, captured[names[point]]), head, layer.n_heads) for point in ("query", "key")
         )
         if layer.rotary is not None:
             q = with_gain_and_phase(q[:, None], layer.rotary.of_heads([head]))[:, 0]
@@ -241,10 +239,10 @@ def _key_contrast(
 
 
 def _of_head(
-    x: Float[Tensor, "batch heads pos d_head"], head: int, n_heads: int
+    x: Float[Tensor, "batch pos heads d_head"], head: int, n_heads: int
 ) -> Float64[Tensor, "batch pos d_head"]:
     """Return the queries of a query head, or the keys that it may share."""
-    return in_float64(x[:, head * x.shape[1] // n_heads]).cpu()
+    return in_float64(x[:, :, head * x.shape[2] // n_heads]).cpu()
 
 
 def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:

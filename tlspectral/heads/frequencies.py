@@ -45,7 +45,7 @@ def frequency_table(model: Any) -> pd.DataFrame:
     """
     view = attention_view(model)
     layer_tables, limits = [], []
-    for index in range(view.n_layers):
+    for index in view.layers:
         layer = view.layer(index)
         if layer.rotary is None:
             continue
@@ -70,7 +70,7 @@ def frequency_table(model: Any) -> pd.DataFrame:
             limits.append(layer.valid_up_to)
     if not layer_tables:
         raise UnsupportedArchitecture(
-            f"none of the {view.n_layers} layers has rotary positions, so there are no frequencies to tabulate"
+            f"none of the {len(view.layers)} layers has rotary positions, so there are no frequencies to tabulate"
         )
     limit = min(limits) if limits else None
     return FREQUENCY_TABLE.frame(

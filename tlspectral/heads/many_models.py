@@ -1,6 +1,7 @@
 """`analyze_models`: the head tables of many models as one dataset of parquet files, a file per model."""
 
 import gc
+import math
 import os
 import re
 import shutil
@@ -14,12 +15,20 @@ from typing import Any, Literal
 import pandas as pd
 
 from tlspectral.algebra.nulls import one_thread
-from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.errors import IncompatibleCheckpoint, MissingParts
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.measure import NullSettings
 from tlspectral.models.loading.finding import PACKAGED, find_source
-from tlspectral.models.loading.model_files import file_name, files_state
-from tlspectral.tables import HEAD_COLUMNS, PartFailure, WorkPart, backend_configured, workers_kept, write_table
+from tlspectral.models.loading.model_files import file_name, files_size, files_state
+from tlspectral.tables import (
+    HEAD_COLUMNS,
+    LATENT_COLUMNS,
+    PartFailure,
+    WorkPart,
+    backend_configured,
+    workers_kept,
+    write_table,
+)
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tables.work import stored_table
@@ -39,6 +48,7 @@ ANALYZE_MODELS_HEADS = Schema(
             commit   | label | Commit of the hub that the files are of; missing for other models.
         """),
         *HEAD_COLUMNS,
+        *LATENT_COLUMNS,
     ),
     _MADE_BY,
 )
@@ -66,6 +76,8 @@ class _Entry:
         part: name of its file in the dataset, and of the one that says why it failed, without suffix.
         missing_part: the same while no file of this name is there, and it could be that of a hub model.
         files_state: of its files on disk; None for a model of the hub or of a package.
+        size: bytes of its files on disk, by which models are ordered; 0 of a tiny one of this package, infinite of
+            one of the hub, whatever its cache holds.
     """
 
     name: str
@@ -73,6 +85,7 @@ class _Entry:
     part: str
     missing_part: str
     files_state: str | None = None
+    size: float = math.inf
 
 
 def analyze_models(
@@ -94,7 +107,8 @@ def analyze_models(
     `read_table` reads one file with the `attrs` of its model. A model that fails stops nothing, and has a file in
     `folder/failures` that says why, until it succeeds. A second call leaves finished models alone, tries the failed
     ones again, and continues a model that is read from files at the layer where it stopped. Several jobs may write to
-    one folder, with the same models or others: none touches what another is writing.
+    one folder, with the same models or others: none touches what another is writing. Models of the hub come first,
+    then the largest files.
 
     Args:
         models: names or paths as for `load_model`, and text files that list such, one per line, with `#` comments. What
@@ -145,7 +159,7 @@ def analyze_models(
             partial(_model_table, entry, backend, folder / "layers" / part, shared_out, inside),
             partial(_require_same_files, entry, folder / "heads" / f"{part}.parquet"),
         )
-        for part, entry in entries.items()
+        for part, entry in sorted(entries.items(), key=lambda item: -item[1].size)  # the last to end is a small one
     }
     failures: dict[str, PartFailure] = {}
 
@@ -167,7 +181,11 @@ def analyze_models(
         shutil.rmtree(folder / "layers" / part, ignore_errors=True)
 
     with workers_kept():
-        measurement.made(list(parts.values()), description="models", unit="model", failed=failed, done=done)
+        try:
+            measurement.made(list(parts.values()), description="models", unit="model", failed=failed, done=done)
+        except MissingParts:
+            if not failures:
+                raise
     return _failure_table(entries.values(), failures)
 
 
@@ -214,11 +232,12 @@ def _entry(name: str) -> _Entry:
         source = find_source(name)
         if source.kind in ("tiny", "hub") or name.lower() in PACKAGED:
             model = str(source.record["model"])
-            return _Entry(name, model, file_name(model, f"{source.kind} {source.location}"), missing_part)
+            part = file_name(model, f"{source.kind} {source.location}")
+            return _Entry(name, model, part, missing_part, size=0.0 if source.kind == "tiny" else math.inf)
         path = os.path.abspath(Path(name).expanduser())
         real_path = os.path.realpath(path)  # two links to one folder are one model
         part = file_name(os.path.basename(real_path), f"{source.kind} {real_path}")
-        return _Entry(path, path, part, missing_part, files_state(source))
+        return _Entry(path, path, part, missing_part, files_state(source), float(files_size(source)))
     except Exception:  # analyze_heads raises it again, where it is noted
         return _Entry(name, name, missing_part, missing_part)
 

@@ -16,7 +16,7 @@ from tlspectral.algebra.rotary import RotaryGeometry, phase_metrics, phase_norms
 from tlspectral.algebra.spectra import head_metrics
 from tlspectral.heads.copying import EmbeddingMoments
 from tlspectral.heads.operators.verification import checked_prompts
-from tlspectral.models.attention import AttentionLayer, AttentionView
+from tlspectral.models.attention import AttentionLayer, AttentionView, Latent
 from tlspectral.tables import HEAD_COLUMNS
 
 _NAMES = {column.name for column in HEAD_COLUMNS}
@@ -75,11 +75,34 @@ def measure_heads(
     if layer.rotary is not None:
         columns |= phase_columns(w_q, w_k, layer.rotary)
         columns["rotary_fraction"] = np.full(layer.n_heads, layer.rotary.rotary_fraction)
+    if isinstance(layer.k_norm, Latent):
+        columns |= block_columns(layer, w_q, w_k)
     columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, w_k)
     columns["position_share"] = _position_shares(w_q, w_k, directions)
     return MeasuredHeads(
         index, columns, {"valid_up_to": layer.valid_up_to}, layer.effective_dimension, metrics.singular_values
     )
+
+
+def block_columns(layer: AttentionLayer, w_q: Tensor, w_k: Tensor) -> dict[str, Float64[np.ndarray, "heads"]]:
+    """Compute the columns of latent attention: of the content block alone, and of the rotary block alone."""
+    assert layer.rotary is not None
+    content = layer.rotary.still_columns
+    rotary = torch.cat([layer.rotary.real_index, layer.rotary.imag_index])
+    kept = {"storage_dtype": layer.storage_dtype, "effective_dimension": layer.effective_dimension}
+    norm, columns = operator_norms(w_q, w_k), {}
+    for name, block in (("content", content), ("rotary", rotary)):
+        metrics = head_metrics(w_q[..., block], w_k[..., block], **kept)
+        columns |= {f"dir_frac_{name}": metrics.dir_frac, f"D_head_{name}": metrics.D_head}
+        columns[f"norm_frac_{name}"] = (operator_norms(w_q[..., block], w_k[..., block]) / norm).numpy()
+    return columns
+
+
+def operator_norms(
+    w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "heads d_model d_head"]
+) -> Float64[Tensor, "heads"]:
+    """Return ||M||_F of each head."""
+    return ((w_q.mT @ w_q) * (w_k.mT @ w_k)).sum((1, 2)).sqrt()
 
 
 def of_heads(groups: Sequence[MeasuredHeads], heads: Sequence[int]) -> MeasuredHeads:
@@ -128,24 +151,23 @@ def forget_blocks() -> None:
     _shared_blocks.cache_clear()
 
 
-def score_asymmetries(view: AttentionView, prompts: Any) -> list[Float64[np.ndarray, "heads"]]:
+def score_asymmetries(view: AttentionView, prompts: Any) -> dict[int, Float64[np.ndarray, "heads"]]:
     """Return, per layer and head, `mean ||S - S^T|| / mean ||S||` over prompts, `S = n M n^T` (FP section 4).
 
     Scores are those of content: all pairs of positions, without mask, rotation, biases and query/key-norm scalars.
     With `prompts=None` the prompt is the random one of the self-check; FP uses text.
     """
     packed = checked_prompts(view, prompts)
-    names = [view.hook_names(index)["residual"] for index in range(view.n_layers)]
-    last = view.hook_names(view.n_layers - 1)["pattern"]
-    residuals = view.capture(packed.tokens, names, last=last)
-    asymmetries = []
-    for index, name in enumerate(names):
+    names = {index: view.hook_names(index)["residual"] for index in view.layers}
+    residuals = view.capture(packed.tokens, names.values(), last=view.hook_names(view.layers[-1])["pattern"])
+    asymmetries = {}
+    for index, name in names.items():
         layer = view.layer(index)
         n = layer.norm.normalized(residuals[name].cpu().double()) * packed.real[..., None]  # 0 where filled up
         w_q, w_k = layer.operator_factors()
         scores = torch.einsum("bpd,hdk->bhpk", n, w_q) @ torch.einsum("bpd,hdk->bhpk", n, w_k).mT
         size = torch.linalg.matrix_norm(scores).mean(0)
-        asymmetries.append((torch.linalg.matrix_norm(scores - scores.mT).mean(0) / size).numpy())
+        asymmetries[index] = (torch.linalg.matrix_norm(scores - scores.mT).mean(0) / size).numpy()
     return asymmetries
 
 
@@ -159,7 +181,7 @@ def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directi
     if positions is None:
         return None
     rows = positions.detach().cpu().double()
-    if view.raw(0).norm.kind == "LN":
+    if view.raw(view.layers[0]).norm.kind == "LN":
         rows = rows - rows.mean(1, keepdim=True)
     return torch.linalg.svd(rows, full_matrices=False).Vh[:POSITION_DIRECTIONS].T
 
@@ -173,5 +195,4 @@ def _position_shares(
     if directions is None:
         return np.full(len(w_q), np.nan)
     inner = torch.linalg.matrix_norm((directions.T @ w_q) @ (directions.T @ w_k).mT)
-    whole = ((w_q.mT @ w_q) * (w_k.mT @ w_k)).sum((1, 2)).sqrt()
-    return (inner / whole).numpy()
+    return (inner / operator_norms(w_q, w_k)).numpy()

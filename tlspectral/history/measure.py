@@ -75,7 +75,7 @@ def measure_step(
 def _shape(layers: "AttentionView | CheckpointLayers") -> dict[str, Any]:
     shape = {"layers": layers.n_layers, "d_model": layers.d_model}
     if isinstance(layers, AttentionView):
-        rotary = [layers.rotary(index) is not None for index in range(layers.n_layers)]
+        rotary = [layers.rotary(index) is not None for index in layers.layers]
         return shape | {"d_vocab": layers.d_vocab, "rotary": rotary}
     return shape | {"d_vocab": int(layers.config.vocab_size), "model_type": layers.config.model_type}
 

@@ -109,29 +109,28 @@ def head_history(
         settings["task"] = [scored.label, joblib.hash(scored.prompts)]
     if blocks is not None:
         settings["blocks"] = joblib.hash(blocks.pieces)
-    shapes: dict[Label, dict[str, Any]] = {}
+    labels: list[Label] = []
     measure = partial(measure_step, pairs=wanted, task=scored, blocks=blocks, n_jobs=n_jobs, **options)
     stream = not detectors and scored is None and blocks is None
-    to_measure = starmap(partial(_Step, stream=stream, folder=folder, shapes=shapes), labelled)
+    to_measure = starmap(partial(_Step, stream=stream, folder=folder, shapes={}), labelled)
+    parts = _parts(to_measure, measure, labels)
     with workers_kept():
         tables = Measurement(HEAD_HISTORY["heads"], {}, identity=settings, folder=folder).made(
-            _parts(to_measure, measure),
-            description="history",
-            unit="step",
-            total=len(labelled) if isinstance(labelled, Sequence) else None,
+            list(parts) if isinstance(labelled, Sequence) else parts, description="history", unit="step"
         )
     if not tables:
         raise ValueError("there are no checkpoints to measure")
-    return _joined(dict(zip(shapes, tables.values(), strict=True)), seed)
+    return _joined(dict(zip(labels, tables.values(), strict=True)), seed)
 
 
-def _parts(steps: Iterable["_Step"], measure: Callable[..., pd.DataFrame]) -> Iterator[WorkPart]:
-    """Yield a part per checkpoint."""
+def _parts(steps: Iterable["_Step"], measure: Callable[..., pd.DataFrame], labels: list[Label]) -> Iterator[WorkPart]:
+    """Yield a part per checkpoint, and add its label to `labels`."""
     for step in steps:
-        check_labels([*step.shapes, step.label])
+        labels.append(step.label)
+        check_labels(labels)
         yield WorkPart(step.part, partial(step.measured, measure), step.require_same_model)
         del step
-        gc.collect()  # models hold reference cycles, and must be freed before the next one is loaded
+        gc.collect()  # a generator loads the next one
 
 
 @dataclass(frozen=True)
@@ -156,6 +155,7 @@ class _Step:
 
     def _opened(self) -> AttentionView | Source:
         """Return the view of its model, or the source that is read from its files."""
+        gc.collect()  # models hold reference cycles, and must be freed before the next one is loaded
         with _naming(self.label):
             source = self.checkpoint.files() if self.stream else None
             return attention_view(self.checkpoint.load()) if source is None else source

@@ -10,7 +10,7 @@ from tlspectral.errors import BadHead
 from tlspectral.heads.composition import COMPOSITION
 from tlspectral.positional.measure import SCORE_COLUMNS
 from tlspectral.selection import head_pair
-from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS
+from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.schema import Column, Schema, columns
 
@@ -50,7 +50,7 @@ def _null_columns(name: str) -> tuple[Column, ...]:
 
 
 _TABLES = {
-    "heads": ("", (*HEAD_COLUMNS, *map(percentile_column, PERCENTILES))),
+    "heads": ("", (*HEAD_COLUMNS, *LATENT_COLUMNS, *map(percentile_column, PERCENTILES))),
     "summary": (
         "; `.track()` sets it beside a head's own rows",
         (

@@ -16,8 +16,11 @@ from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import (
     AttentionLayer,
     AttentionView,
+    HeadInputs,
+    Latent,
     QueryKeyNorm,
     folded_bias,
+    projection,
     require_even_scale,
     softcapped,
 )
@@ -94,30 +97,33 @@ class HeadCapture:
         layer = self.layer
         require_even_scale(layer, layer.layer, q.shape[1])
         kv_heads = [layer.kv_head(head) for head in self.heads]
-        b_q, b_k, q_norm, k_norm = layer.b_q, layer.b_k, layer.q_norm, layer.k_norm
+        b_q, b_k, q_norm, k_norm, read = layer.b_q, layer.b_k, layer.q_norm, layer.k_norm, layer
         if torch.is_grad_enabled():  # folded biases depend on the weights, and gradients go through them and the gains
             raw = self.view.raw(layer.layer)
-            b_q, b_k = folded_bias(raw.w_q, raw.b_q, raw.norm), folded_bias(raw.w_k, raw.b_k, raw.norm)
-            q_norm, k_norm = raw.q_norm, raw.k_norm
-        query = self._side(q, self.heads, self.heads, b_q, q_norm, rotation, queries=True)
-        return HeadScores(layer, self.heads, query, self._side(k, self.key_heads(k), kv_heads, b_k, k_norm, rotation))
+            b_q, b_k = (folded_bias(*projection(raw, what, lambda weight: weight), raw.norm) for what in ("q", "k"))
+            q_norm, k_norm, read = raw.q_norm, raw.k_norm, raw
+        query, key = read.inputs("query", q), read.inputs("key", k)
+        query = self._side(query, self.heads, self.heads, b_q, q_norm, rotation, queries=True)
+        key = self._side(key, self.key_heads(key.projected), kv_heads, b_k, k_norm, rotation)
+        return HeadScores(layer, self.heads, query, key)
 
     def _side(
         self,
-        captured: Tensor,
+        captured: HeadInputs,
         indices: list[int],
         heads: list[int],
         bias: Tensor,
-        norm: QueryKeyNorm | None,
+        norm: QueryKeyNorm | Latent | None,
         rotation: Rotation | None,
         *,
         queries: bool = False,
     ) -> Side:
         """Return one side of the heads: `indices` index the captured tensor, `heads` the weights."""
-        selected = self.selected(captured, heads_axis=2, heads=indices)
-        scale = None
+        selected = self.selected(captured.projected, heads_axis=2, heads=indices)
+        scale = captured.token_scale
         if norm is not None and norm.over_heads:  # its mean runs over other heads too
-            scale = self.selected(norm.token_scale(widened(captured)), heads_axis=2, heads=indices)
+            scale = norm.token_scale(widened(captured.projected))
+        scale = None if scale is None else self.selected(scale, heads_axis=2, heads=indices)
         return side(selected, bias[heads], norm and norm.of_heads(heads), rotation, queries=queries, token_scale=scale)
 
     def key_heads(self, captured: Tensor) -> list[int]:
@@ -193,7 +199,8 @@ class HeadCapture:
 
     def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
         """Return the values that the heads read, from what passes `hook_v`, in the type and on the device of `like`."""
-        return self.selected(captured, heads_axis=2, heads=self.key_heads(captured)).transpose(1, 2).to(like)
+        by_head = self.layer.values(captured)
+        return self.selected(by_head, heads_axis=2, heads=self.key_heads(by_head)).transpose(1, 2).to(like)
 
     def visible(self, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         """Return which of the layer's scores are of keys that the query sees."""

@@ -18,7 +18,7 @@ from tlspectral.models.attention.interrupts import undoing, uninterrupted
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.threads import Hook, hooks_on, of_a_library
-from tlspectral.models.attention.writes import head_writes, z_of
+from tlspectral.models.attention.writes import head_writes, mixed, z_of
 from tlspectral.selection import Head, head_name, head_pair
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.schema import Schema, columns
@@ -109,7 +109,7 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
         else:
             under = _run(view, tokens, hook)
             plain = _run(view, tokens, (), under)
-        heads = pd.concat([_changed_heads(view, one, under, plain) for one in range(view.n_layers)], ignore_index=True)
+        heads = pd.concat([_changed_heads(view, one, under, plain) for one in view.layers], ignore_index=True)
         found = [said for one in range(view.n_layers) for said in _beside_heads(view, one, under, plain)]
     if _differ(under["logits"], plain["logits"]):
         found.append("it changes what follows the last layer")
@@ -176,22 +176,26 @@ def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pl
 
 def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> Iterator[str]:
     """Yield in words what a hook changes in a layer beside what its heads write."""
-    names, writes = view.hook_names(layer), head_writes(view, layer, in_float64)
-    z = z_of(in_float64(under[names["z"]]), writes.w_o)
-    scale = writes.token_scale(z)
-    attention = in_float64(under[names["attention_out"]])
-    if _differ(writes.sum_of(z, scale) + writes.of_biases(scale), attention):
-        yield (
-            f"layer {layer}: it changes the output of the attention in a way that is no head: after W_O the heads are "
-            "mixed, edit z (hook_z, the input of o_proj)"
-        )
+    names = view.hook_names(layer)
+    if layer in view.layers:
+        writes = head_writes(view, layer, in_float64)
+        z = z_of(in_float64(under[names["z"]]), writes.w_o)
+        scale = writes.token_scale(z)
+        if _differ(writes.sum_of(z, scale) + writes.of_biases(scale), in_float64(under[names["attention_out"]])):
+            yield (
+                f"layer {layer}: it changes the output of the attention in a way that is no head: after W_O the heads "
+                "are mixed, edit z (hook_z, the input of o_proj)"
+            )
     mlp = names["mlp_out"]
     if mlp in under and mlp in plain and _differ(under[mlp], plain[mlp]):
         yield f"layer {layer}: it changes the MLP"
-    total = in_float64(under[names["residual"]]) + attention + (in_float64(under[mlp]) if mlp in under else 0.0)
-    after = in_float64(under[names["residual_after"]])
+    rest, after = mixed(view, layer, under, in_float64), in_float64(under[names["residual_after"]])
+    expected = torch.zeros_like(rest)
+    if view.writes_more(layer):
+        read = {names[point]: under[names[point]] for point in ("residual", "attention_out") if point in names}
+        expected = mixed(view, layer, plain | read, in_float64)
     handed_on = under.get(view.hook_names(layer + 1)["residual"]) if layer + 1 < view.n_layers else None
-    if _differ(total, after) or (handed_on is not None and _differ(in_float64(handed_on), after)):
+    if _differ(after - rest + expected, after) or (handed_on is not None and _differ(in_float64(handed_on), after)):
         yield f"layer {layer}: it changes the residual stream itself"
 
 

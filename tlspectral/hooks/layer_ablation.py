@@ -188,11 +188,12 @@ class LayerAblation(HeadCapture):
 
     def _edit_output(self, z: Tensor, hook: Any) -> Tensor:
         assert isinstance(self.part, Replacement)
-        selected = self.selected(z, heads_axis=2)
+        by_head = z.reshape(*z.shape[:2], self.layer.n_heads, -1)  # bridges of latent attention split it otherwise
+        selected = self.selected(by_head, heads_axis=2)
         edited = self.part.of(selected, self.heads)
         if self.alter is not None:
             edited = selected + self.alter(Removal((edited - selected).transpose(1, 2), None, None)).transpose(1, 2)
-        return self.with_replaced(z, edited, heads_axis=2)
+        return self.with_replaced(by_head, edited, heads_axis=2).reshape(z.shape)
 
     def _difference(self, scores: HeadScores, allowed: Tensor) -> Tensor:
         """Return what is added to the scaled scores, before a softcap."""

@@ -16,7 +16,7 @@ from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
-from tlspectral.models.attention.writes import head_writes, require_sum_of_writes
+from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes
 
 Route = Literal["scores", "pattern", "z", "query", "key", "value"]
 
@@ -68,16 +68,14 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     missing = [layer for layer in layers if layer not in known]
     if not missing:
         return
-    points = ("residual", "residual_after", "attention_out", "mlp_out", "z")
-    names = [view.hook_names(layer)[point] for layer in missing for point in points]
+    names = [name for layer in missing for point, name in view.hook_names(layer).items() if point in WRITE_POINTS]
     following = [layer + 1 for layer in missing if layer + 1 < view.n_layers]
     names += [view.hook_names(layer)["residual"] for layer in following]
     last = view.hook_names(max(following, default=missing[-1]))["residual" if following else "residual_after"]
-    writes = {layer: head_writes(view, layer, widened) for layer in missing}
     with without_hooks(view.model):
         captured = view.capture(probe_tokens(view.d_vocab), dict.fromkeys(names), last=last)
     for layer in missing:
-        require_sum_of_writes(view, layer, captured, writes[layer])
+        checked_writes(view, layer, captured, widened)
         after = captured[view.hook_names(layer)["residual_after"]]
         handed_on = captured.get(view.hook_names(layer + 1)["residual"], after) if layer + 1 in following else after
         if not torch.equal(after, handed_on.to(after.device)):

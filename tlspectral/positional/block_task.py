@@ -114,7 +114,7 @@ class BlockTask(_Blocks):
 
     swapped: int = field(default=9, repr=False)
     queries: int | tuple[int, ...] = field(default=9, repr=False)
-    draws: int = field(default=5, repr=False)
+    draws: int = field(default=10, repr=False)
 
     def seeds(self, seed: int) -> tuple[int, ...]:
         """Seeds of the draws, made from one; the first are the same for any number. Raises ValueError for none."""

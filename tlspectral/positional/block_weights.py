@@ -64,16 +64,16 @@ class BlockReading:
     heads: dict[int, list[int]] | None = None
 
     def __post_init__(self) -> None:
-        require_valid_length(self.layers, max(len(prompt.tokens()) for prompt in self.prompts))
+        require_valid_length(self.layers.values(), max(len(prompt.tokens()) for prompt in self.prompts))
         if self.per_frequency and all(self.layers[layer].rotary is None for layer in self.chosen):
             raise UnsupportedArchitecture(
                 "no layer of these heads has rotary positions: there are no frequencies to score"
             )
 
     @cached_property
-    def layers(self) -> list[RawAttention]:
-        """The attention layers of the model."""
-        return [self.view.raw(index) for index in range(self.view.n_layers)]
+    def layers(self) -> dict[int, RawAttention]:
+        """The attention layers of the model, by index."""
+        return {index: self.view.raw(index) for index in self.view.layers}
 
     @cached_property
     def chosen(self) -> dict[int, list[int]]:

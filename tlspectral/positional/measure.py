@@ -77,8 +77,7 @@ MEDIAN_TESTS = Schema(
         statistic    | chi-square      | Of Mood's median test with Yates' correction. NaN where nothing is compared.
         pvalue       | probability     | p of that test.
     """),
-    "`tlspectral.positional.median_tests`; `tlspectral positional -o FOLDER` writes it as median_tests_prompt.parquet "
-    "and median_tests_key.parquet",
+    "`tlspectral.positional.median_tests`",
 )
 
 

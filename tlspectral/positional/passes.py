@@ -23,7 +23,7 @@ class QueryPasses:
     """A model and the suffixes that it reads behind each context; the query is the last token of a suffix."""
 
     view: AttentionView
-    layers: list[RawAttention]
+    layers: dict[int, RawAttention]
     suffixes: list[Int[Tensor, "_"]]
 
     def run(self, contexts: Int[Tensor, "prompts pos"], reduce: Reduce) -> dict[int, Float[Tensor, "prompts d_vocab"]]:
@@ -62,7 +62,7 @@ class QueryPasses:
 
     def contexts_at_once(self, n_tokens: int) -> int:
         """Number of prompts of a length in one batch, so that the memory for their patterns and keys stays bounded."""
-        patterns = _PATTERN_BYTES * max(len(raw.w_q) for raw in self.layers) * n_tokens**2
+        patterns = _PATTERN_BYTES * max(len(raw.w_q) for raw in self.layers.values()) * n_tokens**2
         cached = self._cache_bytes(n_tokens) if len(self.suffixes) > 1 else 0
         return max(1, _BYTES_AT_ONCE // (patterns + cached))
 
@@ -74,5 +74,5 @@ class QueryPasses:
 
     def _cache_bytes(self, n_tokens: int) -> int:
         """Bytes of the keys and values of all layers for one prompt, and of the keys once more."""
-        widths = sum(raw.w_k.shape[0] * raw.w_k.shape[2] for raw in self.layers)
-        return 3 * n_tokens * widths * self.layers[0].w_k.element_size()
+        widths = sum(raw.w_k.shape[0] * raw.w_k.shape[2] for raw in self.layers.values())
+        return 3 * n_tokens * widths * next(iter(self.layers.values())).w_k.element_size()

@@ -12,7 +12,7 @@ decomposition by frequency of "Decoupling Positional and Symbolic Attention Beha
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -84,21 +84,21 @@ class LastQuery:
 
 def last_query(
     raw: RawAttention,
-    query: Float[Tensor, "heads d_head"],
-    keys: Float[Tensor, "keys kv_heads d_head"],
+    query: Float[Tensor, "*asked"],
+    keys: Float[Tensor, "keys *width"],
     tables: tuple[Float64[Tensor, "*heads keys pairs"], Float64[Tensor, "*heads keys pairs"]] | None,
     visible: Bool[Tensor, "keys"],
 ) -> LastQuery:
     """Compute what the last query sees, in float64.
 
     Args:
-        query: of the last position, as captured: before query norm and rotation.
+        query: of the last position, [heads, d_head] as captured: before query norm and rotation; of a latent [width].
         keys: of all positions, likewise, grouped or one per query head.
         tables: cos and sin that the model applied, per query head of a spectral layer; None without rotary positions.
         visible: positions that the last query may attend to.
     """
-    q = normed(query, raw.q_norm)
-    k = normed(keys, raw.k_norm).movedim(0, -1)  # [kv_heads, d_head, keys]
+    q = normed(raw, "query", query[None])[0]
+    k = normed(raw, "key", keys).movedim(0, -1)  # [kv_heads, d_head, keys]
     n_heads, n_kv = len(q), len(k)
     non_rotary = torch.arange(q.shape[1], device=q.device)
     coordinates: list[Tensor] = []
@@ -136,8 +136,15 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
     require_own_pattern(logits, theirs, raw.w_q.dtype, f"layer {layer}")
 
 
-def require_valid_length(layers: list[RawAttention], length: int) -> None:
-    """Refuse a prompt beyond the length up to which rotary frequencies and score scale hold. Raises ValueError."""
+def require_valid_length(layers: Iterable[RawAttention], length: int) -> None:
+    """Refuse a prompt beyond the length up to which every key is scored, and alike. Raises ValueError."""
+    layers = list(layers)
+    selected = min((raw.selected_keys for raw in layers if raw.selected_keys is not None), default=length)
+    if length > selected:
+        raise ValueError(
+            f"the prompt has {length} tokens, but an indexer of this model lets a query see {selected} keys that it "
+            "picks, others where blocks swap: use fewer blocks"
+        )
     limits = [raw.valid_up_to for raw in layers if raw.valid_up_to is not None]
     if limits and length > min(limits):
         raise ValueError(
@@ -154,7 +161,7 @@ def context_hooks(view: AttentionView, held: ContextKeys) -> list[Hook]:
     """Hooks that record a pass over contexts in `held`, for passes that read only the suffixes."""
     return [
         (name, partial(_hold_context, held, layer, point))
-        for layer in range(view.n_layers)
+        for layer in view.layers
         for point, name in view.hook_names(layer).items()
         if point in ("key", "cos", "sin")
     ]
@@ -182,7 +189,7 @@ class LastQueryReader:
     """
 
     view: AttentionView
-    layers: list[RawAttention]
+    layers: dict[int, RawAttention]
     reduce: Reduce
     context: ContextKeys = field(default_factory=dict)
     copies: int = 1
@@ -192,7 +199,7 @@ class LastQueryReader:
     def hooks(self) -> list[Hook]:
         """A TransformerLens `fwd_hooks` list, for any number of runs in turn."""
         hooks: list[Hook] = []
-        for layer in range(self.view.n_layers):
+        for layer in self.view.layers:
             names = self.view.hook_names(layer)
             held = [point for point in ("query", "key", "cos", "sin", "scores") if point in names]
             hooks += [(names[point], partial(self._hold, point)) for point in held]
@@ -201,7 +208,7 @@ class LastQueryReader:
 
     def require_all(self) -> None:
         """Refuse a run in which a layer was not passed to `reduce`. Raises UnsupportedArchitecture."""
-        for layer in range(self.view.n_layers):
+        for layer in self.view.layers:
             if layer not in self.finished:
                 raise UnsupportedArchitecture(
                     f"layer {layer}: the attention never returned its pattern; "
@@ -242,11 +249,14 @@ def _one_row(table: Float[Tensor, "*batch pos columns"]) -> Float[Tensor, "pos c
 
 
 def normed(
-    x: Float[Tensor, "*batch heads d_head"], norm: QueryKeyNorm | None
-) -> Float64[Tensor, "*batch heads d_head"]:
-    """Queries or keys in float64, after the query/key norm if the layer has one."""
-    wide = in_float64(x.detach())
-    return wide if norm is None else norm.in_float64().applied(wide)
+    raw: RawAttention, what: Literal["query", "key"], captured: Float[Tensor, "rows *width"]
+) -> Float64[Tensor, "rows heads d_head"]:
+    """Queries or keys in float64, after the query/key norm if the layer has one, from what passes their hook point."""
+    x, scale = raw.inputs(what, in_float64(captured.detach()))
+    norm = raw.q_norm if what == "query" else raw.k_norm
+    if isinstance(norm, QueryKeyNorm):
+        return norm.in_float64().applied(x)
+    return x if scale is None else x * scale
 
 
 def read_prompt(
@@ -263,8 +273,8 @@ def read_prompt(
     """
     if not wanted:
         raise ValueError("no heads were given, so there is nothing to measure: name at least one (layer, head) pair")
-    layers = [view.raw(index) for index in range(view.n_layers)]
-    require_valid_length(layers, len(tokens))
+    layers = {index: view.raw(index) for index in view.layers}
+    require_valid_length(layers.values(), len(tokens))
 
     def checked(layer: int, row: int, seen: LastQuery, pattern: Tensor) -> None:
         if layer in wanted:
@@ -272,5 +282,5 @@ def read_prompt(
             take(layer, seen)
 
     reader = LastQueryReader(view, layers, checked)
-    view.run(tokens[None], [*hooks, *reader.hooks()], last=view.hook_names(view.n_layers - 1)["pattern"])
+    view.run(tokens[None], [*hooks, *reader.hooks()], last=view.hook_names(view.layers[-1])["pattern"])
     reader.require_all()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.layer import require_own_projections
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.module import Scope, SpectralRoPE
@@ -25,11 +26,11 @@ def spectral_layers(
     Under `scope="model"` the modules share their parameters. `options` are the others of `SpectralRoPE`. Raises as
     `to_spectral`.
     """
-    geometries = {index: view.rotary(index) for index in range(view.n_layers)}
+    geometries = {index: view.rotary(index) for index in view.layers}
     rotary = {index: geometry for index, geometry in geometries.items() if geometry is not None}
     if not rotary:
         raise UnsupportedArchitecture(
-            f"none of the {view.n_layers} layers has rotary positions, so there are no frequencies to make learnable"
+            f"none of the {len(view.layers)} layers has rotary positions, so there are no frequencies to make learnable"
         )
     chosen = dict.fromkeys(rotary) if heads is None else heads_by_layer(view, heads)
     if not chosen:
@@ -41,6 +42,7 @@ def spectral_layers(
     layers = nn.ModuleDict()
     for index, in_layer in chosen.items():
         raw, geometry = view.raw(index), rotary[index]
+        require_own_projections(raw, index, "its keys that rotate are shared by all heads, beside a latent")
         # At least float32: in 16 bits an optimizer's step rounds to no change of a frequency.
         precision = torch.promote_types(raw.w_q.dtype, torch.float32)
         try:

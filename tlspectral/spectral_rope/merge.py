@@ -151,7 +151,7 @@ def _with_frequencies(plain: Any, view: AttentionView, layers: Mapping[int, Spec
 
 def _shared(view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> Float64[Tensor, "pairs"]:
     first: Tensor | None = None
-    for index in range(view.n_layers):
+    for index in view.layers:
         geometry = spectral_geometry(view.rotary(index), layers.get(index))
         if geometry is None:
             continue

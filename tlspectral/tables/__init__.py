@@ -9,9 +9,11 @@ from tlspectral.tables.head_columns import (
     COLUMNS,
     EXTRA_COLUMNS,
     HEAD_COLUMNS,
+    LATENT_COLUMNS,
     describe_columns,
 )
 from tlspectral.tables.schema import Column, Schema
+from tlspectral.tables.sharing import shard
 from tlspectral.tables.stacking import bundled, stacked, unbundled
 from tlspectral.tables.whole_file import whole_file
 from tlspectral.tables.work import PartFailure, WorkPart, backend_configured, finished_parts, workers_kept
@@ -26,6 +28,7 @@ __all__ = [
     "COLUMNS",
     "EXTRA_COLUMNS",
     "HEAD_COLUMNS",
+    "LATENT_COLUMNS",
     "Column",
     "PartFailure",
     "PartFolder",
@@ -40,6 +43,7 @@ __all__ = [
     "join",
     "open_parts",
     "read_table",
+    "shard",
     "stacked",
     "unbundled",
     "whole_file",

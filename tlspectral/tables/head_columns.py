@@ -106,8 +106,11 @@ def _read() -> Iterator[Column]:
 
 
 _ALL = tuple(_read())
-HEAD_COLUMNS: tuple[Column, ...] = _ALL[:-2]
+HEAD_COLUMNS: tuple[Column, ...] = _ALL[:-8]
 """The columns of `analyze_heads`, in their order."""
+
+LATENT_COLUMNS: tuple[Column, ...] = tuple(replace(column, always=False) for column in _ALL[-8:-2])
+"""What follows them for a model with latent attention."""
 
 EXTRA_COLUMNS: tuple[Column, ...] = _ALL[-2:]
 """What `analyze_heads(extras=...)` adds."""
@@ -116,13 +119,13 @@ HEAD = HEAD_COLUMNS[:3]
 """Layer, head and name: what a table about heads begins with."""
 
 COLUMNS: Mapping[str, Column] = MappingProxyType(
-    {column.name: column for column in (*HEAD_COLUMNS, *EXTRA_COLUMNS)}
+    {column.name: column for column in (*HEAD_COLUMNS, *LATENT_COLUMNS, *EXTRA_COLUMNS)}
 )
-"""The columns of the head table and its extras by their names."""
+"""The columns of the head table, of latent attention and the extras by their names."""
 
 
 ANALYZE_HEADS = Schema("analyze_heads",
-    (*HEAD_COLUMNS, *(replace(column, always=False) for column in EXTRA_COLUMNS)),
+    (*HEAD_COLUMNS, *LATENT_COLUMNS, *(replace(column, always=False) for column in EXTRA_COLUMNS)),
     "`tls.analyze_heads`, the last two with `extras`; `tlspectral analyze -o FILE` writes it")
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables.schema import Schema
+from tlspectral.tables.sharing import sharing
 from tlspectral.tables.work import WorkPart, finished_parts
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ _SAME_SCORE = 1e-4
 class Measurement:
     """One measurement, from its settings to its table.
 
-    What comes first, such as a screen that chooses heads, is a call of `made` before the others. What comes last, such
-    as q-values over all parts, is done on the joined frame before `table`.
+    What comes first, such as a screen that chooses heads, is a call of `first`. What comes last, such as q-values over
+    all parts, is done on the joined frame before `table`.
 
     Attributes:
         schema: of the table.
@@ -69,6 +70,11 @@ class Measurement:
                     f"{value:.6f}: were there other hooks on the model? Choose another folder"
                 )
         return opened
+
+    def first(self, part: WorkPart) -> pd.DataFrame:
+        """Return the table of a part that the others need. Every shard that does not find it makes it."""
+        with sharing(None):
+            return self.made([part], description=part.name, unit="part")[part.name]
 
     def made(self, parts: Iterable[WorkPart], **how: Any) -> dict[str, pd.DataFrame]:
         """Return the table of every part, read from the folder or made; `how` is as for `finished_parts`."""

@@ -4,7 +4,10 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-_ORIGIN = ("model", "revision", "commit", "sha256", "backend", "weights_sha256", "weights_by_layer", "n_layers")
+_ORIGIN = (
+    "model", "revision", "commit", "sha256", "backend", "weights_sha256", "weights_by_layer", "n_layers",
+    "skipped_layers",
+)  # fmt: skip
 
 
 def recorded_weights(digests: Mapping[int, str], n_layers: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import joblib
@@ -16,6 +17,7 @@ import pandas as pd
 from joblib.externals.loky import get_reusable_executor
 
 from tlspectral.tables.progress import bar, without_bars
+from tlspectral.tables.sharing import current_shard
 
 if TYPE_CHECKING:
     from tlspectral.tables.parts import PartFolder
@@ -68,7 +70,6 @@ def finished_parts(
     unit: str,
     items: str | None = None,
     prepare: Callable[[], Any] | None = None,
-    total: int | None = None,
     n_jobs: int = 1,
     failed: Callable[[str, PartFailure], None] | None = None,
     done: Callable[[str], None] | None = None,
@@ -76,7 +77,7 @@ def finished_parts(
     """Return the table of every part. A stored part is read from the folder, any other is made and stored at once.
 
     Several jobs may do the same work in the same folder, and each may be killed at any moment. A part that another job
-    has stored meanwhile is read.
+    has stored meanwhile is read. In a block of `shard` only the parts of that shard are made.
 
     With `n_jobs=1` parts are made in this process, one after the other. Else joblib shares them out: to the backend of
     `joblib.parallel_config` (threads, processes, Dask), by default to processes with one thread each, which end with
@@ -94,7 +95,6 @@ def finished_parts(
         prepare: called once in every process or thread that makes a part. It returns what all parts need and what is
             too large to be sent with each of them. What it holds is sent once. A worker of a backend that the caller
             configured keeps the result until it is given other work or ends.
-        total: number of parts, for the bar, where `parts` is no sequence.
         n_jobs: workers, as joblib counts them.
         failed: called in this process with the name of a part that cannot be read, checked or made, and why. The work
             goes on without that part.
@@ -105,8 +105,14 @@ def finished_parts(
 
     Raises:
         IncompatibleCheckpoint: a file of the folder does not belong to this work.
+        MissingParts: parts of other shards are not there; those of this shard are.
         OSError: a part cannot be written; the message names the file.
     """
+    share = current_shard()
+    if share is not None:
+        how: dict[str, Any] = {"items": items, "prepare": prepare, "n_jobs": n_jobs, "failed": failed, "done": done}
+        finish = partial(finished_parts, folder=folder, description=description, unit=unit, **how)
+        return share.tables(parts, folder, finish)
     names: list[str] = []
     tables: dict[str, pd.DataFrame] = {}
     failures: set[str] = set()
@@ -121,7 +127,7 @@ def finished_parts(
         if done is not None:
             done(name)
 
-    missing = _missing(parts, folder, names, take, None if failed is None else note)
+    missing, total = _missing(parts, folder, names, take, None if failed is None else note), None
     if isinstance(parts, Sequence):
         missing, total = list(missing), len(parts)
     goes_on = failed is not None

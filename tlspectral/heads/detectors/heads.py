@@ -235,7 +235,7 @@ def _pvalues(
     n_sequences, width = sequences.tokens.shape
     rows = slice(0, min(n_sequences, NULL_SEQUENCES, max(1, _MOST_TOKENS // width)))
     reduce, counts = scorer(rows)
-    total = draws * view.n_layers
+    total = draws * len(view.layers)
     with bar(total, "detectors, null", "draw") as shown:
         pvalues = rotated_key_pvalues(
             view, sequences.tokens[rows], reduce, counts, draws=draws, seed=seed, advance=shown.update
@@ -304,8 +304,7 @@ def _statistics(
 
         return reduce
 
-    names = [view.hook_names(layer)["pattern"] for layer in range(view.n_layers)]
-    hooks = [(name, reducer(layer)) for layer, name in enumerate(names)]
+    hooks = [(view.hook_names(layer)["pattern"], reducer(layer)) for layer in view.layers]
     n_sequences, width = sequences.tokens.shape
     rows_at_once = BATCH if width * BATCH <= _MOST_TOKENS else max(1, _MOST_TOKENS // width)
     sizes = torch.zeros(2, 1, dtype=torch.float64)  # [2 halves, scores]
@@ -314,21 +313,21 @@ def _statistics(
         odd = torch.arange(rows.start, rows.stop) % 2 == 1
         reduce_batch, counts = scorer(rows)
         sizes = sizes + torch.stack([counts[:, ~odd].sum(1), counts[:, odd].sum(1)])
-        view.run(sequences.tokens[rows], hooks, last=names[-1])
+        view.run(sequences.tokens[rows], hooks, last=hooks[-1][0])
         advance(rows.stop - rows.start)
-    if len(total) < view.n_layers:
-        layer = min(set(range(view.n_layers)) - set(total))
+    if len(total) < len(view.layers):
+        layer = min({*view.layers} - {*total})
         raise UnsupportedArchitecture(
             f'layer {layer}: the attention never returned its pattern; load the model with attn_implementation="eager"'
         )
-    n_heads = [total[layer].shape[-1] for layer in range(view.n_layers)]
-    by_half, square = (torch.cat([sums[layer] for layer in range(view.n_layers)], dim=-1) for sums in (total, squares))
+    n_heads = [total[layer].shape[-1] for layer in view.layers]
+    by_half, square = (torch.cat([sums[layer] for layer in view.layers], dim=-1) for sums in (total, squares))
     n_counted = sizes.sum(0)
     count = n_counted[:, None]
     mean = by_half.sum(0) / count
     variance = (square / count - mean.square()).clamp_min(0) * count / (count - 1)
     return _Statistics(
-        np.repeat(np.arange(view.n_layers), n_heads),
+        np.repeat(view.layers, n_heads),
         np.concatenate([np.arange(n) for n in n_heads]),
         mean.numpy(),
         (variance / count).sqrt().numpy(),

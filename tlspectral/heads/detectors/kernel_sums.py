@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from tlspectral.algebra.rotary import in_float64, widened
+from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.heads.detectors.distance import Preference, preference
 from tlspectral.heads.detectors.rotated_keys import at_pattern
-from tlspectral.models.attention import AttentionView, QueryKeyNorm
+from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.padding import PackedTokens
@@ -32,10 +32,8 @@ class LayerKernels:
 
     def __init__(self, view: AttentionView, layer: int, heads: list[int], back: list[int]):
         self.view, self.layer, self.heads, self.back = view, layer, heads, back
-        raw = view.raw(layer)  # its weights are not kept: on some backends they are copies
-        self.rotary, self.score_scale, self.softcap = raw.rotary, raw.score_scale, raw.softcap
-        self.valid_up_to = raw.valid_up_to
-        self.norms = {"query": raw.q_norm, "key": raw.k_norm}
+        raw = view.raw(layer)
+        self.settings, self.rotary = raw.without_weights(), raw.rotary
         self.total = torch.zeros(2, 2, len(back), len(heads), dtype=torch.float64)  # [judged, sum and number, ...]
         self.means: dict[str, Tensor] = {}  # "query", "key": sums [heads, d_head]
         self.n_tokens = self.n_judged = 0
@@ -65,7 +63,7 @@ class LayerKernels:
         counted = real & averaged[:, None]
         if self.rotary is not None and bool(averaged.any()):
             self.n_tokens += int(counted.sum())
-            hooks += [(names[side], partial(self._add_mean, side, norm, counted)) for side, norm in self.norms.items()]
+            hooks += [(names[side], partial(self._add_mean, side, counted)) for side in ("query", "key")]
         if not scores:
             return hooks
         self.n_judged += int((~averaged).sum())
@@ -79,10 +77,9 @@ class LayerKernels:
         return [*hooks, *at_pattern(self.view, self.layer, rebuild)]
 
     def _add_mean(
-        self, side: str, norm: QueryKeyNorm | None, counted: Bool[Tensor, "batch pos"], x: Tensor, hook: Any
+        self, side: Literal["query", "key"], counted: Bool[Tensor, "batch pos"], x: Tensor, hook: Any
     ) -> None:
-        x = x[counted.to(x.device)]  # [tokens, heads, d_head]
-        total = in_float64(widened(x) if norm is None else norm.applied(widened(x))).sum(0).cpu()
+        total = in_float64(self.settings.normed(side, x[counted.to(x.device)])).sum(0).cpu()
         self.means[side] = total + self.means.get(side, 0)
 
     def _add_scores(self, scores: Tensor, real: Bool[Tensor, "batch pos"], averaged: Bool[Tensor, "batch"]) -> None:
@@ -99,14 +96,15 @@ class LayerKernels:
 
     def predict(self, longest: int) -> None:
         """Set `preference` from the means, if the layer has rotary positions that hold up to the longest prompt."""
-        too_long = self.valid_up_to is not None and longest > self.valid_up_to
+        limit = self.settings.valid_up_to
+        too_long = limit is not None and longest > limit
         if self.rotary is None or not self.n_tokens or too_long:
             return
         query, key = (self.means[side] / self.n_tokens for side in ("query", "key"))
         key = key.repeat_interleave(len(query) // len(key), dim=0)  # some models repeat grouped keys themselves
         query, key, distances = query[self.heads], key[self.heads], torch.tensor(self.back)
         rotary = self.rotary.of_heads(self.heads)
-        self.preference = preference(rotary, self.score_scale, self.softcap, query, key, distances)
+        self.preference = preference(rotary, self.settings.score_scale, self.settings.softcap, query, key, distances)
 
 
 def measured_kernels(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.errors import ScoreMismatch
-from tlspectral.models.attention import AttentionLayer, AttentionView
+from tlspectral.models.attention import AttentionLayer, AttentionView, Latent
 from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.head_scores import HeadScores, key_side, rotation_tables, scores_of_stream
 from tlspectral.models.attention.layer import require_even_scale
@@ -77,7 +77,7 @@ def rotated_key_pvalues(
             advance()
         by_layer.append(torch.where(score.isnan(), torch.nan, (1 + reached) / (1 + draws)))
 
-    hooks = [hook for index in range(view.n_layers) for hook in at_pattern(view, index, partial(measure, index))]
+    hooks = [hook for index in view.layers for hook in at_pattern(view, index, partial(measure, index))]
     view.run(tokens, hooks, last=hooks[-1][0])
     return torch.cat(by_layer, dim=1).numpy()
 
@@ -107,8 +107,8 @@ class _FixedQueries:
         layer: for its norms of keys.
         n: normalised residual stream without gain and bias, under LayerNorm in a basis of the vectors without mean.
         scores: of the head itself; its keys are replaced.
-        core: R of W_K = Q R for each key/value head.
-        bias: of the keys.
+        core: R of W_K = Q R for each key/value head; that of W_D for a latent of all heads' keys.
+        bias: of the keys, or of the latent.
         hidden: which keys are masked.
     """
 
@@ -122,7 +122,10 @@ class _FixedQueries:
     def pattern(self, frame: Float[Tensor, "dimension rank"]) -> Float[Tensor, "batch heads query key"]:
         """Return the attention of all heads whose keys are read through a frame."""
         keys = torch.einsum("bpr,hrk->bphk", self.n @ frame, self.core) + self.bias
-        scores = replace(self.scores, key=key_side(self.layer, keys, None, self.scores.key.rotation)).own()
+        scale = None
+        if isinstance(self.layer.k_norm, Latent):
+            keys, scale = self.layer.k_norm.inputs(keys[:, :, 0])
+        scores = replace(self.scores, key=key_side(self.layer, keys, None, self.scores.key.rotation, scale)).own()
         return scores.masked_fill(self.hidden, torch.finfo(torch.float32).min).softmax(-1)
 
 
@@ -169,7 +172,9 @@ def _fixed_queries(
         "pattern, or set null_draws=0",
         ScoreMismatch,
     )
-    n, w_k = layer.norm.normalized(residual), layer.w_k
+    n, w_k, b_k = layer.norm.normalized(residual), layer.w_k, layer.b_k
+    if isinstance(layer.k_norm, Latent):
+        w_k, b_k = layer.k_norm.down[None], layer.k_norm.bias_or_zero[None]
     if layer.effective_dimension < view.d_model:
         n, w_k = _without_mean(n), _without_mean(w_k.mT).mT
     fixed = _FixedQueries(
@@ -178,7 +183,7 @@ def _fixed_queries(
         scores.in_float32(),
         # A norm over all heads of a token needs their keys as one rotation leaves them, and not each by itself.
         _core(w_k, together=layer.k_norm is not None and layer.k_norm.over_heads),
-        layer.b_k.float(),
+        b_k.float(),
         hidden,
     )
     return fixed, observed

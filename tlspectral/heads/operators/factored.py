@@ -133,7 +133,7 @@ class QKOperators(Sequence[QKOperator]):
     def __init__(self, view: AttentionView):
         self._view = view
         self._layer = lru_cache(maxsize=1)(self._read)
-        self._pairs = [(layer, head) for layer in range(view.n_layers) for head in range(view.n_heads(layer))]
+        self._pairs = [(layer, head) for layer in view.layers for head in range(view.n_heads(layer))]
 
     def _read(self, index: int) -> tuple[AttentionLayer, Tensor, Tensor]:
         layer = self._view.layer(index)

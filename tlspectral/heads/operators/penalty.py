@@ -75,7 +75,7 @@ def qk_penalty(
     """
     name: PenalizedPart = chosen_part(part, PENALIZED_PARTS)
     view = attention_view(model)
-    chosen = dict.fromkeys(range(view.n_layers)) if heads is None else heads_by_layer(view, heads)
+    chosen = dict.fromkeys(view.layers) if heads is None else heads_by_layer(view, heads)
     if not chosen:
         raise BadHead("no heads to penalise: heads is empty; None means every head")
     shares = []

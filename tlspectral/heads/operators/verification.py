@@ -64,7 +64,7 @@ def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
 def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerCheck]:
     """Check the scores of a view as `verify_scores` does, and return all results by layer. Raises as that."""
     packed = checked_prompts(view, prompts)
-    names = {index: view.hook_names(index) for index in range(view.n_layers)}
+    names = {index: view.hook_names(index) for index in view.layers}
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for points_of_layer in names.values() for point, name in points_of_layer.items() if point in points]
     captured = view.capture(packed.tokens, wanted, last=names[max(names)]["pattern"])
@@ -82,7 +82,7 @@ def checked_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
 
 def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
     """Return 24 ids drawn at random (seed 0), fewer where the context or the valid length of a layer is shorter."""
-    limits = [view.raw(index).valid_up_to for index in range(view.n_layers)]
+    limits = [view.raw(index).valid_up_to for index in view.layers]
     length = min([CHECK_LENGTH, view.n_ctx, *(limit for limit in limits if limit)])
     return torch.randint(0, view.d_vocab, (1, length), generator=torch.Generator().manual_seed(0))
 

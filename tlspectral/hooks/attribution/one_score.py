@@ -21,6 +21,7 @@ from tlspectral.hooks.attribution.score_form import (
 from tlspectral.hooks.attribution.two_tokens import QueryRow, TwoTokens, query_row, trace
 from tlspectral.models.attention import AttentionView, attention_view, require_even_scale
 from tlspectral.models.attention.head_scores import rotation_tables
+from tlspectral.models.attention.layer import require_own_projections
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Head, head_name, whole_number
@@ -121,6 +122,7 @@ def qk_attribution(
     query, key = _positions(query, key, tokens.shape[1])
     raw = view.raw(layer)
     require_even_scale(raw, layer, tokens.shape[1])
+    require_own_projections(raw, layer, "a score is not taken apart through the norms of its latents")
     if by_frequency and raw.rotary is None:
         raise UnsupportedArchitecture(f"layer {layer} has no rotary positions, so its scores have no frequencies")
     traced = trace(view, tokens, layer, index, query, key)

@@ -21,6 +21,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import RotaryGeometry, with_gain_and_phase
 from tlspectral.models.attention import (
     AttentionView,
+    Latent,
     QueryKeyNorm,
     RawAttention,
     fold_attention,
@@ -43,7 +44,7 @@ class StreamSide:
 
     reads: LayerReads
     bias: Float64[Tensor, "heads d_head"]
-    query_key_norm: QueryKeyNorm | None
+    query_key_norm: QueryKeyNorm | Latent | None
     head: int
 
     def read(self, x: Float64[Tensor, "d_model"], written: Float64[Tensor, "sources d_model"]) -> Tensor:

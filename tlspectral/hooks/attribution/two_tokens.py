@@ -16,7 +16,7 @@ from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, noise_of, require_close
 from tlspectral.models.attention.head_scores import Tables
 from tlspectral.models.attention.run_scores import require_own_pattern, row_scores
-from tlspectral.models.attention.writes import head_writes, require_equal_streams, require_sum_of_writes, z_of
+from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes, mixed, require_equal_streams, z_of
 from tlspectral.selection import head_name
 
 _UNDIVIDED = "a score cannot be divided among sources"
@@ -60,8 +60,7 @@ def trace(
     token_pair, kept, names = [query, key], {}, view.hook_names(layer)
     hooks: list[tuple[str, Callable[..., None]]] = []
     for earlier in range(layer):
-        points = view.hook_names(earlier)
-        wanted = [points[point] for point in ("residual", "residual_after", "attention_out", "mlp_out", "z")]
+        wanted = [name for point, name in view.hook_names(earlier).items() if point in WRITE_POINTS]
         hooks += [(name, partial(_keep, kept, name, token_pair)) for name in wanted if name in view.model.hook_dict]
     hooks.append((names["residual"], partial(_keep, kept, names["residual"], token_pair)))
     whole = [names[point] for point in ("query", "key", "cos", "sin") if point in names]
@@ -112,17 +111,19 @@ def _sources(
         names, written = ["embedding", "positions"], [entered - positions, positions]
     biases = torch.zeros_like(entered)
     for earlier in range(layer):
-        points, writes = view.hook_names(earlier), head_writes(view, earlier, in_float64)
-        require_sum_of_writes(view, earlier, kept, writes)
-        norm_behind |= writes.norm.kind != "none"
-        z = z_of(in_float64(kept[points["z"]]), writes.w_o)
-        scale = writes.token_scale(z)
-        heads = writes.of(z, scale)[:, 0].detach().cpu()
-        names += [head_name(earlier, head) for head in range(len(heads))]
-        written += list(heads)
+        points, writes = view.hook_names(earlier), checked_writes(view, earlier, kept, in_float64)
+        if writes is not None:
+            norm_behind |= writes.norm.kind != "none"
+            z = z_of(in_float64(kept[points["z"]]), writes.w_o)
+            scale = writes.token_scale(z)
+            heads = writes.of(z, scale)[:, 0].detach().cpu()
+            names += [head_name(earlier, head) for head in range(len(heads))]
+            written += list(heads)
+            biases = biases + writes.of_biases(scale)[0].detach().cpu()
+        if view.writes_more(earlier):
+            names, written = [*names, f"L{earlier}MIX"], [*written, mixed(view, earlier, kept, in_float64)[0].cpu()]
         if points["mlp_out"] in kept:  # an attention-only layer has none
             names, written = [*names, f"L{earlier}MLP"], [*written, in_float64(kept[points["mlp_out"]])[0].cpu()]
-        biases = biases + writes.of_biases(scale)[0].detach().cpu()
     if bool(biases.any()):
         names, written = [*names, "attention biases"], [*written, biases]
     return names, torch.stack(written, dim=1), norm_behind

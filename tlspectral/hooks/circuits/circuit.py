@@ -192,6 +192,8 @@ def _relabelled(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
     """Return the circuit with the heads of each layer exchanged, groups as a whole: as many of its edges are live."""
     rows, places = np.arange(len(graph.receivers)), np.arange(len(graph.senders))
     for layer, (n_heads, n_groups) in enumerate(zip(graph.n_heads, graph.n_kv_heads, strict=True)):
+        if not n_heads:
+            continue
         groups, size = rng.permutation(n_groups), n_heads // n_groups
         heads = np.concatenate([group * size + rng.permutation(size) for group in groups])
         first = graph.sender_index[f"L{layer}H0"]

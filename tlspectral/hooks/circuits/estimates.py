@@ -88,7 +88,7 @@ class _Reading:
     Attributes:
         removed: what is taken out of the clean embedding.
         read: what all receivers of a kind in a layer read in the run, by layer and kind.
-        passed: what enters each layer, and what its attention adds, by hook point.
+        passed: the streams that receivers read, or their parts, by hook point.
         found: the gradient of the score in what is read, by layer and kind.
     """
 
@@ -116,12 +116,12 @@ class _Reading:
         }
 
     def _hooks(self) -> list[Hook]:
-        view = self.pairs.view
-        passing = [view.hook_names(layer)[at] for layer in range(view.n_layers) for at in ("residual", "attention_out")]
+        readers = self.pairs.graph.readers
+        passing = dict.fromkeys(one.names[point] for one in readers.values() for point in one.streams)
         return [
-            (passing[0], self._start),
+            (self.pairs.view.hook_names(0)["residual"], self._start),
             *((name, partial(self._note, name)) for name in passing),
-            *((one.point, partial(self._keep, kind)) for kind, one in self.pairs.graph.readers.items()),
+            *((one.point, partial(self._keep, kind)) for kind, one in readers.items()),
         ]
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:

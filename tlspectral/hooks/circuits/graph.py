@@ -12,9 +12,10 @@ from tlspectral.algebra.rotary import widened
 from tlspectral.errors import BadHead
 from tlspectral.hooks.edges.cutting import Reader, reader
 from tlspectral.hooks.edges.measuring import Edge
-from tlspectral.hooks.edges.reached import reached
+from tlspectral.hooks.edges.reached import SHARED_LATENT, reached
 from tlspectral.hooks.edges.senders import EMBEDDING, Sender
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.layer import require_own_projections
 from tlspectral.models.attention.mlp import MlpReads, mlp_reads
 from tlspectral.models.attention.writes import HeadWrites, head_writes
 from tlspectral.selection import Receiver
@@ -32,13 +33,21 @@ class Graph:
 
     @cached_property
     def n_heads(self) -> list[int]:
-        """Heads of each layer."""
-        return [len(writes.w_o) for writes in self.writes]
+        """Heads of each layer; 0 where it has none."""
+        return [0 if writes is None else len(writes.w_o) for writes in self.writes]
+
+    @cached_property
+    def mixers(self) -> list[bool]:
+        """Which layers have a mixer. It reads the stream as it is, so that no edge into it is cut."""
+        return [self.view.writes_more(layer) for layer in range(self.view.n_layers)]
 
     @cached_property
     def n_kv_heads(self) -> list[int]:
-        """Key/value heads of each layer."""
-        return [len(self.view.raw(layer).w_k) for layer in range(self.view.n_layers)]
+        """Key/value heads of each layer. Raises UnsupportedArchitecture for latent attention."""
+        raw = {layer: self.view.raw(layer) for layer in self.view.layers}
+        for layer, one in raw.items():
+            require_own_projections(one, layer, SHARED_LATENT)
+        return [len(raw[layer].w_k) if layer in raw else 0 for layer in range(self.view.n_layers)]
 
     @cached_property
     def mlps(self) -> list[MlpReads | None]:
@@ -47,10 +56,11 @@ class Graph:
 
     @cached_property
     def senders(self) -> list[Sender]:
-        """The embedding, then of each layer its heads and its MLP."""
+        """The embedding, then of each layer its heads, its mixer and its MLP."""
         found = [EMBEDDING]
         for layer, n_heads in enumerate(self.n_heads):
             found += [Sender(layer, head, "head") for head in range(n_heads)]
+            found += [Sender(layer, -1, "mix")] * self.mixers[layer]
             if self.mlps[layer] is not None:
                 found.append(Sender(layer, -1, "mlp"))
         return found
@@ -93,19 +103,20 @@ class Graph:
         return {kind: reader(self.view, *kind) for kind in self.kinds}
 
     @cached_property
-    def writes(self) -> list[HeadWrites]:
-        """How the heads of each layer write, in the type they are stored in, float32 at least."""
-        return [head_writes(self.view, layer, widened) for layer in range(self.view.n_layers)]
+    def writes(self) -> list[HeadWrites | None]:
+        """How the heads of each layer write, in the type they are stored in, float32 at least; None without heads."""
+        known = {layer: head_writes(self.view, layer, widened) for layer in self.view.layers}
+        return [known.get(layer) for layer in range(self.view.n_layers)]
 
     @cached_property
     def _n_before_layer(self) -> list[int]:
-        writers = [n_heads + (mlp is not None) for n_heads, mlp in zip(self.n_heads, self.mlps, strict=True)]
-        return np.cumsum([1, *writers]).tolist()
+        kinds = zip(self.n_heads, self.mixers, self.mlps, strict=True)
+        return np.cumsum([1, *(n_heads + mixer + (mlp is not None) for n_heads, mixer, mlp in kinds)]).tolist()
 
     def n_before(self, receiver: Receiver) -> int:
         """Return how many senders write before a receiver reads; they are the first ones."""
         mlp = self.mlps[receiver.layer] if receiver.input == "mlp" else None
-        own = 0 if mlp is None or mlp.parallel else self.n_heads[receiver.layer]
+        own = 0 if mlp is None or mlp.parallel else self.n_heads[receiver.layer] + self.mixers[receiver.layer]
         return self._n_before_layer[receiver.layer] + own
 
     @cached_property
@@ -136,7 +147,7 @@ class Graph:
         rows, places = [], []
         for sender, receiver in edges:
             if sender not in self.sender_index:
-                raise BadHead(f"{sender!r} is no sender of this model: a sender is embedding, L16H0 or L3MLP")
+                raise BadHead(f"{sender!r} is no sender of this model: a sender is embedding, L16H0, L3MLP or L2MIX")
             if receiver not in known:
                 [end] = reached(self.view, [receiver])
                 known[receiver] = self.receiver_index[end.receiver]
@@ -147,10 +158,13 @@ class Graph:
         return np.array(rows, dtype=int), np.array(places, dtype=int)
 
     def eap_name(self, edge: Edge) -> str:
-        """Return the name of an edge in EAP and MIB, of a receiver that heads share one name for each of them."""
+        """Return the name of an edge in EAP and MIB, of a receiver that heads share one name for each of them.
+
+        They have no mixers, which keep their own name.
+        """
         sender, receiver = edge.sender, edge.end.receiver
-        of_sender = "input" if sender.kind == "embedding" else f"m{sender.layer}"
-        of_sender = f"a{sender.layer}.h{sender.head}" if sender.kind == "head" else of_sender
+        named = {"embedding": "input", "mlp": f"m{sender.layer}", "head": f"a{sender.layer}.h{sender.head}"}
+        of_sender = named.get(sender.kind, sender.name)
         if receiver.input in ("mlp", "logits"):
             return f"{of_sender}->{f'm{receiver.layer}' if receiver.input == 'mlp' else 'logits'}"
         size = self.n_heads[receiver.layer] // self.n_kv_heads[receiver.layer] if receiver.shared else 1
@@ -160,15 +174,16 @@ class Graph:
     def on_a_path(self, mask: Bool[np.ndarray, "receivers senders"]) -> Bool[np.ndarray, "receivers senders"]:
         """Return which edges of a circuit lie on a path of its edges from the embedding to the logits."""
         of_sender = self._reads
-        reached = np.zeros(len(self.senders), dtype=bool)
-        reached[0] = True
-        for index, reads in enumerate(of_sender[1:], 1):
-            reached[index] = bool((mask[reads] & reached).any())
+        reached = np.array([sender.kind in ("embedding", "mix") for sender in self.senders])
+        for index, reads in enumerate(of_sender):
+            reached[index] |= bool((mask[reads] & reached).any())
+        read_whole = False  # by a mixer that is useful
         useful = np.zeros(len(self.receivers), dtype=bool)
         useful[-1] = True
         for index in reversed(range(1, len(self.senders))):
-            if mask[useful, index].any():
+            if read_whole or mask[useful, index].any():
                 useful[of_sender[index]] = True
+                read_whole |= self.senders[index].kind == "mix"
         return mask & reached & useful[:, None]
 
     @cached_property
@@ -177,7 +192,7 @@ class Graph:
         return [self._reads_of(sender) for sender in self.senders]
 
     def _reads_of(self, sender: Sender) -> list[int]:
-        if sender.kind == "embedding":
+        if sender.kind in ("embedding", "mix"):
             return []
         if sender.kind == "mlp":
             return [self.kinds[sender.layer, "mlp"].start]

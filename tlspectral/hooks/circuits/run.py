@@ -5,7 +5,7 @@ reads that stream without the difference between what a sender writes now and wh
 prompt, summed over the edges that are cut. With all edges kept that is the clean run, with none the counterfactual one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -32,21 +32,29 @@ class Stream:
         then: what they wrote before; None in the run that is to be compared with.
         cut: which edges are cut, or what share of each: a receiver reads the stream without the difference that these
             carry. None: nothing is changed.
+        held: what a mixer reads and what stands beside it, by hook point.
     """
 
     graph: Graph
     written: Float[Tensor, "senders batch pos d_model"]
     then: Float[Tensor, "senders batch pos d_model"] | None = None
     cut: Bool[Tensor, "receivers senders"] | Float[Tensor, "receivers senders"] | None = None
+    held: dict[str, Tensor] = field(default_factory=dict)
 
     def hooks(self) -> list[Hook]:
         """Return hooks that note what is written and edit what receivers read by cut edges."""
         view, place = self.graph.view, self.graph.sender_index
         found: list[Hook] = [(view.hook_names(0)["residual"], partial(self._note, 0))]
         for layer, writes in enumerate(self.graph.writes):
-            names = view.hook_names(layer)
-            found.append((names["z"], partial(self._note_heads, place[f"L{layer}H0"], writes)))
-            if self.graph.mlps[layer] is not None:
+            names, mlp = view.hook_names(layer), self.graph.mlps[layer]
+            if writes is not None:
+                found.append((names["z"], partial(self._note_heads, place[f"L{layer}H0"], writes)))
+            if self.graph.mixers[layer]:
+                before = [names[point] for point in ("residual", "attention_out") if point in names]
+                found += [(name, partial(self._hold, name)) for name in before]
+                behind = names["residual_after" if mlp is None else "middle"]
+                found.append((behind, partial(self._note_mixer, place[f"L{layer}MIX"], before)))
+            if mlp is not None:
                 found.append((names["mlp_out"], partial(self._note, place[f"L{layer}MLP"])))
         if self.cut is not None:
             found += [hook for kind, one in self.graph.readers.items() for hook in one.hooks(partial(self._cuts, kind))]
@@ -61,6 +69,15 @@ class Stream:
     def _note_heads(self, first: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:
         z = z_of(z, writes.w_o)
         self._note(first, writes.of(z, writes.token_scale(z)))
+
+    def _hold(self, name: str, activation: Tensor, hook: Any) -> None:
+        self.held[name] = activation
+
+    def _note_mixer(self, place: int, before: list[str], x: Tensor, hook: Any) -> None:
+        written = widened(x)
+        for name in before:
+            written = written - widened(self.held[name]).to(x.device)
+        self._note(place, written)
 
     def _cuts(self, kind: tuple[int, str]) -> list[Cut]:
         """Return what the cut edges of all receivers of a kind carry."""
@@ -100,5 +117,5 @@ def run_with(stream: Stream, tokens: Tensor, scored: Positions) -> Float[Tensor,
 
 
 def _room(graph: Graph, tokens: Tensor) -> Tensor:
-    weight = graph.writes[0].w_o
+    weight = next(writes.w_o for writes in graph.writes if writes is not None)
     return torch.empty(len(graph.senders), *tokens.shape, graph.view.d_model, dtype=weight.dtype, device=weight.device)

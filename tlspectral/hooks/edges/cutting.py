@@ -42,6 +42,11 @@ class Reader:
             return self.reads.point
         return self.names["residual_after" if self.reads is None else INPUT_POINTS[self.what]]  # pyright: ignore
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The points of the layer whose sum is read; none where it is what is read itself."""
+        return self.reads.reads if isinstance(self.reads, MlpReads) else ("residual",) * (self.reads is not None)
+
     def hooks(self, cuts: Callable[[], Iterable[Cut]]) -> list[Hook]:
         """Return hooks by which the receivers read without what is cut; `cuts` is called as the model runs."""
         held: dict[str, Tensor] = {}
@@ -54,33 +59,30 @@ class Reader:
                 return without(read, widened(held["residual"]), self.reads, cuts())
             x = widened(read)
             if self.reads is not None:
-                x = self.reads.stream(*(widened(held[name]) for name in ("residual", "attention_out")))
+                x = self.reads.stream({point: widened(held[point]) for point in self.reads.reads})
             removed = torch.zeros_like(x)
             for _, rows, one in cuts():
                 removed[rows] += one.to(x)
             return (x - removed).to(read) if self.reads is None else self.reads.changed(read, x, removed)
 
-        needed = {LayerReads: ("residual",), MlpReads: ("residual", "attention_out")}.get(type(self.reads), ())
-        return [*((self.names[name], partial(hold, name)) for name in needed), (self.point, edit)]
+        return [*((self.names[point], partial(hold, point)) for point in self.streams), (self.point, edit)]
 
     def gradient(
         self, of_read: Float[Tensor, "*shape"], passed: Mapping[str, Tensor]
     ) -> Float[Tensor, "receivers batch pos d_model"]:
         """Carry a gradient at what is read back to the stream of each receiver.
 
-        `passed` is what the run had at the hook points, before the layer and behind its attention.
+        `passed` is what the run had at the hook points of `streams`.
         """
         if self.reads is None:
             return of_read[None]
-        x = widened(passed[self.names["residual"]])
+        streams = {point: widened(passed[self.names[point]]) for point in self.streams}
         if isinstance(self.reads, MlpReads):
-            return self.reads.gradient(of_read, self.reads.stream(x, widened(passed[self.names["attention_out"]])))[
-                None
-            ]
+            return self.reads.gradient(of_read, self.reads.stream(streams))[None]
         count, _, d_head = self.reads.weight.shape
         by_head = of_read.reshape(*of_read.shape[:2], count, -1, d_head).sum(3)  # of repeated keys together
         of_stream = torch.einsum("bphd,hmd->hbpm", by_head, self.reads.weight.to(by_head))
-        return self.reads.norm.gradient(of_stream, x)
+        return self.reads.norm.gradient(of_stream, streams["residual"])
 
 
 def reader(view: AttentionView, layer: int, what: Any) -> Reader:

@@ -46,9 +46,9 @@ EDGE_EFFECTS = Schema(
     "edge_effects",
     (
         *columns("""
-            sender         | label          | What writes: a head (L16H0), an MLP (L3MLP), or embedding.
+            sender         | label          | What writes: a head (L16H0), a mixer (L2MIX), an MLP (L3MLP) or embedding.
             layer          | index          | Layer of the sender; -1 for embedding.
-            head           | index          | Head of the sender; -1 for an MLP and for embedding.
+            head           | index          | Head of the sender; -1 for all but heads.
             receiver       | label          | What reads: of a head (L18H6.q), or shared by heads (L18KV2.k).
             receiver_layer | index          | Layer of the receiver; of logits the number of layers.
             receiver_head  | index          | Head whose attention is measured; for a task the first asked for, or -1.
@@ -107,7 +107,8 @@ def edge_effects(
             column `reached` names them. None is everything that reads, of a task of pairs.
         senders: writers of earlier layers, and for an MLP the heads of its own that it reads. None: every such head, of
             pairs every MLP and the embedding too. Heads in any form; or a list of heads and of `"heads"`,
-            `"embedding"`, `"L3MLP"`, `"mlps"`.
+            `"embedding"`, `"L3MLP"`, `"mlps"`, `"L2MIX"`, `"mixers"`. A mixer is what a layer of a hybrid has in the
+            place of heads or beside them; its write is what the layer adds less its heads and its MLP.
         task: prompts, and for `measure="task"` the metric; None is 16 repeated sequences with segments of 64 tokens and
             the induction loss. Sequences [BOS, r, r] of your own, [sequences, 1 + 2 L]: `tls.tasks.induction(prompts)`.
         measure: what the edge has an effect on. `"prev"`, `"dup"` and `"ind"`: the attention of a head that reads
@@ -253,7 +254,7 @@ def edge_effects(
         table,
         n_sequences=len(sequences.tokens),
         tokens_sha256=sequences.digest,
-        norm_behind_held=[layer for layer in range(below) if view.behind(layer)[1].kind != "none"],
+        norm_behind_held=[layer for layer in view.layers if layer < below and view.behind(layer)[1].kind != "none"],
         **({} if pairs is None else {"pairs_sha256": pairs.digests}),
         **{f"rank_correlation_{kind}": agreement(table, kind)[0] for kind in ("top", "control") if estimates},
     )
@@ -335,8 +336,7 @@ def _screened(
     def estimated() -> pd.DataFrame:
         return pd.DataFrame({"estimate": estimates_at(pairs, method, [*places.values()])[at, rows, columns]})
 
-    (part,) = measurement.made([WorkPart("estimates", estimated)], description=method, unit="part").values()
-    estimates = part["estimate"].to_numpy()
+    estimates = measurement.first(WorkPart("estimates", estimated))["estimate"].to_numpy()
     order, measured = screened(estimates, MEASURED, seed)
     return order, {"estimate": estimates[order], "measured": measured[order]}
 

@@ -66,11 +66,11 @@ def edges_between(
     for end in ends:
         receiver, heads = end.receiver, end.asked if each_head else end.asked[:1] or (-1,)
         mlp = mlp_reads(view, receiver.layer) if receiver.input == "mlp" else None
-        own = mlp is not None and not mlp.parallel
+        own = ("head", "mix") if mlp is not None and not mlp.parallel else ()
         before = [
             sender
             for sender in senders
-            if sender.layer < receiver.layer or (own and sender.kind == "head" and sender.layer == receiver.layer)
+            if sender.layer < receiver.layer or (sender.layer == receiver.layer and sender.kind in own)
         ]
         edges += [Edge(sender, end, head, place) for place in places for head in heads for sender in before]
     return edges

@@ -6,9 +6,14 @@ from typing import Any
 
 from tlspectral.errors import BadHead, warn_caller
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.layer import require_own_projections
 from tlspectral.models.attention.mlp import mlp_reads
 from tlspectral.selection import Receiver, Receivers, head_name, read_receivers
 
+SHARED_LATENT = (
+    "its heads read the residual stream through latents that they share, behind which a norm is taken, and edges into "
+    "such a layer are not measured; ablate the heads instead"
+)
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
 
@@ -31,7 +36,7 @@ class Reached:
 def reached(view: AttentionView, given: Receivers) -> list[Reached]:
     """Return the receivers, sorted by layer, input and head, each once, with the heads that they reach.
 
-    Raises BadHead for a receiver that does not exist.
+    Raises BadHead for a receiver that does not exist, UnsupportedArchitecture for one in latent attention.
     """
     asked: dict[Receiver, set[int]] = {}
     for one in read_receivers(given):
@@ -54,6 +59,7 @@ def _own(view: AttentionView, given: Receiver) -> tuple[Receiver, Iterable[int]]
             raise BadHead(f"{given.name} does not exist: layer {layer} has no MLP")
         return Receiver(layer, -1, what), ()
     raw = view.raw(layer)
+    require_own_projections(raw, layer, SHARED_LATENT)
     n_heads, n_kv_heads = len(raw.w_q), len(raw.w_k)
     if head >= (n_kv_heads if shared else n_heads):
         kinds = f"key/value heads 0 to {n_kv_heads - 1}" if shared else f"heads 0 to {n_heads - 1}"

@@ -1,4 +1,4 @@
-"""What writes to the residual stream: heads, MLPs and the embedding, as they did in one run."""
+"""What writes to the residual stream: heads, mixers, MLPs and the embedding, as they did in one run."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -16,38 +16,43 @@ from tlspectral.hooks.parts.output import Output
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.writes import head_writes, require_sum_of_writes, z_of
+from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes, head_writes, mixed, z_of
 from tlspectral.selection import head_name
 
 _TOKENS = 2**11  # of one pass
-_MLP = re.compile(r"L?(\d+)\.?MLP", re.IGNORECASE)
+_WHOLE = re.compile(r"L?(\d+)\.?(MLP|MIX)", re.IGNORECASE)
 
 Replaced = Literal["mean", "zero", "resample", "counterfactual"]
 
 
 class Sender(NamedTuple):
-    """One writer. `head` is -1 for an MLP and for the embedding, `layer` -1 for the embedding."""
+    """One writer. `head` is -1 for all but heads, `layer` -1 for the embedding.
+
+    A mixer is what a layer has in the place of heads or beside them: a state-space block, a convolution, linear
+    attention. It is one with the MLP of its layer where that has no hook point.
+    """
 
     layer: int
     head: int
-    kind: Literal["head", "mlp", "embedding"]
+    kind: Literal["head", "mix", "mlp", "embedding"]
 
     @property
     def name(self) -> str:
-        """Name in tables: L16H0, L3MLP or embedding."""
+        """Name in tables: L16H0, L2MIX, L3MLP or embedding."""
         if self.kind == "head":
             return head_name(self.layer, self.head)
-        return f"L{self.layer}MLP" if self.kind == "mlp" else "embedding"
+        return "embedding" if self.kind == "embedding" else f"L{self.layer}{self.kind.upper()}"
 
 
 EMBEDDING = Sender(-1, -1, "embedding")
+_KEPT = {"head": ("z",), "mlp": ("mlp_out",), "mix": ("residual", "residual_after", "attention_out", "mlp_out")}
 
 
 def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender]:
-    """Return the chosen writers of layers below one, sorted by layer. Raises BadHead for no such head or MLP.
+    """Return the chosen writers of layers below one, sorted by layer. Raises BadHead for one that does not exist.
 
-    `senders`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "mlps" (those of
-    all layers) and "heads" (those of all layers).
+    `senders`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "L2MIX", and of
+    "heads", "mlps" and "mixers" (those of all layers).
     """
     if senders is None:
         return list(_heads(view, below))
@@ -57,24 +62,31 @@ def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender
     chosen: list[Sender] = []
     for word in words:
         name = word.strip() if isinstance(word, str) else ""
-        mlp = _MLP.fullmatch(name)
+        whole = _WHOLE.fullmatch(name)
         if name == "heads":
             chosen += _heads(view, below)
         elif name == "mlps":
             chosen += [Sender(layer, -1, "mlp") for layer in range(below)]
+        elif name == "mixers":
+            chosen += [Sender(layer, -1, "mix") for layer in range(below) if view.writes_more(layer)]
         elif name == "embedding":
             chosen.append(EMBEDDING)
-        elif mlp is not None:
-            if int(mlp[1]) >= view.n_layers:
+        elif whole is not None:
+            layer, kind = int(whole[1]), "mix" if whole[2].upper() == "MIX" else "mlp"
+            if layer >= view.n_layers:
                 raise BadHead(f"{word} does not exist: the model has layers 0 to {view.n_layers - 1}")
-            chosen.append(Sender(int(mlp[1]), -1, "mlp"))
+            if kind == "mix" and not view.writes_more(layer):
+                raise BadHead(f"{word} does not exist: layer {layer} has heads and an MLP alone")
+            chosen.append(Sender(layer, -1, kind))
         else:
             chosen += _of_heads(view, [word])
     return sorted(set(chosen))
 
 
 def _heads(view: AttentionView, below: int) -> Iterator[Sender]:
-    return (Sender(layer, head, "head") for layer in range(below) for head in range(view.n_heads(layer)))
+    return (
+        Sender(layer, head, "head") for layer in view.layers if layer < below for head in range(view.n_heads(layer))
+    )
 
 
 def _of_heads(view: AttentionView, heads: Any) -> list[Sender]:
@@ -129,10 +141,11 @@ class CachedRun:
         layer, heads = max(0, sender.layer), self._heads_of(sender)
         names = self.view.hook_names(layer)
         if sender.kind != "head":  # rotated as a whole in a draw
-            point = names["residual" if sender.kind == "embedding" else "mlp_out"]
+            point = names["mlp_out" if sender.kind == "mlp" else "residual"]
             if point not in captured:
                 raise BadHead(f"{sender.name} does not exist: {point} never fires in this model")
-            written = in_float64(captured[point])[None]
+            whole = mixed(self.view, layer, captured, in_float64) if sender.kind == "mix" else captured[point]
+            written = in_float64(whole)[None]
             size = written.shape[-1]
             return written if draw < 0 else written @ haar_frame(size, size, [self.seed, draw]).to(written.device)
         writes = head_writes(self.view, layer, in_float64)
@@ -162,14 +175,14 @@ def cached_run(
     names, reading = [view.hook_names(layer) for layer in range(view.n_layers)], list(reading)
     last = names[below - 1]["residual_after"] if below else names[0]["residual"]
     last = names[max(reading)]["pattern"] if reading else last
-    points = ("residual", "residual_after", "attention_out", "mlp_out", "z")
-    summed = [names[layer][point] for layer in range(below) for point in points]
-    first = view.capture(sequences.tokens[:1], summed, last=last)
-    with torch.no_grad():
-        for layer in range(below):
-            require_sum_of_writes(view, layer, first, head_writes(view, layer, in_float64))
-    written = {"head": "z", "mlp": "mlp_out", "embedding": "residual"}
-    kept = {names[max(0, sender.layer)][written[sender.kind]] for sender in senders if sender.layer < below}
+    shown = [name for layer in range(below) for point, name in names[layer].items() if point in WRITE_POINTS]
+    first = view.capture(sequences.tokens[:1], shown, last=last)
+    for layer in range(below):
+        checked_writes(view, layer, first, in_float64)
+    kept = {names[0]["residual"]} if EMBEDDING in senders else set()
+    for layer, _, kind in senders:
+        if 0 <= layer < below:
+            kept |= {names[layer][point] for point in _KEPT[kind] if point in names[layer]}
     read = ("residual", "query", "key", "cos", "sin", "scores", "pattern")
     tables = {names[layer][point] for layer in reading for point in ("cos", "sin") if point in names[layer]}
     of_reading = {names[layer][point] for layer in reading for point in read if point in names[layer]}

@@ -13,6 +13,7 @@ from tlspectral.hooks.parts.part import Part, Placed
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.attention.writes import z_of
 
 Replace = Literal["zero", "mean", "resample", "counterfactual"]
 
@@ -231,7 +232,7 @@ def _from_reference(
         batch = slice(start, start + rows)
         captured = view.capture(sequences.tokens[batch], names.values(), last=names[max(names)])
         for layer, heads in by_layer.items():
-            z = captured[names[layer]][:, :, heads]
+            z = z_of(captured[names[layer]], view.raw(layer).w_o)[:, :, heads]
             if how == "mean":
                 real = sequences.real[batch, :, None, None].to(z.device)
                 z = (widened(z) * real).sum(0 if even else (0, 1))

@@ -185,7 +185,7 @@ def ablation_sweep(
     estimated = None
     if screen == "gradient":
         screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, placed, seed))
-        (estimated,) = measurement.made([screening], description=screening.name, unit="screen").values()
+        estimated = measurement.first(screening)
     parts, layers_of = [], set()
     for index, one in enumerate(placed):
         shared, label = (one, sequences, per_head, seed), name if at is None else f"{name}_at{index}"

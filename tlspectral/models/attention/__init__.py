@@ -5,6 +5,7 @@
 
 from tlspectral.models.attention.alibi import Alibi
 from tlspectral.models.attention.bridge import stated_context
+from tlspectral.models.attention.latent import HeadInputs, Latent
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     LiveFactors,
@@ -16,6 +17,7 @@ from tlspectral.models.attention.layer import (
     folded_bias,
     key_value_groups,
     layer_digest,
+    projection,
     require_even_scale,
     softcapped,
     stored_bytes,
@@ -27,6 +29,8 @@ __all__ = [
     "Alibi",
     "AttentionLayer",
     "AttentionView",
+    "HeadInputs",
+    "Latent",
     "LiveFactors",
     "Normalization",
     "OutputFactors",
@@ -39,6 +43,7 @@ __all__ = [
     "folded_bias",
     "key_value_groups",
     "layer_digest",
+    "projection",
     "require_even_scale",
     "softcapped",
     "stated_context",

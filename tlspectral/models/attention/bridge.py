@@ -5,16 +5,26 @@ holds defaults. What is read here is proved by `verify_scores` on the running mo
 """
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tlspectral.algebra.rotary import RotaryGeometry, in_float64, pair_columns
+from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
-from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
-from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNorm
+from tlspectral.models.attention.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
+from tlspectral.models.attention.latent import (
+    adjacent_pairs,
+    complex_tables,
+    is_latent,
+    latent_projections,
+    selected_keys,
+)
+from tlspectral.models.attention.layer import RawAttention, require_unclipped
+from tlspectral.models.attention.norms import NO_NORM, Normalization
+from tlspectral.models.attention.skipped import NO_OPERATOR, kind_of
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
@@ -22,52 +32,54 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
     Raises:
         UnsupportedArchitecture: the block holds no causal self-attention with readable per-head weights (state-space,
-            linear-attention, MLA and encoder blocks).
+            linear-attention and encoder blocks).
         BadWeights: the weights are quantised.
     """
     block = model.blocks[layer]
     attention = getattr(block, "attn", None)
     if attention is None or getattr(attention, "original_component", None) is None:
-        other = [name for name in ("linear_attn", "mamba", "mixer", "ssm") if getattr(block, name, None) is not None]
-        description = f"a {other[0]!r} block" if other else f"a {type(block).__name__} without attention"
-        raise UnsupportedArchitecture(f"layer {layer}: {description}; it has no query-key operator")
+        raise UnsupportedArchitecture(f"layer {layer}: {NO_OPERATOR.format(kind_of(block))}")
     wrapped = attention.original_component
-    if "MLA" in type(attention).__name__:
-        raise UnsupportedArchitecture(
-            f"layer {layer}: multi-head latent attention ({type(wrapped).__name__}); "
-            "its queries and keys come from a shared latent, not from one W_Q and W_K per head"
-        )
     if not _is_causal(model, attention, wrapped):
         raise UnsupportedArchitecture(
             f"layer {layer}: the attention of {type(wrapped).__name__} is not causal (encoder); only decoders are read"
         )
     require_unclipped(_clip_limit(wrapped), layer)
+    if is_latent(attention):
+        projections = latent_projections(wrapped, partial(read_normalization, model=model), layer)
+        d_model, d_head = int(model.cfg.d_model), wrapped.qk_nope_head_dim + wrapped.qk_rope_head_dim
+    else:
+        projections = _projections(attention, model, wrapped, layer)
+        d_model, d_head = projections["w_q"].shape[-2:]
+    return RawAttention(
+        **projections,
+        norm=input_norm(block, model, d_model, layer),
+        score_scale=_score_scale(wrapped, d_head),
+        softcap=_softcap(wrapped, layer),
+        alibi=_alibi(model, wrapped, layer, len(projections["w_q"])),
+        rotary=_rotary(model, wrapped, layer, d_head),
+        even_scale_up_to=_even_scale_up_to(wrapped),
+        selected_keys=selected_keys(wrapped),
+    )
+
+
+def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[str, Any]:
+    """Return weights, biases and norms of queries and keys, by the names of `RawAttention`."""
     try:
-        w_q, w_k, w_v, w_o = attention.W_Q, attention.W_K, attention.W_V, attention.W_O
-        b_q, b_k = attention.b_Q, attention.b_K
+        found = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
+        found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qk"}
     except (NotImplementedError, AttributeError, ValueError) as error:
         if "quanti" in str(error).lower() or "meta device" in str(error):
             raise BadWeights(f"layer {layer}, W_Q: {error}") from error
         raise UnsupportedArchitecture(
             f"layer {layer}: {type(wrapped).__name__} has no separate query and key weights per head ({error})"
         ) from error
-    d_model, d_head = w_q.shape[-2:]
-    return RawAttention(
-        w_q=w_q,
-        w_k=w_k,
-        w_v=w_v,
-        w_o=w_o,
-        b_q=b_q,
-        b_k=b_k,
-        norm=_input_norm(block, model, d_model, layer),
-        q_norm=_query_key_norm(attention, "q_norm", model, layer, len(w_q), d_head),
-        k_norm=_query_key_norm(attention, "k_norm", model, layer, len(w_k), d_head),
-        score_scale=_score_scale(wrapped, d_head),
-        softcap=_softcap(wrapped, layer),
-        alibi=_alibi(model, wrapped, layer, len(w_q)),
-        rotary=_rotary(model, wrapped, layer, d_head),
-        even_scale_up_to=_even_scale_up_to(wrapped),
-    )
+    if found["b_q"] is not None:  # behind the bias of the queries of a gated attention stands that of its gate
+        found["b_q"] = found["b_q"][..., : found["w_q"].shape[-1]]
+    for role in "qk":
+        heads, _, d_head = found[f"w_{role}"].shape
+        found[f"{role}_norm"] = query_key_norm(attention, f"{role}_norm", model, layer, heads, d_head)
+    return found
 
 
 def context_length(model: Any) -> int:
@@ -90,20 +102,14 @@ def stated_context(config: Any) -> int | None:
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
     """Return b_O, the norm behind the attention, and the factor on what attention and MLP add to the stream."""
     block = model.blocks[layer]
-    norm = block._modules.get("ln1_post")
-    if norm is None and _is_behind(getattr(block, "ln1", None)):
-        norm = block.ln1
+    norm = norm_behind(block)
     where = f"layer {layer}, norm behind the attention"
     behind = (
         NO_NORM if norm is None else read_normalization(norm.original_component, model, (model.cfg.d_model,), where)
     )
     multiplier = getattr(getattr(block, "original_component", None), "residual_multiplier", 1.0)
-    return getattr(block.attn, "b_O", None), behind, float(multiplier)
-
-
-def _is_behind(norm: Any) -> bool:
-    # OLMo 2 has no norm in front of its attention; TransformerLens 3 calls the one behind it ln1.
-    return getattr(norm, "name", None) == "post_attention_layernorm"
+    bias = block.attn.original_component.o_proj.bias if is_latent(block.attn) else getattr(block.attn, "b_O", None)
+    return bias, behind, float(multiplier)
 
 
 def final_normalization(model: Any) -> Normalization:
@@ -137,11 +143,12 @@ def rotary_tables(
     if isinstance(table, Tensor):
         sin, cos = table[:n_positions].chunk(2, dim=-1)
         return cos, sin
-    if hasattr(attention, "hook_cos"):
+    tables = complex_tables(model, attention.original_component, n_positions)
+    if tables is None and hasattr(attention, "hook_cos"):
         raise UnsupportedArchitecture(
             f"layer {layer}: the layer's rotary tables were never applied although its module carries frequencies"
         )
-    return None
+    return tables
 
 
 def causal_mask(model: Any, layer: int, n_positions: int) -> Tensor:
@@ -233,96 +240,6 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
     return float(softcap) if softcap else None
 
 
-def _input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
-    norm = getattr(block, "ln1", None)
-    layer_module = getattr(block, "original_component", None)
-    # In GPT and OPT 350M the norm called ln1 stands behind the attention too.
-    if (
-        norm is None
-        or _is_behind(norm)
-        or model.cfg.architecture == "OpenAIGPTLMHeadModel"
-        or getattr(layer_module, "do_layer_norm_before", None) is False
-    ):
-        return NO_NORM
-    return read_normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")
-
-
-def _query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int, d_head: int) -> QueryKeyNorm | None:
-    module = getattr(attention._modules.get(name), "original_component", None)
-    if module is None:
-        return None
-    where = f"layer {layer}, {name}"
-    modules = list(getattr(module, "norms", [module]))  # StableLM 2 12B has one for each head
-    shape = tuple(getattr(getattr(modules[0], "weight", None), "shape", (d_head,)))
-    over_heads = shape == (heads * d_head,) and heads > 1
-    if not over_heads and shape not in ((d_head,), (heads, d_head)):
-        raise UnsupportedArchitecture(
-            f"{where} has a gain of shape {shape}, not one per column of a head ({d_head},), of each head "
-            f"({heads}, {d_head}) or of all heads at once ({heads * d_head},)"
-        )
-    norms = [read_normalization(each, model, shape, where) for each in modules]
-    norm, centred = norms[0], norms[0].kind == "LN"
-    if norm.bias is not None or (centred and over_heads):
-        form = "a bias" if norm.bias is not None else "a mean over all heads"
-        raise UnsupportedArchitecture(
-            f"{where} is a {norm.kind} norm with {form}; only a norm that scales what is linear in the residual stream "
-            "keeps M a bilinear form"
-        )
-    gains = [each.gain for each in norms if each.gain is not None]
-    gain = torch.stack(gains) if len(gains) > 1 else norm.gain
-    if over_heads and gain is not None:
-        gain = gain.unflatten(0, (heads, d_head))
-    return QueryKeyNorm(gain, norm.eps, over_heads, centred)
-
-
-def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: str) -> Normalization:
-    """Read a norm's parameters and find by one call of the module how they enter.
-
-    Flags do not tell this reliably (Gemma and Nemotron multiply by 1 + weight, some norms have no weight), so the
-    module is given one random vector and must act as one of the known forms.
-    """
-    if isinstance(module, torch.nn.Identity):  # a native model of normalization_type None
-        return NO_NORM
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    eps = next(
-        (getattr(module, name) for name in ("variance_epsilon", "eps") if getattr(module, name, None) is not None),
-        getattr(model.cfg, "eps", 1e-5),
-    )
-    eps = float(eps)
-    require_readable(weight, f"{where} gain")
-    require_readable(bias, f"{where} bias")
-    anchor = weight if weight is not None else next(module.parameters(), next(iter(model.parameters())))
-    probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1.0
-    with torch.no_grad():
-        # The class's forward, so that no hook a user placed on the module sees the probe.
-        response = (
-            type(module).forward(module, probe.to(device=anchor.device, dtype=anchor.dtype)[None])[0].cpu().double()
-        )
-    gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + in_float64(weight)}
-    forms = [Normalization(kind, gain, bias, eps) for kind in ("LN", "RMS") for gain in gains.values()]
-    errors = [_norm_error(form, weight, probe.double(), response) for form in forms]
-    # bf16 rounds the response by 4e-3 of its size; a missing mean or a missing 1 + moves it by far more.
-    if min(errors) <= 2e-2:
-        return forms[errors.index(min(errors))]
-    raise UnsupportedArchitecture(
-        f"{where}: {type(module).__name__} is neither a LayerNorm nor an RMS norm with a plain gain"
-    )
-
-
-def _norm_error(form: Normalization, weight: Tensor | None, probe: Tensor, response: Tensor) -> float:
-    """Return the largest error of a norm of this form against a module's response, relative to the size of each column.
-
-    Each column has its own scale: trained gains reach 200, and a gain of another column that is off by 1 must be seen.
-    """
-    unit, one = form.normalized(probe), torch.ones(1, dtype=torch.float64)
-    gain, stored, shift = (
-        default if value is None else value.detach().cpu().double()
-        for value, default in ((form.gain, one), (weight, one), (form.bias, 0 * one))
-    )
-    sizes = (unit.abs() + 1) * gain.abs().maximum(stored.abs()) + shift.abs()
-    return float(((response - unit * gain - shift).abs() / sizes.clamp_min(1e-30)).max())
-
-
 def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry | None:
     if model.cfg.positional_embedding_type != "rotary" or not _is_rotated(wrapped):
         return None
@@ -348,14 +265,14 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     inv_freq = getattr(module, f"{prefix}original_inv_freq", None)
     inv_freq = inv_freq if inv_freq is not None else getattr(module, f"{prefix}inv_freq")
     theta = inv_freq.detach().cpu().double()
-    adjacent = bool(
-        getattr(model.cfg, "rotary_adjacent_pairs", False) or getattr(model.cfg, "rotary_interleaved_cos_sin", False)
-    )
+    names = ("rotary_adjacent_pairs", "rotary_interleaved_cos_sin")
+    adjacent = any(getattr(model.cfg, name, False) for name in names) or adjacent_pairs(wrapped)
     real, imag = pair_columns(2 * len(theta), adjacent=adjacent)
+    first = getattr(wrapped, "qk_nope_head_dim", 0)  # columns of a latent come before those that rotate
     return RotaryGeometry(
         theta=theta,
-        real_index=real,
-        imag_index=imag,
+        real_index=real + first,
+        imag_index=imag + first,
         d_head=d_head,
         attention_scaling=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
         valid_up_to=_switch_length(module, kind, layer_type if prefix else None),

@@ -22,6 +22,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import RotaryGeometry, per_pair, times_phase, widened, with_gain_and_phase
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.attention.closeness import require_close
+from tlspectral.models.attention.latent import Latent
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     LayerSettings,
@@ -107,11 +108,11 @@ class Side:
 def side(
     projected: Float[Tensor, "*batch rows heads d_head"],
     bias: Float[Tensor, "heads d_head"] | None,
-    norm: QueryKeyNorm | None,
+    norm: QueryKeyNorm | Latent | None,
     rotation: Rotation | None,
     *,
     queries: bool = False,
-    token_scale: Float[Tensor, "*batch rows heads"] | None = None,
+    token_scale: Float[Tensor, "*batch_rows_heads_columns"] | None = None,
 ) -> Side:
     """Return a side from queries or keys of some heads, as they are before a query/key norm, in float32 at least.
 
@@ -120,17 +121,19 @@ def side(
         norm: of these heads.
         rotation: of these heads and rows.
         queries: a spectral layer's gain and phase, which are in the rotation's geometry, act on them.
-        token_scale: 1/rms of these heads, where the norm takes its mean over other heads too.
+        token_scale: 1/rms of these heads, [*batch, rows, heads], where the norm takes its mean over other heads too;
+            that of a latent, for each column, [*batch, rows, heads, d_head].
     """
     whole = widened(projected)
     content = whole if bias is None else whole - bias.to(whole)
     if norm is not None:
         token_scale = norm.token_scale(whole) if token_scale is None else token_scale
         whole, content = (norm.applied(part, token_scale) for part in (whole, content))
+        token_scale = token_scale.transpose(-2, -3) if token_scale.ndim == whole.ndim else token_scale.mT
     whole, content = whole.transpose(-2, -3), content.transpose(-2, -3)
     if queries and rotation is not None:
         whole, content = (with_gain_and_phase(part, rotation.geometry) for part in (whole, content))
-    return Side(whole, content, None if token_scale is None else token_scale.transpose(-1, -2), rotation)
+    return Side(whole, content, token_scale, rotation)
 
 
 @dataclass(frozen=True)
@@ -306,11 +309,12 @@ def scores_of_stream(
     rotation = None if tables is None or layer.rotary is None else Rotation(layer.rotary, *tables)
     q = torch.einsum("bpd,hdk->bphk", n, layer.w_q) + layer.b_q
     k = torch.einsum("bpd,hdk->bphk", n, layer.w_k) + layer.b_k
+    at_query, at_key = (norm.of_input(n) if isinstance(norm, Latent) else None for norm in (layer.q_norm, layer.k_norm))
     return HeadScores(
         layer,
         list(range(layer.n_heads)),
-        side(q, layer.b_q, layer.q_norm, rotation, queries=True),
-        key_side(layer, k, layer.b_k, rotation),
+        side(q, layer.b_q, layer.q_norm, rotation, queries=True, token_scale=at_query),
+        key_side(layer, k, layer.b_k, rotation, at_key),
     )
 
 
@@ -319,9 +323,10 @@ def key_side(
     projected: Float[Tensor, "*batch pos kv_heads d_head"],
     bias: Float[Tensor, "kv_heads d_head"] | None,
     rotation: Rotation | None,
+    token_scale: Float[Tensor, "*batch pos heads d_head"] | None = None,
 ) -> Side:
     """Return the key side of all query heads of a layer from the keys that they share, else as `side`."""
-    keys = side(projected, bias, layer.k_norm, None)
+    keys = side(projected, bias, layer.k_norm, None, token_scale=token_scale)
     groups = layer.n_heads // layer.n_kv_heads
     whole, content = (part.repeat_interleave(groups, dim=-3) for part in (keys.whole, keys.content))
     scale = None if keys.token_scale is None else keys.token_scale.repeat_interleave(groups, dim=-2)

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +14,8 @@ from tlspectral.algebra.records import one_line
 from tlspectral.algebra.rotary import RotaryGeometry, widened, with_gain_and_phase
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi
-from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
+from tlspectral.models.attention.latent import HeadInputs, Latent
+from tlspectral.models.attention.norms import Normalization, QueryKeyNorm, folded_bias, folded_weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,19 +23,46 @@ class LayerSettings:
     """What a layer has beside its projections.
 
     Past `even_scale_up_to` tokens some models scale a query by its position (Ministral 3); None where no query is
-    scaled.
+    scaled. In prompts longer than `selected_keys` an indexer picks so many keys for each query (GLM 5); None without.
     """
 
     norm: Normalization
-    q_norm: QueryKeyNorm | None
-    k_norm: QueryKeyNorm | None
+    q_norm: QueryKeyNorm | Latent | None
+    k_norm: QueryKeyNorm | Latent | None
     score_scale: float
     softcap: float | None
     alibi: Alibi | None
     rotary: RotaryGeometry | None
     even_scale_up_to: int | None = None
+    selected_keys: int | None = None
 
     __repr__ = one_line
+
+    def inputs(self, what: Literal["query", "key"], captured: Float[Tensor, "*captured"]) -> HeadInputs:
+        """Return queries or keys by head, before a query/key norm and rotation, from what passes their hook point."""
+        norm = self.q_norm if what == "query" else self.k_norm
+        if isinstance(norm, Latent):
+            return norm.inputs(captured)
+        if isinstance(self.k_norm, Latent):  # queries without a latent of their own
+            captured = captured.unflatten(-1, (len(self.k_norm.up), -1))
+        return HeadInputs(captured, None)
+
+    def values(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos kv_heads d_head"]:
+        """Return values by head from what passes their hook point; there those of a latent follow the head's keys."""
+        if not isinstance(self.k_norm, Latent):
+            return captured
+        heads, _, columns = self.k_norm.up.shape
+        return captured.unflatten(-1, (heads, -1))[..., columns:]
+
+    def normed(self, what: Literal["query", "key"], captured: Float[Tensor, "*captured"]) -> Float[Tensor, "*by_head"]:
+        """Return `inputs` behind the norm of queries or keys, where there is one, in float32 at least."""
+        x, scale = self.inputs(what, widened(captured))
+        norm = self.q_norm if what == "query" else self.k_norm
+        return x if norm is None else norm.applied(x, scale)
+
+    def without_weights(self) -> "LayerSettings":
+        """Return the settings alone, of a layer whose weights may be copies."""
+        return LayerSettings(**{each.name: getattr(self, each.name) for each in fields(LayerSettings)})
 
     @property
     def valid_up_to(self) -> int | None:
@@ -48,7 +76,8 @@ class RawAttention(LayerSettings):
     """The parameters of a layer as a backend holds them, before any folding.
 
     Weights are [heads, d_model, d_head] for W_Q, W_K and W_V ([kv_heads, ...] for the last two) and
-    [heads, d_head, d_model] for W_O, in TransformerLens order: `q = x @ W_Q + b_Q`.
+    [heads, d_head, d_model] for W_O, in TransformerLens order: `q = x @ W_Q + b_Q`. Those that read a latent, which is
+    then the norm of queries or keys, are [heads, rank, columns].
     """
 
     w_q: Tensor
@@ -111,10 +140,12 @@ class AttentionLayer(LayerSettings):
         return self.d_model - (self.norm.kind == "LN")
 
     @property
-    def bilinear(self) -> Literal["exact", "up_to_token_scale", "softcapped"]:
+    def bilinear(self) -> Literal["exact", "up_to_token_scale", "up_to_content_scale", "softcapped"]:
         """How the score depends on `n M n^T`; the column `bilinear` explains the values."""
         if self.softcap is not None:
             return "softcapped"
+        if isinstance(self.k_norm, Latent):
+            return "up_to_content_scale"
         return "exact" if self.q_norm is None else "up_to_token_scale"
 
     def kv_head(self, head: int) -> int:
@@ -126,6 +157,7 @@ class AttentionLayer(LayerSettings):
     ) -> tuple[Float64[Tensor, "heads d_model d_head"], Float64[Tensor, "heads d_model d_head"]]:
         """Return W_Q and W_K with the gains of a query/key norm folded in, and keys repeated, one per query head.
 
+        Columns of keys from a latent carry its 1/rms for white input (`Latent.white_scale`).
         W_Q of a spectral layer also carries its gain and phase, as its M_t do.
         """
         w_q = self.w_q if self.q_norm is None else self.q_norm.folded_into(self.w_q)
@@ -147,6 +179,9 @@ def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
         "query norm gain": raw.q_norm.gain if raw.q_norm else None,
         "key norm gain": raw.k_norm.gain if raw.k_norm else None,
     }
+    for role, latent in (("queries", raw.q_norm), ("keys and values", raw.k_norm)):
+        if isinstance(latent, Latent):
+            parameters |= {f"W_D of {role}": latent.down, f"bias of W_D of {role}": latent.bias}
     if raw.rotary is not None and raw.rotary.per_head:
         parameters |= {
             "spectral omega": raw.rotary.theta,
@@ -171,10 +206,11 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
     """Fold the input norm into float64 copies of query and key weights, on the CPU. Raises as `require_readable`."""
     for role, value in _query_key_parameters(raw).items():
         require_readable(value, f"layer {layer}, {role}")
-    w_q, b_q = _fold(raw.w_q, raw.b_q, raw.norm)
-    w_k, b_k = _fold(raw.w_k, raw.b_k, raw.norm)
+    (w_q, b_q), (w_k, b_k) = (_fold(*projection(raw, what, _double), raw.norm) for what in ("q", "k"))
     settings: dict[str, Any] = {each.name: getattr(raw, each.name) for each in fields(LayerSettings)}
-    settings |= {name: norm and norm.in_float64() for name, norm in (("q_norm", raw.q_norm), ("k_norm", raw.k_norm))}
+    for name, norm in (("q_norm", raw.q_norm), ("k_norm", raw.k_norm)):
+        norm = norm and norm.in_float64()
+        settings[name] = norm.behind(_in_float64(raw.norm)) if isinstance(norm, Latent) else norm
     return AttentionLayer(layer=layer, w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, storage_dtype=raw.w_q.dtype, **settings)
 
 
@@ -182,7 +218,10 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
     """Fold the input norm's gain into float64 copies of the value weights, on the CPU. Raises as `fold_attention`."""
     for role, value in (("W_V", raw.w_v), ("W_O", raw.w_o), ("input norm gain", raw.norm.gain)):
         require_readable(value, f"layer {layer}, {role}")
-    return OutputFactors(_fold(raw.w_v, None, raw.norm)[0], _double(raw.w_o), raw.w_v.dtype)
+    w_v = _fold(projection(raw, "v", _double)[0], None, raw.norm)[0]
+    if isinstance(raw.k_norm, Latent):
+        w_v = w_v * raw.k_norm.in_float64().behind(_in_float64(raw.norm)).white_scale
+    return OutputFactors(w_v, _double(raw.w_o), raw.w_v.dtype)
 
 
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
@@ -244,29 +283,29 @@ def _double(value: Tensor) -> Tensor:
     return value.detach().cpu().to(torch.float64, copy=True)  # a copy, never the model's own memory
 
 
-def folded_bias(
-    weight: Float[Tensor, "heads d_model d_head"], bias: Float[Tensor, "heads d_head"] | None, norm: Normalization
-) -> Float[Tensor, "heads d_head"]:
-    """Return a projection's bias plus the projected bias of the norm in front of it, differentiable."""
-    folded = weight.new_zeros(weight.shape[0], weight.shape[2]) if bias is None else bias
-    return folded if norm.bias is None else folded + torch.einsum("d,hdk->hk", norm.bias, weight)
+def projection(
+    raw: RawAttention, what: Literal["q", "k", "v"], cast: Callable[[Tensor], Tensor]
+) -> tuple[Float[Tensor, "heads d_model d_head"], Float[Tensor, "heads d_head"] | None]:
+    """Return W_Q, W_K or W_V from the normalised residual stream to each head, and its bias; differentiable.
 
-
-def folded_weight(
-    weight: Float[Tensor, "heads d_model d_head"], norm: Normalization
-) -> Float[Tensor, "heads d_model d_head"]:
-    """Return a projection times the gain of the norm in front of it, centred under LayerNorm; differentiable."""
-    if norm.gain is not None:
-        # The type first: a gain read in float64 lies on the CPU where the device has no such type.
-        weight = weight * norm.gain.to(weight.dtype).to(weight.device)[:, None]
-    return weight - weight.mean(1, keepdim=True) if norm.kind == "LN" else weight
+    Through a latent it has the gain of the latent's norm, and not the factor that this puts on each token.
+    """
+    latent = raw.q_norm if what == "q" else raw.k_norm
+    if isinstance(latent, Latent):
+        latent = latent.as_(cast)
+        return (latent.values(cast(raw.w_v)), None) if what == "v" else (latent.projection(), latent.projected_bias())
+    weight, bias = {"q": (raw.w_q, raw.b_q), "k": (raw.w_k, raw.b_k), "v": (raw.w_v, None)}[what]
+    return cast(weight), None if bias is None else cast(bias)
 
 
 def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Tensor, Tensor]:
-    weight, bias = _double(weight), None if bias is None else _double(bias)
-    gain, norm_bias = (None if value is None else _double(value) for value in (norm.gain, norm.bias))
-    norm = Normalization(norm.kind, gain, norm_bias, norm.eps)
+    norm = _in_float64(norm)
     return folded_weight(weight, norm), folded_bias(weight, bias, norm)
+
+
+def _in_float64(norm: Normalization) -> Normalization:
+    gain, bias = (None if value is None else _double(value) for value in (norm.gain, norm.bias))
+    return Normalization(norm.kind, gain, bias, norm.eps)
 
 
 class LiveFactors(NamedTuple):
@@ -290,12 +329,22 @@ def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, fold
     groups = len(raw.w_q) // len(raw.w_k)
     queries = list(range(len(raw.w_q))) if heads is None else heads
     keys = sorted({head // groups for head in queries})
-    w_q, w_k = widened(_of_heads(raw.w_q, queries)), widened(_of_heads(raw.w_k, keys))
+    chosen = replace(
+        raw,
+        w_q=_of_heads(raw.w_q, queries),
+        w_k=_of_heads(raw.w_k, keys),
+        q_norm=raw.q_norm and raw.q_norm.of_heads(queries),
+        k_norm=raw.k_norm and raw.k_norm.of_heads(keys),
+    )
+    w_q, w_k = (projection(chosen, what, widened)[0] for what in ("q", "k"))
     rotary = None if raw.rotary is None else raw.rotary.of_heads(queries)
     if folded:
         w_q, w_k = folded_weight(w_q, raw.norm), folded_weight(w_k, raw.norm)
-        w_q = w_q if raw.q_norm is None else raw.q_norm.of_heads(queries).folded_into(w_q)
-        w_k = w_k if raw.k_norm is None else raw.k_norm.of_heads(keys).folded_into(w_k)
+        q_norm, k_norm = chosen.q_norm, chosen.k_norm
+        if isinstance(k_norm, Latent):
+            k_norm = k_norm.as_(widened).behind(raw.norm)
+        w_q = w_q if q_norm is None else q_norm.folded_into(w_q)
+        w_k = w_k if k_norm is None else k_norm.folded_into(w_k)
         w_q = w_q if rotary is None else with_gain_and_phase(w_q, rotary)
     return LiveFactors(w_q, _of_heads(w_k, [keys.index(head // groups) for head in queries]), rotary)
 
@@ -312,6 +361,12 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
             f"layer {index}: the prompt has {n_positions} tokens, and from token {limit} on this model scales queries "
             f"by their position (llama_4_scaling_beta), which is not modelled; use prompts of at most {limit} tokens"
         )
+
+
+def require_own_projections(layer: LayerSettings, index: int, reason: str) -> None:
+    """Refuse a layer whose keys and values come from a latent, for a reason. Raises UnsupportedArchitecture."""
+    if isinstance(layer.k_norm, Latent):
+        raise UnsupportedArchitecture(f"layer {index}: latent attention ({layer.k_norm.family}); {reason}")
 
 
 def require_unclipped(limit: float | None, layer: int) -> None:

@@ -3,12 +3,13 @@
 The norm is the MLP's own, that of the attention which parallel blocks share (GPT-J, Phi, Command R), or none (OLMo 2).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.models.attention import bridge, hooked
+from tlspectral.models.attention import bridge_norms, hooked
 from tlspectral.models.attention.norms import NO_NORM, Normalization
 from tlspectral.models.attention.view import AttentionView
 
@@ -21,19 +22,26 @@ class MlpReads:
 
     Attributes:
         layer: index of the layer.
-        parallel: the MLP reads what enters the layer; else that and what the attention of the layer adds.
+        reads: the points, as of `AttentionView.hook_names`, of which it reads the sum: what enters the layer, and where
+            the MLP is not parallel to the attention what that adds; in a layer with a mixer what stands in front of it.
         norm: in front of it; of kind "none" where there is none.
         point: the hook point of what the MLP reads: the output of its own norm, else its input.
     """
 
     layer: int
-    parallel: bool
+    reads: tuple[str, ...]
     norm: Normalization
     point: str
 
-    def stream(self, entering: Tensor, attention: Tensor) -> Tensor:
-        """Return the stream that the MLP reads, from what enters the layer and what its attention adds."""
-        return entering if self.parallel else entering + attention.to(entering.device)
+    @property
+    def parallel(self) -> bool:
+        """Whether it reads what enters the layer alone."""
+        return self.reads == ("residual",)
+
+    def stream(self, seen: Mapping[str, Tensor]) -> Tensor:
+        """Return the stream that the MLP reads, from what passed the points `reads`."""
+        first, *others = (seen[point] for point in self.reads)
+        return first if not others else first + others[0].to(first.device)
 
     def changed(
         self,
@@ -63,10 +71,11 @@ def mlp_reads(view: AttentionView, index: int) -> MlpReads | None:
         return None
     own, where = block._modules.get("ln2"), f"layer {index}, norm before the MLP"
     point = f"blocks.{index}.ln2.{'hook_out' if view.backend == 'bridge' else 'hook_normalized'}"
-    if own is None or getattr(own, "name", None) in _BEHIND:
+    if own is None or own is bridge_norms.norm_behind(block) or getattr(own, "name", None) in _BEHIND:
         norm, point = view.raw(index).norm if own is None else NO_NORM, f"blocks.{index}.mlp.hook_in"
     elif view.backend == "hooked":
         norm = hooked.read_normalization(own, cfg, where)
     else:
-        norm = bridge.read_normalization(own.original_component, view.model, (view.d_model,), where)
-    return MlpReads(index, bool(getattr(cfg, "parallel_attn_mlp", False)), norm, point)
+        norm = bridge_norms.read_normalization(own.original_component, view.model, (view.d_model,), where)
+    reads = ("residual",) if getattr(cfg, "parallel_attn_mlp", False) else ("residual", "attention_out")
+    return MlpReads(index, ("middle",) if view.writes_more(index) else reads, norm, point)

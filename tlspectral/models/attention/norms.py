@@ -57,6 +57,24 @@ NO_NORM = Normalization("none", None, None, 0.0)
 """The norm of a layer whose attention reads the residual stream as it is."""
 
 
+def folded_bias(
+    weight: Float[Tensor, "heads d_model d_head"], bias: Float[Tensor, "heads d_head"] | None, norm: Normalization
+) -> Float[Tensor, "heads d_head"]:
+    """Return a projection's bias plus the projected bias of the norm in front of it, differentiable."""
+    folded = weight.new_zeros(weight.shape[0], weight.shape[2]) if bias is None else bias
+    return folded if norm.bias is None else folded + torch.einsum("d,hdk->hk", norm.bias, weight)
+
+
+def folded_weight(
+    weight: Float[Tensor, "heads d_model d_head"], norm: Normalization
+) -> Float[Tensor, "heads d_model d_head"]:
+    """Return a projection times the gain of the norm in front of it, centred under LayerNorm; differentiable."""
+    if norm.gain is not None:
+        # The type first: a gain read in float64 lies on the CPU where the device has no such type.
+        weight = weight * norm.gain.to(weight.dtype).to(weight.device)[:, None]
+    return weight - weight.mean(1, keepdim=True) if norm.kind == "LN" else weight
+
+
 @dataclass(frozen=True)
 class QueryKeyNorm:
     """`x -> x / sqrt(mean(x^2) + eps) * gain` on queries or on keys, before any rotation.

@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tlspectral.models.attention.evaluating import evaluating
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
+from tlspectral.models.attention.latent import require_own_indexer
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
-from tlspectral.models.attention.view import AttentionView, evaluating
+from tlspectral.models.attention.view import AttentionView
 
 Positions = slice | Int[Tensor, "sequences scored"]
 """Positions whose logits are wanted: the same in every prompt, or those of each."""
@@ -53,6 +55,7 @@ class IntactRun:
         scored = self.scored if isinstance(self.scored, slice) else self.scored[sequences].repeat(copies, 1)
         if layer == 0:
             return logits_at(self.view, tokens, scored)
+        require_own_indexer(getattr(self.view.model.blocks[layer], "attn", None), layer)
         residual = self.entering[layer][sequences].repeat(copies, 1, 1)
         with self._skipped(layer, residual):
             return logits_at(self.view, tokens, scored)

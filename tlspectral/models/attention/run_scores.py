@@ -8,6 +8,7 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, Tables, side
+from tlspectral.models.attention.latent import Latent
 from tlspectral.models.attention.layer import LayerSettings
 from tlspectral.models.attention.norms import QueryKeyNorm
 from tlspectral.models.attention.view import AttentionView
@@ -59,7 +60,7 @@ def _changed_side(
     projected: Float[Tensor, "*batch rows heads d_head"],
     change: Float[Tensor, "*copies rows heads d_head"] | None,
     head: int,
-    norm: QueryKeyNorm | None,
+    norm: QueryKeyNorm | Latent | None,
     rotation: Rotation | None,
     *,
     queries: bool = False,

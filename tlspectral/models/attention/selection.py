@@ -16,7 +16,7 @@ def heads_by_layer(view: "AttentionView | CheckpointLayers", heads: Heads | None
     Raises BadHead for a layer or head that does not exist, or heads in no form of `tlspectral.selection.Heads`.
     """
     if heads is None:
-        return {layer: list(range(view.n_heads(layer))) for layer in range(view.n_layers)}
+        return {layer: list(range(view.n_heads(layer))) for layer in view.layers}
     layers, others = whole_layers(heads)
     pairs = set(head_pairs(others, view.n_layers))
     for layer in layers:

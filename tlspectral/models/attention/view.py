@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
@@ -14,7 +14,8 @@ from torch import Tensor
 from tlspectral.algebra.rotary import RotaryGeometry, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge
-from tlspectral.models.attention.interrupts import undoing, uninterrupted
+from tlspectral.models.attention.evaluating import evaluating
+from tlspectral.models.attention.latent import latent_points
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     LiveFactors,
@@ -29,7 +30,8 @@ from tlspectral.models.attention.layer import (
     require_readable,
 )
 from tlspectral.models.attention.norms import Normalization
-from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, user_hooks
+from tlspectral.models.attention.skipped import SkippedLayer, kind_of, read_layers, skipped_among, writes_more
+from tlspectral.models.attention.threads import Hook, hooks_on, user_hooks
 from tlspectral.tables.origin import recorded_weights
 
 
@@ -79,11 +81,23 @@ class AttentionView:
         """Where the model came from: `model`, `revision`, `backend`, and what else `load_model` recorded.
 
         `user_hooks`: number of the user's hooks that are on the model now, by hook point or module, if there are any.
+        `skipped_layers`: `layer, kind, reason` of each layer without heads that can be read, if there are any.
         """
         name = getattr(self.model.cfg, "model_name", None)
         known = getattr(self.model, "tlspectral_source", None) or {"model": name, "revision": None}
-        hooks = user_hooks(self.model)
-        return {**known, "backend": self.backend, **({"user_hooks": hooks} if hooks else {})}
+        others = {"user_hooks": user_hooks(self.model), "skipped_layers": [one._asdict() for one in self.skipped]}
+        return {**known, "backend": self.backend, **{name: value for name, value in others.items() if value}}
+
+    @cached_property
+    def skipped(self) -> list[SkippedLayer]:
+        """Layers without heads that can be read: the state-space layers of a hybrid, for one."""
+        blocks = self.model.blocks
+        return skipped_among(range(self.n_layers), self._stored, lambda index: kind_of(blocks[index]))
+
+    @cached_property
+    def layers(self) -> list[int]:
+        """Layers whose heads can be read. Raises UnsupportedArchitecture for a model without one."""
+        return read_layers(self.n_layers, self.skipped)
 
     @property
     def start_token(self) -> int:
@@ -171,6 +185,10 @@ class AttentionView:
         """Return whether the layer exposes only its attention pattern and discards edits of its scores."""
         return self.backend == "bridge" and bridge.delegates_attention(self.model, index)
 
+    def writes_more(self, index: int) -> bool:
+        """Return whether a layer writes more than its heads and its MLP do: a mixer (`"L2MIX"`), or an unnamed MLP."""
+        return self.backend == "bridge" and writes_more(self.model.blocks[index])
+
     def reweighs(self, index: int) -> bool:
         """Return whether a layer that delegates its attention takes up an edit of its pattern (native, from 4.0 on)."""
         return bool(getattr(self.model.blocks[index].attn.original_component, "accepts_pattern_fn", False))
@@ -210,20 +228,23 @@ class AttentionView:
     def hook_names(self, index: int) -> dict[str, str]:
         """Return the names of a layer's hook points by what passes there.
 
-        `scores` is missing where the layer delegates its attention, cos and sin where it has no hook points for them.
+        `scores` is missing where the layer delegates its attention, cos and sin where it has no hook points for them,
+        and all points of attention where it has none.
         """
         attention = f"blocks.{index}.attn"
         names = {
             "residual": f"blocks.{index}.hook_resid_pre",
             "residual_after": f"blocks.{index}.hook_resid_post",
-            "attention_out": f"blocks.{index}.hook_attn_out",
             "mlp_out": f"blocks.{index}.hook_mlp_out",
-            "query": f"{attention}.hook_q",
-            "key": f"{attention}.hook_k",
-            "value": f"{attention}.hook_v",
-            "z": f"{attention}.hook_z",
-            "pattern": f"{attention}.hook_pattern",
         }
+        if self.writes_more(index):
+            names["middle"] = f"blocks.{index}.ln2.hook_in"
+        if getattr(self.model.blocks[index], "attn", None) is None:
+            return names
+        names["attention_out"] = f"blocks.{index}.hook_attn_out"
+        points = {"query": "q", "key": "k", "value": "v", "z": "z", "pattern": "pattern"}
+        names |= {point: f"{attention}.hook_{name}" for point, name in points.items()}
+        names |= latent_points(self.model.blocks[index].attn, attention)
         if not self.delegates_attention(index):
             names["scores"] = f"{attention}.hook_attn_scores"
         if self.backend == "bridge" and hasattr(self.model.blocks[index].attn, "hook_cos"):
@@ -268,14 +289,12 @@ class AttentionView:
         """Return `source` and the `recorded_weights` of some layers (None: all), which a table carries in its `attrs`.
 
         A layer's hash is of its attention weights, the input norm, embedding, unembedding and final norm, as stored.
-        There are none for a model of which no head table can be made.
+        Skipped layers have none, nor has a model of which no head table can be made.
         """
         try:
             ends = self.ends_digest()
-            digests = {
-                index: layer_digest(self.raw(index)) + ends
-                for index in (range(self.n_layers) if layers is None else layers)
-            }
+            chosen = self.layers if layers is None else sorted({*layers} & {*self.layers})
+            digests = {index: layer_digest(self.raw(index)) + ends for index in chosen}
         except (UnsupportedArchitecture, BadWeights):
             return {**self.source, "n_layers": self.n_layers}
         return {**self.source, **recorded_weights(digests, self.n_layers)}
@@ -376,20 +395,3 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
     """Yield chunks of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
     for chunk in weight.detach().split(size, dim=axis):
         yield chunk.cpu().double()
-
-
-@uninterrupted
-def evaluating(model: Any) -> Iterator[None]:
-    """Set a model to evaluation mode until the context ends, for this thread alone."""
-    # A bridge does not hold all of the model that it wraps: embedding dropout is outside of it.
-    roots = (model, getattr(model, "original_model", model))
-    with exclusive(model):
-        training = [module for root in roots for module in root.modules() if module.training]
-        with undoing(_set_training, training, True):
-            _set_training(training, False)
-            yield
-
-
-def _set_training(modules: Iterable[Any], training: bool) -> None:
-    for module in modules:
-        module.training = training

@@ -25,6 +25,9 @@ Input = Literal["q", "k", "v"]
 INPUT_POINTS: dict[Input, Literal["query", "key", "value"]] = {"q": "query", "k": "key", "v": "value"}
 """The hook point of each input, by its name in `AttentionView.hook_names`."""
 
+WRITE_POINTS = ("residual", "middle", "residual_after", "attention_out", "mlp_out", "z")
+"""The hook points of a layer that show what it writes, by their names in `AttentionView.hook_names`."""
+
 Cast = Callable[[Tensor], Tensor]
 
 
@@ -104,33 +107,51 @@ def z_of(captured: Float[Tensor, "batch pos *width"], w_o: Tensor) -> Float[Tens
 
 
 @torch.no_grad()
-def require_sum_of_writes(view: AttentionView, index: int, captured: Mapping[str, Tensor], writes: HeadWrites) -> None:
-    """Refuse a layer whose residual stream is not what it read plus what heads, biases and MLP write.
+def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tensor], cast: Cast) -> HeadWrites | None:
+    """Return how the heads of a layer write, None without heads, if its stream is the sum of what is written to it.
 
-    `captured` is of a run, as of `AttentionView.capture`, with the points `residual`, `residual_after`,
-    `attention_out`, `z` and, where the layer has an MLP, `mlp_out`. Raises UnsupportedArchitecture.
+    That is what it read plus what heads, biases and MLP write. In a layer that writes more, a mixer's write is what is
+    left, so that only the sum of its heads, and what its MLP adds, are checked. `captured` is of a run, as of
+    `AttentionView.capture`, with the points of `WRITE_POINTS` that the layer has. Raises UnsupportedArchitecture.
     """
     names = view.hook_names(index)
-    points = ("residual", "residual_after", "attention_out", "z")
+    writes = head_writes(view, index, cast) if index in view.layers else None
+    points = ("residual", "residual_after", *(() if writes is None else ("attention_out", "z")))
     missing = [names[point] for point in points if names[point] not in captured]
     if missing:
         raise UnsupportedArchitecture(
-            f"layer {index}: {missing[0]} never fires, so it cannot be checked what heads write"
+            f"layer {index}: {missing[0]} never fires, so it cannot be checked what is written to the stream"
         )
+    stored, device = captured[names["residual"]].dtype, captured[names["residual_after"]].device
     # On one device: the stream of a model spread over several moves inside a layer.
-    device = writes.w_o.device
-    before, after, attention, z = (writes.cast(captured[names[point]]).to(device) for point in points)
-    mlp = captured.get(names["mlp_out"])
-    added = attention if mlp is None else attention + writes.cast(mlp).to(device)
-    z = z_of(z, writes.w_o)
-    scale = writes.token_scale(z)
-    rebuilt = writes.sum_of(z, scale) + writes.of_biases(scale)
-    stored = captured[names["residual"]].dtype
+    seen = {point: cast(captured[name]).to(device) for point, name in names.items() if name in captured}
     undefined = "the share of one head is not defined"
-    problem = "the attention adds something else than what its heads and biases write"
-    require_equal_streams(rebuilt, attention, stored, f"layer {index}: {problem}", undefined)
+    if writes is not None:
+        z = z_of(seen["z"].to(writes.w_o.device), writes.w_o)
+        scale = writes.token_scale(z)
+        rebuilt = (writes.sum_of(z, scale) + writes.of_biases(scale)).to(device)
+        problem = "the attention adds something else than what its heads and biases write"
+        require_equal_streams(rebuilt, seen["attention_out"], stored, f"layer {index}: {problem}", undefined)
+    if view.writes_more(index) and not {"middle", "mlp_out"} <= seen.keys():
+        return writes
+    before = ("middle",) if view.writes_more(index) else ("residual", "attention_out")
+    total = torch.stack([seen[point] for point in (*before, "mlp_out") if point in seen]).sum(0)
     problem = "the residual stream is no sum of what attention and MLP add"
-    require_equal_streams(before + added, after, stored, f"layer {index}: {problem}", undefined)
+    require_equal_streams(total, seen["residual_after"], stored, f"layer {index}: {problem}", undefined)
+    return writes
+
+
+def mixed(view: AttentionView, index: int, captured: Mapping[str, Tensor], cast: Cast) -> Tensor:
+    """Return what a layer writes beside its heads and MLP: what leaves it, less what enters it and what these add.
+
+    Without a hook point for the MLP it holds that too. `captured` is as of `checked_writes`.
+    """
+    names = view.hook_names(index)
+    written = cast(captured[names["residual_after"]])
+    for point in ("residual", "attention_out", "mlp_out"):
+        if names.get(point) in captured:
+            written = written - cast(captured[names[point]]).to(written.device)
+    return written
 
 
 def require_equal_streams(found: Tensor, expected: Tensor, stored: torch.dtype, problem: str, effect: str) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.skipped import MIXERS, NO_OPERATOR, SkippedLayer, kind_of, read_layers
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import model_of, one_layer_config
 from tlspectral.models.loading.bars import download_bars
@@ -26,24 +27,27 @@ Side = Literal["query-key", "output", "positions"]
 """The weights of a layer to read: queries and keys, values and output, or queries, keys and learned positions."""
 
 STREAMED_MODEL_TYPES = (
-    "afmoe", "apertus", "arcee", "bitnet", "bloom", "codegen", "cohere", "cohere2", "ernie4_5", "ernie4_5_moe",
-    "exaone4", "falcon", "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2",
-    "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid",
-    "internlm3", "iquestcoder", "jais2", "laguna", "lfm2", "llama", "minimax_m2", "ministral3", "mistral",
-    "mixtral", "mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "openai-gpt", "opt", "phi", "phi3", "qwen2",
-    "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3",
-    "stablelm", "starcoder2", "vaultgemma", "xglm",
+    "afmoe", "apertus", "arcee", "bamba", "bitnet", "bloom", "codegen", "cohere", "cohere2", "deepseek_v2",
+    "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "falcon", "flex_olmo", "gemma", "gemma2", "gemma3_text",
+    "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox",
+    "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "internlm3", "iquestcoder", "jais2", "jamba",
+    "laguna", "lfm2", "lfm2_moe", "llama", "minimax_m2", "ministral3", "mistral", "mixtral", "mpt", "nemotron",
+    "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "openai-gpt", "opt", "phi", "phi3", "qwen2", "qwen2_moe",
+    "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm",
+    "starcoder2", "vaultgemma", "xglm", "youtu",
 )  # fmt: skip
 """`model_type` of the configs whose layers are read from files."""
 
 _LAYER_KEY = re.compile(r"((?:.*\.)?(?:layers|h|blocks)\.)(\d+)\.(.+)")
 _NORMS = "input_layernorm|self_attn_layer_norm|ln_1|ln_attn|norm_1|attention_layernorm|operator_norm"
 _PACKED = "qkv_proj|query_key_value|c_attn|Wqkv"
+_LATENT = "kv_a_proj_with_mqa|kv_a_layernorm|kv_b_proj"
 _QUERY_KEY = re.compile(
-    rf"(?:.*\.)?(?:q_proj|k_proj|{_PACKED}|(?:q|k|query|key)_(?:norm|layernorm)(?:\.norms\.\d+)?|{_NORMS})\.(?:weight|bias)"
+    rf"(?:.*\.)?(?:q_proj|k_proj|{_PACKED}|q_a_proj|q_a_layernorm|q_b_proj|{_LATENT}|(?:q|k|query|key)_(?:norm|layernorm)(?:\.norms\.\d+)?|{_NORMS})\.(?:weight|bias)"
 )
+_ATTENTION = re.compile(rf"(?!(?:{'|'.join(MIXERS)})\.)(?:.*\.)?(?:q_proj|k_proj|kv_b_proj|{_PACKED})\.weight")
 _OUTPUT = re.compile(
-    rf"(?:(?:self_attn|attn|attention|self_attention)\.(?:.*\.)?(?:v_proj|{_PACKED}|o_proj|out_proj|dense|c_proj)|{_NORMS})"
+    rf"(?:(?:self_attn|attn|attention|self_attention)\.(?:.*\.)?(?:v_proj|{_PACKED}|{_LATENT}|o_proj|out_proj|dense|c_proj)|{_NORMS})"
     r"\.(?:weight|bias)"
 )
 _POSITIONS = re.compile(r"(?:.*\.)?(wpe|embed_positions)\.weight")
@@ -106,19 +110,40 @@ class CheckpointLayers:
         """Width of the residual stream."""
         return int(self.config.hidden_size)
 
+    @cached_property
+    def skipped(self) -> list[SkippedLayer]:
+        """Layers without attention, as `AttentionView.skipped`."""
+        whole, found = self._empty(), []
+        for index, names in self._in_whole.items():
+            if not any(_ATTENTION.fullmatch(name) for name in names):
+                within, name = next(iter(names.items()))
+                kind = kind_of(whole.get_submodule(name.removesuffix(f".{within}")))
+                found.append(SkippedLayer(index, kind, NO_OPERATOR.format(kind)))
+        return found
+
+    @cached_property
+    def layers(self) -> list[int]:
+        """Layers with attention, as `AttentionView.layers`."""
+        return read_layers(self.n_layers, self.skipped)
+
     def n_heads(self, index: int) -> int:
-        """Return the number of query heads of a layer."""
+        """Return the number of query heads of a layer. Raises UnsupportedArchitecture for one without attention."""
+        for one in self.skipped:
+            if one.layer == index:
+                raise UnsupportedArchitecture(f"layer {index}: {one.reason}")
         return int(self.config.num_attention_heads)
 
     @property
     def source(self) -> dict[str, Any]:
         """Where the weights came from, as `AttentionView.source`."""
         unused = {"unused_weights": listed(self.unused)} if self.unused else {}
-        return {**self.files.record, **unused, "backend": "bridge, layer by layer"}
+        skipped = {"skipped_layers": [one._asdict() for one in self.skipped]} if self.skipped else {}
+        return {**self.files.record, **unused, **skipped, "backend": "bridge, layer by layer"}
 
     def origin(self, layers: Iterable[int]) -> dict[str, Any]:
         """Return where the weights came from, as `AttentionView.origin`. A layer's hash is that of `digest`."""
-        return {**self.source, **recorded_weights({index: self.digest(index) for index in layers}, self.n_layers)}
+        digests = {index: self.digest(index) for index in layers if index in self.layers}
+        return {**self.source, **recorded_weights(digests, self.n_layers)}
 
     @cached_property
     def unused(self) -> list[str]:

@@ -12,6 +12,7 @@ from tlspectral.models.loading.damage import empty_model, one_load_at_a_time, re
 
 VOCABULARY = 256
 
+_PERIODS = (("attn_layer_period", "attn_layer_offset"), ("expert_layer_period", "expert_layer_offset"))  # of Jamba
 _FIRST_DENSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 
 
@@ -19,7 +20,7 @@ def one_layer_config(config: Any, index: int) -> Any:
     """Return the config of a model that is layer `index` alone, with a small vocabulary.
 
     Lists with one entry per layer (window, rotary or not, local or global) are cut to that layer's entry. The number of
-    first layers without experts becomes 0 or 1.
+    first layers without experts becomes 0 or 1, and which layers have attention or experts is said of this one.
     """
     n_layers = int(config.num_hidden_layers)
     single = copy.deepcopy(config)
@@ -28,9 +29,18 @@ def one_layer_config(config: Any, index: int) -> Any:
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == n_layers:
             setattr(single, name, [value[index]])
+    if hasattr(single, "attn_layer_indices"):  # of Bamba: the layers with attention
+        single.attn_layer_indices = [0] if index in config.attn_layer_indices else []
+    for period, offset in _PERIODS:
+        if hasattr(single, period):
+            every = index % getattr(config, period) == getattr(config, offset)
+            setattr(single, period, 1 if every else 2)
+            setattr(single, offset, 0 if every else 1)
     for name in _FIRST_DENSE:
         if isinstance(getattr(single, name, None), int):
             setattr(single, name, int(index < getattr(single, name)))
+    if getattr(single, "indexer_types", None):  # a layer of GLM 5 that uses another one's indexer does not run alone
+        single.indexer_types = ["full"]
     single.num_hidden_layers = 1
     single.vocab_size = min(int(single.vocab_size), VOCABULARY)
     single.tie_word_embeddings = False
@@ -60,7 +70,7 @@ def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
             fresh = float(parameter.ndim == 1 and name.endswith("weight"))
             state[name] = torch.full((), fresh).expand(parameter.shape)
     for name, buffer in empty.state_dict().items():  # biases of experts
-        if ".mlp." in name and name not in state:
+        if (".mlp." in name or ".feed_forward." in name) and name not in state:
             state[name] = torch.zeros((), dtype=buffer.dtype).expand(buffer.shape)
     with one_load_at_a_time, quiet():
         model, report = type(empty).from_pretrained(

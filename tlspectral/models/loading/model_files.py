@@ -34,6 +34,11 @@ def files_state(source: Source) -> str:
     return hashlib.sha256(repr(states).encode()).hexdigest()
 
 
+def files_size(source: Source) -> int:
+    """Return the bytes of a model's files."""
+    return sum(file.stat().st_size for file in _model_files(source))
+
+
 def files_digest(source: Source) -> str:
     """Hash names and contents of a model's files."""
     digest = hashlib.sha256()

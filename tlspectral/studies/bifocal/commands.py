@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tlspectral.cli.app import require_writable, write_figure
+from tlspectral.cli.app import Shard, require_writable, write_figure
 
 app = typer.Typer()
 
@@ -30,6 +30,7 @@ def learn(
     quick: Annotated[bool, typer.Option("--quick", help="A smoke preset: seconds, and no evidence.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each; the numbers do not depend on it.")] = 1,
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1, mps, ...")] = "cpu",
+    shard: Shard = None,
 ) -> None:
     """Run an experiment on learnable rotary positions, or finish one that was interrupted.
 

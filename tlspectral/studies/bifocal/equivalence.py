@@ -1,6 +1,7 @@
 """Dyck-3 with power: twenty seeds, rates of one grid in two views, a test of equivalence; and BA's section 3.3."""
 
 import itertools
+import math
 from functools import partial
 
 import numpy as np
@@ -17,6 +18,7 @@ from tlspectral.tables.schema import columns
 
 _DEPTH = 16  # of the words whose depths are compared; BA speaks of depths 10 and 11
 VIEWS = ("equal", "best")
+_RATIO = {"ratio": "mean", "ratio_low": "low", "ratio_high": "high"}
 
 describe_tables(
     "equivalence",
@@ -34,6 +36,9 @@ describe_tables(
             low, high, n, difference_mean, difference_low, difference_high
             pvalue | probability          | p of two one-sided paired t tests that it lies within the margin.
             bound  | nat per scored token | Smallest margin that the test would pass at the 5 % level.
+            ratio  | ratio                | Geometric mean over seeds of the loss over that of standard.
+            ratio_low  | ratio            | Low end of its 95 % interval, by Student's t of the logarithm.
+            ratio_high | ratio            | High end of the same.
         """,
         "equivalence_beyond": """
             view, arm, learning_rate
@@ -164,6 +169,8 @@ def _compared(
                 row = dict.fromkeys(row, np.nan)
             elif margin is not None:
                 row |= equivalence(difference, margin)
+                ratio = t_interval(np.log(by_seed[arm] / by_seed[REFERENCE]))
+                row |= {name: math.exp(ratio[end]) for name, end in _RATIO.items()}
             rows.append(row)
         tables.append(table.join(pd.DataFrame(rows)))
     return pd.concat(tables, ignore_index=True)

@@ -119,26 +119,43 @@ class Attention(nn.Module):
             self.register_buffer("cos", angle.cos(), persistent=False)
             self.register_buffer("sin", angle.sin(), persistent=False)
 
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Float[Tensor, "batch pos d_model"], Attended]:
-        """Output of the layer, which is added to the residual stream, and its attention."""
+    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        """Output of the layer, which is added to the residual stream, by torch's fused attention.
+
+        Training takes this way: it keeps no scores for the backward pass.
+        """
+        q, k, v = self.projected(x)  # batch heads pos d_head
+        return self.mixed(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+    def with_attention(
+        self, x: Float[Tensor, "batch pos d_model"]
+    ) -> tuple[Float[Tensor, "batch pos d_model"], Attended]:
+        """The same output to rounding, and the attention."""
         n = x.shape[1]
-        q = torch.einsum("bpd,hdk->bhpk", x, self.W_Q) + self.b_Q[:, None]  # batch heads pos d_head
-        k = torch.einsum("bpd,hdk->bhpk", x, self.W_K) + self.b_K[:, None]  # batch heads pos d_head
-        v = torch.einsum("bpd,hdk->bhpk", x, self.W_V) + self.b_V[:, None]  # batch heads pos d_head
-        if self.rotary:
-            q, k = self.rotated(q), self.rotated(k)  # batch heads pos d_head
+        q, k, v = self.projected(x)  # batch heads pos d_head
         scores = q @ k.mT / q.shape[-1] ** 0.5  # batch heads query key
         scores = scores.masked_fill(self.get_buffer("future")[:n, :n], -torch.inf)  # batch heads query key
         pattern = scores.softmax(-1)  # batch heads query key
-        z = pattern @ v  # batch heads pos d_head
-        return torch.einsum("bhpk,hkd->bpd", z, self.W_O) + self.b_O, Attended(scores, pattern)  # batch pos d_model
+        return self.mixed(pattern @ v), Attended(scores, pattern)
 
-    def rotated(self, x: Float[Tensor, "batch heads pos d_head"]) -> Float[Tensor, "batch heads pos d_head"]:
+    def projected(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "3 batch heads pos d_head"]:
+        """Rotated queries, rotated keys and values."""
+        weights, biases = torch.stack([self.W_Q, self.W_K, self.W_V]), torch.stack([self.b_Q, self.b_K, self.b_V])
+        qkv = torch.einsum("bpd,rhdk->rbhpk", x, weights) + biases[:, None, :, None]  # 3 batch heads pos d_head
+        if not self.rotary:
+            return qkv
+        return torch.cat([self.rotated(qkv[:2]), qkv[2:]])
+
+    def mixed(self, z: Float[Tensor, "batch heads pos d_head"]) -> Float[Tensor, "batch pos d_model"]:
+        """Sum over heads of what each writes."""
+        return torch.einsum("bhpk,hkd->bpd", z, self.W_O) + self.b_O
+
+    def rotated(self, x: Float[Tensor, "*heads pos d_head"]) -> Float[Tensor, "*heads pos d_head"]:
         """Rotate each pair of columns by position * theta_t."""
         n = x.shape[-2]
         cos, sin = self.get_buffer("cos")[:n], self.get_buffer("sin")[:n]  # pos pairs
-        real, imag = (x[..., 0::2], x[..., 1::2]) if self.adjacent else x.chunk(2, dim=-1)  # batch heads pos pairs
-        pairs = times_phase(real, imag, cos, sin)  # batch heads pos pairs
+        real, imag = (x[..., 0::2], x[..., 1::2]) if self.adjacent else x.chunk(2, dim=-1)  # ... pos pairs
+        pairs = times_phase(real, imag, cos, sin)  # ... pos pairs
         return torch.stack(pairs, dim=-1).flatten(-2) if self.adjacent else torch.cat(pairs, dim=-1)
 
 
@@ -149,11 +166,6 @@ class Block(nn.Module):
         super().__init__()
         self.ln1 = LayerNorm(config)
         self.attn = Attention(config)
-
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> tuple[Float[Tensor, "batch pos d_model"], Attended]:
-        """The residual stream after the layer, and its attention."""
-        added, attended = self.attn(self.ln1(x))
-        return x + added, attended
 
 
 class Unembed(nn.Module):
@@ -219,8 +231,15 @@ class AttentionOnlyTransformer(nn.Module):
         return bridge
 
     def forward(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        """Logits."""
-        return self.with_attention(tokens)[0]
+        """Logits, as they are trained.
+
+        Raises:
+            ValueError: more tokens than n_ctx.
+        """
+        x = self.embedded(tokens)  # batch pos d_model
+        for block in self.layers:
+            x = x + block.attn(block.ln1(x))  # batch pos d_model
+        return self.unembed(self.ln_final(x))  # batch pos d_vocab
 
     def with_attention(
         self, tokens: Int64[Tensor, "batch pos"]
@@ -230,13 +249,17 @@ class AttentionOnlyTransformer(nn.Module):
         Raises:
             ValueError: more tokens than n_ctx.
         """
+        x = self.embedded(tokens)  # batch pos d_model
+        attention = []
+        for block in self.layers:
+            added, attended = block.attn.with_attention(block.ln1(x))
+            x = x + added  # batch pos d_model
+            attention.append(attended)
+        return self.unembed(self.ln_final(x)), attention  # batch pos d_vocab
+
+    def embedded(self, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
+        """The residual stream in front of the first layer."""
         if tokens.shape[1] > self.config.n_ctx:
             raise ValueError(f"{tokens.shape[1]} tokens do not fit into a context of n_ctx={self.config.n_ctx}")
         x = self.embed(tokens)  # batch pos d_model
-        if self.config.positional_embedding_type == "standard":
-            x = x + self.pos_embed(tokens.shape[1])  # batch pos d_model
-        attention = []
-        for block in self.blocks:
-            x, attended = block(x)  # batch pos d_model
-            attention.append(attended)
-        return self.unembed(self.ln_final(x)), attention  # batch pos d_vocab
+        return x if self.config.positional_embedding_type == "rotary" else x + self.pos_embed(tokens.shape[1])

@@ -19,6 +19,7 @@ from tlspectral.cli.app import (
     Preset,
     Quiet,
     Revision,
+    Shard,
     TableFile,
     TableOutput,
     TrainedOn,
@@ -53,7 +54,7 @@ def replicate(
 ) -> None:
     """Recompute the numbers of "Fingerprint, Not Blueprint" from its published tables, and decide its sentences.
 
-    Numbers that differ come with the reason, sentences with their strictest and their kindest reading.
+    Numbers that differ come with the reason, sentences with what decides them.
 
     Example: tlspectral study replicate -o out/replication
     """
@@ -77,8 +78,7 @@ def replicate(
         typer.echo(f"{verdict}: {count} sentences")
         for _, row in table.loc[(table["kind"] == "sentence") & (table["verdict"] == verdict)].iterrows():
             typer.echo(f'  {row["where"]}: "{row["published"]}"')
-            for label, name in (("strictly", "strict"), ("kindly", "kindest")):
-                typer.echo(f"      {label} {replication.reading(row, name)}")
+            typer.echo(f"      {replication.deciding(row)}")
             typer.echo(f"      tested: {row['what']}; n = {row['n']}; power: {row['power']}\n      {row['why']}")
         typer.echo("")
     if compared is not None:
@@ -101,14 +101,12 @@ def replicate(
 
 def _counts(table: "pd.DataFrame", seconds: float) -> str:
     """How many sentences and numbers have each verdict, in two lines."""
-    counts = {
-        name: ", ".join(f"{count} {verdict}" for verdict, count in table.attrs[name].items())
-        for name in ("sentences", "verdicts")
-    }
+    from tlspectral.studies.fingerprint.replication import counted
+
     sizes = table["kind"].value_counts()
     return (
-        f"{sizes.get('sentence', 0)} sentences: {counts['sentences']}\n"
-        f"{sizes.get('number', 0)} published numbers in {seconds:.0f} s: {counts['verdicts']}"
+        f"{sizes.get('sentence', 0)} sentences: {counted(table.attrs['sentences'])}\n"
+        f"{sizes.get('number', 0)} published numbers in {seconds:.0f} s: {counted(table.attrs['verdicts'])}"
     )
 
 
@@ -229,11 +227,12 @@ def constrained(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each; the numbers do not depend on it.")] = 1,
     device: TrainedOn = "cpu",
+    shard: Shard = None,
 ) -> None:
     """Train two-layer models freely and with M or its phase constrained, and test when the circuit forms.
 
-    Weights and optimizer are kept every 500 steps (paper) or 100 (quick). A command that was stopped at any moment goes
-    on from there when it is given again, and gives the tables it would have given.
+    Weights and optimizer are kept every 100 steps. A command that was stopped at any moment goes on from there when it
+    is given again, and gives the tables it would have given.
 
     Example: tlspectral study constrained -o out/constrained --jobs 2
     """

@@ -206,18 +206,26 @@ def published_kernels() -> pd.DataFrame:
     return _KERNELS.frame(_marked(curves, model="pythia-410m"))
 
 
-def published_constrained() -> ConstrainedTables:
+def published_constrained(strength: float = _STRENGTH) -> ConstrainedTables:
     """Return the published constrained runs (FP section 10): free arms, and arms with a penalty.
 
+    Args:
+        strength: weight of the penalty: 10, which FP reports, or 1, of which there are five runs.
+
     Returns:
-        `ConstrainedTables` of the free arms (strength 0) and of the arms with the strength that FP reports, 10.
+        `ConstrainedTables` of the free arms (strength 0) and of the arms with this strength.
+
+    Raises:
+        ValueError: there are no runs of this strength.
 
     What it does not establish: spectra with the norm's gain: `_raw` columns are of the weights as they were stored.
     """
     selected = {}
     for name, schema in _CONSTRAINED.items():
-        table = _read(f"constrained_{name}", strength=_STRENGTH)
-        rows = table.loc[table["strength"].isin((0.0, _STRENGTH))].reset_index(drop=True)
+        table = _read(f"constrained_{name}", strength=strength)
+        if strength not in (known := sorted(table["strength"].unique())):
+            raise ValueError(f"no runs of strength {strength} were published: there are {known}")
+        rows = table.loc[table["strength"].isin((0.0, strength))].reset_index(drop=True)
         selected[name] = schema.frame(rows, table.attrs)
     return ConstrainedTables(**selected)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tlspectral.cli.app import Preset, TrainedOn, require_writable, write_figure
+from tlspectral.cli.app import Preset, Shard, TrainedOn, require_writable, write_figure
 
 app = typer.Typer()
 
@@ -23,6 +23,7 @@ def canonical(
     seeds: Annotated[int, typer.Option(min=1, help="Runs at each frequency.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Processes; the numbers do not depend on it.")] = 1,
     device: TrainedOn = "cpu",
+    shard: Shard = None,
 ) -> None:
     """Train one-head models on the index, retrieval and partial induction tasks at each rotary frequency.
 

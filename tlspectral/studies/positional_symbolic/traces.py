@@ -199,7 +199,7 @@ def _key_order(prompt: BlockPrompt, swap: tuple[int, int]) -> Int[Tensor, "pos"]
 def _pair_lengths(raw: RawAttention, keys: Tensor, seen: LastQuery) -> Float64[Tensor, "heads pairs pos"]:
     """Length of each key's two coordinates at each frequency, times the length of the model's (cos, sin)."""
     rotary: Any = raw.rotary
-    k = normed(keys, raw.k_norm)
+    k = normed(raw, "key", keys)
     real, imag = rotary.real_index.to(k.device), rotary.imag_index.to(k.device)
     pairs = seen.n_pairs
     lengths = torch.hypot(k[..., real], k[..., imag]).permute(1, 2, 0)

@@ -1,6 +1,7 @@
 """Small Llamas with the arms of Spectral Evolution, and the language that they learn in tests."""
 
 import torch
+from zoo import generator
 
 from tlspectral.studies.bifocal.evolution import spectral_modules
 from tlspectral.studies.bifocal.formal_languages import Dyck3
@@ -9,10 +10,6 @@ from tlspectral.studies.bifocal.llama import ARMS, PHASE_NOISE_ARMS, LlamaConfig
 LANGUAGE = Dyck3((2, 3))
 SMALL = LlamaConfig(len(LANGUAGE.vocabulary), d_model=16, n_heads=4, d_mlp=24, n_ctx=64)
 ALL_ARMS = {**ARMS, **PHASE_NOISE_ARMS}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def model(arm="full", seed=0, config=SMALL):

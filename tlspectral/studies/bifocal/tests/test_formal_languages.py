@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spectral_arms import generator
+from zoo import generator
 
 from tlspectral.studies.bifocal.formal_languages import UNSCORED, BioRotation, Dyck3, Modulo7, answers_of
 

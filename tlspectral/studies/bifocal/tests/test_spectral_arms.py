@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from spectral_arms import ALL_ARMS, LANGUAGE, SMALL, backbone, generator, jitter_spectral, model
+from spectral_arms import ALL_ARMS, LANGUAGE, SMALL, backbone, jitter_spectral, model
+from zoo import generator
 
 from tlspectral.studies.bifocal.evolution import spectral_modules
 from tlspectral.studies.bifocal.formal_languages import answers_of

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import scipy.stats
 import torch
-from spectral_arms import SMALL, generator, jitter_spectral
+from spectral_arms import SMALL, jitter_spectral
+from zoo import generator
 
 from tlspectral.studies.bifocal import context_extension, experiments
 from tlspectral.studies.bifocal.context_extension import QUICK_EXTENSION, joined, learnable, new_model, scaled

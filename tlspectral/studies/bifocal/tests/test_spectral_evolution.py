@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from spectral_arms import LANGUAGE, SMALL, backbone, generator, jitter_spectral, model
+from spectral_arms import LANGUAGE, SMALL, backbone, jitter_spectral, model
 from torch import nn
+from zoo import generator
 
 from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve, parameter_groups, spectral_modules
 from tlspectral.studies.bifocal.formal_languages import UNSCORED, answers_of

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from spectral_arms import SMALL, generator, model
+from spectral_arms import SMALL, model
+from zoo import generator
 
 from tlspectral.studies.bifocal.depth_manifold import depth_manifold
 from tlspectral.studies.bifocal.formal_languages import Dyck3

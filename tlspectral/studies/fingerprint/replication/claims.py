@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -134,6 +135,7 @@ class PublishedTables:
         checkpoints: history by model.
         kernels: of `published_kernels`.
         constrained: of `published_constrained`, strength 10.
+        weak: the same of strength 1.
     """
 
     heads: dict[str, pd.DataFrame] = field(
@@ -144,6 +146,7 @@ class PublishedTables:
     )
     kernels: pd.DataFrame = field(default_factory=published_kernels)
     constrained: ConstrainedTables = field(default_factory=published_constrained)
+    weak: ConstrainedTables = field(default_factory=partial(published_constrained, 1.0))
 
     def sizes(self, names: Iterable[str] | None = None) -> dict[str, int]:
         """Numbers of heads by model, of all models or of some."""

@@ -1,4 +1,4 @@
-"""Every published number beside ours, and every sentence with its two readings, in one table."""
+"""Every published number beside ours, and every sentence with its verdict, in one table."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -44,6 +44,7 @@ _PAPERS = (
     said.phase,
     said.history,
     said.constrained,
+    said.formation_order,
     said.positional_symbolic,
     said.bifocal,
 )
@@ -71,8 +72,7 @@ REPLICATE = Schema(
     "replicate",
     columns("""
         id            | label          | Name of the row.
-        kind          | label          | number: a published one, recomputed. sentence: a claim in words, by two
-                      |                | readings.
+        kind          | label          | number: a published one, recomputed. sentence: a claim in words.
         where         | text           | Paper, and section, table or figure.
         what          | text           | What the number is; of a sentence what is tested, with the family of tests.
         published     | text           | A number as printed, or with <, <=, >, >= or ~ in front; a sentence as quoted.
@@ -81,8 +81,8 @@ REPLICATE = Schema(
         verdict       | label          | Of a number: reproduced, if it rounds to the printed digits, an approximate one
                       |                | within one unit of the last, a Monte-Carlo one within 0.01, a bound where it
                       |                | holds; else differs; or cannot be checked without weights. Of a sentence: holds
-                      |                | as it stands; holds only kindly; does not hold in either reading; or not
-                      |                | decidable from the tables.
+                      |                | by its own words; holds to rounding; holds weakened, gives_up being the
+                      |                | weakening; contradicted; or not decidable from the tables.
         why           | text           | Why a number differs, by how much one misses its literal reading, what weights
                       |                | are needed for; the figures behind a sentence, or what it needs.
         function      | label          | Function that recomputes or measures the number, or decides the sentence.
@@ -90,21 +90,22 @@ REPLICATE = Schema(
         n             | count          | Units of the test of a sentence: heads of the smallest model, models, runs,
                       |                | steps.
         power         | text           | What the test of a sentence could have seen at this n.
-        strict        | text           | What a reading of a sentence asks for, the words as they stand.
-        strict_value  | of the reading | The number that decides it.
-        strict_holds  | flag           | Whether its condition is met.
-        kindest       | text           | The same for the weakest claim that the words can mean.
-        kindest_value | of the reading | The number that decides it.
-        kindest_holds | flag           | Whether its condition is met.
+        literal       | text           | What a sentence asks for by its own words.
+        literal_value | of the reading | The number that decides it.
+        literal_holds | flag           | Whether its condition is met.
+        weaker        | text           | The same for a weaker claim with the same verb, where there is one.
+        weaker_value  | of the reading | The number that decides it.
+        weaker_holds  | flag           | Whether its condition is met.
+        gives_up      | text           | What of the sentence the weaker claim leaves out.
     """),
     "`replicate` of `tlspectral.studies.fingerprint.replication`; `tlspectral study replicate -o FOLDER` writes it as "
     "replication.parquet",
 )
 COLUMNS = tuple(column.name for column in REPLICATE.columns)
 _TYPES = {
-    **dict.fromkeys(("ours", "difference", "strict_value", "kindest_value"), "float64"),
+    **dict.fromkeys(("ours", "difference", "literal_value", "weaker_value"), "float64"),
     **dict.fromkeys(("seed", "n"), "Int64"),
-    **dict.fromkeys(("strict_holds", "kindest_holds"), "boolean"),
+    **dict.fromkeys(("literal_holds", "weaker_holds"), "boolean"),
 }
 _Row = TypeVar("_Row", Claim, Sentence)
 
@@ -117,19 +118,19 @@ def replicate(tables: PublishedTables | None = None) -> pd.DataFrame:
 
     Returns:
         DataFrame, a number or a sentence a row, numbers first. Columns: `id, kind, where, what, published, ours,
-        difference, verdict, why, function, seed, n, power, strict, strict_value, strict_holds, kindest, kindest_value,
-        kindest_holds`. Those of the other kind are empty. `attrs["verdicts"]` counts the verdicts of numbers,
+        difference, verdict, why, function, seed, n, power, literal, literal_value, literal_holds, weaker, weaker_value,
+        weaker_holds, gives_up`. Those of the other kind are empty. `attrs["verdicts"]` counts the verdicts of numbers,
         `attrs["sentences"]` of sentences.
 
     What it does not establish: that the tables are what the models are. It goes from published tables to published
-    numbers and sentences; a number from weights (`analyze_heads`) is a further step. Readings are ours: a sentence
-    can be meant otherwise.
+    numbers and sentences; a number from weights (`analyze_heads`) is a further step. Readings are ours, and were
+    written with the tables at hand: a sentence can be meant otherwise.
     """
     tables = PublishedTables() if tables is None else tables
     rows = [_of_claim(claim) for claim in _rows(RECOMPUTED, tables)]
     rows += [_of_sentence(sentence) for sentence in _rows(DECIDED, tables)]
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(_TYPES)
-    texts = ["power", "strict", "kindest"]
+    texts = ["power", "literal", "weaker", "gives_up"]
     table[texts] = table[texts].fillna("")
     attrs = {
         "source": SOURCE,
@@ -163,9 +164,10 @@ def _of_sentence(sentence: Sentence) -> dict[str, object]:
         "why": sentence.remark,
         **{name: getattr(sentence, name) for name in ("id", "where", "verdict", "function", "n", "power")},
     }
-    for name, reading in (("strict", sentence.strict), ("kindest", sentence.kindest)):
+    for name, reading in (("literal", sentence.literal), ("weaker", sentence.weaker)):
         if reading is not None:
             row |= {name: reading.asks, f"{name}_value": reading.value, f"{name}_holds": reading.holds}
+            row["gives_up"] = reading.gives_up
     return row
 
 

@@ -75,7 +75,7 @@ def permuted_pairing(model: Any, *, draws: int = 50, seed: int = 0) -> pd.DataFr
     if draws < 1:
         raise ValueError(f"a placebo needs at least one draw, found draws={draws}")
     view = attention_view(model)
-    if all(view.rotary(index) is None for index in range(view.n_layers)):
+    if all(view.rotary(index) is None for index in view.layers):
         raise ValueError(
             f"{view.source['model']} has no layer with rotary positions, so there are no pairs to permute; "
             "pseudo_rope pretends some"
@@ -145,7 +145,7 @@ def _placebo(
     """Return the phase metrics of every head under each geometry of its layer, NaN where it is None."""
     tables = []
     with one_thread():
-        for layer in map(view.layer, range(view.n_layers)):
+        for layer in map(view.layer, view.layers):
             geometries = geometries_of(layer)
             query, key = (torch.linalg.qr(w, mode="r").R for w in layer.operator_factors())
             unknown = dict.fromkeys(PHASE_COLUMNS, np.nan)

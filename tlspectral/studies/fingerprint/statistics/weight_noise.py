@@ -127,8 +127,8 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0) -> pd.Data
         raise ValueError(f"a standard deviation needs at least two draws, found draws={draws}")
     view = attention_view(model)
     layer_tables, kinds = [], set()
-    with one_thread(), bar(view.n_layers, "noise", "layer") as shown:
-        for index in range(view.n_layers):
+    with one_thread(), bar(len(view.layers), "noise", "layer") as shown:
+        for index in view.layers:
             layer_table, kind = _layer_draws(view, index, draws, seed)
             layer_tables.append(layer_table)
             kinds |= kind

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from zoo import generator
 
 from tlspectral.studies.common import AttentionOnlyTransformer, RandomMapTask, TrainingSettings, TransformerConfig
 from tlspectral.studies.fingerprint.constrained import Preset
@@ -15,10 +16,6 @@ TINY = Preset(
     stop_after=2,
 )
 SMALL = replace(TINY.config, rotary_adjacent_pairs=False, unembed_bias=True)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def model(positions="rotary", seed=0, **changes):

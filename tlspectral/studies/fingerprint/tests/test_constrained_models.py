@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from constrained_preset import TINY, dense_phase, generator, hooked, matrices, model
+from constrained_preset import TINY, dense_phase, hooked, matrices, model
+from zoo import generator
 
 import tlspectral as tls
 from tlspectral.algebra.nulls import one_thread

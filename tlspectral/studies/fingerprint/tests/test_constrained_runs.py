@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from constrained_preset import TINY, generator
+from constrained_preset import TINY
 from typer.testing import CliRunner
+from zoo import generator
 
 import tlspectral as tls
 from tlspectral.algebra.nulls import one_thread

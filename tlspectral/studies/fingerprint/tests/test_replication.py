@@ -2,6 +2,7 @@
 
 import importlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,11 +13,14 @@ from tlspectral.studies.fingerprint.replication import (
     PublishedTables,
     exact_heads,
     ioi_classes,
+    markdown,
     positional_schemes,
     replicate,
 )
 from tlspectral.studies.fingerprint.replication import table as rows_of
 from tlspectral.studies.fingerprint.replication.claims import VERDICTS, Claim
+
+DECIDED = rows_of.DECIDED
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,6 +100,16 @@ def test_known_answers(table):
         # Known to two to four digits, as they are written here.
         share = 2e-2 if "/base" in name or "joint" in name else 5e-3
         assert ours[name] == pytest.approx(known, rel=share, abs=6e-5), name
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_command_prints():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(positional_schemes, "BOOTSTRAP_DRAWS", 4000)
+        patch.setattr(rows_of, "DECIDED", DECIDED)
+        written = markdown(replicate())
+    page = (Path(__file__).parents[4] / "docs" / "replication.md").read_text(encoding="utf-8")
+    assert page.endswith(written.rstrip("\n") + "\n")
 
 
 # --- the rule ---
@@ -200,6 +214,7 @@ def mutated(change):
         {name: of_track(track) for name, track in tables.checkpoints.items()},
         of_runs(tables.kernels),
         ConstrainedTables(*(of_runs(one) for one in vars(tables.constrained).values())),
+        tables.weak,
     )
 
 

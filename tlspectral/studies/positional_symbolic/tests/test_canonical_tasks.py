@@ -4,15 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zoo import generator
 
 from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalTask
 
 invariant = settings(max_examples=25, derandomize=True)
 sizes = st.tuples(st.integers(2, 9), st.integers(2, 5), st.integers(2, 6))
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def rows(task, n, seed):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from canonical_preset import SHORT
+from zoo import generator
 
 from tlspectral.studies.positional_symbolic.canonical import (
     PRESETS,
@@ -20,10 +21,6 @@ from tlspectral.studies.positional_symbolic.canonical.trainer import training_pr
 from tlspectral.studies.positional_symbolic.canonical_tasks import TASKS, CanonicalBatch, CanonicalTask
 
 SMALL = {name: CanonicalTask(name, length=6, n_symbols=3, n_integers=4) for name in TASKS}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def stacked(batch, n_runs):

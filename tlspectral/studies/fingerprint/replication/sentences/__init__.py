@@ -1,9 +1,10 @@
-"""Claims of the papers in words, each with its strictest and its kindest reading by the published tables."""
+"""Claims of the papers in words, each decided by its own words from the published tables."""
 
 from tlspectral.studies.fingerprint.replication.sentences import (
     ablations,
     bifocal,
     constrained,
+    formation_order,
     head_function,
     history,
     phase,
@@ -19,6 +20,7 @@ __all__ = [
     "ablations",
     "bifocal",
     "constrained",
+    "formation_order",
     "head_function",
     "history",
     "phase",

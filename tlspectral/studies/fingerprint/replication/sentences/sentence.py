@@ -1,4 +1,4 @@
-"""A claim in words, and its verdict from the strictest and the kindest reading of it."""
+"""A claim in words, and its verdict by its own words, or by a weaker claim that says what it gives up."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,14 @@ import pandas as pd
 from jaxtyping import Bool
 
 HOLDS = "holds"
-KINDLY = "holds only kindly"
-FAILS = "does not hold"
-UNDECIDED = "not decidable from the tables"
-SENTENCE_VERDICTS = (HOLDS, KINDLY, FAILS, UNDECIDED)
+ROUNDED = "holds to rounding"
+WEAKENED = "holds weakened"
+CONTRADICTED = "contradicted"
+UNDECIDED = "not decidable"
+SENTENCE_VERDICTS = (HOLDS, ROUNDED, WEAKENED, CONTRADICTED, UNDECIDED)
+
+ROUNDING = "digits behind the printed ones"
+"""What a reading gives up that holds to rounding."""
 
 LEVEL = 0.05
 """Level of every test, over its family by Holm's procedure."""
@@ -24,21 +28,23 @@ class Reading:
         asks: the condition, with what `value` is.
         value: the number that decides.
         holds: whether the condition is met; False where a number that it compares is NaN.
+        gives_up: what of the sentence a weaker reading leaves out; empty for its own words.
     """
 
     asks: str
     value: float
     holds: bool
+    gives_up: str = ""
 
     @classmethod
-    def every(cls, asks: str, met: pd.Series | Bool[np.ndarray, "units"]) -> "Reading":
+    def every(cls, asks: str, met: pd.Series | Bool[np.ndarray, "units"], gives_up: str = "") -> "Reading":
         """A reading by which all units meet a condition; `value` is how many do."""
-        return cls(asks, float(met.sum()), bool(met.all()))
+        return cls(asks, float(met.sum()), bool(met.all()), gives_up)
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence of a paper and two readings of it.
+    """A sentence of a paper, read by its own words and, where these fail, by a weaker claim.
 
     Attributes:
         id: name of the row, unique.
@@ -47,9 +53,10 @@ class Sentence:
         tested: what is compared, and the family of tests where there are several.
         n: units of the test: heads of the smallest model, models, runs, or checkpoints.
         power: what the test could have seen at this n.
-        strict: the words as they stand; None where the tables do not hold what they are about.
-        kindest: the weakest claim that the words can still mean. None where the tables hold nothing about the sentence.
-        remark: the figures behind the readings; what is needed where the strict reading is None.
+        literal: the words as they stand; None where the tables do not hold what they are about.
+        weaker: a claim with the sentence's own verb and less scope or precision; None where there is none that holds
+            or fails by itself. Beside a literal reading of None it is the nearest that the tables hold.
+        remark: the figures behind the readings; what is needed where the literal reading is None.
         function: what decides it; empty for the function that returned the sentence.
     """
 
@@ -59,16 +66,18 @@ class Sentence:
     tested: str
     n: int
     power: str
-    strict: Reading | None
-    kindest: Reading | None
+    literal: Reading | None
+    weaker: Reading | None
     remark: str
     function: str = ""
 
     @property
     def verdict(self) -> str:
-        """`holds` as it stands, `holds only kindly`, `does not hold` in either reading, or `not decidable ...`."""
-        if self.strict is None:
+        """One of `SENTENCE_VERDICTS`; contradicted is what fails by its own words and by the weaker claim, if any."""
+        if self.literal is None:
             return UNDECIDED
-        if self.strict.holds:
+        if self.literal.holds:
             return HOLDS
-        return KINDLY if self.kindest is not None and self.kindest.holds else FAILS
+        if self.weaker is None or not self.weaker.holds:
+            return CONTRADICTED
+        return ROUNDED if self.weaker.gives_up == ROUNDING else WEAKENED

@@ -1,7 +1,7 @@
-"""Jobs on one folder, of which half are killed at random moments and started again.
+"""Jobs on one folder that are killed at random moments and started again.
 
-As a program: `killed_jobs.py FOLDER`. It forks the jobs, so that one begins within milliseconds, and prints how many
-were killed.
+As a program: `killed_jobs.py FOLDER`. It forks the jobs, so that one begins within milliseconds, kills half of them,
+and prints how many were killed. `benchmarks/shards.py` kills shards.
 """
 
 import os
@@ -28,10 +28,10 @@ def made(number):
     return table
 
 
-def make_parts(folder, job=0):
+def make_parts(folder, job=0, make=made):
     """Do all parts of a work, as job 0 from the first to the last, as job 1 from the last to the first."""
     numbers = range(PARTS) if job % 2 == 0 else reversed(range(PARTS))
-    parts = [WorkPart(f"some/part{number}", partial(made, number)) for number in numbers]
+    parts = [WorkPart(f"some/part{number}", partial(make, number)) for number in numbers]
     opened = open_parts(folder, {"a": 1}, noted={"model": "one"})
     (opened.path / "some").mkdir(exist_ok=True)
     found = finished_parts(parts, opened, description="work", unit="part")
@@ -52,16 +52,17 @@ def write_slowly():
     Path.write_bytes = halves
 
 
-def run_jobs(job, pause, most, seed=0):
+def run_jobs(job, pause, most, seed=0, mortal=JOBS // 2, died=None):
     """Run `job(number)` in processes until all have ended well, and return how many were killed.
 
-    Of the first half one is killed every `pause` seconds on average, at `most` so many.
+    Of the first `mortal` one is killed every `pause` seconds on average, at `most` so many. `died` is called with the
+    process id of one that was killed, before it is started again.
     """
     generator, kills = random.Random(seed), 0
     running = {_started(job, number): number for number in range(JOBS)}
     while running:
         time.sleep(generator.uniform(0, 2 * pause))
-        chosen = [pid for pid, number in running.items() if number < JOBS // 2]
+        chosen = [pid for pid, number in running.items() if number < mortal]
         killed = generator.choice(chosen) if chosen and kills < most else None
         if killed is not None:
             os.kill(killed, signal.SIGKILL)
@@ -72,6 +73,8 @@ def run_jobs(job, pause, most, seed=0):
             number = running.pop(pid)
             if status == signal.SIGKILL:
                 kills += 1
+                if died is not None:
+                    died(ended)
                 running[_started(job, number)] = number
             elif status:
                 raise SystemExit(f"job {number} ended with status {status}")

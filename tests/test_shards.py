@@ -1,0 +1,404 @@
+"""Shards of one folder: who makes which part, what they say while parts are missing, and the table in the end."""
+
+import doctest
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import joblib
+import pandas as pd
+import pytest
+import zoo
+from typer.testing import CliRunner
+from zoo_words import reader
+
+import tlspectral as tls
+from tlspectral.cli import app
+from tlspectral.errors import MissingParts
+from tlspectral.heads import analyze_models
+from tlspectral.tables import WorkPart, finished_parts, open_parts, read_table, shard
+from tlspectral.tables import sharing as engine
+from tlspectral.tables.sharing import Shard, sharing
+
+PAGE = Path(__file__).parents[1] / "docs" / "many_machines.md"
+finished = partial(finished_parts, description="work", unit="part")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+class Work:
+    """Seven parts in a folder, and the numbers of those that were made."""
+
+    def __init__(self, folder):
+        self.folder, self.made = open_parts(folder, {"a": 1}), []
+
+    def table_of(self, number):
+        self.made.append(number)
+        return pd.DataFrame({"number": [number]})
+
+    def parts(self, **options):
+        return [WorkPart(f"part{number}", partial(self.table_of, number), **options) for number in range(7)]
+
+    def __call__(self, **options):
+        tables = finished(self.parts(), self.folder, **options)
+        return [table["number"].item() for table in tables.values()]
+
+
+@pytest.fixture
+def work(tmp_path):
+    return Work(tmp_path / "work")
+
+
+# --- the engine ---
+
+
+def test_a_shard_makes_every_nth_part_and_the_last_has_them_all_in_order(work):
+    found = {}
+    for index in (2, 3, 1):
+        with shard(index, 3):
+            found[index] = work()
+        found["made", index], work.made = work.made, []
+    assert found == {("made", 2): [1, 4], ("made", 3): [2, 5], ("made", 1): [0, 3, 6], 1: list(range(7))}
+    with shard(2, 3):
+        assert work() == list(range(7))
+    assert work() == list(range(7))
+    assert work.made == []
+
+
+def test_shards_of_another_number_finish_what_others_began(work):
+    with shard(1, 2):
+        work()
+    for index in (1, 2, 3):
+        with shard(index, 3):
+            found = work()
+    assert sorted(work.made) == found == list(range(7))
+
+
+def test_more_shards_than_parts_leave_some_without_any(work):
+    with shard(9, 9):
+        pytest.fail(f"all parts are there: {work()}")
+    assert work.made == []
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_workers_share_the_parts_of_a_shard(work, n_jobs):
+    with joblib.parallel_config(backend="threading"), shard(2, 2):
+        work(n_jobs=n_jobs)
+    assert sorted(work.made) == [1, 3, 5]
+
+
+def test_what_is_missing_is_named_and_the_message_stays_short(work):
+    with sharing(Shard.numbered(1, 7)), pytest.raises(MissingParts) as error:
+        work()
+    assert str(error.value) == (
+        f"{work.folder.path}: 1 of 7 parts are there; missing: part1, part2, part3, part4, part5, part6"
+    )
+    with sharing(Shard.numbered(1, 1000)), pytest.raises(MissingParts, match=r"part7, part8 and 92 others$"):
+        finished([WorkPart(f"part{number}", partial(work.table_of, number)) for number in range(101)], work.folder)
+
+
+@pytest.mark.parametrize(("index", "count"), [(0, 16), (17, 16), (-1, 16), (0, 0)])
+def test_a_shard_that_does_not_exist_is_refused(index, count):
+    with pytest.raises(ValueError, match=f"no shard {index} of {count}: shards count from 1"), shard(index, count):
+        pytest.fail("the block runs")
+
+
+def test_what_cannot_be_shared_is_refused(work):
+    with shard(1, 2), pytest.raises(ValueError, match="needs a folder that the other shards see"):
+        finished(work.parts())
+    with shard(1, 2), pytest.raises(ValueError, match="parts of a generator cannot be shared out"):
+        finished(iter(work.parts()), work.folder)
+    assert work.made == []
+
+
+def test_what_a_part_measures_inside_is_not_shared_out(work, tmp_path):
+    inner = Work(tmp_path / "inner")
+    with shard(1, 2):
+        finished([WorkPart("outer", lambda: pd.DataFrame({"numbers": inner()}))], work.folder)
+    assert inner.made == list(range(7))
+
+
+def test_a_shard_ends_with_its_own_failures_noted_and_those_of_others_missing(work):
+    def fails(number):
+        if number in (2, 3):
+            raise ValueError(f"part {number} cannot be made")
+        return work.table_of(number)
+
+    parts, failures = [WorkPart(f"part{number}", partial(fails, number)) for number in range(4)], {}
+    with sharing(Shard.numbered(1, 2)), pytest.raises(MissingParts, match=r"1 of 3 .*missing: part1, part3$"):
+        finished(parts, work.folder, failed=failures.__setitem__)
+    assert failures.pop("part2").message == "part 2 cannot be made"
+    with sharing(Shard.numbered(2, 2)), pytest.raises(MissingParts, match=r"2 of 3 .*missing: part2$"):
+        finished(parts, work.folder, failed=failures.__setitem__)
+    assert list(failures) == ["part3"]
+
+
+def test_an_error_of_a_part_leaves_the_block(work):
+    def refuse():
+        raise OSError("no such disk")
+
+    with pytest.raises(OSError, match="no such disk"), shard(1, 2):
+        finished([WorkPart("part0", refuse)], work.folder)
+
+
+def test_the_example_of_the_docstring_runs():
+    found = doctest.testmod(engine)
+    assert found.failed == 0
+    assert found.attempted == 4
+
+
+# --- functions ---
+
+
+def test_every_shard_makes_what_all_need_first(tmp_path):
+    """A screen chooses the heads, so that no shard can begin without."""
+    model, found = zoo.shared("bridge", "llama"), []
+    tokens = zoo.prompt(2, 9)
+    for index in (3, 2, 1):
+        with shard(index, 3):
+            found.append(
+                tls.ablation_sweep(
+                    model, "symmetric", task=tls.tasks.language(tokens), screen="gradient", folder=tmp_path / "sweep"
+                )
+            )
+    assert len(found) == 1
+
+
+def test_models_are_dealt_out_the_largest_files_first(tmp_path, monkeypatch):
+    from tlspectral.heads import many_models
+
+    small, large = (zoo.save_folder("llama", tmp_path / name) for name in ("small", "large"))
+    (large / "more.model").write_bytes(b"0" * 10_000_000)
+    seen, real = [], many_models.analyze_heads
+    monkeypatch.setattr(many_models, "analyze_heads", lambda model, **how: seen.append(model) or real(model, **how))
+    few = {"null_draws": 2, "detectors": False}
+    with shard(1, 2):
+        pytest.fail(f"one model is missing: {analyze_models([small, large], tmp_path / 'many', **few)}")
+    assert [Path(name).name for name in seen] == ["large"]
+    failures = analyze_models([small, large, "no/such/model"], tmp_path / "many", **few)
+    assert failures["model"].tolist() == ["no/such/model"]
+    assert failures.attrs["models"] == [str(small), str(large), "no/such/model"]
+
+
+def test_models_that_fail_in_a_shard_are_returned(tmp_path):
+    with shard(1, 2):
+        failures = analyze_models(["no/such/model", "tiny-rope"], tmp_path, null_draws=2, detectors=False)
+    assert failures["model"].tolist() == ["no/such/model"]
+
+
+# --- commands ---
+
+SWEEP = ["ablate", "tiny-rope", "--heads", "all", "--part", "output", "--folder", "sweep", "-o", "sweep.parquet"]
+
+
+@pytest.fixture
+def inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_collect_says_what_is_missing_and_then_makes_the_table(inside, monkeypatch):
+    done = run(*SWEEP, "--shard", "1/2")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == "sweep: 1 of 2 parts are there; missing: output_L001\n"
+    done = run("collect", "sweep")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "sweep: 1 of 2 parts are there; missing: output_L001\n"
+    assert not (inside / "sweep.parquet").exists()
+
+    done = run(*SWEEP, "--shard=2/2")
+    assert done.exit_code == 0, done.output
+    by_last, printed = (inside / "sweep.parquet").read_bytes(), done.stdout
+    (inside / "sweep.parquet").unlink()
+    (inside / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")  # paths are those of the folder where the command was given
+    done = run("collect", inside / "sweep")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == printed
+    assert done.stderr == f"{inside / 'sweep'}: all 2 parts are there\n"
+    assert (inside / "sweep.parquet").read_bytes() == by_last
+
+    monkeypatch.chdir(inside)
+    assert run(*SWEEP[:-4], "--folder", "one", "-o", "one.parquet").exit_code == 0
+    assert (inside / "one.parquet").read_bytes() == by_last
+
+
+@pytest.mark.usefixtures("inside")
+def test_collect_makes_no_part(monkeypatch):
+    """A part that is gone between the look and the run is named, and not made."""
+    for index in (1, 2):
+        assert run(*SWEEP, "--shard", f"{index}/2").exit_code == 0
+    real = tls.load_model
+
+    def removes(name, **how):
+        Path("sweep/output_L000.parquet").unlink()
+        return real(name, **how)
+
+    monkeypatch.setattr(tls, "load_model", removes)
+    done = run("collect", "sweep")
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1] == "sweep: 1 of 2 parts are there; missing: output_L000"
+
+
+@pytest.mark.usefixtures("inside")
+def test_collect_of_parts_that_a_function_made():
+    model = tls.load_model("tiny-rope")
+    assert "holds no work of shards" in run("collect", ".").stderr
+    for index, status in ((1, 1), (2, 0)):
+        with shard(index, 2):
+            tls.ablation_sweep(model, "output", folder="sweep")
+        done = run("collect", "sweep")
+        assert done.exit_code == status
+    assert done.output == "sweep: all 2 parts are there\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["ablate", "tiny-rope", "--heads", "all"], "goes with --folder"),
+        (["analyze", "tiny-rope", "--no-detectors"], "goes with --folder"),
+        (["positional", "tiny-rope"], "goes with --output"),
+        (["ablate", "tiny-rope", "--heads", "all", "--folder", "sweep", "--shard", "0/16"], "shards count from 1"),
+        (["ablate", "tiny-rope", "--heads", "all", "--folder", "sweep", "--shard", "3-16"], "such as 3/16"),
+    ],
+)
+@pytest.mark.usefixtures("inside")
+def test_refusals_come_before_the_model_is_loaded(command, said, monkeypatch):
+    monkeypatch.setattr(tls, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    done = run(*command, *([] if "--shard" in command else ["--shard", "1/2"]))
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_both_ways_of_swapping_are_shared_out(inside, monkeypatch):
+    monkeypatch.setattr(tls, "load_model", lambda name, **_: reader("llama"))
+    command = ["positional", "any", "--pairs", "5", "--blocks", "4", "--queries", "2", "-o", "out"]
+    assert run(*command, "--shard", "1/2").exit_code == 0
+    parts = [file.name for file in (inside / "out" / "runs").glob("*.parquet")]
+    assert {name.split("_")[0] for name in parts} == {"prompt", "key"}
+    assert not list((inside / "out").glob("*.parquet"))
+    assert run("collect", "out").exit_code == 1
+    assert run(*command, "--shard", "2/2").exit_code == 0
+    assert len(read_table(inside / "out" / "heads_key.parquet")) == 8
+
+
+def test_tables_of_a_report_are_shared_out(inside):
+    command = ["report", "tiny-rope", "-o", "tiny"]
+    assert run(*command, "--shard", "1/2").exit_code == 0
+    first = ["directions", "heads", "kernels"]  # every shard that does not find the heads makes them
+    assert sorted(file.stem for file in (inside / "tiny").glob("*.parquet")) == first
+    done = run(*command, "--shard", "2/2")
+    assert done.exit_code == 0, done.output
+    names = ["directions", "heads", "kernel_prediction", "kernels"]
+    assert sorted(file.stem for file in (inside / "tiny").glob("*.parquet")) == names
+    assert (inside / "tiny" / "report.html").exists()
+
+
+def test_a_dataset_of_models_is_shared_out(inside):
+    command = ["analyze", "tiny-rope", "tiny-ape", "no/such/model", "--no-detectors", "--null-draws", "2", "-o", "many"]
+    failing, *others = (run(*command, "--shard", f"{index}/3") for index in (1, 2, 3))
+    assert failing.exit_code == 1  # it could be one of the hub, which come first
+    assert "1 of 3 models failed" in failing.stdout
+    assert [done.exit_code for done in others] == [0, 0]
+    assert "2 of 3 parts are there; missing: heads/no--such--model" in others[-1].stderr
+    assert len(list((inside / "many" / "heads").iterdir())) == 2
+    assert run("collect", "many").exit_code == 1
+
+
+# --- the page's recipes, as they are ---
+
+
+def recipe(kind, containing):
+    """The block of the page that has these words."""
+    text = PAGE.read_text(encoding="utf-8")
+    (block,) = [
+        block.split("```")[0] for block in text.split(f"```{kind}\n")[1:] if containing in block.split("```")[0]
+    ]
+    return block
+
+
+@pytest.fixture
+def shell(inside):
+    """Runs a script in an empty folder, with `tlspectral` on the path and a tiny model of the page's name."""
+    (inside / "bin").mkdir()
+    program = inside / "bin" / "tlspectral"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tlspectral "$@"\n')
+    program.chmod(0o755)
+    path = f"{inside / 'bin'}{os.pathsep}{os.environ['PATH']}"
+
+    def run_script(script, **variables):
+        script = script.replace("MODEL", "tiny-rope").replace("16", "2")
+        ours = {"PATH": path, "PYTHONPATH": str(PAGE.parents[1]), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **ours, **variables}
+        done = subprocess.run(
+            ["bash", "-e"], input=script, text=True, capture_output=True, check=False, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run_script
+
+
+@pytest.mark.slow
+def test_the_shell_loop(shell, inside):
+    shell(recipe("bash", "wait"))
+    assert len(read_table(inside / "sweep.parquet")) == 8
+
+
+@pytest.mark.slow
+def test_the_slurm_array_with_a_shell_loop_in_place_of_slurm(shell, inside):
+    script = recipe("bash", "#SBATCH")
+    assert "#SBATCH --array=1-16\n" in script
+    for task in (2, 1):
+        shell(script, SLURM_ARRAY_TASK_ID=str(task), SLURM_ARRAY_TASK_COUNT="2")
+    assert len(read_table(inside / "sweep.parquet")) == 8
+
+
+def test_the_array_of_submitit_with_its_jobs_run_one_after_another(inside):
+    """As `map_array` does: the function once for each number. submitit itself is not installed."""
+    submitted = []
+
+    class Executor:
+        def __init__(self, folder, **_):
+            self.folder = folder
+
+        def update_parameters(self, **_):
+            pass
+
+        def map_array(self, function, numbers):
+            submitted.extend(numbers)
+            for number in numbers:
+                function(number)
+
+    code = recipe("python", "map_array").replace("MODEL", "tiny-rope").replace("16", "2").replace("17", "3")
+    code = code.replace("import submitit\n", "")
+    exec(compile(code, PAGE.name, "exec"), {"submitit": type("submitit", (), {"AutoExecutor": Executor})})
+    assert submitted == [1, 2]
+    assert len(read_table(inside / "sweep.parquet")) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
+@pytest.mark.usefixtures("dask_cluster")
+def test_the_workers_of_a_dask_cluster(inside):
+    """The block of the recipe; the cluster is the fixture's."""
+    block = recipe("python", "dask").partition("with joblib")[2].replace("/shared", str(inside))
+    model = tls.load_model("tiny-rope")
+    exec(compile(f"with joblib{block}", PAGE.name, "exec"), {"joblib": joblib, "tls": tls, "model": model})
+    assert len(read_table(inside / "sweep.parquet")) == 8
+
+
+def test_notes_of_shards_are_the_same_for_all(inside):
+    for index in (1, 2):
+        run(*SWEEP, "--shard", f"{index}/2")
+    (note,) = (inside / "sweep" / ".shards").iterdir()
+    assert json.loads(note.read_text()) == {
+        "parts": ["output_L000", "output_L001"],
+        "command": SWEEP,
+        "directory": str(inside),
+    }

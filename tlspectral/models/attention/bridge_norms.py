@@ -1,0 +1,117 @@
+"""Norms of a TransformerBridge, read from the modules that it wraps."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tlspectral.algebra.rotary import in_float64
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention.layer import require_readable
+from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNorm
+
+
+def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
+    """Return the norm in front of the attention of a block."""
+    norm = getattr(block, "ln1", None)
+    layer_module = getattr(block, "original_component", None)
+    # In GPT and OPT 350M the norm called ln1 stands behind the attention too.
+    if (
+        norm is None
+        or _is_behind(norm)
+        or model.cfg.architecture == "OpenAIGPTLMHeadModel"
+        or getattr(layer_module, "do_layer_norm_before", None) is False
+    ):
+        return NO_NORM
+    return read_normalization(norm.original_component, model, (d_model,), f"layer {layer}, input norm")
+
+
+def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int, d_head: int) -> QueryKeyNorm | None:
+    """Return the norm of queries or keys by its name in the attention bridge; None without one."""
+    module = getattr(attention._modules.get(name), "original_component", None)
+    if module is None:
+        return None
+    where = f"layer {layer}, {name}"
+    modules = list(getattr(module, "norms", [module]))  # StableLM 2 12B has one for each head
+    shape = tuple(getattr(getattr(modules[0], "weight", None), "shape", (d_head,)))
+    over_heads = shape == (heads * d_head,) and heads > 1
+    if not over_heads and shape not in ((d_head,), (heads, d_head)):
+        raise UnsupportedArchitecture(
+            f"{where} has a gain of shape {shape}, not one per column of a head ({d_head},), of each head "
+            f"({heads}, {d_head}) or of all heads at once ({heads * d_head},)"
+        )
+    norms = [read_normalization(each, model, shape, where) for each in modules]
+    norm, centred = norms[0], norms[0].kind == "LN"
+    if norm.bias is not None or (centred and over_heads):
+        form = "a bias" if norm.bias is not None else "a mean over all heads"
+        raise UnsupportedArchitecture(
+            f"{where} is a {norm.kind} norm with {form}; only a norm that scales what is linear in the residual stream "
+            "keeps M a bilinear form"
+        )
+    gains = [each.gain for each in norms if each.gain is not None]
+    gain = torch.stack(gains) if len(gains) > 1 else norm.gain
+    if over_heads and gain is not None:
+        gain = gain.unflatten(0, (heads, d_head))
+    return QueryKeyNorm(gain, norm.eps, over_heads, centred)
+
+
+def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: str) -> Normalization:
+    """Read a norm's parameters and find by one call of the module how they enter.
+
+    Flags do not tell this reliably (Gemma and Nemotron multiply by 1 + weight, some norms have no weight), so the
+    module is given one random vector and must act as one of the known forms.
+    """
+    if isinstance(module, torch.nn.Identity):  # a native model of normalization_type None
+        return NO_NORM
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    eps = next(
+        (getattr(module, name) for name in ("variance_epsilon", "eps") if getattr(module, name, None) is not None),
+        getattr(model.cfg, "eps", 1e-5),
+    )
+    eps = float(eps)
+    require_readable(weight, f"{where} gain")
+    require_readable(bias, f"{where} bias")
+    anchor = weight if weight is not None else next(module.parameters(), next(iter(model.parameters())))
+    probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1.0
+    with torch.no_grad():
+        # The class's forward, so that no hook a user placed on the module sees the probe.
+        response = (
+            type(module).forward(module, probe.to(device=anchor.device, dtype=anchor.dtype)[None])[0].cpu().double()
+        )
+    gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + in_float64(weight)}
+    forms = [Normalization(kind, gain, bias, eps) for kind in ("LN", "RMS") for gain in gains.values()]
+    errors = [_norm_error(form, weight, probe.double(), response) for form in forms]
+    # bf16 rounds the response by 4e-3 of its size; a missing mean or a missing 1 + moves it by far more.
+    if min(errors) <= 2e-2:
+        return forms[errors.index(min(errors))]
+    raise UnsupportedArchitecture(
+        f"{where}: {type(module).__name__} is neither a LayerNorm nor an RMS norm with a plain gain"
+    )
+
+
+def _norm_error(form: Normalization, weight: Tensor | None, probe: Tensor, response: Tensor) -> float:
+    """Return the largest error of a norm of this form against a module's response, relative to the size of each column.
+
+    Each column has its own scale: trained gains reach 200, and a gain of another column that is off by 1 must be seen.
+    """
+    unit, one = form.normalized(probe), torch.ones(1, dtype=torch.float64)
+    gain, stored, shift = (
+        default if value is None else value.detach().cpu().double()
+        for value, default in ((form.gain, one), (weight, one), (form.bias, 0 * one))
+    )
+    sizes = (unit.abs() + 1) * gain.abs().maximum(stored.abs()) + shift.abs()
+    return float(((response - unit * gain - shift).abs() / sizes.clamp_min(1e-30)).max())
+
+
+def norm_behind(block: Any) -> Any:
+    """Return the norm behind the attention of a block, as a bridge holds it; None without one."""
+    modules = block._modules
+    if str(getattr(block, "hook_aliases", {}).get("hook_attn_out")).startswith("ln2."):
+        return modules["ln2"]  # of OLMo hybrid in TransformerLens 3
+    norm = modules.get("ln1_post")
+    return modules["ln1"] if norm is None and _is_behind(modules.get("ln1")) else norm
+
+
+def _is_behind(norm: Any) -> bool:
+    # OLMo 2 has no norm in front of its attention; TransformerLens 3 calls the one behind it ln1.
+    return getattr(norm, "name", None) == "post_attention_layernorm"

@@ -1,0 +1,136 @@
+"""Shards: jobs, on any machines, that make the parts of one folder between them.
+
+A shard makes parts by their place in the list alone, so no job waits for another, claims a part or asks a server.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from tlspectral.errors import MissingParts
+from tlspectral.tables.whole_file import whole_file
+
+if TYPE_CHECKING:
+    from tlspectral.tables.parts import PartFolder
+    from tlspectral.tables.work import WorkPart
+
+_WORKS = ".shards"  # hidden, so that what is seen of the folder is what one job leaves
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one of several jobs makes: every `count`-th part, from part number `index` on; none where that is 0.
+
+    Attributes:
+        asked: how this work is asked for again, as JSON, noted in the folder for `tlspectral collect`.
+    """
+
+    index: int
+    count: int
+    asked: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def numbered(cls, index: int, count: int, **asked: Any) -> "Shard":
+        """Return shard `index` of `count`. Raises ValueError unless it is one of 1 to `count`."""
+        if not 1 <= index <= count:
+            raise ValueError(f"there is no shard {index} of {count}: shards count from 1, as in sbatch --array=1-16")
+        return cls(index, count, asked)
+
+    def tables(
+        self,
+        parts: "Iterable[WorkPart]",
+        folder: "PartFolder | None",
+        finish: "Callable[[Sequence[WorkPart]], dict[str, pd.DataFrame]]",
+    ) -> dict[str, pd.DataFrame]:
+        """Make the parts of this shard by `finish`, and read all others. Raises MissingParts if one is not there."""
+        if folder is None:
+            raise ValueError(
+                "a shard needs a folder that the other shards see too: give folder=, or measure outside of the block"
+            )
+        if not isinstance(parts, Sequence):
+            raise ValueError("parts of a generator cannot be shared out: give a list, of names or functions")
+        names = [part.name for part in parts]
+        if self.index:
+            _note(folder.path, {"parts": names, **self.asked})
+        own = parts[self.index - 1 :: self.count] if self.index else []
+        with sharing(None):  # what a part measures by itself is not shared out
+            tables = finish(own)
+            failed = {part.name for part in own if part.name not in tables}
+            require_parts(folder.path, [name for name in names if name not in failed])
+            tables |= finish([part for part in parts if part.name not in tables and part.name not in failed])
+        return {name: tables[name] for name in names if name in tables}
+
+
+_SHARD: ContextVar[Shard | None] = ContextVar("shard", default=None)
+current_shard = _SHARD.get
+
+
+@contextmanager
+def sharing(one: Shard | None) -> Iterator[None]:
+    """Make measurements inside the context parts of a shard; None: they make all their parts."""
+    token = _SHARD.set(one)
+    try:
+        yield
+    finally:
+        _SHARD.reset(token)
+
+
+@contextmanager
+def shard(index: int, count: int) -> Iterator[None]:
+    """Let the measurement in this block make the parts of one of `count` shards, in the folder that it is given.
+
+    Every job runs the same block with an `index` of its own, from 1 to `count`. A stored part is never made again, so a
+    job that was killed makes what is missing of its parts when it is started again. Where parts of other shards are
+    missing, the block ends there without an error: what stands behind the measurement runs in the jobs that find all
+    parts. A second measurement needs a block of its own.
+
+    Raises:
+        ValueError: `index` is not one of 1 to `count`; inside, a measurement without a folder, or of a generator.
+
+    What it does not establish: that other jobs run. `tlspectral collect FOLDER` says which parts are missing.
+
+    Example:
+        >>> import tempfile
+        >>> import tlspectral as tls
+        >>> model, folder = tls.load_model("tiny-rope"), tempfile.mkdtemp()
+        >>> for index in (1, 2):
+        ...     with tls.tables.shard(index, 2):
+        ...         sweep = tls.ablation_sweep(model, "output", folder=folder)
+        ...         print(f"shard {index} finds all parts: {len(sweep)} heads")
+        shard 2 finds all parts: 8 heads
+    """
+    with suppress(MissingParts), sharing(Shard.numbered(index, count)):
+        yield
+
+
+def require_parts(folder: Path, names: Collection[str]) -> None:
+    """Raise MissingParts unless the folder has all of these parts; the message says how many, and names the others."""
+    missing = [name for name in names if not (folder / f"{name}.parquet").exists()]
+    if missing:
+        others = f" and {len(missing) - _NAMED} others" if len(missing) > _NAMED else ""
+        raise MissingParts(
+            f"{folder}: {len(names) - len(missing)} of {len(names)} parts are there; missing: "
+            f"{', '.join(missing[:_NAMED])}{others}"
+        )
+
+
+def noted_works(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the folders of parts, at any depth, with what shards noted there: all `parts` of a work, and `asked`."""
+    for file in sorted(folder.rglob(f"{_WORKS}/*.json")):
+        yield file.parents[1], json.loads(file.read_text(encoding="utf-8"))
+
+
+def _note(folder: Path, work: Mapping[str, Any]) -> None:
+    text = json.dumps(work)
+    file = folder / _WORKS / f"{sha256(text.encode()).hexdigest()[:16]}.json"
+    file.parent.mkdir(exist_ok=True)
+    with whole_file(file, replace=False) as partial:
+        partial.write_text(text, encoding="utf-8")
