@@ -99,12 +99,37 @@ def grabbed(view, tokens, names, edits=()):
     return logits, found
 
 
-def cut_by_hand(view, tokens, sender, receiver, what, *, zero):
-    """Logits and pattern of the receiver with one edge cut by the model's own modules: the stream edited for a read."""
-    layer, head = receiver
+def write_of(view, tokens, sender, *, zero, at=None):
+    """What a sender writes, or that less its mean; at one position of each sequence alone where some are given."""
     write = removed_from_stream(view.model, [sender], "output", tokens)
     if not zero:
         write = write - write.mean((0, 1))
+    if at is not None:
+        there = torch.zeros(write.shape[:2])
+        there[range(len(at)), at] = 1.0
+        write = write * there[..., None]
+    return write
+
+
+def cut_beside_heads(view, tokens, sender, layer, *, at=None):
+    """Logits when the MLP of a layer, or for None the unembedding, reads without a write less its mean."""
+    write = write_of(view, tokens, sender, zero=False, at=at)
+    if layer is None:
+        point = view.hook_names(view.n_layers - 1)["residual_after"]
+        return run_with(view.model, [(point, lambda x, hook: x - write)], tokens)
+    names, found = view.hook_names(layer), {}
+    hooks = [(names["residual"], lambda x, hook: x - write)]
+    if not getattr(view.model.cfg, "parallel_attn_mlp", False):  # it reads what the attention adds too
+        attention = recorded(view.model, ("attention_out",), tokens, [layer])[layer, "attention_out"]
+        hooks.append((names["attention_out"], lambda _, hook: attention))
+    run_with(view.model, [*hooks, (names["mlp_out"], lambda x, hook: found.update(out=x.clone()))], tokens)
+    return run_with(view.model, [(names["mlp_out"], lambda _, hook: found["out"])], tokens)
+
+
+def cut_by_hand(view, tokens, sender, receiver, what, *, zero, at=None):
+    """Logits and pattern of the receiver with one edge cut by the model's own modules: the stream edited for a read."""
+    layer, head = receiver
+    write = write_of(view, tokens, sender, zero=zero, at=at)
     values = read_from(view.model, layer, what, write, tokens)
     columns, found = columns_of(view, layer, head, what, values), {}
     keep = (view.hook_names(layer)["pattern"], lambda pattern, hook: found.update(pattern=pattern.clone()))

@@ -1,6 +1,12 @@
 """Random prompts, each with a pair that differs from it in one token."""
 
+import numpy as np
+import pandas as pd
 import torch
+
+from tlspectral.hooks.edges.effects import _prepared
+from tlspectral.hooks.edges.measuring import Edge, _task_deltas
+from tlspectral.hooks.edges.reached import reached
 
 
 def prompt_pairs(n, length, *, seed, at=4):
@@ -9,3 +15,22 @@ def prompt_pairs(n, length, *, seed, at=4):
     other = clean.clone()
     other[:, at] = (other[:, at] - 4) % 85 + 5
     return clean, other
+
+
+def edges_of(graph, mask):
+    """The names of the edges of a mask."""
+    ends = [(graph.senders[place].name, graph.receivers[row].name) for row, place in np.argwhere(mask)]
+    return pd.DataFrame(ends, columns=["sender", "receiver"])
+
+
+def single_cuts(pairs, edges):
+    """Score with one edge cut less the intact one, [edges, pairs], of rows (receiver, sender)."""
+    graph, found = pairs.graph, []
+    for row, place in edges:
+        (end,) = reached(pairs.view, [graph.receivers[row]])
+        layers = [min(end.receiver.layer, pairs.view.n_layers - 1)]
+        below = pairs.view.n_layers
+        prepared = _prepared(pairs.view, pairs.sequences, layers, graph.senders, below, False, "counterfactual", 0, {})
+        edge = Edge(graph.senders[place], end, -1, None)
+        found.append(_task_deltas([edge], pairs.sequences, 0, prepared)[0, 0])
+    return np.stack(found)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from pair_prompts import prompt_pairs
+from pair_prompts import prompt_pairs, single_cuts
 
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
-from tlspectral.hooks.circuits.single_cuts import single_cuts
+from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.attention import attention_view
 from tlspectral.selection import Receiver
 
@@ -97,7 +97,8 @@ class Loops:
         now = [self.run(0, None, ["residual"])["residual"][None]]
 
         def stream(receiver):
-            row, n = graph.receiver_index[graph.own(receiver)], graph.n_before(receiver)
+            (end,) = reached(self.view, [receiver])
+            row, n = graph.receiver_index[end.receiver], graph.n_before(end.receiver)
             written = torch.cat(now)[:n]
             weights = torch.as_tensor(kept[row, :n], dtype=written.dtype)[:, None, None, None]
             return self.rest(then, n) + (weights * (written - then[:n])).sum(0) + then[:n].sum(0)
@@ -193,8 +194,8 @@ def partly_cut(pairs, row, column, share):
 
     cut = torch.zeros(pairs.graph.possible.shape, dtype=torch.float64)
     cut[row, column] = share
-    then = run.written_by(pairs.graph, pairs.layers, pairs.other.tokens)
-    stream = run.CutStream(pairs.graph, pairs.layers, then, torch.empty_like(then), cut=cut)
+    then = run.written_by(pairs.graph, pairs.other.tokens)
+    stream = run.Stream(pairs.graph, torch.empty_like(then), then, cut)
     with torch.no_grad():
-        logits = run._run(pairs.graph, stream, pairs.sequences.tokens, pairs.sequences.scored)
+        logits = run.run_with(stream, pairs.sequences.tokens, pairs.sequences.scored)
     return float((pairs.sequences.measured(logits).numpy() - pairs.plain_scores()[0]).mean())

@@ -10,7 +10,7 @@ import pytest
 from zoo import shared
 
 import tlspectral as tls
-import tlspectral.hooks.edges.effects as edges_module
+import tlspectral.hooks.edges.measuring as measuring
 import tlspectral.hooks.sweeps.effects as effects_module
 import tlspectral.hooks.sweeps.sweep as sweep_module
 from tlspectral.errors import BadHead
@@ -189,17 +189,16 @@ def test_sets_that_cannot_be_drawn_are_refused():
 
 @pytest.mark.parametrize("draws", [1, 7])
 def test_an_edge_is_compared_with_draws_of_its_own_sender(draws, monkeypatch):
-    kept, real = [], edges_module._end_table
-    monkeypatch.setattr(edges_module, "_end_table", lambda *given: kept.append(given[4]) or real(*given))
+    kept, real = [], measuring._attention_deltas
+    monkeypatch.setattr(measuring, "_attention_deltas", lambda *given: kept.append(real(*given)) or kept[-1])
     table = tls.edge_effects(
         tls.load_model("tiny-rope"),
         ["L1H0.k", "L1H1.k"],
         measure="ind",
-        control="random",
-        draws=draws,
+        control=draws,
     )
     assert table.attrs["draws"] == draws
-    drawn_deltas = np.concatenate([deltas.mean(2).T for deltas in kept])  # [edges, 1 + draws]
+    drawn_deltas = np.concatenate([deltas.mean(2) for _, deltas in kept])  # [edges, 1 + draws]
     for row, (delta, *random) in zip(table.itertuples(), drawn_deltas, strict=True):
         assert row.delta == pytest.approx(delta, rel=1e-12)
         assert len(random) == draws

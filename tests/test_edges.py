@@ -37,17 +37,18 @@ def test_the_random_control_has_writes_of_equal_norm():
     view = attention_view(shared("bridge", "gemma2"))
     senders = [Sender(0, head, "head") for head in range(view.n_heads(0))]
     with torch.no_grad():
-        run = cached_run(view, packed_prompts(view, repeated(view)), [1], [*senders, EMBEDDING])
+        sequences = packed_prompts(view, repeated(view))
+        run = cached_run(view, sequences, [*senders, EMBEDDING], 1)
         for group in (senders, [EMBEDDING]):
-            real, *controls = run.removed(group, "zero", draws=2)
+            real, *controls = (torch.stack([run.removed(one, draw) for one in group]) for draw in (-1, 0, 1))
             for control in controls:
                 # Rounding alone: the map keeps norms and angles.
                 torch.testing.assert_close(control.norm(dim=-1), real.norm(dim=-1), rtol=1e-9, atol=1e-12)
                 torch.testing.assert_close(control @ control.mT, real @ real.mT, rtol=1e-8, atol=1e-10)
                 cosine = torch.nn.functional.cosine_similarity(control, real, dim=-1)
                 assert float(cosine.abs().mean()) < 0.35  # measured: .1 to .2 at 48 columns; 1 for the write itself
-        _, again = run.removed(senders, "mean", draws=1)
-        torch.testing.assert_close(again.mean((1, 2)), torch.zeros_like(again[:, 0, 0]), rtol=0, atol=1e-12)
+        again = cached_run(view, sequences, senders, 1, replace="mean").removed(senders[2], 0)
+        torch.testing.assert_close(again.mean((0, 1)), torch.zeros_like(again[0, 0]), rtol=0, atol=1e-12)
 
 
 def test_a_row_is_of_the_sender_that_it_names():
@@ -102,9 +103,13 @@ def test_attention_of_a_task_is_measured_at_its_query_and_key():
         ({"receivers": "L1H0.w"}, BadHead, "'L1H0.w' names no receiver"),
         ({"receivers": "L1H0"}, BadHead, r"'L1H0' names no receiver: .*tls.receivers\(heads, \"k\"\)"),
         ({"measure": "induction"}, ValueError, "measure must be one of"),
-        ({"replace": "resample"}, ValueError, "replace must be one of 'mean', 'zero'"),
-        ({"control": "shuffled"}, ValueError, "control must be one of None, 'random'"),
-        ({"control": "random", "draws": 0}, ValueError, "draws must be 1 or more, not 0"),
+        ({"replace": "median"}, ValueError, "replace must be one of 'mean', 'zero', 'resample', 'counterfactual'"),
+        (
+            {"control": "shuffled"},
+            ValueError,
+            "control must be 'random' or a number of draws, 1 or more, not 'shuffled'",
+        ),
+        ({"control": 0}, ValueError, "control must be 'random' or a number of draws, 1 or more, not 0"),
         ({"measure": "attention"}, ValueError, "needs a Task with attention="),
         ({"receivers": "L0H1.k"}, ValueError, "L0H1.k: none of the senders lies in an earlier layer"),
         ({"receivers": []}, ValueError, "no receivers were given"),

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from pair_prompts import prompt_pairs
+from pair_prompts import edges_of, prompt_pairs
 
 import tlspectral as tls
 from tlspectral.errors import BadHead
@@ -54,14 +54,14 @@ def _telling(model, clean, other):
 
 def ranked(model, task, method="EAP-IG"):
     pairs = pairs_of(model, task)
-    table = pairs.graph.table(*np.nonzero(pairs.graph.possible))
+    table = edges_of(pairs.graph, pairs.graph.possible)
     return pairs, table.assign(estimate=edge_estimates(pairs, method)[pairs.graph.places(table)])
 
 
 def test_a_planted_circuit_is_recovered(planted, task):
     asked = task(planted, *prompts())
     pairs, table = ranked(planted, asked)
-    between = pairs.graph.table(*np.nonzero(pairs.graph.possible))
+    between = edges_of(pairs.graph, pairs.graph.possible)
     inside = between["sender"].isin(PLANTED) & (
         between["receiver"].isin([f"L1KV1.{what}" for what in "kv"] + ["L1H2.q", "logits"])
         | between["receiver"].isin([f"L0KV{group}.{what}" for group in (0, 1) for what in "kv"] + ["L0H1.q", "L0H3.q"])
@@ -145,7 +145,7 @@ def test_live_edges_lie_on_a_path(planted, task):
     chain = [("embedding", "L0KV0.v"), ("L0H1", "L1H2.q"), ("L1H2", "logits")]
     dead = [("embedding", "L1H3.q"), ("L0H2", "L0MLP")]
     mask = graph.kept(chain + dead)
-    live = graph.table(*np.nonzero(graph.on_a_path(mask)))
+    live = edges_of(graph, graph.on_a_path(mask))
     assert set(zip(live["sender"], live["receiver"], strict=True)) == {*chain}
     assert not graph.on_a_path(graph.kept(chain[:2])).any()
 
@@ -184,7 +184,7 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted, task):
 
 
 def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, task, monkeypatch, tmp_path):
-    monkeypatch.setattr("tlspectral.hooks.circuits.every_edge.MEASURED", 10)
+    monkeypatch.setattr("tlspectral.hooks.edges.effects.MEASURED", 10)
     asked = task(planted, *prompts())
     pairs, ranks = ranked(planted, asked)
     table = tls.edge_effects(planted, task=asked, screen="gradient", method="EAP-IG", folder=tmp_path)

@@ -102,9 +102,8 @@ def edges(folder, model=None, receivers=("L1H0.k", "L1H1.k"), n_jobs=1, **option
     model = shared("bridge", "gemma2") if model is None else model
     options = {
         "task": repeated(),
-        "control": "random",
+        "control": 3,
         "senders": ["L0H3", "L0H0"],
-        "draws": 3,
         **options,
     }
     options.setdefault("measure", "ind")
@@ -247,7 +246,7 @@ ROWS = {
             (other("receivers"), {"receivers": ["L1H0.q", "L1H1.k"]}),
             (other("measure"), {"measure": "dup"}),
             (other("control, draws"), {"control": None}),
-            (other("draws"), {"draws": 4}),
+            (other("draws"), {"control": 4}),
             (other("replace"), {"replace": "zero"}),
             (other("measure"), {"measure": "task"}),
             (other("weights"), {"model": partial(zoo.bridge, "gemma2", seed=1)}),

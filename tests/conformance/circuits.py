@@ -1,11 +1,10 @@
 """Circuits: both ends are plain runs, and a single cut edge is its circuit."""
 
 import numpy as np
-from pair_prompts import prompt_pairs
+from pair_prompts import prompt_pairs, single_cuts
 
 import tlspectral as tls
 from tlspectral.hooks.circuits.pairs import pairs_of
-from tlspectral.hooks.circuits.single_cuts import single_cuts
 
 from .rows import asked
 

@@ -9,6 +9,7 @@ import torch
 from ablation_runs import a_part, logits
 from edge_recomputation import (
     LENGTH,
+    cut_beside_heads,
     cut_by_hand,
     edge_of,
     grabbed,
@@ -23,6 +24,7 @@ from tlspectral.errors import EditNotHonored, ScoreMismatch, UnsupportedArchitec
 from tlspectral.hooks import ablate
 from tlspectral.hooks.parts import part_of
 from tlspectral.hooks.parts.query_key import ScoreRemoval
+from tlspectral.models.attention.mlp import mlp_reads
 
 from .rows import asked, right
 
@@ -96,6 +98,32 @@ def a_task_loses_over_an_edge_what_it_loses_in_a_plain_run_with_the_edge_cut(row
         # Measured over the zoo: 3e-7 nats. The largest effects are 6e-5 (NeoX) to 1e-2.
         assert row_of(table, sender, receiver).delta == pytest.approx(expected - intact, abs=2e-6)
     assert table["delta"].abs().max() > 4e-5
+
+
+@asked(right, every=4)
+def edges_into_an_mlp_and_the_logits_and_at_a_position_are_plain_runs_with_them_cut(row):
+    view, tokens = row.view, repeated(row.view)
+    task = replace(tls.tasks.induction(tokens), positions={"S2": [LENGTH + 1, LENGTH + 3, 2]})
+    at = torch.tensor(task.positions["S2"])
+    intact = float(tls.evaluate(row.model, task))
+
+    def loss(cut):
+        scored = cut[:, LENGTH + 1 : 2 * LENGTH].double().flatten(0, 1)
+        return float(torch.nn.functional.cross_entropy(scored, tokens[:, LENGTH + 2 :].flatten())) - intact
+
+    receivers = ["L1H1.k", *([] if mlp_reads(view, 1) is None else ["L1MLP"]), "logits"]
+    options = {"senders": ["L0H1"], "task": task, "measure": "task"}
+    for place in (None, at):
+        table = tls.edge_effects(row.model, receivers, at=None if place is None else "S2", **options)
+        found = table.set_index("input")["delta"]
+        by_hand = {"k": cut_by_hand(view, tokens, (0, 1), (1, 1), "k", zero=False, at=place)[0]}
+        by_hand |= {"mlp": cut_beside_heads(view, tokens, (0, 1), 1, at=place)} if len(receivers) > 2 else {}
+        by_hand["logits"] = cut_beside_heads(view, tokens, (0, 1), None, at=place)
+        assert set(found.index) == set(by_hand)
+        for what, cut in by_hand.items():
+            # Nats, in float32, as above. A norm that is held, or another position, is off by 1e-4 and more.
+            assert found[what] == pytest.approx(loss(cut), abs=2e-6), what
+        assert found.abs().max() > 1e-4
 
 
 # --- qk_attribution ---

@@ -56,6 +56,25 @@ def output_silences_the_head(row):
     assert during[1, "z"][:, :, 1].any()
 
 
+@asked(editable, every=3, part=("output", "antisymmetric", "rope_phase", "long_range"))
+def at_a_position_a_part_is_gone_there_and_nowhere_else(row, part):
+    layer, head, at = applicable(row.view, part)[-1], 1, [5, 7][: len(zoo.prompt())]
+    kind = {"output": parts.Output, "antisymmetric": parts.Antisymmetric, "rope_phase": parts.RopePhase}.get(part)
+    made = (lambda **given: parts.LongRange(2, **given)) if kind is None else kind
+    with ablate(row.model, [(layer, head)], made()):
+        everywhere = recorded(row.model, ("z",))[layer, "z"]
+    with ablate(row.model, [(layer, head)], made(at=at)):
+        found = recorded(row.model, ("z",))[layer, "z"]
+    rows = range(len(at))
+    expected = row.run[layer, "z"].clone()
+    expected[rows, at, head] = everywhere[rows, at, head]
+    # Rounding of one matrix product: 0 to 1e-7 measured; the part moves z by hundredths.
+    torch.testing.assert_close(found[rows, at, head], expected[rows, at, head], rtol=0, atol=1e-6)
+    found[rows, at, head] = expected[rows, at, head]
+    assert torch.equal(found, expected)
+    assert float((expected - row.run[layer, "z"]).abs().max()) > 1e-3
+
+
 @asked(right, every=2, encoders=True)
 def nothing_asked_is_nothing_changed_to_the_bit(row):
     for part in ("symmetric", "antisymmetric", "output"):

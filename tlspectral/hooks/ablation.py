@@ -29,6 +29,7 @@ def ablate(
     part: Part | PartName,
     *,
     into: Receivers | None = None,
+    task: Any = None,
 ) -> Iterator[Any]:
     """Remove a part of the given heads inside a `with` block; the model is as before when the block ends.
 
@@ -59,6 +60,9 @@ def ablate(
         part: what is removed: a value of `tlspectral.hooks.parts`, or one without settings by name or symbol.
         into: receivers, `"L18H6.q"`, `"L18KV2.k"` or a list of them (`tlspectral.receivers` makes one of heads), each
             in a later layer than all of `heads`. None: no edge; the part is removed from the model.
+        task: the prompts that the block runs, all at once: of a part with `at`, whose positions count from the end of
+            each prompt or have a name; or of an `Output` whose reference they are. Prompts stand from the first token
+            of the run on, as in `evaluate`.
 
     Raises:
         BadHead: a head or a receiver that does not exist.
@@ -95,7 +99,7 @@ def ablate(
     """
     with exclusive(attention_view(model).model, block=True):
         with interruptible():
-            hooks = ablation_hooks(model, heads, part, into=into)
+            hooks = ablation_hooks(model, heads, part, into=into, task=task)
         # An edited pattern is handed on to all that reads it, hooks that were there before among them.
         patterns = {name for name, _ in hooks if name.endswith("hook_pattern")}
         with hooks_on(model, model.hook_dict, hooks, ahead=patterns), _generating_without_cache(model):
@@ -108,6 +112,7 @@ def ablation_hooks(
     part: Part | PartName,
     *,
     into: Receivers | None = None,
+    task: Any = None,
 ) -> list[tuple[str, Callable[..., Any]]]:
     """Return the hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.
 
@@ -116,7 +121,7 @@ def ablation_hooks(
     a second one.
 
     Args:
-        model, heads, part, into: as in `ablate`.
+        model, heads, part, into, task: as in `ablate`.
 
     Returns:
         Pairs of a hook point's name and a hook, in the order in which they act.
@@ -131,8 +136,12 @@ def ablation_hooks(
         >>> bool((model.run_with_hooks(tokens, fwd_hooks=hooks) != model(tokens)).any())
         True
     """
-    removed = part_of(part)
-    view = attention_view(model)
+    removed, view = part_of(part), attention_view(model)
+    if task is not None:
+        from tlspectral.tasks import scored_sequences, task_of  # an ablation without a task needs no statistics
+
+        removed = removed.fixed(view, scored_sequences(view, task_of(task)))
+    removed.require_places()
     by_layer = heads_by_layer(view, heads)
     if into is not None:
         require_stream(view)

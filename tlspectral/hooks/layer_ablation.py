@@ -112,7 +112,7 @@ class LayerAblation(HeadCapture):
             self.require_own_scores(scores, of_run)
         if isinstance(self.part, LongRange):
             selected = self.selected(scores, heads_axis=1)
-            beyond = self.part.beyond(self.visible(selected))
+            beyond = self._beyond(self.part, self.visible(selected), selected)
             limited = selected.masked_fill(beyond, torch.finfo(scores.dtype).min)
             return self.with_replaced(scores, limited, heads_axis=1)
         allowed = self.selected(self.visible(scores), heads_axis=1)
@@ -139,7 +139,7 @@ class LayerAblation(HeadCapture):
         allowed = self.view.seen_keys(self.layer.layer, scores.shape[-1]).to(scores.device)
         before = key_weights(softcapped(scores, cap), allowed)
         if isinstance(self.part, LongRange):
-            allowed = allowed & ~self.part.beyond(allowed)
+            allowed = allowed & ~self._beyond(self.part, allowed, scores)
         else:
             scores = scores + self._difference(of_run, allowed)
         return before, key_weights(softcapped(scores, cap), allowed)
@@ -199,4 +199,18 @@ class LayerAblation(HeadCapture):
         """Return what is added to the scaled scores, before a softcap."""
         assert isinstance(self.part, ScoreRemoval | BlockRemoval)
         difference, allowed = self.part.of(scores, allowed)
-        return difference if self.alter is None else self.alter(Removal(difference, allowed, scores))
+        acts = self._acts(difference)
+        if acts is not None:
+            allowed = (allowed & acts).expand_as(difference)
+        difference = difference if self.alter is None else self.alter(Removal(difference, allowed, scores))
+        return difference if acts is None else difference.masked_fill(~acts, 0.0)
+
+    def _beyond(self, part: LongRange, visible: Tensor, scores: Tensor) -> Tensor:
+        """Return the pairs of tokens that the heads no longer see."""
+        acts = self._acts(scores)
+        return part.beyond(visible) if acts is None else part.beyond(visible) & acts
+
+    def _acts(self, scores: Float[Tensor, "batch heads pos pos"]) -> Bool[Tensor, "batch one pos one"] | None:
+        """Return the queries whose scores the part is taken from; None for all."""
+        acts = self.part.acts(scores.shape[0], scores.shape[2])
+        return None if acts is None else acts[:, None, :, None].to(scores.device)

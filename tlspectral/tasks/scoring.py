@@ -14,7 +14,7 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import warn_caller
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.causality import require_causal
-from tlspectral.models.attention.padding import PackedTokens, attention_positions, positions_in
+from tlspectral.models.attention.padding import PackedTokens, attention_positions, position_of, positions_in
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
 from tlspectral.models.attention.threads import Hook, hooks_on
@@ -92,6 +92,20 @@ class ScoredSequences(PackedTokens):
             )
         return in_float64(scores)
 
+    def gradients(
+        self, logits: Float[Tensor, "rows scored d_vocab"], sequences: slice = slice(None)
+    ) -> Float[Tensor, "rows scored d_vocab"]:
+        """Return the gradient in the logits of the sum of `measured`. Raises ValueError for a metric without one."""
+        leaf = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            score = self.measured(leaf, sequences).sum()
+        if not score.requires_grad:
+            raise ValueError(
+                f"screen='gradient' needs a metric with a gradient, and that of {self.name} has none (an argmax, a "
+                "comparison or .item() cuts it off): leave the screen out"
+            )
+        return torch.autograd.grad(score, leaf)[0]
+
 
 @dataclass
 class Scores:
@@ -146,7 +160,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
         task.labels,
         task.higher_is_better,
         _pairs(view, packed, task),
-        _named_positions(packed.lengths, task),
+        {name: position_of(packed, given, f"positions {name!r}") for name, given in (task.positions or {}).items()},
     )
     if sequences.counterfactual is not None:
         _warn_of_early_differences(sequences)
@@ -184,15 +198,6 @@ def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedToken
             "pair has the same number, so that what stands at a position can be exchanged"
         )
     return pairs
-
-
-def _named_positions(lengths: Int[Tensor, "sequences"], task: Task) -> dict[str, Int[Tensor, "sequences"]]:
-    """Return the named positions, counted from the first token of each prompt. Raises as `positions_in`."""
-    found = {}
-    for name, given in (task.positions or {}).items():
-        at = torch.full((len(lengths),), given) if isinstance(given, int) else torch.as_tensor(given)
-        found[name] = positions_in(lengths, at.reshape(-1, 1), f"positions {name!r}")[:, 0]
-    return found
 
 
 def _warn_of_early_differences(sequences: ScoredSequences) -> None:

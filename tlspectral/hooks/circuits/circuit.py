@@ -11,7 +11,6 @@ from jaxtyping import Float64, Int
 from tlspectral.errors import warn_caller
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
-from tlspectral.selection import Receiver
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import Score, Task, standard_error
@@ -200,7 +199,7 @@ def _relabelled(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
         first = graph.sender_index[f"L{layer}H0"]
         places[first : first + n_heads] = first + heads
         for what, exchanged in (("q", heads), ("k", groups), ("v", groups)):
-            first = graph.receiver_index[graph.own(Receiver(layer, 0, what, what != "q"))]
+            first = graph.kinds[layer, what].start
             rows[first : first + len(exchanged)] = first + exchanged
     return mask[np.ix_(rows, places)]
 

@@ -4,21 +4,20 @@ EAP is Syed et al. 2023 ("Attribution Patching Outperforms Automated Circuit Dis
 ("Have Faith in Faithfulness"), whose gradients are a mean over inputs between the two prompts.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.pairs import Pairs
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.threads import Hook, hooks_on
-from tlspectral.models.attention.writes import INPUT_POINTS
-from tlspectral.selection import Receiver
 from tlspectral.tables.progress import bar
 
 Method = Literal["EAP", "EAP-IG"]
@@ -26,52 +25,52 @@ STEPS = {"EAP": (1.0,), "EAP-IG": (0.2, 0.4, 0.6, 0.8, 1.0)}
 """Share of the clean embedding at which gradients are taken; the rest is that of the counterfactual prompt."""
 
 
-@torch.no_grad()
 def edge_estimates(pairs: Pairs, method: Method) -> Float64[np.ndarray, "receivers senders"]:
+    """Return the estimates of every edge, cut at all positions at once."""
+    return estimates_at(pairs, method, [])[0]
+
+
+@torch.no_grad()
+def estimates_at(
+    pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs"]]
+) -> Float64[np.ndarray, "positions receivers senders"]:
     """Return the estimate of metric(edge cut to its counterfactual) - metric(clean) for every edge, mean over pairs.
+
+    `at` are positions at which edges are cut, one of each pair, each alone; without any they are cut at all at once.
 
     It is the gradient of the metric in what the receiver reads, times the counterfactual less the clean write of the
     sender. One ordinary backward pass gives the gradients at the queries, keys and values of all heads, at what MLPs
     read and behind the last layer; each is carried to the receiver's own residual stream by its weights and the
     Jacobian of its norm.
     """
-    graph, n = pairs.graph, len(pairs.sequences.tokens)
-    found = torch.zeros(len(graph.receivers), len(graph.senders), dtype=torch.float64)
+    graph, sequences, other = pairs.graph, pairs.sequences, pairs.other
+    masks = [places[:, None] == torch.arange(sequences.tokens.shape[1]) for places in at] or [sequences.real]
+    found = torch.zeros(len(masks), *graph.possible.shape, dtype=torch.float64)
     batches, steps = list(pairs.batches()), STEPS[method]
-    whole = pairs.sequences.by_rows or len(batches) == 1
+    whole = sequences.by_rows or len(batches) == 1
     of_logits = {} if whole else {share: _logit_gradients(pairs, share) for share in steps}
     with bar(len(batches) * len(steps), method, "pass") as shown:
         for batch in batches:
             differences = pairs.differences(batch)
             # Before the first token that differs, nothing is written that an edge could carry.
-            first = int((pairs.sequences.tokens[batch] != pairs.other.tokens[batch]).any(0).float().argmax())
+            first = int((sequences.tokens[batch] != other.tokens[batch]).any(0).float().argmax())
             for share in steps:
                 reading = _Reading(pairs, (1.0 - share) * differences[0])
                 reading.run(batch, of_logits[share][batch] if share in of_logits else None)
-                for receiver, gradients in reading.gradients():
-                    row, before = graph.receiver_index[receiver], graph.n_before(receiver)
-                    product = torch.einsum(
-                        "rbpd,sbpd->rs", gradients[:, :, first:], differences[:before, :, first:].to(gradients)
-                    )
-                    found[row : row + len(product), :before] -= product.double().cpu() / (n * len(steps))
+                for rows, gradients in reading.gradients():
+                    before = graph.n_before(graph.receivers[rows.start])
+                    for place, mask in enumerate(masks):
+                        counted = gradients[:, :, first:] * mask[batch, first:, None].to(gradients)
+                        product = torch.einsum("rbpd,sbpd->rs", counted, differences[:before, :, first:].to(gradients))
+                        share_of_mean = product.double().cpu() / (len(sequences.tokens) * len(steps))
+                        found[place, rows, :before] -= share_of_mean
                 shown.update(1)
     return found.numpy()
 
 
-def _score(pairs: Pairs, logits: Tensor, batch: slice) -> Tensor:
-    """Return the sum of the scores of a batch. Raises ValueError for a metric without a gradient."""
-    score = pairs.sequences.measured(logits, batch).sum()
-    if not score.requires_grad:
-        raise ValueError(
-            f"estimates need a metric with a gradient, and that of {pairs.sequences.name} has none (an argmax, a "
-            "comparison or .item() cuts it off): measure edges without screen="
-        )
-    return score
-
-
 def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs scored d_vocab"]:
     """Return the gradient in the logits of a metric that gets all prompts at once, at a share of the embedding."""
-    view, point = pairs.view, pairs.layers[0].names["residual"]
+    view, point = pairs.view, pairs.view.hook_names(0)["residual"]
     found = []
     for batch in pairs.batches():
         clean, other = (
@@ -79,10 +78,7 @@ def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs scored 
             for side in (pairs.sequences, pairs.other)
         )
         found.append(_Reading(pairs, (1.0 - share) * (clean - other)).logits(batch))
-    whole = torch.cat(found).requires_grad_()
-    with torch.enable_grad():
-        score = _score(pairs, whole, slice(None))
-    return torch.autograd.grad(score, whole)[0]
+    return pairs.sequences.gradients(torch.cat(found))
 
 
 @dataclass
@@ -92,14 +88,14 @@ class _Reading:
     Attributes:
         removed: what is taken out of the clean embedding.
         read: what all receivers of a kind in a layer read in the run, by layer and kind.
-        streams: what the receivers of each layer read, or its parts, by layer and point.
+        passed: the streams that receivers read, or their parts, by hook point.
         found: the gradient of the score in what is read, by layer and kind.
     """
 
     pairs: Pairs
     removed: Float[Tensor, "batch pos d_model"]
     read: dict[tuple[int, str], Tensor] = field(default_factory=dict)
-    streams: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    passed: dict[str, Tensor] = field(default_factory=dict)
     found: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
     def logits(self, batch: slice) -> Tensor:
@@ -112,53 +108,35 @@ class _Reading:
         """Run the model on a batch and take the gradient of its scores, from that in the logits if it is given."""
         with torch.enable_grad():
             logits = self.logits(batch)
-            score = logits if of_logits is not None else _score(self.pairs, logits, batch)
-        gradients = torch.autograd.grad(score, list(self.read.values()), of_logits, allow_unused=True)
+        of_logits = self.pairs.sequences.gradients(logits, batch) if of_logits is None else of_logits
+        gradients = torch.autograd.grad(logits, list(self.read.values()), of_logits.to(logits), allow_unused=True)
         self.found = {
             key: torch.zeros_like(read) if gradient is None else gradient
             for (key, read), gradient in zip(self.read.items(), gradients, strict=True)
         }
 
     def _hooks(self) -> list[Hook]:
-        layers = self.pairs.layers
-        found: list[Hook] = [(layers[0].names["residual"], self._start)]
-        for index, layer in enumerate(layers):
-            mlp = self.pairs.graph.mlps[index]
-            points = {"residual", *(() if mlp is None else mlp.reads)}
-            found += [(layer.names[point], partial(self._note, index, point)) for point in points]
-            found += [(layer.names[INPUT_POINTS[what]], partial(self._keep, (index, what))) for what in layer.reads]
-            found += [] if mlp is None else [(mlp.point, partial(self._keep, (index, "mlp")))]
-        return [*found, (layers[-1].names["residual_after"], partial(self._keep, (len(layers), "logits")))]
+        readers = self.pairs.graph.readers
+        passing = dict.fromkeys(one.names[point] for one in readers.values() for point in one.streams)
+        return [
+            (self.pairs.view.hook_names(0)["residual"], self._start),
+            *((name, partial(self._note, name)) for name in passing),
+            *((one.point, partial(self._keep, kind)) for kind, one in readers.items()),
+        ]
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
         return (x.detach() - self.removed.to(x)).requires_grad_()
 
-    def _note(self, index: int, point: str, activation: Tensor, hook: Any) -> None:
-        self.streams.setdefault(index, {})[point] = activation.detach()
+    def _note(self, name: str, activation: Tensor, hook: Any) -> None:
+        self.passed[name] = activation.detach()
 
-    def _keep(self, key: tuple[int, str], activation: Tensor, hook: Any) -> Tensor:
+    def _keep(self, kind: tuple[int, str], activation: Tensor, hook: Any) -> Tensor:
         # A node of its own: a stream or norm that others read too has their gradients in it.
-        self.read[key] = activation.view_as(activation)
-        return self.read[key]
+        self.read[kind] = activation.view_as(activation)
+        return self.read[kind]
 
-    def gradients(self) -> Any:
-        """Yield the first receiver of each kind in each layer, and the gradients in the streams that these read."""
+    def gradients(self) -> Iterator[tuple[slice, Float[Tensor, "receivers batch pos d_model"]]]:
+        """Yield the places of the receivers of each kind in each layer, and the gradients in the streams they read."""
         graph = self.pairs.graph
-        for (index, what), gradient in self.found.items():
-            gradient = widened(gradient)
-            if what == "logits":
-                yield graph.receivers[-1], gradient[None]
-                continue
-            streams = {point: widened(stream) for point, stream in self.streams[index].items()}
-            x = streams["residual"]
-            if what == "mlp":
-                mlp = graph.mlps[index]
-                assert mlp is not None
-                x = mlp.stream(streams)
-                yield Receiver(index, -1, "mlp"), mlp.gradient(gradient, x)[None]
-                continue
-            reads = self.pairs.layers[index].reads[what]  # pyright: ignore[reportArgumentType]
-            count, _, d_head = reads.weight.shape
-            by_head = gradient.reshape(*gradient.shape[:2], count, -1, d_head).sum(3)  # of repeated keys together
-            of_stream = torch.einsum("bphd,hmd->hbpm", by_head, reads.weight.to(by_head))
-            yield graph.own(Receiver(index, 0, what, what != "q")), reads.norm.gradient(of_stream, x)
+        for kind, gradient in self.found.items():
+            yield graph.kinds[kind], graph.readers[kind].gradient(widened(gradient), self.passed)

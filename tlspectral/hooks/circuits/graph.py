@@ -8,13 +8,17 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Int
 
+from tlspectral.algebra.rotary import widened
 from tlspectral.errors import BadHead
-from tlspectral.hooks.edges.reached import SHARED_LATENT
+from tlspectral.hooks.edges.cutting import Reader, reader
+from tlspectral.hooks.edges.measuring import Edge
+from tlspectral.hooks.edges.reached import SHARED_LATENT, reached
 from tlspectral.hooks.edges.senders import EMBEDDING, Sender
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.layer import require_own_projections
 from tlspectral.models.attention.mlp import MlpReads, mlp_reads
-from tlspectral.selection import Receiver, read_receivers
+from tlspectral.models.attention.writes import HeadWrites, head_writes
+from tlspectral.selection import Receiver
 
 
 @dataclass(frozen=True)
@@ -23,16 +27,32 @@ class Graph:
 
     Attributes:
         view: the model.
-        n_heads, n_kv_heads: by layer; 0 where a layer has no heads.
-        mixers: which layers have a mixer. It reads the stream as it is, so that no edge into it is cut.
-        mlps: what the MLP of each layer reads; None where there is none.
     """
 
     view: AttentionView
-    n_heads: tuple[int, ...]
-    n_kv_heads: tuple[int, ...]
-    mixers: tuple[bool, ...]
-    mlps: tuple[MlpReads | None, ...]
+
+    @cached_property
+    def n_heads(self) -> list[int]:
+        """Heads of each layer; 0 where it has none."""
+        return [0 if writes is None else len(writes.w_o) for writes in self.writes]
+
+    @cached_property
+    def mixers(self) -> list[bool]:
+        """Which layers have a mixer. It reads the stream as it is, so that no edge into it is cut."""
+        return [self.view.writes_more(layer) for layer in range(self.view.n_layers)]
+
+    @cached_property
+    def n_kv_heads(self) -> list[int]:
+        """Key/value heads of each layer. Raises UnsupportedArchitecture for latent attention."""
+        raw = {layer: self.view.raw(layer) for layer in self.view.layers}
+        for layer, one in raw.items():
+            require_own_projections(one, layer, SHARED_LATENT)
+        return [len(raw[layer].w_k) if layer in raw else 0 for layer in range(self.view.n_layers)]
+
+    @cached_property
+    def mlps(self) -> list[MlpReads | None]:
+        """What the MLP of each layer reads; None where there is none."""
+        return [mlp_reads(self.view, layer) for layer in range(self.view.n_layers)]
 
     @cached_property
     def senders(self) -> list[Sender]:
@@ -69,6 +89,26 @@ class Graph:
         return {receiver: index for index, receiver in enumerate(self.receivers)}
 
     @cached_property
+    def kinds(self) -> dict[tuple[int, str], slice]:
+        """Places of the receivers of each kind in a layer, by layer and input."""
+        found: dict[tuple[int, str], slice] = {}
+        for place, one in enumerate(self.receivers):
+            first = found.get((one.layer, one.input), slice(place, 0)).start
+            found[one.layer, one.input] = slice(first, place + 1)
+        return found
+
+    @cached_property
+    def readers(self) -> dict[tuple[int, str], Reader]:
+        """How the receivers of each kind in a layer read."""
+        return {kind: reader(self.view, *kind) for kind in self.kinds}
+
+    @cached_property
+    def writes(self) -> list[HeadWrites | None]:
+        """How the heads of each layer write, in the type they are stored in, float32 at least; None without heads."""
+        known = {layer: head_writes(self.view, layer, widened) for layer in self.view.layers}
+        return [known.get(layer) for layer in range(self.view.n_layers)]
+
+    @cached_property
     def _n_before_layer(self) -> list[int]:
         kinds = zip(self.n_heads, self.mixers, self.mlps, strict=True)
         return np.cumsum([1, *(n_heads + mixer + (mlp is not None) for n_heads, mixer, mlp in kinds)]).tolist()
@@ -84,25 +124,6 @@ class Graph:
         """Which edges there are: those of senders that write before the receiver reads."""
         before = np.array([self.n_before(receiver) for receiver in self.receivers])
         return np.arange(len(self.senders)) < before[:, None]
-
-    def own(self, receiver: Receiver) -> Receiver:
-        """Return a receiver as the graph has it: keys and values of a head that shares them are those of its group.
-
-        Raises BadHead for one that does not exist.
-        """
-        layer, head, what, shared = receiver
-        layer = layer + self.view.n_layers if -self.view.n_layers <= layer < 0 and what != "logits" else layer
-        if what == "logits":
-            layer = len(self.n_heads)
-        elif 0 <= layer < len(self.n_heads) and what in ("k", "v") and not shared and self.n_heads[layer]:
-            size = self.n_heads[layer] // self.n_kv_heads[layer]
-            head, shared = head // size, size > 1
-        elif 0 <= layer < len(self.n_heads) and shared:
-            shared = self.n_kv_heads[layer] < self.n_heads[layer]
-        found = Receiver(layer, head, what, shared)
-        if found not in self.receiver_index:
-            raise BadHead(f"{receiver.name} does not exist in this model")
-        return found
 
     def kept(self, edges: Any) -> Bool[np.ndarray, "receivers senders"]:
         """Return a circuit as a mask over all edges.
@@ -128,35 +149,20 @@ class Graph:
             if sender not in self.sender_index:
                 raise BadHead(f"{sender!r} is no sender of this model: a sender is embedding, L16H0, L3MLP or L2MIX")
             if receiver not in known:
-                [read] = read_receivers([receiver])
-                known[receiver] = self.receiver_index[self.own(read)]
+                [end] = reached(self.view, [receiver])
+                known[receiver] = self.receiver_index[end.receiver]
             if not self.possible[known[receiver], self.sender_index[sender]]:
                 raise BadHead(f"there is no edge from {sender} to {receiver}: the receiver reads before it is written")
             rows.append(known[receiver])
             places.append(self.sender_index[sender])
         return np.array(rows, dtype=int), np.array(places, dtype=int)
 
-    def table(self, rows: Int[np.ndarray, "edges"], places: Int[np.ndarray, "edges"]) -> pd.DataFrame:
-        """Return the names of edges, given by row and column of a mask, and where their ends stand."""
-        ends = [(self.senders[place], self.receivers[row]) for row, place in zip(rows, places, strict=True)]
-        return pd.DataFrame(
-            {
-                "sender": [sender.name for sender, _ in ends],
-                "layer": [sender.layer for sender, _ in ends],
-                "head": [sender.head for sender, _ in ends],
-                "receiver": [receiver.name for _, receiver in ends],
-                "receiver_layer": [receiver.layer for _, receiver in ends],
-                "receiver_head": [receiver.head for _, receiver in ends],
-                "input": [receiver.input for _, receiver in ends],
-                "eap_name": [self._eap_name(*both) for both in ends],
-            }
-        )
-
-    def _eap_name(self, sender: Sender, receiver: Receiver) -> str:
+    def eap_name(self, edge: Edge) -> str:
         """Return the name of an edge in EAP and MIB, of a receiver that heads share one name for each of them.
 
         They have no mixers, which keep their own name.
         """
+        sender, receiver = edge.sender, edge.end.receiver
         named = {"embedding": "input", "mlp": f"m{sender.layer}", "head": f"a{sender.layer}.h{sender.head}"}
         of_sender = named.get(sender.kind, sender.name)
         if receiver.input in ("mlp", "logits"):
@@ -189,21 +195,8 @@ class Graph:
         if sender.kind in ("embedding", "mix"):
             return []
         if sender.kind == "mlp":
-            return [self.receiver_index[Receiver(sender.layer, -1, "mlp")]]
-        names = [Receiver(sender.layer, sender.head, what) for what in ("q", "k", "v")]
-        return [self.receiver_index[self.own(name)] for name in names]
-
-
-def graph_of(view: AttentionView) -> Graph:
-    """Return the graph of a model. Raises as `AttentionView.raw` and `mlp_reads`."""
-    layers = range(view.n_layers)
-    raw = {layer: view.raw(layer) for layer in view.layers}
-    for layer, one in raw.items():
-        require_own_projections(one, layer, SHARED_LATENT)
-    return Graph(
-        view,
-        tuple(len(raw[layer].w_q) if layer in raw else 0 for layer in layers),
-        tuple(len(raw[layer].w_k) if layer in raw else 0 for layer in layers),
-        tuple(view.writes_more(layer) for layer in layers),
-        tuple(mlp_reads(view, layer) for layer in layers),
-    )
+            return [self.kinds[sender.layer, "mlp"].start]
+        group = sender.head * self.n_kv_heads[sender.layer] // self.n_heads[sender.layer]
+        return [
+            self.kinds[sender.layer, what].start + at for what, at in (("q", sender.head), ("k", group), ("v", group))
+        ]

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.circuits.graph import Graph, graph_of
-from tlspectral.hooks.circuits.run import Layer, cut_logits, prepared_layers, written_by
+from tlspectral.hooks.circuits.graph import Graph
+from tlspectral.hooks.circuits.run import cut_logits, written_by
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.closeness import require_close
@@ -32,7 +32,6 @@ class Pairs:
     """The clean and counterfactual prompts of a task on one model."""
 
     graph: Graph
-    layers: list[Layer]
     sequences: ScoredSequences
     other: PackedTokens
 
@@ -56,8 +55,8 @@ class Pairs:
 
     def differences(self, batch: slice) -> Float[Tensor, "senders batch pos d_model"]:
         """Return what each sender writes on the clean prompts less what it writes on the counterfactual ones."""
-        clean = written_by(self.graph, self.layers, self.sequences.tokens[batch])
-        return clean.sub_(written_by(self.graph, self.layers, self.other.tokens[batch]))
+        clean = written_by(self.graph, self.sequences.tokens[batch])
+        return clean.sub_(written_by(self.graph, self.other.tokens[batch]))
 
     def scores(self, circuits: Sequence[Mask]) -> Float64[np.ndarray, "circuits pairs"]:
         """Return the score of each pair in each circuit, a mask of the edges that are kept.
@@ -68,11 +67,11 @@ class Pairs:
         batches = list(self.batches())
         with bar(len(batches) * len(circuits), "circuits", "run") as shown:
             for batch in batches:
-                then = written_by(self.graph, self.layers, self.other.tokens[batch])
+                then = written_by(self.graph, self.other.tokens[batch])
                 for circuit, result in zip(circuits, results, strict=True):
                     scored = self.sequences.scored_of(batch)
                     tokens = self.sequences.tokens[batch]
-                    result.add(batch, cut_logits(self.graph, self.layers, tokens, then, circuit, scored))
+                    result.add(batch, cut_logits(self.graph, tokens, then, circuit, scored))
                     shown.update(1)
         return np.stack([result.result()[0].numpy() for result in results])
 
@@ -88,15 +87,14 @@ def pairs_of(model: Any, task: Task) -> Pairs:
     Raises:
         ValueError: a task without counterfactual prompts; as `scored_sequences`.
         EditNotHonored: a run with no edge kept is not that of the counterfactual prompts.
-        UnsupportedArchitecture: as `graph_of`.
+        UnsupportedArchitecture: as `AttentionView.raw` and `mlp_reads`.
     """
     view = attention_view(model)
     require_stream(view)
     sequences = scored_sequences(view, task)
     if sequences.counterfactual is None:
         raise ValueError(f"{sequences.name} has no counterfactual prompts: give Task(..., counterfactual=)")
-    graph = graph_of(view)
-    pairs = Pairs(graph, prepared_layers(graph), sequences, sequences.counterfactual)
+    pairs = Pairs(Graph(view), sequences, sequences.counterfactual)
     _require_both_ends(pairs)
     return pairs
 
@@ -105,13 +103,13 @@ def pairs_of(model: Any, task: Task) -> Pairs:
 def _require_both_ends(pairs: Pairs) -> None:
     """Refuse a model in which all edges are not the clean run of the first pair, or none not the counterfactual one."""
     graph, tokens, other = pairs.graph, pairs.sequences.tokens[:1], pairs.other.tokens[:1]
-    then, last = written_by(graph, pairs.layers, other), slice(-1, None)
+    then, last = written_by(graph, other), slice(-1, None)
     for kept, expected, what in (
         (graph.possible, tokens, "all edges kept is not the run of the clean prompt"),
         (np.zeros_like(graph.possible), other, "no edge kept is not the run of the counterfactual prompt"),
     ):
         plain = logits_at(graph.view, expected, last)
-        found = cut_logits(graph, pairs.layers, tokens, then, kept, last)
+        found = cut_logits(graph, tokens, then, kept, last)
         require_close(
             (found - plain).abs().max(),
             plain.abs().max(),

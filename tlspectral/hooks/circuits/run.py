@@ -16,44 +16,10 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.graph import Graph
+from tlspectral.hooks.edges.cutting import Cut
 from tlspectral.models.attention.replay import Positions, logits_at
 from tlspectral.models.attention.threads import Hook, hooks_on
-from tlspectral.models.attention.writes import (
-    INPUT_POINTS,
-    HeadWrites,
-    Input,
-    LayerReads,
-    head_writes,
-    layer_reads,
-    z_of,
-)
-from tlspectral.selection import Receiver
-
-INPUTS: tuple[Input, ...] = ("q", "k", "v")
-
-
-@dataclass(frozen=True)
-class Layer:
-    """How the heads of one layer read and write, prepared once for many runs; `writes` is None without heads."""
-
-    reads: dict[Input, LayerReads]
-    writes: HeadWrites | None
-    names: dict[str, str]
-
-
-def prepared_layers(graph: Graph) -> list[Layer]:
-    """Return how the layers of a model read and write, in the type they are stored in, float32 at least."""
-    view = graph.view
-    return [
-        Layer(
-            {what: layer_reads(view.raw(index), what, widened) for what in INPUTS},
-            head_writes(view, index, widened),
-            view.hook_names(index),
-        )
-        if index in view.layers
-        else Layer({}, None, view.hook_names(index))
-        for index in range(view.n_layers)
-    ]
+from tlspectral.models.attention.writes import HeadWrites, z_of
 
 
 @dataclass
@@ -61,134 +27,96 @@ class Stream:
     """What every sender writes in one run, or the difference from what it wrote in an earlier run.
 
     Attributes:
-        then: what they wrote before; None in the run that is to be compared with.
+        graph: of the model.
         written: what they have written so far, in the order of `Graph.senders`; less `then` where that is given.
-        held: activations that a later hook of the same layer needs.
+        then: what they wrote before; None in the run that is to be compared with.
+        cut: which edges are cut, or what share of each: a receiver reads the stream without the difference that these
+            carry. None: nothing is changed.
+        held: what a mixer reads and what stands beside it, by hook point.
     """
 
     graph: Graph
-    layers: list[Layer]
-    then: Float[Tensor, "senders batch pos d_model"] | None
     written: Float[Tensor, "senders batch pos d_model"]
+    then: Float[Tensor, "senders batch pos d_model"] | None = None
+    cut: Bool[Tensor, "receivers senders"] | Float[Tensor, "receivers senders"] | None = None
     held: dict[str, Tensor] = field(default_factory=dict)
 
-    def note(self, first: int, written: Float[Tensor, "some batch pos d_model"]) -> None:
-        """Store what some senders write, from the given place on."""
-        written = written.to(self.written)
+    def hooks(self) -> list[Hook]:
+        """Return hooks that note what is written and edit what receivers read by cut edges."""
+        view, place = self.graph.view, self.graph.sender_index
+        found: list[Hook] = [(view.hook_names(0)["residual"], partial(self._note, 0))]
+        for layer, writes in enumerate(self.graph.writes):
+            names, mlp = view.hook_names(layer), self.graph.mlps[layer]
+            if writes is not None:
+                found.append((names["z"], partial(self._note_heads, place[f"L{layer}H0"], writes)))
+            if self.graph.mixers[layer]:
+                before = {names["residual"]: 1.0}
+                before |= {} if writes is None else {names["attention_out"]: view.attention_factor(layer)}
+                found += [(name, partial(self._hold, name)) for name in before]
+                behind = names["residual_after" if mlp is None else "middle"]
+                found.append((behind, partial(self._note_mixer, place[f"L{layer}MIX"], before)))
+            if mlp is not None:
+                found.append((names["mlp_out"], partial(self._note, place[f"L{layer}MLP"])))
+        if self.cut is not None:
+            found += [hook for kind, one in self.graph.readers.items() for hook in one.hooks(partial(self._cuts, kind))]
+        return found
+
+    def _note(self, first: int, written: Float[Tensor, "*some batch pos d_model"], hook: Any = None) -> None:
+        written = widened(written).to(self.written)
+        written = written[None] if written.ndim == 3 else written
         place = slice(first, first + len(written))
         self.written[place] = written if self.then is None else written - self.then[place]
 
-    def hooks(self) -> list[Hook]:
-        """Return hooks that note what is written, and change nothing."""
-        found: list[Hook] = [(self.layers[0].names["residual"], self._embedding)]
-        for index, layer in enumerate(self.layers):
-            mlp = self.graph.mlps[index]
-            found.append((layer.names["residual"], partial(self._hold, "residual")))
-            if layer.writes is not None:
-                found.append((layer.names["z"], partial(self._heads, index, layer.writes)))
-                found.append((layer.names["attention_out"], partial(self._hold, "attention_out")))
-            if self.graph.mixers[index]:
-                behind = "residual_after" if mlp is None else "middle"
-                found.append((layer.names[behind], partial(self._mixer, index, behind)))
-            if mlp is not None:
-                found.append((layer.names["mlp_out"], partial(self._mlp, index)))
-        return found
+    def _note_heads(self, first: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:
+        z = z_of(z, writes.w_o)
+        self._note(first, writes.of(z, writes.token_scale(z)))
 
     def _hold(self, name: str, activation: Tensor, hook: Any) -> None:
         self.held[name] = activation
 
-    def _embedding(self, x: Tensor, hook: Any) -> None:
-        self.note(0, widened(x)[None])
+    def _note_mixer(self, place: int, before: dict[str, float], x: Tensor, hook: Any) -> None:
+        written = widened(x)
+        for name, factor in before.items():
+            written = written - factor * widened(self.held[name]).to(x.device)
+        self._note(place, written)
 
-    def _mixer(self, index: int, behind: str, x: Tensor, hook: Any) -> None:
-        self.held[behind] = x
-        written = widened(x) - widened(self.held["residual"]).to(x.device)
-        if self.graph.n_heads[index]:
-            factor = self.graph.view.attention_factor(index)
-            written = written - factor * widened(self.held["attention_out"]).to(x.device)
-        self.note(self.graph.sender_index[f"L{index}MIX"], written[None])
-
-    def _heads(self, index: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:
-        z = z_of(z, writes.w_o)
-        self.note(self.graph.sender_index[f"L{index}H0"], writes.of(z, writes.token_scale(z)))
-
-    def _mlp(self, index: int, written: Tensor, hook: Any) -> None:
-        self.note(self.graph.sender_index[f"L{index}MLP"], widened(written)[None])
-
-
-@dataclass
-class CutStream(Stream):
-    """A run in which each receiver reads the residual stream without the difference that its cut edges carry.
-
-    `cut` says which edges are cut, or what share of each.
-    """
-
-    cut: Bool[Tensor, "receivers senders"] | Float[Tensor, "receivers senders"] = field(kw_only=True)
-
-    def hooks(self) -> list[Hook]:
-        """Return hooks that note what is written and edit what every receiver reads."""
-        found = super().hooks()
-        for index, layer in enumerate(self.layers):
-            found += [(layer.names[INPUT_POINTS[what]], partial(self._edit, index, what)) for what in layer.reads]
-            mlp = self.graph.mlps[index]
-            found += [] if mlp is None else [(mlp.point, partial(self._edit_mlp, index))]
-        return [*found, (self.layers[-1].names["residual_after"], self._edit_last)]
-
-    def removed(self, first: Receiver, count: int) -> Float[Tensor, "receivers batch pos d_model"]:
-        """Return what the cut edges of some receivers carry, from the first one on."""
-        row, n = self.graph.receiver_index[self.graph.own(first)], self.graph.n_before(first)
-        cut = self.cut[row : row + count, :n].to(self.written)
-        return torch.einsum("rs,sbpd->rbpd", cut, self.written[:n])
-
-    def _edit(self, index: int, what: Input, captured: Tensor, hook: Any) -> Tensor:
-        layer = self.layers[index]
-        count = layer.reads[what].weight.shape[0]
-        removed = self.removed(Receiver(index, 0, what, what != "q"), count)
-        change = layer.reads[what].change_each(widened(self.held["residual"]).to(removed.device), removed)
-        heads = captured.reshape(*captured.shape[:2], -1, change.shape[-1])
-        # Some models repeat keys and values, one per query head.
-        change = change.repeat_interleave(heads.shape[2] // count, dim=2)
-        return (widened(heads) + change.to(heads.device)).to(captured).reshape(captured.shape)
-
-    def _edit_mlp(self, index: int, read: Tensor, hook: Any) -> Tensor:
-        mlp = self.graph.mlps[index]
-        assert mlp is not None
-        x = mlp.stream({point: widened(self.held[point]) for point in mlp.reads})
-        return mlp.changed(read, x, self.removed(Receiver(index, -1, "mlp"), 1)[0].to(x))
-
-    def _edit_last(self, x: Tensor, hook: Any) -> Tensor:
-        removed = self.removed(self.graph.receivers[-1], 1)[0]
-        return (widened(x) - removed.to(x.device)).to(x)
+    def _cuts(self, kind: tuple[int, str]) -> list[Cut]:
+        """Return what the cut edges of all receivers of a kind carry."""
+        rows = self.graph.kinds[kind]
+        n = self.graph.n_before(self.graph.receivers[rows.start])
+        assert self.cut is not None
+        removed = torch.einsum("rs,sbpd->rbpd", self.cut[rows, :n].to(self.written), self.written[:n])
+        return [(place, slice(None), one) for place, one in enumerate(removed)]
 
 
 @torch.no_grad()
-def written_by(graph: Graph, layers: list[Layer], tokens: Int[Tensor, "batch pos"]) -> Tensor:
+def written_by(graph: Graph, tokens: Int[Tensor, "batch pos"]) -> Tensor:
     """Run the model once and return what each sender writes, [senders, batch, pos, d_model]."""
-    stream = Stream(graph, layers, None, _room(graph, layers, tokens))
-    _run(graph, stream, tokens, slice(-1, None))
+    stream = Stream(graph, _room(graph, tokens))
+    run_with(stream, tokens, slice(-1, None))
     return stream.written
 
 
 @torch.no_grad()
 def cut_logits(
     graph: Graph,
-    layers: list[Layer],
     tokens: Int[Tensor, "batch pos"],
     then: Float[Tensor, "senders batch pos d_model"],
     kept: Bool[np.ndarray, "receivers senders"],
     scored: Positions,
 ) -> Float[Tensor, "batch scored d_vocab"]:
     """Return the logits of the clean prompts when only the kept edges carry what the run computes."""
-    cut = torch.as_tensor(graph.possible & ~kept)
-    stream = CutStream(graph, layers, then, _room(graph, layers, tokens), cut=cut.to(then.device))
-    return _run(graph, stream, tokens, scored)
+    cut = torch.as_tensor(graph.possible & ~kept).to(then.device)
+    return run_with(Stream(graph, _room(graph, tokens), then, cut), tokens, scored)
 
 
-def _run(graph: Graph, stream: Stream, tokens: Tensor, scored: Positions) -> Tensor:
-    with hooks_on(graph.view.model, graph.view.model.hook_dict, stream.hooks()):
-        return logits_at(graph.view, tokens, scored)
+def run_with(stream: Stream, tokens: Tensor, scored: Positions) -> Float[Tensor, "batch scored d_vocab"]:
+    """Return the logits of a run that notes and edits what a stream says."""
+    model = stream.graph.view.model
+    with hooks_on(model, model.hook_dict, stream.hooks()):
+        return logits_at(stream.graph.view, tokens, scored)
 
 
-def _room(graph: Graph, layers: list[Layer], tokens: Tensor) -> Tensor:
-    weight = next(layer.writes.w_o for layer in layers if layer.writes is not None)
+def _room(graph: Graph, tokens: Tensor) -> Tensor:
+    weight = next(writes.w_o for writes in graph.writes if writes is not None)
     return torch.empty(len(graph.senders), *tokens.shape, graph.view.d_model, dtype=weight.dtype, device=weight.device)

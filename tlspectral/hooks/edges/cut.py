@@ -17,9 +17,10 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, acts_first
+from tlspectral.hooks.edges.cutting import without
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.models.attention import AttentionLayer, folded_bias
+from tlspectral.models.attention import folded_bias
 from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
@@ -131,9 +132,9 @@ class EdgeReceiver(HeadCapture):
         if self.what != "v":
             weight, stored = (raw.w_q, raw.b_q) if self.what == "q" else (raw.w_k, raw.b_k)
             bias = folded_bias(weight, stored, raw.norm)[self.heads]
-        held = [held_at(self.layer, self.what, head, captured.shape[2])[0] for head in self.heads]
-        found = widened(captured[:1, :, held])
-        left = found - reads.of(widened(x[:1]))
+        size = captured.shape[2] // len(reads.weight)  # some models repeat keys per query head
+        found = widened(captured[:1, :, [head * size for head in self.heads]])
+        left = found - reads.of(widened(x[:1]))[:, :, self.heads]
         off = (left - (left.mean(1, keepdim=True) if bias is None else bias.to(left))).abs().amax((0, 1, 3))
         largest = found.abs().amax((0, 1, 3))
         require_close(
@@ -156,23 +157,10 @@ class EdgeReceiver(HeadCapture):
         # An activation of a model spread over several devices moves inside a layer.
         x = widened(self.taken("residual")).to(captured.device)
         removed = self.run.total(self.layer.layer, x).to(x.dtype)
-        reads = layer_reads(self.view.raw(self.layer.layer), self.what, widened, self.heads)
+        reads = layer_reads(self.view.raw(self.layer.layer), self.what, widened)
         if acts_first(hook, self._edit):
             self._require_own_reads(captured, x, reads)
-        edited = captured.clone()
-        for head, change in zip(self.heads, reads.change(x, removed).unbind(2), strict=True):
-            for column in held_at(
-                self.layer, self.what, head, captured.shape[2]
-            ):  # where nothing is removed, adding 0 keeps it to the bit
-                edited[:, :, column] = (widened(captured[:, :, column]) + change).to(captured)
-        return edited
-
-
-def held_at(layer: AttentionLayer, what: Input, read: int, n_held: int) -> list[int]:
-    """Return which of the heads of a captured tensor are one that is read: some models repeat keys per query head."""
-    if what == "q" or n_held == layer.n_kv_heads:
-        return [read]
-    return [head for head in range(n_held) if layer.kv_head(head) == read]
+        return without(captured, x, reads, [(head, slice(None), removed) for head in self.heads])
 
 
 def refuse_open_receivers(point: Any, heads: list[int], of: EdgeReceiver | None = None) -> None:

@@ -1,47 +1,45 @@
 """`edge_effects`: what a head's attention, or a task, loses when one sender is taken out of what a receiver reads."""
 
 import os
-from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import scipy.stats
 import torch
-from jaxtyping import Float64
+from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.heads.composition import composition_into
 from tlspectral.heads.detectors.sequences import detector_offsets, segment_length_of
-from tlspectral.hooks.circuits.estimates import Method
-from tlspectral.hooks.circuits.every_edge import edges_of_pairs
+from tlspectral.hooks.circuits.estimates import Method, estimates_at
+from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.edges.cut import refuse_open_receivers
+from tlspectral.hooks.edges.measuring import Edge, Prepared, edge_columns, edges_between
 from tlspectral.hooks.edges.reached import Reached, reached
-from tlspectral.hooks.edges.receiving import QueryKeyPairs, ReceiverLayer, Replayed, receiver_layer
-from tlspectral.hooks.edges.senders import CachedRun, Replaced, Sender, cached_run, chosen_senders
+from tlspectral.hooks.edges.receiving import QueryKeyPairs
+from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_senders
+from tlspectral.hooks.screening import agreement, screened
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.causality import require_stream
-from tlspectral.models.attention.padding import attention_positions
-from tlspectral.models.attention.writes import INPUT_POINTS, Input
-from tlspectral.selection import Receivers, head_name
-from tlspectral.tables import WorkPart, stacked
+from tlspectral.models.attention.padding import attention_positions, position_of
+from tlspectral.models.attention.writes import INPUT_POINTS
+from tlspectral.selection import Receivers
+from tlspectral.tables import WorkPart
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tables.work import configured_jobs
-from tlspectral.tasks import (
-    ScoredSequences,
-    Task,
-    intact_values,
-    score_of,
-    scored_sequences,
-    standard_error,
-    task_of,
-)
-from tlspectral.tasks.score import CONTROL_COLUMNS, beside_control
+from tlspectral.tasks import ScoredSequences, Task, intact_values, score_of, scored_sequences, task_of
+from tlspectral.tasks.score import CONTROL_COLUMNS
 
 SEQUENCES = 16
+DRAWS = 20
+
+MEASURED = 50
+"""Edges with the largest estimates, and as many random others, whose effect is measured."""
+
+MOST = 2_000
+"""Edges of pairs that are measured without a screen; a tenth of a second each on SmolLM2-135M."""
 
 Measure = Literal["prev", "dup", "ind", "attention", "task"]
 
@@ -53,10 +51,11 @@ EDGE_EFFECTS = Schema(
             layer          | index          | Layer of the sender; -1 for embedding.
             head           | index          | Head of the sender; -1 for all but heads.
             receiver       | label          | What reads: of a head (L18H6.q), or shared by heads (L18KV2.k).
-            receiver_layer | index          | Layer of the receiver.
-            receiver_head  | index          | Head whose attention is measured; for a task the first asked for.
+            receiver_layer | index          | Layer of the receiver; of logits the number of layers.
+            receiver_head  | index          | Head whose attention is measured; for a task the first asked for, or -1.
             input          | label          | What reads without the sender: q, k or v of a head, mlp or logits.
             reached?       | label          | Heads whose input changes with the edge; an effect on a task is of all.
+            position?      | label          | Where the sender's write is cut, as it was asked for. With at=.
             attention?     | probability    | Intact, of receiver_head, mean over queries and sequences; NaN for a task.
             delta          | of the measure | Cut edge less intact model: of that attention, or of the task's metric.
             delta_se       | of the measure | Standard error of delta over sequences, paired; NaN for one.
@@ -82,9 +81,9 @@ def edge_effects(
     senders: Any = None,
     task: Task | Literal["induction", "language"] | None = None,
     measure: Measure | None = None,
-    replace: Replaced | Literal["counterfactual"] = "mean",
-    control: Literal["random"] | None = None,
-    draws: int = 20,
+    replace: Replaced = "mean",
+    control: Literal["random"] | int | None = None,
+    at: Any = None,
     screen: Literal["gradient"] | None = None,
     method: Method = "EAP-IG",
     folder: str | os.PathLike[str] | None = None,
@@ -104,39 +103,42 @@ def edge_effects(
 
     Args:
         model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
-        receivers: what reads: `"L18H6.q"`, `"L18KV2.k"` or a list of them (`tlspectral.receivers` makes one of heads),
-            or a table with a column `receiver`. Heads that share keys or values all get the edit; the column `reached`
-            names them. None is everything that reads, of a task of pairs.
-        senders: writers of earlier layers. None: every earlier head. Heads in any form; or a list of heads and of
-            `"heads"`, `"embedding"`, `"L3MLP"`, `"mlps"`, `"L2MIX"`, `"mixers"`. A mixer is what a layer of a hybrid
-            has in the place of heads or beside them; its write is what the layer adds less its heads and its MLP.
+        receivers: what reads: `"L18H6.q"`, `"L18KV2.k"`, `"L3MLP"`, `"logits"` or a list (`tlspectral.receivers` makes
+            one of heads), or a table with a column `receiver`. Heads that share keys or values all get the edit; the
+            column `reached` names them. None is everything that reads, of a task of pairs.
+        senders: writers of earlier layers, and for an MLP the heads of its own that it reads. None: every such head, of
+            pairs every MLP and the embedding too. Heads in any form; or a list of heads and of `"heads"`,
+            `"embedding"`, `"L3MLP"`, `"mlps"`, `"L2MIX"`, `"mixers"`. A mixer is what a layer of a hybrid has in the
+            place of heads or beside them; its write is what the layer adds less its heads and its MLP.
         task: prompts, and for `measure="task"` the metric; None is 16 repeated sequences with segments of 64 tokens and
             the induction loss. Sequences [BOS, r, r] of your own, [sequences, 1 + 2 L]: `tls.tasks.induction(prompts)`.
         measure: what the edge has an effect on. `"prev"`, `"dup"` and `"ind"`: the attention of a head that reads
             queries or keys, as in `detect_heads`, on repeated sequences; `"attention"`: from the query to the key that
             `Task.attention` names. `"task"`: the metric, when this edge alone is cut and the model goes on from the
             receiver's layer. None is `"ind"` for one receiver of queries or keys, else `"task"`.
-        replace: `"mean"` takes away the sender's write less its mean over positions and sequences, `"zero"` all of it;
-            `"counterfactual"` puts what the sender writes on the pair of each prompt in its place. It is the only one
-            for a task of pairs without receivers, and for receivers that are MLPs (`"L3MLP"`) or `"logits"`.
-        control: `"random"` also takes away, in place of the write, one of equal norm at each token in random directions
-            (the sender's output map, its directions replaced by Haar-random ones). For `pvalue`, control effects of all
-            senders of a receiver are pooled.
-        draws: random writes per sender. `control_p` is not below 1 / (1 + draws): 19 reach .05.
+        replace: what stands in the place of the sender's write: its `"mean"` over positions and sequences, `"zero"`,
+            its write on another sequence of the task (`"resample"`), or on the pair of each prompt
+            (`"counterfactual"`), which is the only one without receivers.
+        control: `"random"` also takes away, in place of the write, 20 of equal norm at each token in random directions
+            (the sender's output map, its directions replaced by Haar-random ones); a number is that of these draws.
+            For `pvalue`, control effects of all senders of a receiver are pooled. `control_p` is not below
+            1 / (1 + draws): 19 reach .05.
+        at: the position at which the sender writes what is cut, or a list of positions, a row for each: names of the
+            task's positions, or numbers, negative from the end of each prompt. None: all positions at once.
         screen: `"gradient"`, of pairs, estimates every edge to first order, then measures the 50 largest and 50 random
             others. Without receivers there are too many edges to measure them all.
         method: of the estimate: `"EAP"`, gradients at the clean run, or `"EAP-IG"`, their mean over five embeddings
             between the counterfactual and the clean one, which takes five times as long and ranks early edges better.
-        folder: a folder with one file per layer of receivers, of pairs one for estimates and one for effects; a run
-            that was stopped is resumed from there. Layers are shared out as `joblib.parallel_config(n_jobs=)` says.
+        folder: a folder with one file per layer of receivers, and one for estimates; a run that was stopped is resumed
+            from there. Layers are shared out as `joblib.parallel_config(n_jobs=)` says.
         seed: of sequences and control draws.
 
     Returns:
         DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for (all of a
         group, by its receiver's name), sorted by receiver, then sender; of pairs one per edge, with a screen the
         largest estimate first. Columns: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached?,
-        attention?, delta, delta_se, control_delta?, control_delta_se?, control_excess?, control_p?, pvalue?, qvalue?,
-        k_composition?, estimate?, measured?, eap_name?`. A sender in the receiver's layer or behind has no
+        position?, attention?, delta, delta_se, control_delta?, control_delta_se?, control_excess?, control_p?, pvalue?,
+        qvalue?, k_composition?, estimate?, measured?, eap_name?`. A sender that writes behind the receiver has no
         row. `attrs` hold model and settings; `norm_behind_held`: layers of senders with a norm behind the attention
         (Gemma 2 and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
 
@@ -159,35 +161,50 @@ def edge_effects(
     """
     view = attention_view(model)
     require_stream(view)
-    if receivers is None or replace == "counterfactual":
-        _check_pairs(measure, replace, control, screen)
-        return edges_of_pairs(view, EDGE_EFFECTS, receivers, senders, task, screen and method, folder, seed)
-    if screen is not None:
-        raise ValueError("screen='gradient' is of pairs: give replace='counterfactual' and a Task with counterfactual=")
-    ends = reached(view, receivers)
+    draws = _draws(receivers, measure, replace, control, screen)
+    replace = "counterfactual" if receivers is None else replace
+    if replace == "counterfactual" and not isinstance(task, Task):
+        raise ValueError("all edges, and edges to a counterfactual, are of pairs: give a Task with counterfactual=")
+    chosen_task = task_of("induction" if task is None else task, seed=seed, n_sequences=SEQUENCES)
+    pairs = pairs_of(model, chosen_task) if replace == "counterfactual" else None
+    sequences = scored_sequences(view, chosen_task) if pairs is None else pairs.sequences
+    if receivers is None and pairs is not None:
+        receivers = pairs.graph.receivers
+    ends = [] if receivers is None else reached(view, receivers)
     if not ends:
         raise ValueError("no receivers were given: name what reads, such as 'L18H6.k'")
-    measure = measure or ("task" if len(ends) > 1 or ends[0].receiver.input == "v" else "ind")
-    _check(ends, measure, replace, control, draws)
-    by_part = {key: list(some) for key, some in groupby(ends, key=lambda end: (end.receiver.layer, end.receiver.input))}
-    for (layer, what), some in by_part.items():
-        point = view.model.hook_dict[view.hook_names(layer)[INPUT_POINTS[what]]]
-        refuse_open_receivers(point, [end.receiver.head for end in some])
-    chosen_task = task_of("induction" if task is None else task, seed=seed, n_sequences=SEQUENCES)
-    sequences = scored_sequences(view, chosen_task)
-    writers = chosen_senders(view, senders, ends[-1].receiver.layer)
-    for end in ends:
-        if not any(sender.layer < end.receiver.layer for sender in writers):
-            raise ValueError(f"{end.receiver.name}: none of the senders lies in an earlier layer")
-    pairs = None if measure == "task" else _pairs(sequences, chosen_task, measure)
-    how: dict[str, Any] = {"replace": replace, "draws": draws if control == "random" else 0, "seed": seed}
+    alone = pairs is None and len(ends) == 1 and ends[0].receiver.input in ("q", "k")
+    measure = measure or ("ind" if alone else "task")
+    queried = None if measure == "task" else _queried(ends, sequences, chosen_task, measure)
+    for receiver in (end.receiver for end in ends if end.receiver.input in INPUT_POINTS):
+        point = view.hook_names(receiver.layer)[INPUT_POINTS[receiver.input]]
+        refuse_open_receivers(view.model.hook_dict[point], [receiver.head])
+    places = {} if at is None else _places(sequences, at)
+    below = min(view.n_layers, 1 + max(end.receiver.layer - (end.receiver.input in "qkv") for end in ends))
+    writers = chosen_senders(view, senders, below) if pairs is None or senders is not None else pairs.graph.senders
+    if pairs is not None:  # in the order of a forward pass
+        ends = sorted(ends, key=lambda end: pairs.graph.receiver_index[end.receiver])
+        writers = sorted(writers, key=lambda sender: pairs.graph.sender_index[sender.name])
+    edges = edges_between(view, writers, ends, each_head=queried is not None, places=[*places] or [None])
+    _require_senders(edges, ends if pairs is None else [])
     measurement = Measurement(
         EDGE_EFFECTS,
-        {"task": sequences.name, "control": control, "measure": measure, **how},
+        {
+            "task": sequences.name,
+            "measure": measure,
+            "replace": replace,
+            "control": "random" if draws else None,
+            "draws": draws,
+            "seed": seed,
+            **({} if pairs is None else {"method": screen and method}),
+            **({"at": [*places]} if places else {}),
+        },
         origin=view.origin(),
         identity={
             "weights": view.weights_digest,
             "tokens": sequences.digest,
+            "pairs": None if pairs is None else pairs.digests,
+            "places": {name: positions.tolist() for name, positions in places.items()},
             "senders": [sender.name for sender in writers],
             "receivers": [[end.receiver.name, list(end.asked)] for end in ends],
         },
@@ -195,61 +212,92 @@ def edge_effects(
         score=lambda: score_of(view, sequences).value,
         n_jobs=configured_jobs(),
     )
-    layers = sorted({layer for layer, _ in by_part})
-    of_part = partial(_part_table, writers, pairs, partial(CachedRun.removed, **how))
+    estimates, measured = {}, np.full(len(edges), True)
+    if pairs is not None and screen is not None:
+        order, estimates = _screened(measurement, pairs, edges, method, places, seed)
+        edges, measured = [edges[row] for row in order], estimates["measured"] != ""
+    elif pairs is not None and len(edges) > MOST:
+        raise ValueError(
+            f"{len(edges):,} edges would be measured one by one: give screen='gradient', which estimates all "
+            f"and measures {2 * MEASURED}, or fewer receivers"
+        )
+    rows_of: dict[tuple[int, str], list[int]] = {}
+    for row in np.flatnonzero(measured):
+        receiver = edges[row].end.receiver
+        rows_of.setdefault((receiver.layer, receiver.input), []).append(int(row))
+    layers = sorted({min(layer, view.n_layers - 1) for layer, _ in rows_of})
     parts = measurement.made(
         [
-            WorkPart(f"{what}_L{layer:03d}", partial(of_part, layer, what, some), items=len(some))
-            for (layer, what), some in by_part.items()
+            WorkPart(
+                f"{what}_L{layer:03d}",
+                partial(edge_columns, [edges[row] for row in rows], sequences, draws, queried),
+                items=len(rows),
+            )
+            for (layer, what), rows in sorted(rows_of.items())
         ],
         description="edges",
         unit="layer",
-        items="receivers",
-        prepare=partial(_prepared, view, sequences, layers, writers, measure),
+        items="edges",
+        prepare=partial(_prepared, view, sequences, layers, writers, below, queried is not None, replace, seed, places),
     )
-    table = stacked(parts.values())
-    if control is not None:
+    found = pd.concat(
+        [part.set_axis(rows) for (_, rows), part in zip(sorted(rows_of.items()), parts.values(), strict=True)]
+    )
+    table = (
+        pd.DataFrame(
+            [{**edge.names, **({} if pairs is None else {"eap_name": pairs.graph.eap_name(edge)})} for edge in edges]
+        )
+        .assign(**estimates)
+        .join(found)
+    )
+    if draws:
         table["qvalue"] = scipy.stats.false_discovery_control(table["pvalue"])
     return measurement.table(
         table,
         n_sequences=len(sequences.tokens),
         tokens_sha256=sequences.digest,
-        norm_behind_held=[
-            layer for layer in view.layers if layer < layers[-1] and view.behind(layer)[1].kind != "none"
-        ],
+        norm_behind_held=[layer for layer in view.layers if layer < below and view.behind(layer)[1].kind != "none"],
+        **({} if pairs is None else {"pairs_sha256": pairs.digests}),
+        **{f"rank_correlation_{kind}": agreement(table, kind)[0] for kind in ("top", "control") if estimates},
     )
 
 
-def _check_pairs(measure: Measure | None, replace: str, control: str | None, screen: str | None) -> None:
-    if measure not in (None, "task"):
-        raise ValueError(f"measure={measure!r} is of one receiver: an edge of pairs has an effect on the task")
-    if replace not in ("mean", "counterfactual"):
-        raise ValueError(f"without receivers, edges are cut to the counterfactual: leave replace={replace!r} out")
-    if control is not None:
-        raise ValueError("control='random' is of given receivers; the control of a circuit is in faithfulness()")
-    if screen not in (None, "gradient"):
-        raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
-
-
-def _check(ends: list[Reached], measure: str, replace: str, control: str | None, draws: int) -> None:
+def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any) -> int:
+    """Return the draws of the control. Raises ValueError for options that do not exist or go together."""
+    of_all = receivers is None
     for name, value, known in (
-        ("measure", measure, ("prev", "dup", "ind", "attention", "task")),
-        ("replace", replace, ("mean", "zero")),
-        ("control", control, (None, "random")),
+        ("measure", measure, (None, "prev", "dup", "ind", "attention", "task")),
+        ("replace", replace, ("mean", "zero", "resample", "counterfactual")),
+        ("screen", screen, (None, "gradient")),
     ):
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
-    if draws < 1:
-        raise ValueError(f"draws must be 1 or more, not {draws}")
-    of_values = [end.receiver.name for end in ends if end.receiver.input == "v"]
-    if of_values and measure != "task":
-        raise ValueError(
-            f"{of_values[0]}: a head's attention does not depend on its values: give measure='task', or queries or keys"
-        )
+    if of_all and measure not in (None, "task"):
+        raise ValueError(f"measure={measure!r} is of one receiver: an edge of pairs has an effect on the task")
+    if of_all and replace not in ("mean", "counterfactual"):
+        raise ValueError(f"without receivers, edges are cut to the counterfactual: leave replace={replace!r} out")
+    if of_all and control is not None:
+        raise ValueError("control='random' is of given receivers; the control of a circuit is in faithfulness()")
+    if screen is not None and not of_all and replace != "counterfactual":
+        raise ValueError("screen='gradient' is of pairs: give replace='counterfactual' and a Task with counterfactual=")
+    draws = {None: 0, "random": DRAWS}.get(control, control)
+    if not isinstance(draws, int) or draws < (control is not None):
+        raise ValueError(f"control must be 'random' or a number of draws, 1 or more, not {control!r}")
+    return draws
 
 
-def _pairs(sequences: ScoredSequences, task: Task, measure: Measure) -> QueryKeyPairs:
-    """Return the queries and keys that attention is measured at. Raises ValueError where the sequences have none."""
+def _places(sequences: ScoredSequences, at: Any) -> dict[str, Int[Tensor, "sequences"]]:
+    """Return the position of each sequence at which edges are cut, by a name. Raises as `position_of`."""
+    listed = at if isinstance(at, list | tuple) else [at]
+    return {str(one) if isinstance(one, str | int) else "given": position_of(sequences, one) for one in listed}
+
+
+def _queried(ends: list[Reached], sequences: ScoredSequences, task: Task, measure: Measure) -> QueryKeyPairs:
+    """Return the queries and keys that attention is measured at. Raises ValueError where there is none."""
+    for receiver in (end.receiver for end in ends):
+        if receiver.input not in ("q", "k"):
+            why = "a head's attention does not depend on its values" if receiver.input == "v" else "it has no attention"
+            raise ValueError(f"{receiver.name}: {why}: give measure='task', or queries or keys")
     if measure == "attention":
         positions = attention_positions(sequences.lengths, task.attention)
         if positions is None:
@@ -265,122 +313,46 @@ def _pairs(sequences: ScoredSequences, task: Task, measure: Measure) -> QueryKey
     return QueryKeyPairs(queries, queries - detector_offsets(length)[measure])
 
 
+def _require_senders(edges: list[Edge], ends: list[Reached]) -> None:
+    without = {end.receiver for end in ends} - {edge.end.receiver for edge in edges}
+    if without:
+        raise ValueError(f"{min(without).name}: none of the senders lies in an earlier layer")
+    if not edges:
+        raise ValueError("none of the senders writes before one of the receivers reads")
+
+
+def _screened(
+    measurement: Measurement,
+    pairs: Pairs,
+    edges: list[Edge],
+    method: Method,
+    places: dict[str, Int[Tensor, "sequences"]],
+    seed: int,
+) -> tuple[Int[np.ndarray, "edges"], dict[str, np.ndarray]]:
+    """Return the order of the edges by the size of their estimates, and the columns of the screen in that order."""
+    graph = pairs.graph
+    rows = [graph.receiver_index[edge.end.receiver] for edge in edges]
+    columns = [graph.sender_index[edge.sender.name] for edge in edges]
+    at = [[*places].index(edge.place) if edge.place is not None else 0 for edge in edges]
+
+    def estimated() -> pd.DataFrame:
+        return pd.DataFrame({"estimate": estimates_at(pairs, method, [*places.values()])[at, rows, columns]})
+
+    estimates = measurement.first(WorkPart("estimates", estimated))["estimate"].to_numpy()
+    order, measured = screened(estimates, MEASURED, seed)
+    return order, {"estimate": estimates[order], "measured": measured[order]}
+
+
 def _prepared(
-    view: AttentionView, sequences: ScoredSequences, layers: list[int], senders: list[Sender], measure: Measure
-) -> tuple[CachedRun, Replayed | None]:
-    run = cached_run(view, sequences, layers, senders)
-    return run, Replayed(*intact_values(view, sequences, layers), sequences) if measure == "task" else None
-
-
-@torch.no_grad()
-def _part_table(
+    view: AttentionView,
+    sequences: ScoredSequences,
+    layers: list[int],
     senders: list[Sender],
-    pairs: QueryKeyPairs | None,
-    removed_of: Callable[[CachedRun, list[Sender]], Iterator[Tensor]],
-    layer: int,
-    what: Input,
-    ends: list[Reached],
-    prepared: tuple[CachedRun, Replayed | None],
-) -> pd.DataFrame:
-    """Measure edges into queries, keys or values of one layer, at each asked head or at each receiver for a task."""
-    run, replayed = prepared
-    receiver = receiver_layer(run, layer, what)
-    senders = [sender for sender in senders if sender.layer < layer]
-    measured = (
-        [(end, [head]) for end in ends for head in end.asked]
-        if replayed is None
-        else [(end, list(end.asked)) for end in ends]
-    )
-    heads = [of_end[0] for _, of_end in measured]
-    composition = _composition(run.view, layer, what, [of_end for _, of_end in measured], senders)
-    intact = None
-    if pairs is not None:
-        for head in heads:
-            receiver.require_own_pattern(head, pairs)
-        intact = torch.stack([receiver.attention(head, pairs) for head in heads])
-    by_group: list[Float64[np.ndarray, "draws receivers senders sequences"]] = []
-    for _, group in groupby(senders, key=lambda sender: (sender.layer, sender.kind)):
-        removed = removed_of(run, list(group))
-        by_group.append(np.stack([_deltas(pairs, receiver, heads, intact, each, replayed) for each in removed]))
-    deltas = np.concatenate(by_group, axis=2)
-    attention = np.full(len(heads), np.nan) if intact is None else intact.mean(1).cpu().numpy()
-    return pd.concat(
-        [
-            _end_table(senders, end, of_end, attention[index], deltas[:, index], composition[index])
-            for index, (end, of_end) in enumerate(measured)
-        ],
-        ignore_index=True,
-    )
-
-
-def _deltas(
-    pairs: QueryKeyPairs | None,
-    receiver: ReceiverLayer,
-    heads: list[int],
-    intact: Float64[Tensor, "receivers sequences"] | None,
-    removed: Tensor,
-    replayed: Replayed | None,
-) -> Float64[np.ndarray, "receivers senders sequences"]:
-    """Return the effects of senders of one layer, given what is removed of the stream, on each of the heads."""
-    residual = receiver.residual
-    if receiver.what == "q" and pairs is not None:  # queries change at the marked positions alone
-        rows = pairs.queries[..., None].to(residual.device)
-        residual = residual.gather(1, rows.expand(-1, -1, residual.shape[-1]))
-        removed = removed.gather(2, rows.expand(len(removed), -1, -1, removed.shape[-1]))
-    change = receiver.reads.change(residual, removed)
-    if replayed is not None:
-        return replayed.deltas(receiver, heads, change)
-    assert pairs is not None
-    assert intact is not None
-    effects = [receiver.attention(head, pairs, change) - own for head, own in zip(heads, intact, strict=True)]
-    return torch.stack(effects).cpu().numpy()
-
-
-def _end_table(
-    senders: list[Sender],
-    end: Reached,
-    heads: list[int],
-    intact: float,
-    deltas: Float64[np.ndarray, "draws senders sequences"],
-    composition: list[float],
-) -> pd.DataFrame:
-    """Tabulate the edges into one receiver; `heads` are the query heads that it is measured at."""
-    delta, controls, receiver = deltas[0], deltas[1:], end.receiver
-    table = pd.DataFrame(
-        {
-            "sender": [sender.name for sender in senders],
-            "layer": [sender.layer for sender in senders],
-            "head": [sender.head for sender in senders],
-            "receiver": receiver.name,
-            "receiver_layer": receiver.layer,
-            "receiver_head": heads[0],
-            "input": receiver.input,
-            "reached": ", ".join(head_name(receiver.layer, head) for head in end.heads),
-            "attention": intact,
-            "delta": delta.mean(1),
-            "delta_se": [standard_error(effect) for effect in delta],
-        }
-    )
-    if len(controls):
-        drawn = controls.mean(2)  # [draws, senders]
-        table = table.assign(control_delta=drawn.mean(0), **beside_control(delta, controls.swapaxes(0, 1)))
-        larger = (np.abs(drawn).ravel() >= np.abs(delta.mean(1))[:, None]).sum(1)
-        table["pvalue"] = (1 + larger) / (1 + drawn.size)
-    table["k_composition"] = composition
-    return table
-
-
-def _composition(
-    view: AttentionView, layer: int, what: Input, ends: list[list[int]], senders: list[Sender]
-) -> list[list[float]]:
-    """Return the composition score of each sender with each receiver, mean over its heads; NaN for what is no head."""
-    asked = sorted({head for heads in ends for head in heads})
-    layers = sorted({sender.layer for sender in senders if sender.kind == "head"})
-    scores = composition_into(view, layer, asked, what, layers)
-    return [
-        [
-            float(scores[layer][[asked.index(one) for one in heads], head].mean()) if kind == "head" else float("nan")
-            for layer, head, kind in senders
-        ]
-        for heads in ends
-    ]
+    below: int,
+    reads_attention: bool,
+    replace: Replaced,
+    seed: int,
+    places: dict[str, Int[Tensor, "sequences"]],
+) -> Prepared:
+    run = cached_run(view, sequences, senders, below, layers if reads_attention else (), replace, seed)
+    return Prepared(run, None if reads_attention else intact_values(view, sequences, layers), places)

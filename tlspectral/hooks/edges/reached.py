@@ -1,11 +1,13 @@
 """Receivers of edges in a model: which heads each of them reaches, and the names that tables print."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from tlspectral.errors import BadHead, warn_caller
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.layer import require_own_projections
+from tlspectral.models.attention.mlp import mlp_reads
 from tlspectral.selection import Receiver, Receivers, head_name, read_receivers
 
 SHARED_LATENT = (
@@ -30,11 +32,6 @@ class Reached:
     asked: tuple[int, ...]
     heads: tuple[int, ...]
 
-    @property
-    def read(self) -> int:
-        """The head whose projection is edited: a key/value head for keys and values."""
-        return self.receiver.head
-
 
 def reached(view: AttentionView, given: Receivers) -> list[Reached]:
     """Return the receivers, sorted by layer, input and head, each once, with the heads that they reach.
@@ -43,33 +40,41 @@ def reached(view: AttentionView, given: Receivers) -> list[Reached]:
     """
     asked: dict[Receiver, set[int]] = {}
     for one in read_receivers(given):
-        if one.input in ("mlp", "logits"):
-            raise BadHead(
-                f"{one.name}: here queries, keys and values are receivers; MLPs and logits are those of pairs, "
-                "edge_effects(..., replace='counterfactual')"
-            )
-        layer = one.layer + view.n_layers if -view.n_layers <= one.layer < 0 else one.layer
-        if not 0 <= layer < view.n_layers:
-            raise BadHead(f"{one.name} does not exist: the model has layers 0 to {view.n_layers - 1}")
-        raw = view.raw(layer)
-        require_own_projections(raw, layer, SHARED_LATENT)
-        n_heads, n_kv_heads = len(raw.w_q), len(raw.w_k)
-        if one.head >= (n_kv_heads if one.shared else n_heads):
-            what = f"key/value heads 0 to {n_kv_heads - 1}" if one.shared else f"heads 0 to {n_heads - 1}"
-            raise BadHead(f"{one.name} does not exist: layer {layer} has {what}")
-        size = n_heads // n_kv_heads
-        if one.input == "q" or size == 1:
-            asked.setdefault(Receiver(layer, one.head, one.input), set()).add(one.head)
-        elif one.shared:
-            group = range(one.head * size, (one.head + 1) * size)
-            asked.setdefault(Receiver(layer, one.head, one.input, True), set()).update(group)
-        else:
-            asked.setdefault(Receiver(layer, one.head // size, one.input, True), set()).add(one.head)
+        own, heads = _own(view, one)
+        asked.setdefault(own, set()).update(heads)
     order = sorted(asked, key=lambda one: (one.layer, one.input, one.head))
     return [Reached(one, tuple(sorted(asked[one])), _changed(view, one)) for one in order]
 
 
+def _own(view: AttentionView, given: Receiver) -> tuple[Receiver, Iterable[int]]:
+    """Return a receiver under its name in the model, and the query heads that are asked for."""
+    layer, head, what, shared = given
+    if what == "logits":
+        return Receiver(view.n_layers, -1, what), ()
+    layer = layer + view.n_layers if -view.n_layers <= layer < 0 else layer
+    if not 0 <= layer < view.n_layers:
+        raise BadHead(f"{given.name} does not exist: the model has layers 0 to {view.n_layers - 1}")
+    if what == "mlp":
+        if mlp_reads(view, layer) is None:
+            raise BadHead(f"{given.name} does not exist: layer {layer} has no MLP")
+        return Receiver(layer, -1, what), ()
+    raw = view.raw(layer)
+    require_own_projections(raw, layer, SHARED_LATENT)
+    n_heads, n_kv_heads = len(raw.w_q), len(raw.w_k)
+    if head >= (n_kv_heads if shared else n_heads):
+        kinds = f"key/value heads 0 to {n_kv_heads - 1}" if shared else f"heads 0 to {n_heads - 1}"
+        raise BadHead(f"{given.name} does not exist: layer {layer} has {kinds}")
+    size = n_heads // n_kv_heads
+    if what == "q" or size == 1:
+        return Receiver(layer, head, what), [head]
+    if shared:
+        return given._replace(layer=layer), range(head * size, (head + 1) * size)
+    return Receiver(layer, head // size, what, True), [head]
+
+
 def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
+    if receiver.head < 0:
+        return ()
     raw = view.raw(receiver.layer)
     norm = {"q": raw.q_norm, "k": raw.k_norm, "v": None}[receiver.input]
     if norm is not None and norm.over_heads:
@@ -79,9 +84,14 @@ def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
 
 
 def refuse_order(senders: dict[int, list[int]], receivers: list[Reached]) -> None:
-    """Raise a ValueError for a receiver that reads before a sender writes."""
+    """Raise a ValueError for a receiver that reads before a sender writes, BadHead for an MLP or the logits."""
     if not senders or not receivers:
         return
+    of_none = [one.receiver.name for one in receivers if not one.heads]
+    if of_none:
+        raise BadHead(
+            f"{of_none[0]}: into= takes queries, keys and values; MLPs and logits are receivers of edge_effects"
+        )
     last, first = max(senders), min(receivers, key=lambda one: one.receiver.layer).receiver
     if last >= first.layer:
         raise ValueError(

@@ -1,24 +1,18 @@
-"""The attention of heads to given keys, and the score of a task, with what the heads read changed."""
+"""The attention of heads to given keys, with what the heads read changed."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.hooks.edges.cut import held_at
 from tlspectral.hooks.edges.senders import CachedRun
 from tlspectral.models.attention import AttentionLayer, require_even_scale
 from tlspectral.models.attention.head_scores import rotation_tables
-from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.run_scores import require_own_pattern, row_scores, visible_keys
-from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, layer_reads
+from tlspectral.models.attention.writes import Input, LayerReads, layer_reads
 from tlspectral.selection import head_name
-from tlspectral.tasks import ScoredSequences, replayed_values
 
 
 @dataclass(frozen=True)
@@ -47,16 +41,23 @@ class ReceiverLayer:
     allowed: Bool[Tensor, "*sequences pos pos"]
     tables: tuple[Tensor, Tensor] | None
 
+    def change(
+        self, removed: Float64[Tensor, "senders sequences pos d_model"], pairs: QueryKeyPairs
+    ) -> Float64[Tensor, "senders sequences rows heads d_head"]:
+        """Return the change of what heads read: of queries at those of the pairs, of keys at all positions."""
+        x = self.residual
+        if self.what == "q":
+            rows = pairs.queries[..., None].expand(-1, -1, x.shape[-1]).to(x.device)
+            x, removed = x.gather(1, rows), removed.gather(2, rows.expand(len(removed), -1, -1, -1))
+        return self.reads.change(x, removed)
+
     def attention(
         self,
         head: int,
         pairs: QueryKeyPairs,
         change: Float64[Tensor, "*copies sequences rows heads d_head"] | None = None,
     ) -> Float64[Tensor, "*copies sequences"]:
-        """Return the head's attention from the queries to their keys, mean over the pairs of a sequence.
-
-        `change` is of the queries of the pairs or of the keys of all positions, of all heads; the head's own is used.
-        """
+        """Return the head's attention from the queries to their keys, mean over the pairs of a sequence."""
         scores = self._scores(head, pairs.queries, change)
         keys = pairs.keys[..., None].expand(*scores.shape[:-1], 1)
         return scores.softmax(-1).gather(-1, keys)[..., 0].mean(-1)
@@ -107,46 +108,3 @@ def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
 
 def _rows_of(matrix: Tensor, rows: Int[Tensor, "sequences pairs"]) -> Tensor:
     return matrix.gather(1, rows[..., None].expand(-1, -1, matrix.shape[-1]))
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """An intact run, from which the model goes on from a receiver's layer, and the score of each of its sequences."""
-
-    intact: IntactRun
-    values: Float64[np.ndarray, "sequences"]
-    sequences: ScoredSequences
-
-    def deltas(
-        self,
-        receiver: ReceiverLayer,
-        heads: list[int],
-        change: Float64[Tensor, "senders sequences pos heads d_head"],
-    ) -> Float64[np.ndarray, "receivers senders sequences"]:
-        """Return the score with each edge cut, less the intact one."""
-        view, layer = self.intact.view, receiver.layer.layer
-        point = view.hook_names(layer)[INPUT_POINTS[receiver.what]]
-        jobs = [(head, sender) for head in heads for sender in range(len(change))]
-        values = replayed_values(
-            self.intact,
-            self.sequences,
-            layer,
-            len(jobs),
-            lambda chunk, batch: [(point, _edit(receiver, jobs[chunk], change[:, batch]))],
-        )
-        return values.view(len(heads), len(change), -1).numpy() - self.values
-
-
-def _edit(receiver: ReceiverLayer, jobs: list[tuple[int, int]], change: Tensor) -> Callable[..., Tensor]:
-    """Return the hook that adds to each copy of the batch the change of its own sender and receiver."""
-
-    def edit(activation: Tensor, hook: Any) -> Tensor:
-        edited = activation.reshape(*activation.shape[:2], -1, receiver.layer.d_head).clone()
-        copies = edited.unflatten(0, (len(jobs), -1))
-        for copy, (head, sender) in zip(copies, jobs, strict=True):
-            read = head if receiver.what == "q" else receiver.layer.kv_head(head)
-            held = held_at(receiver.layer, receiver.what, read, edited.shape[2])
-            copy[:, :, held] += change[sender, :, :, read].to(copy)[:, :, None]
-        return edited.reshape(activation.shape)
-
-    return edit

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import BadHead
+from tlspectral.hooks.parts.output import Output
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.selection import heads_by_layer
@@ -21,7 +22,7 @@ from tlspectral.selection import head_name
 _TOKENS = 2**11  # of one pass
 _WHOLE = re.compile(r"L?(\d+)\.?(MLP|MIX)", re.IGNORECASE)
 
-Replaced = Literal["mean", "zero"]
+Replaced = Literal["mean", "zero", "resample", "counterfactual"]
 
 
 class Sender(NamedTuple):
@@ -94,82 +95,105 @@ def _of_heads(view: AttentionView, heads: Any) -> list[Sender]:
 
 @dataclass(frozen=True)
 class CachedRun:
-    """What one run of the intact model wrote and read, as far as edges need it: activations by hook point."""
+    """What one run of the intact model wrote and read, as far as edges need it: activations by hook point.
+
+    Attributes:
+        senders: whose writes are kept.
+        replace: what stands in the place of a write: nothing, its mean, or what it is on other sequences.
+        other: activations on these; None for `"mean"` and `"zero"`.
+        seed: of the draws of the control.
+    """
 
     view: AttentionView
     sequences: PackedTokens
+    senders: list[Sender]
     captured: dict[str, Tensor]
+    replace: Replaced = "zero"
+    other: dict[str, Tensor] | None = None
+    seed: int = 0
+    _latest: dict[Any, Tensor] = field(default_factory=dict)
 
-    def removed(
-        self, senders: list[Sender], replace: Replaced, *, draws: int = 0, seed: int = 0
-    ) -> Iterator[Float64[Tensor, "senders sequences pos d_model"]]:
-        """Yield what is taken out of the residual stream for senders of one layer and kind, then a control per draw.
+    def removed(self, sender: Sender, draw: int = -1) -> Float64[Tensor, "sequences pos d_model"]:
+        """Return what is taken out of the residual stream: what a sender wrote less what stands in its place.
 
-        It is what they wrote (`"zero"`), or that less its mean over the real tokens of all sequences (`"mean"`). A
-        control writes in random directions, with the norms and angles of what the sender wrote.
+        A mean is over the real tokens of all sequences. A `draw` from 0 on is a control, which writes in random
+        directions, with the norms and angles of what the sender wrote. What senders of one kind in a layer wrote is
+        computed together and kept until others are asked for.
         """
-        real = self.sequences.real[..., None]
-        for written in (self._heads if senders[0].kind == "head" else self._whole)(senders, draws, seed):
-            if replace == "mean":
-                counted = real.to(written.device)
-                yield written - (written * counted).sum((1, 2), keepdim=True) / counted.sum()
-            else:
-                yield written
+        key = sender.layer, sender.kind, draw
+        if key not in self._latest:
+            written = self._written(sender, draw, self.captured)
+            if self.other is not None:
+                written = written - self._written(sender, draw, self.other)
+            if self.replace == "mean":
+                counted = self.sequences.real[..., None].to(written.device)
+                written = written - (written * counted).sum((1, 2), keepdim=True) / counted.sum()
+            self._latest.clear()
+            self._latest[key] = written
+        return self._latest[key][self._heads_of(sender).index(sender.head)]
 
-    def _whole(self, senders: list[Sender], draws: int, seed: int) -> Iterator[Tensor]:
-        """Yield the write of a mixer, an MLP or the embedding, then rotated: all of them alike in a draw."""
-        layer, _, kind = senders[0]
-        names = self.view.hook_names(max(0, layer))
-        point = names["mlp_out" if kind == "mlp" else "residual"]
-        if point not in self.captured:
-            raise BadHead(f"{senders[0].name} does not exist: {point} never fires in this model")
-        written = mixed(self.view, layer, self.captured, in_float64) if kind == "mix" else self.captured[point]
-        written = in_float64(written)[None]
-        yield written
-        for draw in range(draws):
-            yield written @ haar_frame(written.shape[-1], written.shape[-1], [seed, draw]).to(written.device)
+    def _heads_of(self, sender: Sender) -> list[int]:
+        return [one.head for one in self.senders if (one.layer, one.kind) == (sender.layer, sender.kind)]
 
-    def _heads(self, senders: list[Sender], draws: int, seed: int) -> Iterator[Tensor]:
-        """Yield the writes of heads, then those of maps that differ from W_O in their directions alone."""
-        layer, heads = senders[0].layer, [sender.head for sender in senders]
+    def _written(
+        self, sender: Sender, draw: int, captured: dict[str, Tensor]
+    ) -> Float64[Tensor, "senders sequences pos d_model"]:
+        layer, heads = max(0, sender.layer), self._heads_of(sender)
+        names = self.view.hook_names(layer)
+        if sender.kind != "head":  # rotated as a whole in a draw
+            point = names["mlp_out" if sender.kind == "mlp" else "residual"]
+            if point not in captured:
+                raise BadHead(f"{sender.name} does not exist: {point} never fires in this model")
+            whole = mixed(self.view, layer, captured, in_float64) if sender.kind == "mix" else captured[point]
+            written = in_float64(whole)[None]
+            size = written.shape[-1]
+            return written if draw < 0 else written @ haar_frame(size, size, [self.seed, draw]).to(written.device)
         writes = head_writes(self.view, layer, in_float64)
-        z = z_of(in_float64(self.captured[self.view.hook_names(layer)["z"]]), writes.w_o)
-        z = z[:, :, heads] * writes.token_scale(z)[..., None, None]
-        maps = writes.effective(heads)
-        yield torch.einsum("bphd,hdm->hbpm", z, maps)
-        triangles = torch.linalg.qr(maps.mT, mode="r").R if draws else maps
-        for draw in range(draws):
-            frames = [haar_frame(maps.shape[2], triangles.shape[1], [seed, draw, layer, head]) for head in heads]
-            yield torch.einsum("bphd,hdm->hbpm", z, triangles.mT @ torch.stack(frames).mT.to(z.device))
+        z = z_of(in_float64(captured[names["z"]]), writes.w_o)
+        z, maps = z[:, :, heads] * writes.token_scale(z)[..., None, None], writes.effective(heads)
+        if draw >= 0:  # maps that differ from W_O in their directions alone
+            triangles = torch.linalg.qr(maps.mT, mode="r").R
+            frames = [haar_frame(maps.shape[2], triangles.shape[1], [self.seed, draw, layer, head]) for head in heads]
+            maps = triangles.mT @ torch.stack(frames).mT.to(z.device)
+        return torch.einsum("bphd,hdm->hbpm", z, maps)
 
 
 def cached_run(
-    view: AttentionView, sequences: PackedTokens, receiver_layers: Iterable[int], senders: list[Sender]
+    view: AttentionView,
+    sequences: PackedTokens,
+    senders: list[Sender],
+    below: int,
+    reading: Iterable[int] = (),
+    replace: Replaced = "zero",
+    seed: int = 0,
 ) -> CachedRun:
-    """Run the model once under the hooks that are on it, and keep what its senders wrote and its receivers read.
+    """Run the model once under the hooks that are on it, and keep what senders of the layers below one wrote.
 
-    Raises UnsupportedArchitecture for a layer of which the residual stream is no sum of writes.
+    Of the layers `reading`, queries, keys and attention are kept too. Raises UnsupportedArchitecture for a layer of
+    which the residual stream is no sum of writes, and ValueError for sequences that have nothing in their place.
     """
-    receiving = sorted(receiver_layers)
-    below = range(receiving[-1])
-    names = [view.hook_names(layer) for layer in range(receiving[-1] + 1)]
-    last = names[-1]["pattern"]
-    shown = [name for layer in below for point, name in names[layer].items() if point in WRITE_POINTS]
+    names, reading = [view.hook_names(layer) for layer in range(view.n_layers)], list(reading)
+    last = names[below - 1]["residual_after"] if below else names[0]["residual"]
+    last = names[max(reading)]["pattern"] if reading else last
+    shown = [name for layer in range(below) for point, name in names[layer].items() if point in WRITE_POINTS]
     first = view.capture(sequences.tokens[:1], shown, last=last)
-    for layer in below:
+    for layer in range(below):
         checked_writes(view, layer, first, in_float64)
     kept = {names[0]["residual"]} if EMBEDDING in senders else set()
     for layer, _, kind in senders:
-        if layer in below:
+        if 0 <= layer < below:
             kept |= {names[layer][point] for point in _KEPT[kind] if point in names[layer]}
-    for layer in receiving:
-        wanted = ("residual", "query", "key", "cos", "sin", "scores", "pattern")
-        kept |= {names[layer][point] for point in wanted if point in names[layer]}
+    read = ("residual", "query", "key", "cos", "sin", "scores", "pattern")
+    tables = {names[layer][point] for layer in reading for point in ("cos", "sin") if point in names[layer]}
+    of_reading = {names[layer][point] for layer in reading for point in read if point in names[layer]}
     rows = max(1, _TOKENS // sequences.tokens.shape[1])
-    runs = [
-        view.capture(sequences.tokens[start : start + rows], kept, last=last)
-        for start in range(0, len(sequences.tokens), rows)
-    ]
-    tables = {names[layer][point] for layer in receiving for point in ("cos", "sin") if point in names[layer]}
-    captured = {name: runs[0][name] if name in tables else torch.cat([run[name] for run in runs]) for name in runs[0]}
-    return CachedRun(view, sequences, captured)
+
+    def captured(tokens: Tensor, points: set[str]) -> dict[str, Tensor]:
+        runs = [view.capture(batch, points, last=last) for batch in tokens.split(rows)]
+        return {name: runs[0][name] if name in tables else torch.cat([run[name] for run in runs]) for name in runs[0]}
+
+    other = None
+    if replace in ("resample", "counterfactual"):
+        settled: Any = Output(replace, seed=seed).fixed(view, sequences)
+        other = captured(settled.reference.sequences.tokens[settled.reference.donors], kept)
+    return CachedRun(view, sequences, senders, captured(sequences.tokens, kept | of_reading), replace, other, seed)

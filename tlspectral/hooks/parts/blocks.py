@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.hooks.parts.part import Part
+from tlspectral.hooks.parts.part import Part, Placed
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.head_scores import HeadScores
 
@@ -108,7 +108,7 @@ def block_places(model: Any, blocks: Any) -> BlockPlaces:
     return BlockPlaces(tuple(start for start, _ in spans), widths[0])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BlockPart(Part):
     """A part of the scores between queries behind the blocks of a prompt (or their places) and keys in them."""
 
@@ -122,20 +122,20 @@ class BlockPart(Part):
         known = isinstance(places, BlockPlaces)
         return {"block_starts": list(places.starts), "block_width": places.width} if known else {}
 
-    def fixed(self, view: AttentionView, prompts: Any) -> "BlockPart":
+    def _settled(self, view: AttentionView, prompts: Any) -> "BlockPart":
         """Return the part with the places of its blocks in place of the prompt. Raises as `block_places`."""
         return replace(self, prompt=self._places(view))
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "BlockRemoval"]:
         """Bind the part to layers. Raises as `block_places`."""
         places = self._places(view)
-        return dict.fromkeys(by_layer, BlockRemoval(self, places))
+        return dict.fromkeys(by_layer, BlockRemoval(self, places, at=self.at))
 
     def _places(self, view: AttentionView) -> BlockPlaces:
         return self.prompt if isinstance(self.prompt, BlockPlaces) else block_places(view.model, self.prompt)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Content(BlockPart):
     """What of a head's scores depends on which content a block of a prompt has.
 
@@ -162,14 +162,14 @@ class Content(BlockPart):
     name = "content"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Position(BlockPart):
     """What of a head's scores depends on where a block of a prompt stands; else as `Content`."""
 
     name = "position"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Interaction(BlockPart):
     """What of a head's scores depends on the content of a block and on its place together; else as `Content`."""
 
@@ -177,7 +177,7 @@ class Interaction(BlockPart):
 
 
 @dataclass(frozen=True, eq=False)
-class BlockRemoval:
+class BlockRemoval(Placed):
     """A part in blocks that is taken from the scores of heads of one layer.
 
     Biases are in it. Non-rotary columns do not depend on the place, so they are content; ALiBi is position.

@@ -14,7 +14,7 @@ from tlspectral.models.attention.causality import require_causal
 from tlspectral.selection import whole_number
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LongRange(Part):
     """Attention to the keys between the first tokens and the last ones.
 

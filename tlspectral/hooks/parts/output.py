@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
-from tlspectral.hooks.parts.part import Part
+from tlspectral.hooks.parts.part import Part, Placed
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.prompts import packed_prompts
@@ -20,7 +20,7 @@ Replace = Literal["zero", "mean", "resample", "counterfactual"]
 _TOKENS = 2**11  # of one run of the reference
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Output(Part):
     """Everything that a head writes.
 
@@ -66,7 +66,7 @@ class Output(Part):
             known["reference_sha256"] = self.reference.sequences.hashed()
         return known
 
-    def fixed(self, view: AttentionView, prompts: PackedTokens) -> "Output":
+    def _settled(self, view: AttentionView, prompts: PackedTokens) -> "Output":
         """Return the part with its reference packed, the prompts themselves if none was given, and sequences drawn.
 
         Raises ValueError for one sequence that would be its own reference, and to resample unequal lengths.
@@ -102,13 +102,13 @@ class Output(Part):
                 "Task with counterfactual=, or reference= with a prompt for each row of the run"
             )
         if self.replace == "zero" or self.reference is None:
-            return {layer: Replacement(self.replace, self.seed) for layer in by_layer}
+            return {layer: Replacement(self.replace, self.seed, at=self.at) for layer in by_layer}
         reference = self.reference
         if not isinstance(reference, _Reference):
             packed = _packed(view, reference)
             donors = torch.arange(len(packed.tokens)) if self.replace == "counterfactual" else None
             reference = _Reference(packed, donors)
-        return _from_reference(view, by_layer, self.replace, reference, self.seed)
+        return _from_reference(view, by_layer, self, reference)
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Re
     return _Reference(pairs, torch.arange(len(pairs.tokens)))
 
 
-@dataclass(frozen=True)
-class Replacement:
+@dataclass(frozen=True, eq=False)
+class Replacement(Placed):
     """What replaces the z of heads of one layer.
 
     Attributes:
@@ -166,8 +166,12 @@ class Replacement:
         Raises ValueError for a run of one sequence that is its own reference, or of another length than the sequences
         that it is resampled from.
         """
-        if self.how == "zero":
-            return torch.zeros_like(z)
+        acts = self.acts(*z.shape[:2])
+        replaced = torch.zeros_like(z) if self.how == "zero" else self._replaced(z, heads)
+        return replaced if acts is None else torch.where(acts[..., None, None].to(z.device), replaced, z)
+
+    def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int]) -> Tensor:
+        """Return what replaces z at every position."""
         if self.z is None:
             if len(z) < 2:
                 raise ValueError(
@@ -199,8 +203,9 @@ class Replacement:
         return reference[donors.to(reference.device)].to(z)
 
     def of_rows(self, rows: slice) -> "Replacement":
-        """Return the same for a run of some of the sequences that the donors are for."""
-        return self if self.donors is None else replace(self, donors=self.donors[rows])
+        """Return the same for a run of some of the sequences that donors and positions are for."""
+        placed = super().of_rows(rows)
+        return placed if self.donors is None else replace(placed, donors=self.donors[rows])
 
 
 def drawn_donors(n: int, n_reference: int | None, seed: int) -> Int[Tensor, "rows"]:
@@ -212,13 +217,13 @@ def drawn_donors(n: int, n_reference: int | None, seed: int) -> Int[Tensor, "row
 
 
 def _from_reference(
-    view: AttentionView, by_layer: dict[int, list[int]], how: Replace, reference: _Reference, seed: int
+    view: AttentionView, by_layer: dict[int, list[int]], part: Output, reference: _Reference
 ) -> dict[int, Replacement]:
     """Run the reference once, without gradients and under the hooks on the model, and return what replaces z.
 
     Sequences of unequal length have one mean, over the real tokens of all.
     """
-    sequences, donors = reference.sequences, reference.donors
+    sequences, how = reference.sequences, part.replace
     even = not sequences.padded
     names = {layer: view.hook_names(layer)["z"] for layer in by_layer}
     outputs: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}
@@ -240,4 +245,7 @@ def _from_reference(
         mean: Any = sum(outputs[layer]) / count
         return mean[None] if even else mean[None, None]
 
-    return {layer: Replacement(how, seed, heads, gathered(layer), donors) for layer, heads in by_layer.items()}
+    return {
+        layer: Replacement(how, part.seed, heads, gathered(layer), reference.donors, at=part.at)
+        for layer, heads in by_layer.items()
+    }

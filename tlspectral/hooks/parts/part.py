@@ -2,15 +2,53 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.padding import position_of
 
 
-class Part(ABC):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Placed:
+    """What acts at one position of each sequence of a run, `at`; None: at all."""
+
+    at: Any = None
+
+    def of_rows(self, rows: slice) -> Any:
+        """Return the same for a run of some of the sequences that it is settled for."""
+        return replace(self, at=self.at[rows]) if isinstance(self.at, Tensor) else self
+
+    def acts(self, rows: int, n_positions: int) -> Bool[Tensor, "rows pos"] | None:
+        """Return where it acts in a run; None for everywhere.
+
+        Raises ValueError for positions that the run does not have, or of another number of prompts.
+        """
+        if self.at is None:
+            return None
+        at = torch.as_tensor(self.at).reshape(-1)
+        if len(at) not in (1, rows):
+            raise ValueError(
+                f"at has positions of {len(at)} prompts, and this run has {rows}: run all of them at once, or use "
+                "ablation_sweep, which runs them in batches"
+            )
+        if int(at.max()) >= n_positions:
+            raise ValueError(f"at={int(at.max())} is no position of this run, which has 0 to {n_positions - 1}")
+        return (at[:, None] == torch.arange(n_positions)).expand(rows, -1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Part(Placed, ABC):
     """A part of some heads that is taken away.
 
     Attributes:
+        at: where it is taken away: None for everywhere; a name of the task's positions, such as `"S2"`; or a position
+            for all prompts or one for each, counted from its first token, negative from its end. It is the position of
+            what a head writes: of a part of the scores, that of the query.
         name: name of the part in tables and folders.
         acts_on: what of a head's attention it changes: scores before the softmax; the mask, so that keys are not seen;
             or z, what the head hands to its output map.
@@ -28,12 +66,34 @@ class Part(ABC):
         """What tables and folders hold of the part besides its name, as far as it is settled: no defaults."""
         return {}
 
+    def __repr__(self) -> str:
+        shown = {one.name: getattr(self, one.name) for one in fields(self)}
+        at = shown.pop("at")
+        shown |= {} if at is None else {"at": at}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     def fixed(self, view: AttentionView, prompts: Any) -> "Part":
         """Return the part with all that depends on the model and on the packed prompts of a run settled.
 
-        A measurement that shares out its work settles a part once; its `settings` are then complete.
+        A measurement that shares out its work settles a part once; its `settings` are then complete. Raises ValueError
+        as `position_of`.
         """
+        settled = self._settled(view, prompts)
+        return settled if self.at is None else replace(settled, at=position_of(prompts, self.at))
+
+    def _settled(self, view: AttentionView, prompts: Any) -> "Part":
+        """Return the part with all but its position settled."""
         return self
+
+    def require_places(self) -> None:
+        """Refuse a position that a run does not show, where there is no task. Raises ValueError."""
+        if isinstance(self.at, str):
+            raise ValueError(f"at={self.at!r} is a name of a position of a task: give task=")
+        if self.at is not None and int(torch.as_tensor(self.at).min()) < 0:
+            raise ValueError(
+                f"at={self.at!r} counts from the end of each prompt, which a run does not show: give task=, or count "
+                "from the first token"
+            )
 
     @abstractmethod
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, Any]:

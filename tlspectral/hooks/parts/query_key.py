@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, pair_mask
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.parts.part import Part
+from tlspectral.hooks.parts.part import Part, Placed
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.head_scores import HeadScores
 
@@ -52,7 +52,7 @@ class QueryKeyPart(Part):
         for index in by_layer:
             pairs = self._pairs(index, view.rotary(index)) if self.rotary else None
             if pairs is None or bool(pairs.any()):
-                bound[index] = ScoreRemoval(self, pairs)
+                bound[index] = ScoreRemoval(self, pairs, at=self.at)
         return bound
 
     @abstractmethod
@@ -70,7 +70,7 @@ class QueryKeyPart(Part):
             raise ValueError(f"layer {layer}: {error}") from error
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Symmetric(QueryKeyPart):
     """M_S, the symmetric part of the content: what a score shares with that of the pair with tokens exchanged.
 
@@ -90,7 +90,7 @@ class Symmetric(QueryKeyPart):
         return scores.symmetric(include_bias=self.include_bias)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Antisymmetric(QueryKeyPart):
     """M_A, the antisymmetric part of the content: what changes its sign when the two tokens are exchanged.
 
@@ -110,7 +110,7 @@ class Antisymmetric(QueryKeyPart):
         return scores.antisymmetric(include_bias=self.include_bias)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RopePhase(QueryKeyPart):
     """Im(M_t), the part of a score that is odd in the offset.
 
@@ -141,7 +141,7 @@ class RopePhase(QueryKeyPart):
         return scores.phase(pairs, include_bias=self.include_bias)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Band(QueryKeyPart):
     """Everything that some rotary pairs contribute to a score, bias terms apart.
 
@@ -181,7 +181,7 @@ def _listed(frequencies: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreRemoval:
+class ScoreRemoval(Placed):
     """A part that is taken from the scores of heads of one layer, limited to some rotary pairs (None: all)."""
 
     part: QueryKeyPart

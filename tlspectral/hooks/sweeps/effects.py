@@ -10,6 +10,7 @@ from math import comb, prod
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
@@ -18,14 +19,14 @@ from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Bound
 from tlspectral.hooks.parts.blocks import BlockRemoval
-from tlspectral.hooks.parts.output import Replacement
 from tlspectral.hooks.parts.query_key import ScoreRemoval
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook
 from tlspectral.selection import Heads, head_name
-from tlspectral.tasks import ScoredSequences, replayed_values
+from tlspectral.tasks import ScoredSequences, replayed_values, sign_flip_p, standard_error
+from tlspectral.tasks.score import beside_control
 
 HeadSet = list[tuple[int, int]]
 
@@ -91,17 +92,38 @@ def layer_effects(
         return replaced
 
     def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
-        ablation = LayerAblation(view, folded, [head for head, _ in jobs[chunk]], part, stacked=True)
+        heads = [head for head, _ in jobs[chunk]]
+        ablation = LayerAblation(view, folded, heads, part.of_rows(batch), stacked=True)
         if isinstance(part, ScoreRemoval | BlockRemoval):
             ablation.alter = partial(altered, chunk, batch)
-        elif isinstance(part, Replacement):
-            ablation.part = part.of_rows(batch)
         return ablation.hooks()
 
     values = replayed_values(intact, sequences, layer, len(jobs), hooks_of)
     by_head = values.view(len(heads), draws + 1, n).numpy()
     score_rms = squares.view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
     return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
+
+
+def effect_rows(
+    names: dict[str, Any],
+    values: Float64[np.ndarray, "rows sequences"],
+    deltas: Float64[np.ndarray, "rows sequences"],
+    controls: Float64[np.ndarray, "rows draws sequences"],
+    seed: int,
+) -> pd.DataFrame:
+    """Return rows of a sweep: what names them, scores and effects, and the control where it has draws."""
+    table = pd.DataFrame(
+        {
+            **names,
+            "value": values.mean(1),
+            "delta": deltas.mean(1),
+            "delta_se": [standard_error(delta) for delta in deltas],
+            "delta_p": [sign_flip_p(delta, seed) for delta in deltas],
+        }
+    )
+    if not controls.shape[1]:
+        return table
+    return table.assign(control_delta=controls.mean((1, 2)), **beside_control(deltas, controls))
 
 
 def random_frames(seed: int, layer: int, jobs: list[tuple[int, int]], d_head: int) -> Float[Tensor, "jobs d d"]:

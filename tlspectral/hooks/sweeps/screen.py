@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
-from tlspectral.hooks.parts.output import Replacement
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.hooks.sweeps.effects import root_mean_square, unpadded
 from tlspectral.models.attention import AttentionView
@@ -41,7 +40,12 @@ def gradient_screen(
     gates: dict[int, Tensor] = {}
     squares = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
     hooks, batch = [], slice(0, 0)
-    logit_gradients = None if sequences.by_rows else _logit_gradients(view, sequences)
+    of_logits = None
+    if not sequences.by_rows:
+        with torch.no_grad():
+            batches = sequences.batches(view)
+            logits = [logits_at(view, sequences.tokens[each], sequences.scored_of(each)) for each in batches]
+        of_logits = sequences.gradients(torch.cat(logits))
 
     def gated(layer: int, removal: Removal) -> Tensor:
         """Note the mean square of the removed parts of a layer, and return them times their gates."""
@@ -53,12 +57,11 @@ def gradient_screen(
             squares[layer].add_(root_mean_square(difference, removal.allowed).square().sum(0).cpu().double())
         return difference * gates[layer].to(difference)[:, None, None]
 
-    bound, replacing = part.on(view, by_layer), []
+    bound, ablations = part.on(view, by_layer), []
     for layer, heads in by_layer.items():
         gates[layer] = torch.zeros(len(heads), device=view.device, requires_grad=True)
         ablation = LayerAblation(view, view.layer(layer), heads, bound[layer])
-        if isinstance(bound[layer], Replacement):
-            replacing.append(ablation)
+        ablations.append(ablation)
         if part.acts_on != "mask":
             ablation.alter = partial(gated, layer)
             hooks += ablation.hooks()
@@ -70,13 +73,11 @@ def gradient_screen(
     n = len(sequences.tokens)
     with torch.enable_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
         for batch in sequences.batches(view, _GRAPH_TOKENS):
-            for ablation in replacing:
+            for ablation in ablations:
                 ablation.part = bound[ablation.layer.layer].of_rows(batch)
             logits = logits_at(view, sequences.tokens[batch], sequences.scored_of(batch))
-            if logit_gradients is None:
-                gradients = torch.autograd.grad(sequences.measured(logits, batch).sum(), list(gates.values()))
-            else:
-                gradients = torch.autograd.grad(logits, list(gates.values()), logit_gradients[batch].to(logits))
+            whole = sequences.gradients(logits, batch) if of_logits is None else of_logits[batch]
+            gradients = torch.autograd.grad(logits, list(gates.values()), whole.to(logits))
             for layer, gradient in zip(gates, gradients, strict=True):
                 estimates[layer] += gradient.cpu().double()
     tables = [
@@ -98,19 +99,3 @@ def _gated_output(ablation: LayerAblation, gates: Float[Tensor, "chosen"], z: Te
     by_head = z.reshape(*z.shape[:2], ablation.layer.n_heads, -1)
     change = ablation.change_of_head_output(by_head).detach() * gates.to(by_head)[:, None]
     return by_head.index_add(2, torch.tensor(ablation.heads, device=z.device), change.to(z)).reshape(z.shape)
-
-
-def _logit_gradients(view: AttentionView, sequences: ScoredSequences) -> Float[Tensor, "sequences scored d_vocab"]:
-    """Return the derivative of the sum of scores in the logits of the intact model. Raises as `gradient_screen`."""
-    with torch.no_grad():
-        batches = sequences.batches(view)
-        logits = [logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)) for batch in batches]
-    whole = torch.cat(logits).requires_grad_()
-    with torch.enable_grad():
-        score = sequences.measured(whole).sum()
-    if not score.requires_grad:
-        raise ValueError(
-            f"screen='gradient' needs a metric with a gradient, and that of {sequences.name} has none (an argmax, a "
-            "comparison or .item() cuts it off): leave the screen out"
-        )
-    return torch.autograd.grad(score, whole)[0]

@@ -10,14 +10,13 @@ from jaxtyping import Float64
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part
 from tlspectral.hooks.parts.output import Replacement
-from tlspectral.hooks.sweeps.effects import HeadSet, head_sets
+from tlspectral.hooks.sweeps.effects import HeadSet, effect_rows, head_sets
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook
 from tlspectral.selection import Heads
-from tlspectral.tasks import ScoredSequences, replayed_values, sign_flip_p, standard_error
-from tlspectral.tasks.score import beside_control
+from tlspectral.tasks import ScoredSequences, replayed_values
 
 SETS = 19
 """Random sets of a control, with which the smallest p is .05."""
@@ -51,19 +50,8 @@ def set_table(
     every = part.on(view, {layer: list(range(view.n_heads(layer))) for layer in by_layer})
     values = np.concatenate([_values(part, every, intact, sequences, one) for one in sets])
     deltas = values - intact_value
-    row: dict[str, Any] = {
-        "layer": -1,
-        "head": -1,
-        "name": name,
-        "value": values[0].mean(),
-        "delta": deltas[0].mean(),
-        "delta_se": standard_error(deltas[0]),
-        "delta_p": sign_flip_p(deltas[0], seed),
-        "score_rms": np.nan,
-    }
-    table = pd.DataFrame([row])
-    if draws:
-        table = table.assign(control_delta=deltas[1:].mean(), **beside_control(deltas[:1], deltas[None, 1:]))
+    names = {"layer": [-1], "head": [-1], "name": [name]}
+    table = effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed).assign(score_rms=np.nan)
     table.attrs = {"sums_per_sequence": {}, "intact_per_sequence": intact_value.tolist()}
     return table
 
@@ -83,9 +71,7 @@ def _values(
     def hooks_of(jobs: slice, batch: slice) -> list[Hook]:
         hooks = []
         for layer, heads in by_layer.items():
-            bound = of_heads[layer]
-            bound = bound.of_rows(batch) if isinstance(bound, Replacement) else bound
-            hooks += LayerAblation(view, view.layer(layer), heads, bound).hooks()
+            hooks += LayerAblation(view, view.layer(layer), heads, of_heads[layer].of_rows(batch)).hooks()
         return hooks
 
     return replayed_values(intact, sequences, min(by_layer), 1, hooks_of).numpy()

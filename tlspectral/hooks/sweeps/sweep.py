@@ -1,20 +1,21 @@
 """`ablation_sweep`: the score of the model without a part of one head, head by head."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Output, Part, PartName, part_of
 from tlspectral.hooks.parts.named import PART
 from tlspectral.hooks.parts.query_key import QueryKeyPart
-from tlspectral.hooks.sweeps.effects import check_draws, effects_beside_heads, layer_effects
+from tlspectral.hooks.screening import agreement, screened
+from tlspectral.hooks.sweeps.effects import check_draws, effect_rows, effects_beside_heads, layer_effects
 from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.hooks.sweeps.sets import SETS, chosen_sets, set_table
 from tlspectral.models.attention import AttentionView, attention_view
@@ -32,11 +33,9 @@ from tlspectral.tasks import (
     intact_values,
     score_of,
     scored_sequences,
-    sign_flip_p,
-    standard_error,
     task_of,
 )
-from tlspectral.tasks.score import CONTROL_COLUMNS, beside_control
+from tlspectral.tasks.score import CONTROL_COLUMNS
 
 SEQUENCES = 16
 CONTROL_DRAWS = 5
@@ -48,6 +47,7 @@ ABLATION_SWEEP = Schema(
         *HEAD,
         PART,
         *columns("""
+            position? | label         | Where the part was removed, as it was asked for. With at=.
             value     | of the metric | Score of the model without the part of this one head, mean over sequences.
             delta     | of the metric | value less the intact score; of a loss, positive where the part helped.
             delta_se  | of the metric | Standard error of delta over sequences, paired with the intact run; NaN for one.
@@ -72,6 +72,7 @@ def ablation_sweep(
     *,
     heads: Heads | Mapping[str, Heads] | None = None,
     task: Task | Literal["induction", "language"] = "induction",
+    at: Sequence[str | int] | None = None,
     control: Literal["random"] | None = None,
     draws: int | None = None,
     screen: Literal["gradient"] | None = None,
@@ -97,6 +98,8 @@ def ablation_sweep(
             of 64 tokens; `"language"`: the first 16 rows of 128 tokens of the packaged book. On two cores more would
             take hours; FP used 128 to 300 sequences. Where prompts are padded, every number is a mean over sequences of
             the mean over their real tokens.
+        at: positions at each of which alone the part is removed, a row for each: names of the task's positions or
+            numbers, such as `["S2", -1]`, as the `at` of a part.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
             that its RMS over unmasked pairs equals that of the part, sequence by sequence. Of parts in blocks: the same
@@ -114,8 +117,8 @@ def ablation_sweep(
         seed: of sequences, control draws, the screen's random set and sign flips.
 
     Returns:
-        DataFrame sorted by layer and head. Columns: `layer, head, name, part, value, delta, delta_se, delta_p,
-        score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, estimate?, measured?`.
+        DataFrame sorted by layer and head. Columns: `layer, head, name, part, position?, value, delta, delta_se,
+        delta_p, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, estimate?, measured?`.
         `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on
         the random set.
 
@@ -155,10 +158,18 @@ def ablation_sweep(
         per_head = 0 if control is None else draws or SETS
     else:
         per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
-    name, fixed = removed.name, removed.fixed(view, sequences)
+    name, at = removed.name, None if at is None else list(at)
+    if at is not None and (removed.at is not None or not at):
+        raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give some, and a part without at")
+    placed = [removed] if at is None else [replace(removed, at=one) for one in at]
+    placed = [one.fixed(view, sequences) for one in placed]
+    positions: dict[str, Any] = {}
+    if placed[0].at is not None:
+        asked = [one if isinstance(one, str | int) else "given" for one in at or [removed.at]]
+        positions = {"at": asked, "positions": [one.at.tolist() for one in placed]}
     measurement = Measurement(
         ABLATION_SWEEP,
-        {"task": sequences.name, "control": control, "seed": seed, **fixed.settings},
+        {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
         origin=view.origin(),
         identity={
             "screen": screen,
@@ -171,32 +182,42 @@ def ablation_sweep(
         score=lambda: score_of(view, sequences).value,
         n_jobs=n_jobs,
     )
-    screened = None
+    estimated = None
     if screen == "gradient":
-        screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, fixed, seed))
-        screened = measurement.first(screening)
-        by_layer = heads_by_layer(view, screened[screened["measured"] != ""])
-    shared = (fixed, sequences, per_head, seed)
-    layers_of = list(by_layer)
-    if sets is not None:
-        layers_of = sorted({layer for one in sets.values() for layer in one})
-        parts = [
-            WorkPart(f"{name}_set{index:03d}", partial(set_table, *shared, called, chosen), items=1 + per_head)
-            for index, (called, chosen) in enumerate(sets.items())
-        ]
-    else:
-        parts = [
-            WorkPart(f"{name}_L{layer:03d}", partial(_layer_table, *shared, layer, chosen), items=len(chosen))
+        screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, placed, seed))
+        estimated = measurement.first(screening)
+    parts, layers_of = [], set()
+    for index, one in enumerate(placed):
+        shared, label = (one, sequences, per_head, seed), name if at is None else f"{name}_at{index}"
+        if sets is not None:
+            parts += [
+                WorkPart(f"{label}_set{number:03d}", partial(set_table, *shared, called, chosen), items=1 + per_head)
+                for number, (called, chosen) in enumerate(sets.items())
+            ]
+            layers_of |= {layer for chosen in sets.values() for layer in chosen}
+            continue
+        if estimated is not None:
+            by_layer = heads_by_layer(view, estimated[(estimated["measured"] != "") & (estimated["place"] == index)])
+        parts += [
+            WorkPart(f"{label}_L{layer:03d}", partial(_layer_table, *shared, layer, chosen), items=len(chosen))
             for layer, chosen in by_layer.items()
         ]
+        layers_of |= set(by_layer)
     layers = measurement.made(
         parts,
         description=f"sweep {name}",
         unit="layer" if sets is None else "set",
         items="heads" if sets is None else "sets",
-        prepare=partial(intact_values, view, sequences, layers_of),
+        prepare=partial(intact_values, view, sequences, sorted(layers_of)),
     )
-    table, attrs = _joined(list(layers.values()), screened)
+    for part_name, frame in layers.items():
+        frame["place"] = 0 if at is None else int(part_name.removeprefix(f"{name}_at").split("_")[0])
+    table, attrs = _joined(list(layers.values()), estimated)
+    place = table.pop("place")
+    if at is not None:
+        table = table.assign(position=[str(at[index]) for index in place]).sort_values(
+            ["layer", "head"], kind="stable", ignore_index=True
+        )
     table["part"] = part if isinstance(part, str) else name
     return measurement.table(
         table,
@@ -254,16 +275,13 @@ def _screen(
     view: AttentionView,
     sequences: ScoredSequences,
     by_layer: dict[int, list[int]],
-    part: Part,
+    placed: list[Part],
     seed: int,
 ) -> pd.DataFrame:
-    """Estimate the effects of all heads, and choose which of them are to be measured."""
-    table = gradient_screen(view, sequences, by_layer, part)
-    order = table["estimate"].abs().sort_values(ascending=False, kind="stable").index
-    rest = np.random.default_rng(seed).permutation(order[SCREENED:].to_numpy(copy=True))
-    table["measured"] = ""
-    table.loc[order[:SCREENED], "measured"] = "top"
-    table.loc[rest[:SCREENED], "measured"] = "control"
+    """Estimate the effects of all heads by each part, and choose which of them are to be measured."""
+    tables = [gradient_screen(view, sequences, by_layer, part).assign(place=at) for at, part in enumerate(placed)]
+    table = pd.concat(tables, ignore_index=True)
+    _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
     return table
 
 
@@ -285,24 +303,13 @@ def _layer_table(
         intact, sequences, layer, heads, bound, draws=draws, seed=seed
     )
     deltas = effects.values - intact_value
-    table = pd.DataFrame(
-        {
-            "layer": layer,
-            "head": heads,
-            "value": effects.values.mean(1),
-            "delta": deltas.mean(1),
-            "delta_se": [standard_error(delta) for delta in deltas],
-            "delta_p": [sign_flip_p(delta, seed) for delta in deltas],
-            "score_rms": effects.score_rms,
-        }
-    )
+    controls = effects.controls - intact_value  # [heads, draws, sequences]
+    names = {"layer": layer, "head": heads}
+    table = effect_rows(names, effects.values, deltas, controls, seed).assign(score_rms=effects.score_rms)
     sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
     sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
-    if draws:
-        controls = effects.controls - intact_value  # [heads, draws, sequences]
-        table = table.assign(control_delta=controls.mean((1, 2)), **beside_control(deltas, controls))
-        if not beside_heads:
-            sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
+    if draws and not beside_heads:
+        sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
     table.attrs = {
         "sums_per_sequence": {name: total.tolist() for name, total in sums.items()},
         "intact_per_sequence": intact_value.tolist(),
@@ -310,28 +317,27 @@ def _layer_table(
     return table
 
 
-def _joined(tables: list[pd.DataFrame], screened: pd.DataFrame | None) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _joined(tables: list[pd.DataFrame], estimated: pd.DataFrame | None) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Return the rows of all layers, beside the estimates of a screen, and what is said of them together."""
     if not tables:
         raise ValueError("no heads were given, so there is nothing to sweep")
     intact = Score(np.array(tables[0].attrs["intact_per_sequence"]))
     attrs: dict[str, Any] = {"intact_value": intact.value, "intact_value_se": intact.se, "screen": None}
     table = stacked(tables)
-    if screened is None:
+    if estimated is None:
         per_layer = [layer_table.attrs["sums_per_sequence"] for layer_table in tables]
         attrs["sums_per_sequence"] = {
             name: np.sum([sums[name] for sums in per_layer], axis=0).tolist() for name in per_layer[0]
         }
         return table, attrs
-    table = screened.drop(columns="score_rms").merge(table, on=["layer", "head"], how="left")
-    table["score_rms"] = screened["score_rms"].to_numpy()
-    control = table.loc[table["measured"] == "control", ["estimate", "delta"]].to_numpy()
-    agreement: Any = scipy.stats.spearmanr(control) if len(control) > 2 else None
+    table = estimated.drop(columns="score_rms").merge(table, on=["layer", "head", "place"], how="left")
+    table["score_rms"] = estimated["score_rms"].to_numpy()
+    correlation, pvalue = agreement(table, "control")
     attrs["screen"] = {
         "kind": "gradient",
         "top": int((table["measured"] == "top").sum()),
-        "control": len(control),
-        "rank_correlation": None if agreement is None else float(agreement.statistic),
-        "pvalue": None if agreement is None else float(agreement.pvalue),
+        "control": int((table["measured"] == "control").sum()),
+        "rank_correlation": correlation,
+        "pvalue": pvalue,
     }
     return table, attrs

@@ -59,6 +59,22 @@ def attention_positions(lengths: Int[Tensor, "sequences"], attention: Any) -> In
     return positions
 
 
+def position_of(prompts: PackedTokens, at: Any, what: str = "at") -> Int[Tensor, "sequences"]:
+    """Return one position of each sequence, counted from its first token.
+
+    `at` is a name of the task's positions; or a position for all sequences, or one for each, negative from its end.
+    Raises ValueError for a name that the task does not have; as `positions_in`.
+    """
+    if isinstance(at, str):
+        known = getattr(prompts, "positions", {})
+        if at not in known:
+            names = f"names {', '.join(map(repr, known))}" if known else "names none"
+            raise ValueError(f"{what}={at!r} is no position of this task, which {names}: give Task(..., positions=)")
+        return known[at]
+    given = torch.as_tensor(at)
+    return positions_in(prompts.lengths, given.reshape(-1, 1) if given.ndim else given.reshape(1), what)[:, 0]
+
+
 def positions_in(lengths: Int[Tensor, "sequences"], given: Any, what: str) -> Int[Tensor, "sequences chosen"]:
     """Return positions counted from the first token of each sequence; negative ones count from its end.
 

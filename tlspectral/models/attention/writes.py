@@ -195,21 +195,11 @@ class LayerReads:
         x, removed = self.norm.centred(x), self.norm.centred(removed)
         return (after - before) * self._projected(x) - after * self._projected(removed)
 
-    def change_each(
-        self, x: Float[Tensor, "batch pos d_model"], removed: Float[Tensor, "heads batch pos d_model"]
-    ) -> Float[Tensor, "batch pos heads d_head"]:
-        """Return the change of each head's projection where head h reads `x - removed[h]` in place of `x`."""
-        before, after = (self.norm.token_scale(stream) for stream in (x, x - removed))
-        x, removed = self.norm.centred(x), self.norm.centred(removed)
-        own = torch.einsum("hbpm,hmd->bphd", removed, self.weight)
-        scale = (after - before).movedim(0, -1)[..., None]
-        return scale * self._projected(x) - after.movedim(0, -1)[..., None] * own
-
     def _projected(self, x: Tensor) -> Tensor:
         return torch.einsum("...m,hmd->...hd", x, self.weight)
 
 
-def layer_reads(raw: RawAttention, what: Input, cast: Cast, heads: list[int] | None = None) -> LayerReads:
-    """Return the reading side of some heads of a layer (key/value heads for `"k"` and `"v"`; None: all)."""
+def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> LayerReads:
+    """Return the reading side of the heads of a layer (key/value heads for `"k"` and `"v"`)."""
     weight = {"q": raw.w_q, "k": raw.w_k, "v": raw.w_v}[what]
-    return LayerReads(raw.norm, folded_weight(cast(weight if heads is None else weight[heads]), raw.norm))
+    return LayerReads(raw.norm, folded_weight(cast(weight), raw.norm))

@@ -1,0 +1,180 @@
+"""`at=`: parts and edges that act at one position of each prompt, in blocks, sweeps, the screen and edges."""
+
+import numpy as np
+import pytest
+import torch
+import zoo
+from pair_prompts import prompt_pairs
+
+import tlspectral as tls
+from tlspectral.hooks.sweeps import sweep as sweep_module
+
+PAIRED = tls.parts.Output(replace="counterfactual")
+LENGTHS = [9, 8, 7, 9, 6, 9]
+CHANGED = [3, 3, 4, 3, 3, 2]
+
+
+def prompts():
+    """Prompts of unequal length, and pairs that differ at one position."""
+    clean, _ = prompt_pairs(6, 9, seed=3)
+    other = clean.clone()
+    for row, at in enumerate(CHANGED):
+        other[row, at] = (clean[row, at] - 4) % 85 + 5
+    return [row[:n] for row, n in zip(clean, LENGTHS, strict=True)], [
+        row[:n] for row, n in zip(other, LENGTHS, strict=True)
+    ]
+
+
+def pairs(**positions):
+    clean, other = prompts()
+    return tls.logit_difference(
+        clean, 7, 10, counterfactual=other, positions={"changed": CHANGED, "END": -1, **positions}
+    )
+
+
+def plainly(model, layer, head, at):
+    """Score of each prompt with z of one head at one position taken from its pair, one prompt at a time."""
+    name, values = f"blocks.{layer}.attn.hook_z", []
+    for one, pair, place in zip(*prompts(), at, strict=True):
+        seen = {}
+        with torch.no_grad():
+            model.run_with_hooks(pair[None], fwd_hooks=[(name, lambda z, hook, seen=seen: seen.update(z=z.clone()))])
+
+            def patch(z, hook, seen=seen, place=place):
+                z = z.clone()
+                z[:, place, head] = seen["z"][:, place, head]
+                return z
+
+            logits = model.run_with_hooks(one[None], fwd_hooks=[(name, patch)])[0, -1]
+        values.append(float(logits[7] - logits[10]))
+    return np.array(values)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_sweep_by_position_is_z_edited_at_that_position(name):
+    model = zoo.shared("bridge", name)
+    table = tls.ablation_sweep(model, PAIRED, task=pairs(), heads=["L0H1", "L1H2"], at=["changed", "END", -2])
+    places = {"changed": CHANGED, "END": [-1] * 6, "-2": [-2] * 6}
+    assert list(table["position"]) == 2 * list(places)
+    assert list(table["name"]) == ["L0H1"] * 3 + ["L1H2"] * 3
+    for row in table.itertuples():
+        expected = plainly(model, row.layer, row.head, places[row.position])
+        assert row.value == pytest.approx(expected.mean(), abs=1e-5)  # float32: 3e-7 measured, effects of 1e-2
+    effects = table.set_index(["name", "position"])["delta"].abs()
+    # The last layer is read at the end alone.
+    assert effects["L1H2", "changed"] < 1e-6
+    assert effects["L1H2", "END"] > 1e-3
+    assert effects["L0H1", "changed"] > 1e-4
+
+
+def test_where_a_pair_agrees_the_first_layer_has_no_effect():
+    model = zoo.shared("bridge", "llama")
+    table = tls.ablation_sweep(model, PAIRED, task=pairs(), heads="L0", at=[0, 1])
+    # Both sides are computed from the same tokens; batches of other sizes may round otherwise, by 1e-7.
+    assert table["delta"].abs().max() < 1e-6
+
+
+def test_a_block_a_part_and_a_row_are_one_number():
+    model, task = zoo.shared("bridge", "llama"), pairs()
+    rows = tls.ablation_sweep(model, "antisymmetric", task=task, heads="L1H2", at=["END"])
+    part = tls.parts.Antisymmetric(at="END")
+    alone = tls.ablation_sweep(model, part, task=task, heads="L1H2")
+    assert "position" not in alone
+    assert alone.attrs["at"] == ["END"]
+    assert rows["value"].tolist() == alone["value"].tolist()
+    assert rows["score_rms"].tolist() == alone["score_rms"].tolist()
+    with tls.ablate(model, "L1H2", part, task=task):
+        block = tls.evaluate(model, task)
+    assert float(block) == pytest.approx(rows["value"].iloc[0], abs=2e-6)  # float32 replay, as in test_head_sets
+    sets = tls.ablation_sweep(model, "antisymmetric", task=task, heads={"one": ["L1H2"]}, at=["END", "changed"])
+    assert sets["value"].iloc[0] == pytest.approx(float(block), abs=2e-6)
+    assert sets["position"].tolist() == ["END", "changed"]
+    assert repr(part) == "Antisymmetric(include_bias=False, at='END')"
+
+
+def test_the_screen_by_position_is_the_gradient_at_that_position(monkeypatch, tmp_path):
+    monkeypatch.setattr(sweep_module, "SCREENED", 3)
+    model, (clean, other) = zoo.shared("bridge", "llama"), prompt_pairs(6, 9, seed=3, at=3)
+    task = tls.logit_difference(clean, 7, 10, counterfactual=other, positions={"changed": 3})
+    options = {"task": task, "screen": "gradient", "at": ["changed", -1], "folder": tmp_path}
+    table = tls.ablation_sweep(model, PAIRED, **options)
+    assert len(table) == 16
+    assert table["measured"].value_counts().to_dict() == {"": 10, "top": 3, "control": 3}
+    assert tls.ablation_sweep(model, PAIRED, **options).equals(table)
+    for layer, rows in table.groupby("layer"):
+        name, z, swapped = f"blocks.{layer}.attn.hook_z", {}, {}
+        with torch.no_grad():
+            model.run_with_hooks(other, fwd_hooks=[(name, lambda x, hook, into=swapped: into.update(z=x.clone()))])
+
+        def leaf(x, hook, into=z):
+            into["z"] = x.detach().requires_grad_()
+            return into["z"]
+
+        logits = model.run_with_hooks(clean, fwd_hooks=[(name, leaf)])[:, -1]
+        (gradient,) = torch.autograd.grad((logits[:, 7] - logits[:, 10]).mean(), z["z"])
+        expected = (gradient * (swapped["z"] - z["z"])).sum((0, 3)).detach()
+        for row in rows.itertuples():
+            found = float(expected[3 if row.position == "changed" else -1, row.head])
+            assert row.estimate == pytest.approx(found, abs=1e-6)  # float32: 3e-8 measured, effects of 1e-2
+
+
+def test_estimates_of_edges_by_position_sum_to_those_of_all():
+    model, (clean, other) = zoo.shared("bridge", "llama"), prompt_pairs(6, 9, seed=3, at=3)
+    task = tls.logit_difference(clean, 7, 10, counterfactual=other)
+    options = {"task": task, "screen": "gradient", "senders": ["embedding", "L0H1", "L0MLP"]}
+    whole = tls.edge_effects(model, **options).set_index(["sender", "receiver"])["estimate"]
+    parts = tls.edge_effects(model, at=list(range(9)), **options)
+    assert len(parts) == 9 * len(whole)
+    # To first order positions add up; rounding in float32: 1e-8 measured, estimates of 1e-3 to 1e-1.
+    summed = parts.groupby(["sender", "receiver"])["estimate"].sum()
+    np.testing.assert_allclose(summed.loc[whole.index], whole, atol=1e-6)
+    assert parts["estimate"].abs().max() > 1e-2
+
+
+def test_a_resampled_write_is_that_of_another_sequence():
+    """Into the logits at the end: the run with the last stream changed by the difference of two writes."""
+    model = zoo.shared("bridge", "llama")
+    clean, _ = prompt_pairs(5, 9, seed=3)
+    task = tls.logit_difference(clean, 7, 10)
+    table = tls.edge_effects(model, "logits", senders=["L1MLP"], task=task, replace="resample", seed=2)
+    donors = tls.parts.Output("resample", seed=2)
+    view = tls.models.attention.attention_view(model)
+    order = donors.fixed(view, tls.tasks.scored_sequences(view, task)).reference.donors
+    seen, point = {}, "blocks.1.hook_mlp_out"
+    with torch.no_grad():
+        model.run_with_hooks(clean, fwd_hooks=[(point, lambda x, hook: seen.update(out=x.clone()))])
+        edit = [("blocks.1.hook_resid_post", lambda x, hook: x - seen["out"] + seen["out"][order])]
+        cut = model.run_with_hooks(clean, fwd_hooks=edit)[:, -1]
+    expected = float((cut[:, 7] - cut[:, 10]).mean()) - float(tls.evaluate(model, task))
+    assert table["delta"].iloc[0] == pytest.approx(expected, abs=1e-5)  # float32: 1e-7 measured
+    assert abs(expected) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda model: tls.ablation_sweep(model, PAIRED, task=pairs(), at=["S2"]), "which names 'changed', 'END'"),
+        (lambda model: tls.ablation_sweep(model, "output", at=["S2"]), "at='S2' is no position .* which names none"),
+        (lambda model: tls.ablation_sweep(model, PAIRED, task=pairs(), at=[8]), "sequence 1|prompt 1|position 8"),
+        (lambda model: tls.ablation_sweep(model, PAIRED, task=pairs(), at=[]), "give some"),
+        (
+            lambda model: tls.ablation_sweep(model, tls.parts.Output(at=1), task=pairs(), at=["END"]),
+            "a part without at",
+        ),
+        (lambda model: tls.edge_effects(model, "logits", task=pairs(), at="S2"), "at='S2' is no position"),
+        (lambda model: tls.ablation_hooks(model, "L0H1", tls.parts.Output(at="END")), "is a name .*: give task="),
+        (lambda model: tls.ablation_hooks(model, "L0H1", tls.parts.Output(at=-1)), "from the end of each prompt"),
+    ],
+)
+def test_positions_that_are_not_there_are_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call(zoo.shared("bridge", "llama"))
+
+
+def test_a_block_is_for_the_prompts_that_it_was_given():
+    model, task = zoo.shared("bridge", "llama"), pairs()
+    part = tls.parts.Output(at="END")
+    with tls.ablate(model, "L0H1", part, task=task), pytest.raises(ValueError, match="at has positions of 6 prompts"):
+        model(torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13]] * 2))
+    with tls.ablate(model, "L0H1", tls.parts.Output(at=20)), pytest.raises(ValueError, match="at=20 is no position"):
+        model(torch.tensor([[5, 6, 7]]))

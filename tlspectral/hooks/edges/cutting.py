@@ -1,0 +1,114 @@
+"""What receivers read when edges are cut: their residual stream without what these carry, every norm taken again."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tlspectral.algebra.rotary import widened
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.mlp import MlpReads, mlp_reads
+from tlspectral.models.attention.threads import Hook
+from tlspectral.models.attention.writes import INPUT_POINTS, LayerReads, layer_reads
+
+Cut = tuple[int, slice, Tensor]
+"""A receiver by its place among those of a kind in a layer, rows of the batch, and what it does not read in them."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How the receivers of one kind in one layer read the residual stream, prepared once for many runs.
+
+    Attributes:
+        layer: its index; the last one for the logits.
+        what: q, k, v, mlp or logits.
+        names: hook points of the layer.
+        reads: of queries, keys or values: `LayerReads` of all heads; of an MLP: `MlpReads`; else None.
+    """
+
+    layer: int
+    what: str
+    names: dict[str, str]
+    reads: LayerReads | MlpReads | None
+
+    @property
+    def point(self) -> str:
+        """Name of the hook point of what is read."""
+        if isinstance(self.reads, MlpReads):
+            return self.reads.point
+        return self.names["residual_after" if self.reads is None else INPUT_POINTS[self.what]]  # pyright: ignore
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The points of the layer whose sum is read; none where it is what is read itself."""
+        return self.reads.reads if isinstance(self.reads, MlpReads) else ("residual",) * (self.reads is not None)
+
+    def hooks(self, cuts: Callable[[], Iterable[Cut]]) -> list[Hook]:
+        """Return hooks by which the receivers read without what is cut; `cuts` is called as the model runs."""
+        held: dict[str, Tensor] = {}
+
+        def hold(name: str, activation: Tensor, hook: Any) -> None:
+            held[name] = activation
+
+        def edit(read: Tensor, hook: Any) -> Tensor:
+            if isinstance(self.reads, LayerReads):
+                return without(read, widened(held["residual"]), self.reads, cuts())
+            x = widened(read)
+            if self.reads is not None:
+                x = self.reads.stream({point: widened(held[point]) for point in self.reads.reads})
+            removed = torch.zeros_like(x)
+            for _, rows, one in cuts():
+                removed[rows] += one.to(x)
+            return (x - removed).to(read) if self.reads is None else self.reads.changed(read, x, removed)
+
+        return [*((self.names[point], partial(hold, point)) for point in self.streams), (self.point, edit)]
+
+    def gradient(
+        self, of_read: Float[Tensor, "*shape"], passed: Mapping[str, Tensor]
+    ) -> Float[Tensor, "receivers batch pos d_model"]:
+        """Carry a gradient at what is read back to the stream of each receiver.
+
+        `passed` is what the run had at the hook points of `streams`.
+        """
+        if self.reads is None:
+            return of_read[None]
+        streams = {point: widened(passed[self.names[point]]) for point in self.streams}
+        if isinstance(self.reads, MlpReads):
+            return self.reads.gradient(of_read, self.reads.stream(streams))[None]
+        count, _, d_head = self.reads.weight.shape
+        by_head = of_read.reshape(*of_read.shape[:2], count, -1, d_head).sum(3)  # of repeated keys together
+        of_stream = torch.einsum("bphd,hmd->hbpm", by_head, self.reads.weight.to(by_head))
+        return self.reads.norm.gradient(of_stream, streams["residual"])
+
+
+def reader(view: AttentionView, layer: int, what: Any) -> Reader:
+    """Return how one kind of receivers reads. Raises as `AttentionView.raw` and `mlp_reads`."""
+    layer = min(layer, view.n_layers - 1)
+    reads = layer_reads(view.raw(layer), what, widened) if what in INPUT_POINTS else None
+    return Reader(layer, what, view.hook_names(layer), mlp_reads(view, layer) if what == "mlp" else reads)
+
+
+def without(
+    captured: Float[Tensor, "batch pos *width"],
+    x: Float[Tensor, "batch pos d_model"],
+    reads: LayerReads,
+    cuts: Iterable[Cut],
+) -> Float[Tensor, "batch pos *width"]:
+    """Return queries, keys or values of a layer as heads compute them from the stream `x` without what is cut.
+
+    Where nothing is removed they are kept to the bit.
+    """
+    n_heads, _, d_head = reads.weight.shape
+    edited = captured.reshape(*captured.shape[:2], -1, d_head).clone()
+    size = edited.shape[2] // n_heads  # some models repeat keys and values, one per query head
+    for head, rows, removed in cuts:
+        own, stream = LayerReads(reads.norm, reads.weight[[head]]), x[rows]
+        held = edited[rows, :, head * size : (head + 1) * size]
+        # An activation of a model spread over several devices moves inside a layer.
+        change = own.change(stream, removed.to(stream)).to(edited.device)
+        edited[rows, :, head * size : (head + 1) * size] = (widened(held) + change).to(edited)
+    return edited.reshape(captured.shape)

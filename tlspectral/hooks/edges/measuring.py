@@ -1,0 +1,196 @@
+"""The exact effects of single edges on a task or on attention, and the columns of a table that they give."""
+
+from dataclasses import dataclass
+from itertools import groupby, product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from tlspectral.heads.composition import composition_into
+from tlspectral.hooks.edges.cutting import Cut, reader
+from tlspectral.hooks.edges.reached import Reached
+from tlspectral.hooks.edges.receiving import QueryKeyPairs, receiver_layer
+from tlspectral.hooks.edges.senders import CachedRun, Sender
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.mlp import mlp_reads
+from tlspectral.models.attention.replay import IntactRun
+from tlspectral.models.attention.threads import Hook
+from tlspectral.selection import head_name
+from tlspectral.tasks import ScoredSequences, replayed_values, standard_error
+from tlspectral.tasks.score import beside_control
+
+Deltas = Float64[np.ndarray, "edges draws sequences"]
+
+
+class Edge(NamedTuple):
+    """A sender and a receiver: one row of a table.
+
+    `head` is that whose attention is measured, or the first that was asked for, -1 where the receiver is of no head;
+    `place` names the position at which the edge is cut, None for all.
+    """
+
+    sender: Sender
+    end: Reached
+    head: int
+    place: str | None
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The columns that name it."""
+        sender, receiver = self.sender, self.end.receiver
+        return {
+            "sender": sender.name,
+            "layer": sender.layer,
+            "head": sender.head,
+            "receiver": receiver.name,
+            "receiver_layer": receiver.layer,
+            "receiver_head": self.head,
+            "input": receiver.input,
+            "reached": ", ".join(head_name(receiver.layer, head) for head in self.end.heads),
+            **({} if self.place is None else {"position": self.place}),
+        }
+
+
+def edges_between(
+    view: AttentionView, senders: list[Sender], ends: list[Reached], *, each_head: bool, places: list[str | None]
+) -> list[Edge]:
+    """Return the edges from senders into what reads later, a row for each head that is asked for or one for all.
+
+    `places` are the positions at which edges are cut; [None] for all together.
+    """
+    edges = []
+    for end in ends:
+        receiver, heads = end.receiver, end.asked if each_head else end.asked[:1] or (-1,)
+        mlp = mlp_reads(view, receiver.layer) if receiver.input == "mlp" else None
+        own = ("head", "mix") if mlp is not None and not mlp.parallel else ()
+        before = [
+            sender
+            for sender in senders
+            if sender.layer < receiver.layer or (sender.layer == receiver.layer and sender.kind in own)
+        ]
+        edges += [Edge(sender, end, head, place) for place in places for head in heads for sender in before]
+    return edges
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Runs that edges are measured after.
+
+    Attributes:
+        run: what senders wrote.
+        intact: the intact run to go on from, with the score of each sequence; None where attention is measured.
+        places: the positions of writes that edges carry, by name.
+    """
+
+    run: CachedRun
+    intact: tuple[IntactRun, Float64[np.ndarray, "sequences"]] | None
+    places: dict[str, Int[Tensor, "sequences"]]
+
+    def removed(self, edge: Edge, draw: int) -> Float64[Tensor, "sequences pos d_model"]:
+        """Return what is taken out of the stream for an edge: what the sender wrote (-1), or a draw of the control."""
+        removed = self.run.removed(edge.sender, draw)
+        if edge.place is None:
+            return removed
+        there = self.places[edge.place][:, None] == torch.arange(removed.shape[1])
+        return removed * there[..., None].to(removed.device)
+
+
+@torch.no_grad()
+def edge_columns(
+    edges: list[Edge],
+    sequences: ScoredSequences,
+    draws: int,
+    pairs: QueryKeyPairs | None,
+    prepared: Prepared,
+) -> pd.DataFrame:
+    """Measure edges into one kind of receivers of one layer, a row each; `pairs` are those attention is measured at."""
+    what, layer = edges[0].end.receiver.input, edges[0].end.receiver.layer
+    if pairs is None:
+        attention, deltas = np.full(len(edges), np.nan), _task_deltas(edges, sequences, draws, prepared)
+    else:
+        attention, deltas = _attention_deltas(edges, pairs, draws, prepared)
+    delta, controls = deltas[:, 0], deltas[:, 1:]
+    table = pd.DataFrame(
+        {
+            "attention": attention,
+            "delta": delta.mean(1),
+            "delta_se": [standard_error(effect) for effect in delta],
+        }
+    )
+    if draws:
+        drawn = controls.mean(2)  # [edges, draws]
+        table = table.assign(control_delta=drawn.mean(1), **beside_control(delta, controls))
+        of_receiver: dict[Any, list[int]] = {}
+        for row, edge in enumerate(edges):
+            of_receiver.setdefault(edge[1:], []).append(row)
+        for rows in of_receiver.values():
+            larger = (np.abs(drawn[rows]).ravel() >= np.abs(delta[rows].mean(1))[:, None]).sum(1)
+            table.loc[rows, "pvalue"] = (1 + larger) / (1 + drawn[rows].size)
+    if prepared.run.replace != "counterfactual":
+        table["k_composition"] = _composition(edges, layer, what, prepared) if what in "qkv" else np.nan
+    return table
+
+
+def _task_deltas(edges: list[Edge], sequences: ScoredSequences, draws: int, prepared: Prepared) -> Deltas:
+    """Return the score with each edge cut, less the intact one."""
+    assert prepared.intact is not None
+    intact, values = prepared.intact
+    receiver = reader(intact.view, edges[0].end.receiver.layer, edges[0].end.receiver.input)
+    # In this order what senders of one layer wrote is computed once.
+    jobs = sorted(product(range(-1, draws), range(len(edges))), key=lambda job: (job[0], edges[job[1]].sender))
+
+    def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
+        cuts: list[Cut] = []
+        for draw, row in jobs[chunk]:
+            removed = prepared.removed(edges[row], draw)[batch]
+            rows = slice(len(cuts) * len(removed), (len(cuts) + 1) * len(removed))
+            cuts.append((max(0, edges[row].end.receiver.head), rows, removed))
+        return receiver.hooks(lambda: cuts)
+
+    found = replayed_values(intact, sequences, receiver.layer, len(jobs), hooks_of).numpy() - values
+    deltas = np.empty((len(edges), draws + 1, len(values)))
+    for (draw, row), effect in zip(jobs, found, strict=True):
+        deltas[row, draw + 1] = effect
+    return deltas
+
+
+def _attention_deltas(
+    edges: list[Edge], pairs: QueryKeyPairs, draws: int, prepared: Prepared
+) -> tuple[Float64[np.ndarray, "edges"], Deltas]:
+    """Return the attention of each head, mean over sequences, and what it is with each edge cut, less that."""
+    of_end = edges[0].end.receiver
+    receiver = receiver_layer(prepared.run, of_end.layer, of_end.input)
+    intact: dict[int, Tensor] = {}
+    for head in dict.fromkeys(edge.head for edge in edges):
+        receiver.require_own_pattern(head, pairs)
+        intact[head] = receiver.attention(head, pairs)
+    deltas = np.empty((len(edges), draws + 1, len(pairs.queries)))
+    group = [(edge.sender.layer, edge.sender.kind, str(edge.place)) for edge in edges]
+    for draw in range(-1, draws):
+        for _, some in groupby(sorted(range(len(edges)), key=group.__getitem__), key=group.__getitem__):
+            rows = list(some)
+            written = {edges[row].sender: prepared.removed(edges[row], draw) for row in rows}
+            change = receiver.change(torch.stack([*written.values()]), pairs)
+            place = {sender: index for index, sender in enumerate(written)}
+            effects = {head: receiver.attention(head, pairs, change) - intact[head] for head in intact}
+            for row in rows:
+                deltas[row, draw + 1] = effects[edges[row].head][place[edges[row].sender]].cpu().numpy()
+    return np.array([float(intact[edge.head].mean()) for edge in edges]), deltas
+
+
+def _composition(edges: list[Edge], layer: int, what: Any, prepared: Prepared) -> list[float]:
+    """Return the composition score of each sender with the receiver's heads, their mean; NaN for what is no head."""
+    of_edge = [list(edge.end.asked) if prepared.intact is not None else [edge.head] for edge in edges]
+    asked = sorted({head for heads in of_edge for head in heads})
+    layers = sorted({edge.sender.layer for edge in edges if edge.sender.kind == "head"})
+    scores = composition_into(prepared.run.view, layer, asked, what, layers)
+    return [
+        float(scores[edge.sender.layer][[asked.index(one) for one in heads], edge.sender.head].mean())
+        if edge.sender.kind == "head"
+        else float("nan")
+        for edge, heads in zip(edges, of_edge, strict=True)
+    ]
