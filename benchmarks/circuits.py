@@ -15,6 +15,9 @@ other pairs (16 on either side), with one relabelled and one random circuit.
 `parts` takes M_S, M_A and Im(M_t) of the five heads whose measured edges are largest out of what they pass along those
 edges, and, 19 times, out of as many random receivers of the same kinds in later layers.
 
+`page` needs no model: it prints the tables of the page from what the other steps of both models have written, and draws
+`docs/images/circuits.png`.
+
 `speed` writes nothing: it prints CPU seconds of all estimates, memory, and how they agree with exact effects, on 16
 pairs of 15 tokens.
 """
@@ -25,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import typer
@@ -33,10 +37,12 @@ import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
 from tlspectral.studies.common.pair_tasks import IOI_TEMPLATES, NAMES, PairTask, Start, pair_task
+from tlspectral.studies.fingerprint.replication.markdown import markdown_table
 
 PAIRS, NULL, KEPT, HEADS, DRAWS = 64, 10, 2_000, 5, 19
 SMALLEST_GAIN = 0.05  # in accuracy, for which another start token is taken
-Step = Literal["pilot", "curves", "transfer", "parts", "speed"]
+SHOWN = (0.005, 0.02, 0.1)  # shares of the edges on the page
+Step = Literal["pilot", "curves", "transfer", "parts", "page", "speed"]
 
 
 def pilot(model: Any) -> pd.DataFrame:
@@ -133,6 +139,29 @@ def _others(model: Any, layer: int, found: list[tuple[str, str]]) -> Iterator[li
         yield others
 
 
+def print_page(folder: Path) -> None:
+    """Print what circuits carry, and draw the curves of indirect objects."""
+    files = sorted(folder.glob("*.faithfulness.parquet"))
+    tables = {file.name.removesuffix(".faithfulness.parquet"): tls.read_table(file) for file in files}
+    rows = []
+    for name, table in tables.items():
+        row = {"model and task": name, "start token": table.attrs["start"]}
+        for share in SHOWN:
+            near = table[(table["share"] / share - 1).abs() < 0.1].groupby("circuit")["faithfulness"]
+            mean, most = near.mean(), near.max()
+            controls = ", ".join(f"{mean[kind]:.2f} ({most[kind]:.2f})" for kind in ("relabelled", "random"))
+            row[f"{share:.1%} of edges; relabelled, random: mean (most)"] = f"{mean['edges']:.2f}; {controls}"
+        row["EAP-IG with effects, largest, random"] = f"{table.attrs['top']:.2f}, {table.attrs['control']:.2f}"
+        rows.append(row)
+    typer.echo("\n".join(markdown_table(rows[0], (row.values() for row in rows))))
+    drawn = {name: table for name, table in tables.items() if "ioi" in name}
+    figure, axes = plt.subplots(2, 2, figsize=(10, 8), layout="constrained", sharey=True)
+    for ax, (name, table) in zip(axes.flat, drawn.items(), strict=True):
+        tls.plots.faithfulness(table, ax=ax)
+        ax.set_title(name)
+    figure.savefig(Path("docs/images/circuits.png"), dpi=110)
+
+
 def print_speed(model: Any) -> None:
     """Estimate every edge of one short task by both methods, and measure some."""
     drawn = np.random.default_rng(0)
@@ -161,6 +190,9 @@ def main(
     only: str | None = None,
 ) -> None:
     """Run one step on one model; `--only` takes one task of the curves."""
+    if step == "page":
+        print_page(folder)
+        return
     model = tls.load_model(model_name)
     if step == "speed":
         print_speed(model)
