@@ -11,8 +11,8 @@ from tlspectral.hooks import parts
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import z_of
 
-DELEGATED = ("gptj", "opt", "gptneo", *zoo.ENCODERS)
-NO_ROPE = ("gpt2", "opt", "gptneo", "bloom", *zoo.ENCODERS)
+DELEGATED = ("gptj", "opt", "gptneo")
+NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
 SCORES = [("bridge", "llama"), ("bridge", "gemma2"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
 # Edits of scores on two backends, and delegating bridges with and without rotary positions.
 ROUTES = [("bridge", "llama"), SCORES[-1], ("bridge", "gptj"), ("bridge", "gptneo")]
@@ -90,7 +90,7 @@ def recorded(model, points, tokens=None, layers=None):
 
 def delegated(backend, name):
     """Whether the bridge leaves attention to the wrapped module, so that z is edited and the pattern handed on."""
-    return backend == "bridge" and name in DELEGATED
+    return backend == "bridge" and name in (*DELEGATED, *zoo.ENCODERS)
 
 
 def allowed_keys(name, layer, length):

@@ -23,7 +23,9 @@ from tlspectral.models.attention import AttentionView, attention_view, vocabular
     ],
 )
 def test_start_and_special_tokens(ids, start, special):
-    model = SimpleNamespace(tokenizer=None if ids is None else SimpleNamespace(**ids), cfg=SimpleNamespace())
+    model = SimpleNamespace(
+        tokenizer=None if ids is None else SimpleNamespace(**ids), cfg=SimpleNamespace(), blocks=[None]
+    )
     view = AttentionView(model, "bridge", n_layers=1, d_model=4, d_vocab=10, n_ctx=8)
     assert (view.start_token, view.special_tokens) == (start, special)
 

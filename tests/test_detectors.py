@@ -30,7 +30,7 @@ def drawn(view=None, **arguments):
 
 def with_tokenizer(view, **ids):
     """The view of a model that has a tokenizer of these ids and nothing else."""
-    return replace(view, model=SimpleNamespace(tokenizer=SimpleNamespace(**ids)))
+    return replace(view, model=SimpleNamespace(tokenizer=SimpleNamespace(**ids), blocks=view.model.blocks))
 
 
 @pytest.mark.parametrize("seed", [0, 5])

@@ -140,6 +140,7 @@ def test_named_patterns_mark_the_keys_of_a_loop_over_tokens():
         "first_token": lambda q: {0} if q else set(),
         "local": lambda q: {k for k in range(q) if 2 <= q - k <= patterns.WINDOW},
         "self": lambda q: {q},
+        "next_token": lambda q: {q + 1} & set(range(len(row))),
     }
     assert set(keys) == set(patterns.PATTERNS)
     for name, mark in patterns.PATTERNS.items():

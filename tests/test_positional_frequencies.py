@@ -45,7 +45,7 @@ def test_frequencies_and_still_columns_sum_to_the_scores(name):
     def keep(prompt, query, layer, seen, pattern):
         found[layer] = seen
 
-    layers = [view.raw(layer) for layer in range(view.n_layers)]
+    layers = {layer: view.raw(layer) for layer in view.layers}
     QueryPasses(view, layers, [prompt.suffix]).run(prompt.tokens()[None, : -len(prompt.suffix)], keep)
     for layer, seen in found.items():
         if seen.n_pairs == 0:

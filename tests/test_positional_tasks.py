@@ -86,7 +86,7 @@ def test_the_defaults_on_256_blocks_are_the_setting_of_the_paper():
 def test_draws_have_seeds_of_their_own_and_more_draws_add_to_fewer():
     task = BindingTask()
     assert task.seeds(3)[:2] == replace(task, draws=2).seeds(3)
-    assert len({*task.seeds(0), *task.seeds(1)}) == 10  # seeds next to each other share no draw
+    assert len({*task.seeds(0), *task.seeds(1)}) == 20  # seeds next to each other share no draw
 
 
 # --- averages by hand ---

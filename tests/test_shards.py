@@ -277,7 +277,8 @@ def test_refusals_come_before_the_model_is_loaded(command, said, monkeypatch):
 
 def test_both_ways_of_swapping_are_shared_out(inside, monkeypatch):
     monkeypatch.setattr(tls, "load_model", lambda name, **_: reader("llama"))
-    command = ["positional", "any", "--pairs", "5", "--blocks", "4", "--queries", "2", "-o", "out"]
+    asked = ["--task", "binding", "--mode", "both", "--pairs", "5", "--blocks", "4", "--queries", "2"]
+    command = ["positional", "any", *asked, "-o", "out"]
     assert run(*command, "--shard", "1/2").exit_code == 0
     parts = [file.name for file in (inside / "out" / "runs").glob("*.parquet")]
     assert {name.split("_")[0] for name in parts} == {"prompt", "key"}

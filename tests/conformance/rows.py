@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import zoo
-from ablation_runs import DELEGATED, NO_ROPE, logits, recorded
+from ablation_runs import NO_ROPE, delegated, logits, recorded
 from model_state import state_of, warm
 
 from tlspectral.heads.operators.verification import check_scores
@@ -55,10 +55,10 @@ class Row:
 
     def __init__(self, backend: str, name: str, form: str = "") -> None:
         self.backend, self.name, self.form = backend, name, form
-        self.rotary, self.latent = name not in NO_ROPE, name in LATENTS
+        self.rotary, self.latent = name not in (*NO_ROPE, *zoo.ENCODERS), name in LATENTS
         self.read_right = backend == "hooked" or name not in zoo.READ_WRONG
         # The bridge leaves attention to the wrapped module, so that scores are rebuilt and z is edited.
-        self.delegated = backend == "bridge" and name in DELEGATED
+        self.delegated = delegated(backend, name)
 
     def fresh(self, dtype: torch.dtype = torch.float32) -> Any:
         """A model of one's own."""

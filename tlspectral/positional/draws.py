@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.layer import digest_of
+from tlspectral.models.attention.digests import digest_of
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.positional.answers import answers_table, bos_text
 from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks, questions_of, swapped_blocks

@@ -14,7 +14,7 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.layer import digest_of
+from tlspectral.models.attention.digests import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.block_task import BlockTask, asked_blocks, swapped_blocks
 from tlspectral.positional.block_weights import Mode

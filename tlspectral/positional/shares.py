@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tlspectral.hooks.parts.blocks import BlockPlaces, block_places
 from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.layer import digest_of
+from tlspectral.models.attention.digests import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.readout import LastQuery, read_prompt

@@ -185,6 +185,11 @@ def _is_rotated(module: Any) -> bool:
 
 
 def _rotated(q: Tensor, k: Tensor, cos: Any, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(cos, Tensor):
+        raise UnsupportedArchitecture(
+            "the attention rotates queries and keys one by one (Gemma 4), and learned rotations take the place of a "
+            "function of both: take another model"
+        )
     q, k = cos.own(q, k, cos.cos, *given, **named)
     if named.get("unsqueeze_dim", 1) == 2:  # [batch, pos, heads, d_head]
         return cos.rotary(q, cos.positions, "query"), cos.rotary(k, cos.positions, "key")

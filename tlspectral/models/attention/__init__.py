@@ -5,13 +5,13 @@
 
 from tlspectral.models.attention.alibi import Alibi
 from tlspectral.models.attention.bridge import stated_context
+from tlspectral.models.attention.digests import digest_of_named, stored_bytes
 from tlspectral.models.attention.latent import HeadInputs, Latent
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     LiveFactors,
     OutputFactors,
     RawAttention,
-    digest_of_named,
     fold_attention,
     fold_output,
     folded_bias,
@@ -20,7 +20,6 @@ from tlspectral.models.attention.layer import (
     projection,
     require_even_scale,
     softcapped,
-    stored_bytes,
 )
 from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
 from tlspectral.models.attention.view import AttentionView, attention_view

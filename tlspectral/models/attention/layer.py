@@ -1,8 +1,7 @@
 """The parameters of one attention layer as plain tensors: as a backend stores them, and folded in float64."""
 
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +13,7 @@ from tlspectral.algebra.records import one_line
 from tlspectral.algebra.rotary import RotaryGeometry, widened, with_gain_and_phase
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi
+from tlspectral.models.attention.digests import digest_of
 from tlspectral.models.attention.latent import HeadInputs, Latent
 from tlspectral.models.attention.norms import Normalization, QueryKeyNorm, folded_bias, folded_weight
 
@@ -254,29 +254,6 @@ def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
 def softcapped(scores: Float[Tensor, "*shape"], cap: float | None) -> Float[Tensor, "*shape"]:
     """Return scaled scores under a softcap (Gemma 2); as they are for None."""
     return scores if cap is None else cap * torch.tanh(scores / cap)
-
-
-def digest_of(values: Iterable[Tensor | None]) -> str:
-    """Return the SHA-256 of the bytes of tensors as stored, in order; None is skipped."""
-    digest = hashlib.sha256()
-    for value in values:
-        if value is not None:
-            digest.update(stored_bytes(value))
-    return digest.hexdigest()
-
-
-def digest_of_named(values: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of named tensors, in the order of their names, with name, shape and type of each."""
-    digest = hashlib.sha256()
-    for name, value in sorted(values.items()):
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(stored_bytes(value))
-    return digest.hexdigest()
-
-
-def stored_bytes(value: Tensor) -> Any:
-    """Return the bytes of a tensor as stored, for a hash; a tensor on the CPU is not copied."""
-    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _double(value: Tensor) -> Tensor:

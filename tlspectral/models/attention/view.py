@@ -15,14 +15,13 @@ from tlspectral.algebra.rotary import RotaryGeometry, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge
 from tlspectral.models.attention.causality import is_encoder, require_causal
+from tlspectral.models.attention.digests import digest_of, digest_of_named
 from tlspectral.models.attention.evaluating import evaluating
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     LiveFactors,
     OutputFactors,
     RawAttention,
-    digest_of,
-    digest_of_named,
     fold_attention,
     fold_output,
     layer_digest,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view
-from tlspectral.models.attention.layer import digest_of
+from tlspectral.models.attention.digests import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.block_weights import Mode
 from tlspectral.positional.measure import require_settings
