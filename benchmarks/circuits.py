@@ -145,7 +145,7 @@ def print_page(folder: Path) -> None:
     tables = {file.name.removesuffix(".faithfulness.parquet"): tls.read_table(file) for file in files}
     rows = []
     for name, table in tables.items():
-        row = {"model and task": name, "start token": table.attrs["start"]}
+        row = {"model and task": name, "start token": table.attrs.get("start", "own")}
         for share in SHOWN:
             near = table[(table["share"] / share - 1).abs() < 0.1].groupby("circuit")["faithfulness"]
             mean, most = near.mean(), near.max()
@@ -155,7 +155,7 @@ def print_page(folder: Path) -> None:
         rows.append(row)
     typer.echo("\n".join(markdown_table(rows[0], (row.values() for row in rows))))
     drawn = {name: table for name, table in tables.items() if "ioi" in name}
-    figure, axes = plt.subplots(2, 2, figsize=(10, 8), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(2, 2, figsize=(13, 9), layout="constrained", sharey=True)
     for ax, (name, table) in zip(axes.flat, drawn.items(), strict=True):
         tls.plots.faithfulness(table, ax=ax)
         ax.set_title(name)
