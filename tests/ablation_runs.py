@@ -53,7 +53,7 @@ def applicable(view, part):
 
 
 def a_part(name):
-    return "antisymmetric" if name in NO_ROPE else "rope_phase"
+    return "antisymmetric" if name in (*NO_ROPE, *zoo.ENCODERS) else "rope_phase"
 
 
 @contextmanager
