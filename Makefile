@@ -30,7 +30,7 @@ LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli history_s
 
 # What `make test-tl4` runs: the tests that load and read models, in which the line of TransformerLens can change
 # something. What follows once a model has been read is asked there of every row by the conformance suite.
-ON_TL4 := $(addprefix tests/test_,$(addsuffix .py,attention_* circuits_elsewhere codegen conformance_* encoders families hook_state loading loading_* \
+ON_TL4 := $(addprefix tests/test_,$(addsuffix .py,attention_* circuits_elsewhere codegen conformance_* encoders families hook_state hybrids latent_attention loading loading_* \
 	native_bridges operators query_key_norm readme scaled_queries spectral_families user_hooks verification))
 
 # What `make test-pythons` runs, and with which interpreters: names on PATH, or paths that end in such a name.
