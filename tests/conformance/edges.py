@@ -123,7 +123,7 @@ def edges_into_an_mlp_and_the_logits_and_at_a_position_are_plain_runs_with_them_
         for what, cut in by_hand.items():
             # Nats, in float32, as above. A norm that is held, or another position, is off by 1e-4 and more.
             assert found[what] == pytest.approx(loss(cut), abs=2e-6), what
-        assert found.abs().max() > 1e-4
+        assert found.abs().max() > 2e-5  # ten times the bound; the smallest, of Bloom, is 4.6e-5
 
 
 # --- qk_attribution ---
