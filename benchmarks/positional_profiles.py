@@ -22,6 +22,7 @@ import tlspectral as tls
 from tlspectral.plots import exclusion_plane, positional_symbolic_plane
 from tlspectral.positional import BindingTask, score_agreement, task_answers
 from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, NeedleTask
+from tlspectral.studies.fingerprint.replication.markdown import markdown_table
 
 MODELS = ("smollm2-135m", "gemma3-270m")
 # Some 150 tokens each; the list index has nine items at most, which is 43 tokens.
@@ -95,13 +96,6 @@ def by_pair(model: str, name: str, frequencies: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"model": model, "task": name, "index": index, "s_pos_above": above}).reset_index()
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """A table as Markdown, numbers with two digits behind the point."""
-    cells = table.map(lambda value: f"{value:.2f}" if isinstance(value, float) else str(value)).astype(str)
-    rows = [list(map(str, table.columns)), ["---"] * table.shape[1], *cells.to_numpy().tolist()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
-
-
 def main(folder: Annotated[Path, typer.Argument(help="Where tables and what was measured are kept.")]) -> None:
     """Measure, write and print."""
     torch.set_num_threads(1)
@@ -137,7 +131,8 @@ def main(folder: Annotated[Path, typer.Argument(help="Where tables and what was 
         ):
             frame.round(4).to_csv(folder / f"{name}.csv", index=False)
             if name != "pairs":
-                typer.echo(markdown(frame))
+                cells = frame.map(lambda value: f"{value:.2f}" if isinstance(value, float) else str(value))
+                typer.echo("\n".join(markdown_table(frame.columns, cells.to_numpy().tolist())))
 
 
 if __name__ == "__main__":

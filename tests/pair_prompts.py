@@ -17,6 +17,21 @@ def prompt_pairs(n, length, *, seed, at=4):
     return clean, other
 
 
+def first_order(model, clean, other, layer):
+    """The gradient of logit 7 less logit 10 in z, times what the pair changes there, [batch, pos, heads, d_head]."""
+    name, z, swapped = f"blocks.{layer}.attn.hook_z", {}, {}
+    with torch.no_grad():
+        model.run_with_hooks(other, fwd_hooks=[(name, lambda x, hook: swapped.update(z=x.clone()))])
+
+    def leaf(x, hook):
+        z["z"] = x.detach().requires_grad_()
+        return z["z"]
+
+    logits = model.run_with_hooks(clean, fwd_hooks=[(name, leaf)])[:, -1]
+    (gradient,) = torch.autograd.grad((logits[:, 7] - logits[:, 10]).mean(), z["z"])
+    return (gradient * (swapped["z"] - z["z"])).detach()
+
+
 def edges_of(graph, mask):
     """The names of the edges of a mask."""
     ends = [(graph.senders[place].name, graph.receivers[row].name) for row, place in np.argwhere(mask)]

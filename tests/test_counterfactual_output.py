@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from pair_prompts import prompt_pairs
+from pair_prompts import first_order, prompt_pairs
 
 import tlspectral as tls
 from tlspectral.hooks.sweeps import sweep as sweep_module
@@ -70,17 +70,7 @@ def test_the_screen_is_the_gradient_times_the_difference(monkeypatch):
     task = tls.logit_difference(clean, 7, 10, counterfactual=other)
     table = tls.ablation_sweep(model, PART, task=task, screen="gradient")
     for layer, rows in table.groupby("layer"):
-        name, z, swapped = f"blocks.{layer}.attn.hook_z", {}, {}
-        with torch.no_grad():
-            model.run_with_hooks(other, fwd_hooks=[(name, lambda x, hook, into=swapped: into.update(z=x.clone()))])
-
-        def leaf(x, hook, into=z):
-            into["z"] = x.detach().requires_grad_()
-            return into["z"]
-
-        logits = model.run_with_hooks(clean, fwd_hooks=[(name, leaf)])[:, -1]
-        (gradient,) = torch.autograd.grad((logits[:, 7] - logits[:, 10]).mean(), z["z"])
-        expected = (gradient * (swapped["z"] - z["z"])).sum((0, 1, 3)).detach().numpy()
+        expected = first_order(model, clean, other, layer).sum((0, 1, 3)).numpy()
         np.testing.assert_allclose(rows["estimate"], expected, atol=1e-6)  # float32: 3e-8 measured, effects of 1e-2
 
 

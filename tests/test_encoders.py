@@ -59,14 +59,6 @@ def test_every_function_of_a_model_is_refused_or_answered():
     assert {*REFUSED} | ANSWERED | NO_MODEL_OF_ONES_OWN == set(TAKE_A_MODEL) & set(FUNCTIONS)
 
 
-@encoders
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_has_no_answer_is_refused_in_words(name, what):
-    call, words = REFUSED[what]
-    with pytest.raises(UnsupportedArchitecture, match=words):
-        call(zoo.shared("bridge", name))
-
-
 MORE_REFUSED = {
     "an edge": (
         lambda m: tls.ablation_hooks(m, "L0H1", "output", into="L1H0.k"),
@@ -94,9 +86,9 @@ MORE_REFUSED = {
 
 
 @encoders
-@pytest.mark.parametrize("what", MORE_REFUSED)
-def test_settings_without_an_answer_are_refused_too(name, what):
-    call, words = MORE_REFUSED[what]
+@pytest.mark.parametrize("what", [*REFUSED, *MORE_REFUSED])
+def test_what_has_no_answer_is_refused_in_words(name, what):
+    call, words = (REFUSED | MORE_REFUSED)[what]
     with pytest.raises(UnsupportedArchitecture, match=words):
         call(zoo.shared("bridge", name))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from pair_prompts import prompt_pairs
+from pair_prompts import first_order, prompt_pairs
 
 import tlspectral as tls
 from tlspectral.hooks.sweeps import sweep as sweep_module
@@ -102,17 +102,7 @@ def test_the_screen_by_position_is_the_gradient_at_that_position(monkeypatch, tm
     assert table["measured"].value_counts().to_dict() == {"": 10, "top": 3, "control": 3}
     assert tls.ablation_sweep(model, PAIRED, **options).equals(table)
     for layer, rows in table.groupby("layer"):
-        name, z, swapped = f"blocks.{layer}.attn.hook_z", {}, {}
-        with torch.no_grad():
-            model.run_with_hooks(other, fwd_hooks=[(name, lambda x, hook, into=swapped: into.update(z=x.clone()))])
-
-        def leaf(x, hook, into=z):
-            into["z"] = x.detach().requires_grad_()
-            return into["z"]
-
-        logits = model.run_with_hooks(clean, fwd_hooks=[(name, leaf)])[:, -1]
-        (gradient,) = torch.autograd.grad((logits[:, 7] - logits[:, 10]).mean(), z["z"])
-        expected = (gradient * (swapped["z"] - z["z"])).sum((0, 3)).detach()
+        expected = first_order(model, clean, other, layer).sum((0, 3))
         for row in rows.itertuples():
             found = float(expected[3 if row.position == "changed" else -1, row.head])
             assert row.estimate == pytest.approx(found, abs=1e-6)  # float32: 3e-8 measured, effects of 1e-2

@@ -112,7 +112,7 @@ def shard(index: int, count: int) -> Iterator[None]:
 
 
 def require_parts(folder: Path, names: Collection[str]) -> None:
-    """Raise MissingParts unless the folder has all of these parts; the message says how many, and names the others."""
+    """Raise MissingParts unless the folder has all of these parts; the message names those that are missing."""
     missing = [name for name in names if not (folder / f"{name}.parquet").exists()]
     if missing:
         others = f" and {len(missing) - _NAMED} others" if len(missing) > _NAMED else ""

@@ -7,7 +7,7 @@ prompt, summed over the edges that are cut. With all edges kept that is the clea
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.edges.cutting import Cut
 from tlspectral.models.attention.replay import Positions, logits_at
 from tlspectral.models.attention.threads import Hook, hooks_on
-from tlspectral.models.attention.writes import HeadWrites, z_of
+from tlspectral.models.attention.writes import HeadWrites, mixed, z_of
 
 
 @dataclass
@@ -50,11 +50,10 @@ class Stream:
             if writes is not None:
                 found.append((names["z"], partial(self._note_heads, place[f"L{layer}H0"], writes)))
             if self.graph.mixers[layer]:
-                before = {names["residual"]: 1.0}
-                before |= {} if writes is None else {names["attention_out"]: view.attention_factor(layer)}
-                found += [(name, partial(self._hold, name)) for name in before]
-                behind = names["residual_after" if mlp is None else "middle"]
-                found.append((behind, partial(self._note_mixer, place[f"L{layer}MIX"], before)))
+                before = ("residual",) if writes is None else ("residual", "attention_out")
+                found += [(names[point], partial(self._hold, names[point])) for point in before]
+                behind = "residual_after" if mlp is None else "middle"
+                found.append((names[behind], partial(self._note_mixer, layer, behind)))
             if mlp is not None:
                 found.append((names["mlp_out"], partial(self._note, place[f"L{layer}MLP"])))
         if self.cut is not None:
@@ -74,11 +73,10 @@ class Stream:
     def _hold(self, name: str, activation: Tensor, hook: Any) -> None:
         self.held[name] = activation
 
-    def _note_mixer(self, place: int, before: dict[str, float], x: Tensor, hook: Any) -> None:
-        written = widened(x)
-        for name, factor in before.items():
-            written = written - factor * widened(self.held[name]).to(x.device)
-        self._note(place, written)
+    def _note_mixer(self, layer: int, behind: Literal["residual_after", "middle"], x: Tensor, hook: Any) -> None:
+        view = self.graph.view
+        captured = {**self.held, view.hook_names(layer)[behind]: x}
+        self._note(self.graph.sender_index[f"L{layer}MIX"], mixed(view, layer, captured, widened, behind))
 
     def _cuts(self, kind: tuple[int, str]) -> list[Cut]:
         """Return what the cut edges of all receivers of a kind carry."""

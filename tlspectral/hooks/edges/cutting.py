@@ -16,7 +16,7 @@ from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, LayerReads, layer_reads
 
 Cut = tuple[int, slice, Tensor]
-"""A receiver by its place among those of a kind in a layer, rows of the batch, and what it does not read in them."""
+"""Index of a receiver among those of its kind in a layer, rows of the batch, and what is taken out of its stream."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Reader:
         return self.reads.reads if isinstance(self.reads, MlpReads) else ("residual",) * (self.reads is not None)
 
     def hooks(self, cuts: Callable[[], Iterable[Cut]]) -> list[Hook]:
-        """Return hooks by which the receivers read without what is cut; `cuts` is called as the model runs."""
+        """Return hooks that take what is cut out of what the receivers read; `cuts` is called while the model runs."""
         held: dict[str, Tensor] = {}
 
         def hold(name: str, activation: Tensor, hook: Any) -> None:

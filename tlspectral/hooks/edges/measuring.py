@@ -29,8 +29,8 @@ Deltas = Float64[np.ndarray, "edges draws sequences"]
 class Edge(NamedTuple):
     """A sender and a receiver: one row of a table.
 
-    `head` is that whose attention is measured, or the first that was asked for, -1 where the receiver is of no head;
-    `place` names the position at which the edge is cut, None for all.
+    `head` is that whose attention is measured, or the first that was asked for; -1 for an MLP and the logits.
+    `place` names the position at which the edge is cut; None for all positions.
     """
 
     sender: Sender

@@ -142,13 +142,20 @@ def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tenso
     return writes
 
 
-def mixed(view: AttentionView, index: int, captured: Mapping[str, Tensor], cast: Cast) -> Tensor:
+def mixed(
+    view: AttentionView,
+    index: int,
+    captured: Mapping[str, Tensor],
+    cast: Cast,
+    behind: Literal["residual_after", "middle"] = "residual_after",
+) -> Tensor:
     """Return what a layer writes beside its heads and MLP: what leaves it, less what enters it and what these add.
 
-    Without a hook point for the MLP it holds that too. `captured` is as of `checked_writes`.
+    Without a hook point for the MLP it holds that too. `captured` is as of `checked_writes`; with `behind="middle"` it
+    is of the run up to the MLP.
     """
     names = view.hook_names(index)
-    written = cast(captured[names["residual_after"]])
+    written = cast(captured[names[behind]])
     for point, factor in (("residual", 1.0), ("attention_out", view.attention_factor(index)), ("mlp_out", 1.0)):
         if names.get(point) in captured:
             written = written - factor * cast(captured[names[point]]).to(written.device)

@@ -1,7 +1,7 @@
 """BERT and RoBERTa, with their head for masked tokens or alone.
 
-TransformerLens has bridges of them with that head. An encoder that comes without it, as those that embed sentences do,
-is put in its place with a head that hands on the residual stream, which is then what the bridge returns as logits.
+TransformerLens has bridges of them with that head. An encoder without it, such as one that embeds sentences, gets a
+head that changes nothing, so that the bridge returns the residual stream as its logits.
 """
 
 from collections.abc import Iterable
