@@ -155,14 +155,14 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 # How much there is, at most. A bound goes down with what it counts; raising one is a decision of its own, with its
 # reason in the change.
 BUDGET = {
-    "lines of the core": 31_948,
+    "lines of the core": 31_953,
     "lines of the studies": 15_870,
-    "lines of the tests": 40_262,
-    "tokens of the core": 210_613,
+    "lines of the tests": 40_249,
+    "tokens of the core": 210_622,
     "functions and classes of the core": 1_822,
     "public names": 30,
     "arguments of public names": 186,
-    "arguments of public functions of the core": 2_141,
+    "arguments of public functions of the core": 2_142,
     "imports of other rooms in the core": 383,
 }
 WRITTEN = {".py", ".js", ".css", ".html", ".toml"}  # what a person wrote and reads
