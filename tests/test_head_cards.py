@@ -57,7 +57,7 @@ def test_a_card_of_the_row_alone_shows_the_row_and_nothing_else():
     card = tls.head_card(heads(), "L1H0")
     assert titles(card) == ["Row"]
     row = heads().set_index("name").loc["L1H0"]
-    metric = f"D_head {row['D_head']:.3f} {row['D_head_null_mean']:.3f} {row['D_head_null_std']:.3f}"
+    metric = f"rotational share (D_head) {row['D_head']:.3f} {row['D_head_null_mean']:.3f} {row['D_head_null_std']:.3f}"
     assert metric in Structure(card.html).text()
     assert metric in " ".join(repr(card).split())
     bare = tls.head_card(made_up_heads()[["layer", "head", "dir_frac"]].assign(prev=np.nan), (0, 1))
@@ -108,7 +108,7 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     assert cloud[1].count("M") == 16 * NULL_DRAWS
     ratio = float(values.imag.abs().sum() / values.abs().sum())
     text = section(card, "Eigenvalues").text
-    assert f"D_head (sum |Im l| / sum |l|) {ratio:.3f}, of {NULL_DRAWS} null draws " in text
+    assert f"rotational share (D_head) sum |Im l| / sum |l| {ratio:.3f}, of {NULL_DRAWS} null draws " in text
     of_draws = float(re.search(r"null draws ([.\d]+);", text)[1])
     # Means of 30 and of 20 draws of one null, whose sd is 0.08: each is within 0.03 of it. The head itself has less.
     assert of_draws == pytest.approx(heads().set_index("name").loc["L1H0", "D_head_null_mean"], abs=0.06)

@@ -21,6 +21,7 @@ from tlspectral.report.cards import Evidence, Given, Section, composition_sectio
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, visible
 from tlspectral.report.page import Page, card_page
 from tlspectral.selection import Head, head_name, head_pair
+from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
 
@@ -139,7 +140,8 @@ def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame
     ratio = ""
     if pd.notna(row.get("D_head")):  # NaN where the eigenvalues are rounding
         of_draws = float((cloud.imag.abs().sum(1) / cloud.abs().sum(1)).mean())
-        ratio = f"D_head (sum |Im l| / sum |l|) {row['D_head']:.3f}, of {NULL_DRAWS} null draws {of_draws:.3f}; "
+        known = column_title("D_head")
+        ratio = f"{known} sum |Im l| / sum |l| {row['D_head']:.3f}, of {NULL_DRAWS} null draws {of_draws:.3f}; "
     return Section(
         "Eigenvalues",
         f"Of M in the complex plane, over those of {NULL_DRAWS} draws of its null (grey). Values on hover.",

@@ -12,6 +12,7 @@ from tlspectral.errors import did_you_mean
 from tlspectral.report.drawings import Rows, kernel_drawing, phase_drawing
 from tlspectral.report.head_data import NULL_METRICS, shown_columns
 from tlspectral.selection import head_name, head_pairs
+from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
 
@@ -120,17 +121,20 @@ def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
     (row,) = heads.loc[(heads["layer"] == pair[0]) & (heads["head"] == pair[1])].to_dict("records")
     metrics = []
     for metric in (name for name in NULL_METRICS if name in row and pd.notna(row[name])):
-        ends = {"null": "_null_mean", "null sd": "_null_std", "z": "_z", "null pct": "_null_pct"}
-        metrics.append({"metric": metric, "head": row[metric]} | {k: row.get(metric + end) for k, end in ends.items()})
+        ends = {"null": "_null_mean", "null sd": "_null_std", "z": "_z", "at or below": "_null_pct"}
+        metrics.append(
+            {"metric": column_title(metric), "head": row[metric]}
+            | {said: row.get(metric + end) for said, end in ends.items()}
+        )
     beside = {f"{metric}{end}" for metric in NULL_METRICS for end in ("", "_z", "_null_pct")}
     others = [
-        {"column": name, "value": row[name], "± se": row.get(f"{name}_se")}
+        {"column": column_title(name), "value": row[name], "± se": row.get(f"{name}_se")}
         for names in shown_columns(heads).values()
         for name in names
         if name not in beside and pd.notna(row[name])
     ]
     tables = [_listing(some) for some in (metrics, others) if some]
-    note = "Null: random left and right frames, the head's own singular values; pct: share of its draws at or below."
+    note = "Null: random left and right frames, the head's own singular values; share of its draws at or below."
     return Section(
         "Row", note if metrics else "", "".join(html for html, _ in tables), "\n".join(text for _, text in tables)
     )

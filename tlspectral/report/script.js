@@ -125,7 +125,7 @@ function drawLegend(column) {
     draw(legend, "text", { x: place, y: base + 42, "text-anchor": anchor, class: "title" }, said);
   }
   const missing = count - values[column.name].filter((value) => value !== null).length;
-  legend.setAttribute("aria-label", `Colour scale of ${column.name} from ${text(scale.low)} to ${text(scale.high)}`
+  legend.setAttribute("aria-label", `Colour scale of ${column.title} from ${text(scale.low)} to ${text(scale.high)}`
     + (mark ? `, ${mark.label} at ${text(mark.value)}` : "") + (missing ? `, ${missing} not computed` : ""));
 }
 
@@ -307,10 +307,10 @@ function fillCard(index) {
   const numbers = part("numbers");
   numbers.replaceChildren();
   const metrics = add(numbers, "table"), title = add(add(metrics, "thead"), "tr"), body = add(metrics, "tbody");
-  for (const name of ["metric", "head", "null", "z", "pct"]) add(title, "th", name, name === "metric" ? "" : "number").scope = "col";
+  for (const name of ["metric", "head", "null", "z", "at or below"]) add(title, "th", name, name === "metric" ? "" : "number").scope = "col";
   for (const name of data.nullMetrics) {
     const line = add(body, "tr", undefined, chosen === name ? "chosen" : "");
-    add(line, "th", name).scope = "row";
+    add(line, "th", columns[name].title).scope = "row";
     const own = [name, `${name}_null_mean`, `${name}_z`, `${name}_null_pct`].map((column) => values[column]?.[index] ?? null);
     if (own.slice(1).every((value) => value === null)) {
       cellOf(line, text(own[0]), "number");
@@ -319,11 +319,11 @@ function fillCard(index) {
   }
   const inFirst = new Set(data.nullMetrics.flatMap((name) => [name, `${name}_z`, `${name}_null_pct`]));
   let group = null, list = null;
-  for (const { name, group: subject, meaning } of data.columns) {
+  for (const { name, title, group: subject, meaning } of data.columns) {
     if (inFirst.has(name)) continue;
     if (subject !== group) list = add(add(numbers, "table"), "tbody");
     group = subject;
-    const line = add(list, "tr", undefined, chosen === name ? "chosen" : ""), label = add(line, "th", name);
+    const line = add(list, "tr", undefined, chosen === name ? "chosen" : ""), label = add(line, "th", title);
     label.scope = "row";
     label.title = meaning;
     const deviation = values[`${name}_se`]?.[index];
@@ -397,7 +397,7 @@ function onKey(event) {
   grid.setAttribute("aria-activedescendant", `cell-${from}`);
   if (pointed >= 0) {
     grid.setAttribute("aria-activedescendant", `cell-${pointed}`);
-    part("spoken").textContent = `${names[pointed]}, ${chosen} ${inColumn(chosen, pointed)}${pointed === pinned ? ", pinned" : ""}`;
+    part("spoken").textContent = `${names[pointed]}, ${columns[chosen].title} ${inColumn(chosen, pointed)}${pointed === pinned ? ", pinned" : ""}`;
   }
 }
 
