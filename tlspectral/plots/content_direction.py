@@ -32,9 +32,7 @@ _BAND_DEVIATIONS = 2.0
 _Entry = tuple[Any, str]  # what the legend draws, artists over one another in a tuple, and its text
 
 
-def content_direction_plane(
-    heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None
-) -> Figure:
+def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None) -> Figure:
     """Draw every head in the plane of dir_frac (across) and D_head (up), with their null.
 
     Dots are coloured by layer. Each null is a line at the median over heads of its mean, in a band of plus and minus 2
