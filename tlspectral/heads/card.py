@@ -103,7 +103,7 @@ def head_card(
         raise BadHead(f"{head_name(*pair)} is not in the table of heads, which has {len(heads)}: choose one of them")
     if prompt is not None and model is None:
         raise ValueError("the attention on a prompt is the model's: give model= too")
-    sections = [row_section(heads, pair)]
+    sections: list[Section] = []
     if model is not None:
         require_table_of(model, heads)
         view = attention_view(model)
@@ -116,6 +116,7 @@ def head_card(
         sections.append(_composition(heads, pair, composition))
     if prompt is not None:
         sections.append(_attention(attention_view(model), pair, prompt))
+    sections.append(row_section(heads, pair))
     name = head_name(*pair)
     return HeadCard(name, tuple(sections), card_page(name, heads, sections))
 

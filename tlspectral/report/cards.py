@@ -84,6 +84,17 @@ class Evidence:
         """The rows of one kind of table, by head."""
         return self._rows.get(name, {})
 
+    def columns(self) -> dict[str, dict[Pair, float]]:
+        """Numbers of heads by which a grid is coloured, by title: one per table, part, mode and task."""
+        found: dict[str, dict[Pair, float]] = {}
+        for name, (column, said) in _COLOURED.items():
+            for pair, rows in self.rows(name).items():
+                for row in (row for row in rows if _missing(row.get("frequency"))):
+                    which = [str(row[key]) for key in ("part", "mode", "task") if not _missing(row.get(key))]
+                    title = f"{said} ({column})" + ": " * bool(which) + ", ".join(which)
+                    found.setdefault(title, {})[pair] = row.get(column, np.nan)
+        return found
+
     def sections(self, pair: Pair) -> list[Section]:
         """The sections of one head, in the order of the card; none for what was not measured."""
         found = []
@@ -153,7 +164,7 @@ def _kernel(name: str, rows: Rows) -> list[Section]:
     best = max(rows, key=lambda row: -np.inf if pd.isna(row["score"]) else row["score"])
     predicted = any(pd.notna(row.get("predicted")) for row in rows)
     note = "Mean attention score before the softmax by offset, key less query, in tokens." + (
-        " Dashed: predicted from the mean query and key, which is nearly an identity of means." if predicted else ""
+        " Dashed: predicted from the mean query and key; it fits almost by arithmetic." if predicted else ""
     )
     text = f"largest mean score {best['score']:.3g} at offset {best['offset']}"
     body = f'<div class="kernels">{kernel_drawing(rows, name)}</div>'
@@ -244,6 +255,12 @@ _KINDS = {
         _directions,
     ),
 }  # in the order of the card
+
+_COLOURED = {
+    "sweep": ("delta", "effect of removal"),
+    "positional": ("exclusion_index", "exclusion index"),
+    "prediction": ("r", "fit of the predicted kernel"),
+}
 
 
 def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:

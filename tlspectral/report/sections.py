@@ -13,7 +13,7 @@ from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.null_band import null_band
 from tlspectral.tables.schema import columns_of
 
-_TOP_HEADS = 8  # of each detector
+_TOP_HEADS = 5  # of each detector
 _NOT_COMPUTED = '<span class="none">not computed</span>'
 _NUMBER = ' class="number"'
 _TAIL = 0.025
@@ -41,7 +41,7 @@ _MOST_DRAWN = 24  # kernels
 
 
 def facts(heads: pd.DataFrame) -> str:
-    """First lines of the page: number of heads, median D_head, heads outside their null, and the self-check."""
+    """Number of heads, median D_head, heads outside their null, and the self-check."""
     layers = heads["layer"].nunique()
     entries = [("Heads", f"{len(heads):,}", f"in {layers:,} layer{'s' * (layers != 1)}")]
     if heads["D_head"].notna().any():
