@@ -102,11 +102,6 @@ class HeadForm:
         """Slope of ALiBi, None without it."""
         return None if self.layer.alibi is None else self.layer.alibi.slopes[self.head]
 
-    @property
-    def n_pairs(self) -> int:
-        """Rotary pairs of the head."""
-        return 0 if self.rotary is None else self.rotary.n_pairs
-
     def capped(self, score: Tensor) -> Tensor:
         """Return scores as the softmax has them, behind the softcap."""
         return softcapped(score, self.layer.softcap)

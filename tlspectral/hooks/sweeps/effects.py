@@ -161,9 +161,8 @@ def head_sets(
     Sets differ from each other and from the given one, and are drawn uniformly from all such sets, so they may share
     heads with it, though not all. Drawn from the other heads alone, they would make one head of large effect count in
     the given set and never in the control, and randomly chosen heads would have a small p too often. Returned are all
-    sets there are, if these are fewer than `draws`. Raises ValueError for all heads of their layers, or no draw.
+    sets there are, if these are fewer than `draws`. Raises ValueError for all heads of their layers.
     """
-    check_draws(draws)
     others = prod(comb(n_heads[layer], len(heads)) for layer, heads in by_layer.items()) - 1
     if not others:
         names = ", ".join(head_name(layer, head) for layer, heads in by_layer.items() for head in heads)
@@ -208,9 +207,3 @@ def effects_beside_heads(
     values = layer_effects(intact, sequences, layer, measured, part, seed=seed).values
     controls = np.stack([values[[measured.index(other) for other in drawn]] for drawn in others])
     return LayerEffects(values[: len(heads)], np.full(len(heads), np.nan), controls)
-
-
-def check_draws(draws: int | None) -> None:
-    """Raise ValueError for less than one draw."""
-    if draws is not None and draws < 1:
-        raise ValueError(f"draws must be 1 or more, not {draws}")
