@@ -1,6 +1,7 @@
 """The README's first screen: its lines run and print what it says they print."""
 
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,19 +13,21 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 @pytest.mark.slow
-def test_python_block_prints_what_the_readme_shows(tmp_path: Path) -> None:
+def test_python_blocks_print_what_the_readme_shows(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     text = README.read_text(encoding="utf-8")
-    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", text, flags=re.DOTALL)
-    assert found is not None
-    code, shown = found.groups()
+    found = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, flags=re.DOTALL)
+    assert len(found) == 2
+    code, shown = ("".join(parts) for parts in zip(*found, strict=True))
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    # The README rounds to two or three digits, which do not depend on the TransformerLens line or the workers.
+    # The README rounds to two digits, which do not depend on the TransformerLens line or the workers.
     assert run.stdout.splitlines() == shown.splitlines()
     assert (tmp_path / "smollm2.parquet").stat().st_size > 100_000
+    # The first picture of the README is what the first block draws, at matplotlib's default resolution.
+    assert _size(tmp_path / "parts.png") == _size(README.parent / "docs" / "images" / "parts.png")
 
 
-def test_the_caption_has_the_values_of_a_random_head() -> None:
+def test_the_table_of_columns_has_the_values_of_a_random_head() -> None:
     """The numbers of SmolLM2's heads stand beside those of random matrices of the same size."""
     rng = np.random.default_rng(0)
     d_model, d_head, values = 576, 64, []
@@ -38,6 +41,12 @@ def test_the_caption_has_the_values_of_a_random_head() -> None:
     # squared norms would be 0.5, a share of complex eigenvalues 0.9.
     assert dir_frac == pytest.approx(float(re.search(r"`dir_frac` = [^.]*? (0\.\d+) random", text)[1]), abs=0.005)
     assert d_head_value == pytest.approx(float(re.search(r"`D_head` = [^.]*? (0\.\d+) random", text)[1]), abs=0.015)
+
+
+def _size(picture: Path) -> tuple[int, int]:
+    """Width and height of a PNG, from its header."""
+    width, height = struct.unpack(">II", picture.read_bytes()[16:24])
+    return width, height
 
 
 def test_every_picture_and_link_of_the_readme_exists() -> None:
