@@ -131,8 +131,9 @@ def ablation_hooks(
         >>> model = tls.load_model("tiny-rope")
         >>> tokens = torch.arange(8)[None]
         >>> hooks = tls.ablation_hooks(model, "L0H3", "output")
-        >>> [name for name, _ in hooks]
-        ['blocks.0.attn.hook_z']
+        >>> ((name, hook),) = hooks
+        >>> name
+        'blocks.0.attn.hook_z'
         >>> bool((model.run_with_hooks(tokens, fwd_hooks=hooks) != model(tokens)).any())
         True
     """
