@@ -118,6 +118,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "gpt_neox": {"num_attention_heads": 3},  # d_head 16: a quarter is two pairs
     "gpt_oss": {"layer_types": _MIXED},
     "jetmoe": {"kv_channels": 16, "num_attention_heads": HEADS},
+    "llama4_text": {"no_rope_layers": [1, 0]},
     "mamba": {"state_size": 4, "time_step_rank": 4},
     "mamba2": {"num_heads": 4, "head_dim": 24, "n_groups": 2, "state_size": 8},
     "modernbert-decoder": {"layer_types": _MIXED},

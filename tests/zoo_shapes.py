@@ -315,6 +315,24 @@ def _codegen() -> PretrainedConfig:
     )
 
 
+def _llama4() -> PretrainedConfig:
+    """The second layer rotates in chunks of 16 tokens, with norms behind; the first does neither and is scaled late."""
+    return transformers.Llama4TextConfig(
+        **LLAMA_SHAPE,
+        head_dim=16,
+        intermediate_size_mlp=64,
+        no_rope_layers=[0, 1],
+        attention_chunk_size=2 * WINDOW,
+        num_local_experts=4,
+        floor_scale=100,
+    )
+
+
+def _nanochat() -> PretrainedConfig:
+    """Rotates by the negative angle, with norms of queries and keys behind."""
+    return transformers.NanoChatConfig(**LLAMA_SHAPE)
+
+
 SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "gpt2": (_gpt2, "GPT2LMHeadModel"),
     "neox": (_neox, "GPTNeoXForCausalLM"),
@@ -386,6 +404,8 @@ MORE_SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "gemma3_with_softcap": (_gemma3_with_softcap, "Gemma3ForCausalLM"),
     "gemma3_with_eyes": (_gemma3_with_eyes, "Gemma3ForConditionalGeneration"),
     "codegen": (_codegen, "CodeGenForCausalLM"),
+    "llama4": (_llama4, "Llama4ForCausalLM"),
+    "nanochat": (_nanochat, "NanoChatForCausalLM"),
     "stablelm": (lambda: _stablelm(qk_layernorm=False), "StableLmForCausalLM"),
     "stablelm_norms": (lambda: _stablelm(qk_layernorm=True), "StableLmForCausalLM"),
 }

@@ -21,6 +21,7 @@ from tlspectral.models.attention.latent import (
     complex_tables,
     is_latent,
     latent_projections,
+    rotates_complex,
     selected_keys,
 )
 from tlspectral.models.attention.layer import RawAttention, require_unclipped
@@ -142,7 +143,8 @@ def rotary_tables(
     if isinstance(table, Tensor):
         sin, cos = table[:n_positions].chunk(2, dim=-1)
         return cos, sin
-    tables = complex_tables(model, attention.original_component, n_positions)
+    wrapped = attention.original_component
+    tables = complex_tables(_rotary_module(model, wrapped), n_positions) if rotates_complex(wrapped) else None
     if tables is None and hasattr(attention, "hook_cos"):
         raise UnsupportedArchitecture(
             f"layer {layer}: the layer's rotary tables were never applied although its module carries frequencies"
@@ -157,7 +159,12 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
     stored = getattr(model.blocks[layer].attn.original_component, "bias", None)
     if isinstance(stored, Tensor) and stored.dtype == torch.bool and stored.ndim == 4:  # GPT-Neo's windowed mask
         return stored[0, 0, :n_positions, :n_positions]
-    return torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
+    seen = torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
+    wrapped = model.blocks[layer].attn.original_component
+    if _layer_type(wrapped) == "chunked_attention":  # Llama 4: keys of the query's own chunk
+        chunk = torch.arange(n_positions) // int(wrapped.config.attention_chunk_size)
+        seen &= chunk[:, None] == chunk
+    return seen
 
 
 def mask_score(model: Any, layer: int, stored: torch.dtype) -> float:
@@ -213,7 +220,9 @@ def _clip_limit(wrapped: Any) -> float | None:
 
 
 def _even_scale_up_to(wrapped: Any) -> int | None:
-    """Return the number of tokens up to which no query is scaled by its position (Ministral 3)."""
+    """Return the number of tokens up to which no query is scaled by its position (Ministral 3, Llama 4)."""
+    if getattr(wrapped, "attn_temperature_tuning", False) and not wrapped.use_rope:
+        return int(wrapped.floor_scale) - 1
     rope = getattr(getattr(wrapped, "config", None), "rope_parameters", None)
     if not isinstance(rope, dict) or not rope.get("llama_4_scaling_beta"):
         return None
@@ -245,10 +254,7 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         cos, sin = (table[1, 0::2].detach().cpu().double() for table in (native.cos_cached, native.sin_cached))
         real, imag = pair_columns(native.rotary_dim, adjacent=True)
         return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
-    module = getattr(getattr(model, "rotary_emb", None), "original_component", None)
-    inner = getattr(model.original_model, "base_model", None)  # of which the bridge may not hold the rotary module
-    for owner in (wrapped, inner):
-        module = module if module is not None else getattr(owner, "rotary_emb", None)
+    module = _rotary_module(model, wrapped)
     layer_type = _layer_type(wrapped)
     if module is None or not any(hasattr(module, f"{prefix}inv_freq") for prefix in ("", f"{layer_type}_")):
         raise UnsupportedArchitecture(f"layer {layer}: rotary positions, but no rotary module that carries frequencies")
@@ -261,6 +267,8 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     names = ("rotary_adjacent_pairs", "rotary_interleaved_cos_sin")
     adjacent = any(getattr(model.cfg, name, False) for name in names) or adjacent_pairs(wrapped)
     real, imag = pair_columns(2 * len(theta), adjacent=adjacent)
+    if type(wrapped).__name__ == "NanoChatAttention":  # rotates by the negative angle: real and imaginary exchanged
+        real, imag = imag, real
     first = getattr(wrapped, "qk_nope_head_dim", 0)  # columns of a latent come before those that rotate
     return RotaryGeometry(
         theta=theta,
@@ -270,6 +278,16 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         attention_scaling=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
         valid_up_to=_switch_length(module, kind, layer_type if prefix else None),
     )
+
+
+def _rotary_module(model: Any, wrapped: Any) -> Any:
+    """Return the module that carries a layer's rotary frequencies, of the bridge or of what it wraps; None without."""
+    found = getattr(getattr(model, "rotary_emb", None), "original_component", None)
+    found = getattr(wrapped, "rotary_emb", None) if found is None else found
+    if found is None:  # the bridge may not hold it
+        inner = (module for name, module in model.original_model.named_modules() if name.endswith("rotary_emb"))
+        found = next(inner, None)
+    return found
 
 
 def _is_rotated(wrapped: Any) -> bool:

@@ -22,7 +22,7 @@ from tlspectral.models.attention.norms import Normalization, QueryKeyNorm, folde
 class LayerSettings:
     """What a layer has beside its projections.
 
-    Past `even_scale_up_to` tokens some models scale a query by its position (Ministral 3); None where no query is
+    Past `even_scale_up_to` tokens some models scale a query by its position (Ministral 3, Llama 4); None where none is
     scaled. In prompts longer than `selected_keys` an indexer picks so many keys for each query (GLM 5); None without.
     """
 
@@ -337,8 +337,9 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
     limit = layer.even_scale_up_to
     if limit is not None and n_positions > limit:
         raise ValueError(
-            f"layer {index}: the prompt has {n_positions} tokens, and from token {limit} on this model scales queries "
-            f"by their position (llama_4_scaling_beta), which is not modelled; use prompts of at most {limit} tokens"
+            f"layer {index}: the prompt has {n_positions} tokens, and from token {limit} on this model scales "
+            "queries by their position (llama_4_scaling_beta, attn_temperature_tuning), which is not modelled; use "
+            f"prompts of at most {limit} tokens"
         )
 
 
