@@ -69,9 +69,13 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[str, Any]:
     """Return weights, biases and norms of queries and keys, by the names of `RawAttention`."""
+    gemma4 = type(wrapped).__name__.startswith("Gemma4")
     try:
-        found = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
-        found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qk"}
+        if gemma4:
+            found = _projections_of_gemma4(wrapped, layer)
+        else:
+            found = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
+            found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qk"}
     except (NotImplementedError, AttributeError, ValueError) as error:
         if "quanti" in str(error).lower() or "meta device" in str(error):
             raise BadWeights(f"layer {layer}, W_Q: {error}") from error
@@ -80,10 +84,32 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
         ) from error
     if found["b_q"] is not None:  # behind the bias of the queries of a gated attention stands that of its gate
         found["b_q"] = found["b_q"][..., : found["w_q"].shape[-1]]
-    for role in "qk":
+    for role in "qkv" if gemma4 else "qk":
         heads, _, d_head = found[f"w_{role}"].shape
         found[f"{role}_norm"] = query_key_norm(attention, f"{role}_norm", model, layer, heads, d_head)
     return found
+
+
+def _projections_of_gemma4(wrapped: Any, layer: int) -> dict[str, Any]:
+    """Return weights and biases of a layer of Gemma 4, whose heads have another size where they see all keys."""
+    if wrapped.is_kv_shared_layer:
+        types = wrapped.config.layer_types
+        earlier = range(layer - 1, -1, -1)
+        source = next(i for i in earlier if types[i] == types[layer] and wrapped.config.kv_sharing_modes[i] == "store")
+        raise UnsupportedArchitecture(
+            f"layer {layer}: its keys and values are those of layer {source}, so that a score joins the streams that "
+            "enter two layers; a table has operators of one"
+        )
+    keys_are_values = wrapped.use_alternative_attention
+    modules = {"q": wrapped.q_proj, "k": wrapped.k_proj, "v": wrapped.k_proj if keys_are_values else wrapped.v_proj}
+    found: dict[str, Any] = {
+        f"w_{role}": module.weight.unflatten(0, (-1, wrapped.head_dim)).mT for role, module in modules.items()
+    }
+    found["w_o"] = wrapped.o_proj.weight.mT.unflatten(0, (-1, wrapped.head_dim))
+    for role in "qk":
+        bias = modules[role].bias
+        found[f"b_{role}"] = None if bias is None else bias.unflatten(0, (-1, wrapped.head_dim))
+    return found | {"keys_are_values": keys_are_values}
 
 
 def context_length(model: Any) -> int:
@@ -266,12 +292,12 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     theta = inv_freq.detach().cpu().double()
     names = ("rotary_adjacent_pairs", "rotary_interleaved_cos_sin")
     adjacent = any(getattr(model.cfg, name, False) for name in names) or adjacent_pairs(wrapped)
-    real, imag = pair_columns(2 * len(theta), adjacent=adjacent)
+    real, imag = (columns[theta != 0] for columns in pair_columns(2 * len(theta), adjacent=adjacent))
     if type(wrapped).__name__ == "NanoChatAttention":  # rotates by the negative angle: real and imaginary exchanged
         real, imag = imag, real
     first = getattr(wrapped, "qk_nope_head_dim", 0)  # columns of a latent come before those that rotate
     return RotaryGeometry(
-        theta=theta,
+        theta=theta[theta != 0],  # most pairs of a full layer of Gemma 4 stand still
         real_index=real + first,
         imag_index=imag + first,
         d_head=d_head,
