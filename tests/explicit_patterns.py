@@ -149,6 +149,8 @@ def worst_error(model, backend, name, case, tokens=None):
         errors.append(float((seen[index, "pattern"].cpu().double()[:, heads] - expected).abs().max()))
         if delegated(backend, name):
             z, values = (seen[index, point].cpu().double().transpose(1, 2) for point in ("z", "value"))
+            if attention_view(model).raw(index).v_norm is not None:  # Gemma 4: values of norm 1
+                values = values / (values.square().mean(-1, keepdim=True) + 1e-6).sqrt()
             z, values = z[:, heads], values.repeat_interleave(z.shape[1] // values.shape[1], 1)[:, heads]
             errors.append(float((z - expected @ values).abs().max()))
     return max(errors)

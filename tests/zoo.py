@@ -99,7 +99,7 @@ def _jitter(model: nn.Module, name: str, config: PretrainedConfig) -> None:
         if is_norm and weight is not None:
             weight += 0.3 * torch.randn_like(weight)
             if kind in ("q_norm", "k_norm"):
-                weight += 0.6
+                weight += -0.6 if name == "gemma4" else 0.6  # which does not divide its scores by sqrt(d_head)
         elif kind in names and weight is not None:
             weight *= enlarged
         elif kind in _JOINT_NAMES and weight is not None:

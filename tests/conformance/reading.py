@@ -17,7 +17,8 @@ from tlspectral.models.attention.writes import INPUT_POINTS, checked_writes, lay
 from .rows import Row, asked, right
 
 NO_BIAS = ("llama", "llama3", "yarn", "mistral", "qwen3", "gemma2", "gemma3", "smollm3", "olmo2",
-           "deepseek_v2", "deepseek_v2_lite", "glm5", "llama4", "nanochat", *zoo.LENGTH_DEPENDENT)  # fmt: skip
+           "deepseek_v2", "deepseek_v2_lite", "gemma4", "glm5", "llama4", "nanochat",
+           *zoo.LENGTH_DEPENDENT)  # fmt: skip
 
 
 # --- the self-check ---
@@ -195,6 +196,8 @@ def expected_frequencies(name, index):
     if name == "gemma3":
         slow = index % 2
         return standard_frequencies(10000.0 if slow else 100.0, 16) / (2.0 if slow else 1.0), 1.0
+    if name == "gemma4":  # of twelve pairs of a full layer eight rotate
+        return standard_frequencies(10000.0, 24 if index else 16)[:8], 1.0
     if name == "phi3_longrope":
         parameters = config.rope_parameters
         factors = torch.tensor(parameters["short_factor"], dtype=torch.float64)
@@ -223,7 +226,7 @@ def frequencies_are_those_of_the_config(row):
         assert rotary.attention_scaling == pytest.approx(scaling, rel=1e-6)
         pairs = torch.stack([rotary.real_index, rotary.imag_index])
         adjacent = row.latent or row.name in ("gptj", "codegen", "cohere", "llama4")
-        apart = -len(theta) if row.name == "nanochat" else 1 if adjacent else len(theta)
+        apart = {"nanochat": -len(theta), "gemma4": rotary.d_head // 2}.get(row.name, 1 if adjacent else len(theta))
         assert (pairs[1] - pairs[0]).tolist() == [apart] * len(theta)
         assert rotary.d_head == row.view.layer(index).d_head
 

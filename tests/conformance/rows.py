@@ -27,7 +27,7 @@ KINDS = {
 }
 
 # Architectures of which there are bridges alone.
-OF_BRIDGES = ("codegen", "llama4", "nanochat")
+OF_BRIDGES = ("codegen", "gemma4", "llama4", "nanochat")
 # Latent attention with and without a latent of queries, with biases, with an indexer. What is refused of it is asked in
 # test_latent_attention.py.
 LATENTS = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm5")
@@ -160,7 +160,8 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
     for name in names:
         row = Row(backend, name, form)
         for turn, (holds, case, of, every, forms, encoders) in enumerate(PROPERTIES):
-            wrong_kind = (row.latent and holds.__module__ in NOT_OF_LATENTS) or (name in zoo.ENCODERS and not encoders)
+            one_source = row.latent or name == "gemma4"  # of keys and values
+            wrong_kind = (one_source and holds.__module__ in NOT_OF_LATENTS) or (name in zoo.ENCODERS and not encoders)
             wrong_kind = wrong_kind or (name in NOT_LEARNED and holds.__module__ in OF_LEARNED)
             if wrong_kind or not of(row, *case) or (form and not forms):
                 continue

@@ -190,7 +190,8 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
     if _layer_type(wrapped) == "chunked_attention":  # Llama 4: keys of the query's own chunk
         chunk = torch.arange(n_positions) // int(wrapped.config.attention_chunk_size)
         seen &= chunk[:, None] == chunk
-    return seen
+    window = getattr(wrapped, "sliding_window", None)
+    return seen if window is None else seen.triu(1 - int(window))
 
 
 def mask_score(model: Any, layer: int, stored: torch.dtype) -> float:

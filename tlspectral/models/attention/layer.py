@@ -350,7 +350,7 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
 def require_own_projections(layer: LayerSettings, index: int, reason: str) -> None:
     """Refuse a layer whose keys and values have one source, for a reason. Raises UnsupportedArchitecture."""
     if layer.keys_are_values:
-        raise UnsupportedArchitecture(f"layer {index}: its values are its keys before norm and rotation; {reason}")
+        raise UnsupportedArchitecture(f"layer {index}: values are keys before norm and rotation, not told apart here")
     if isinstance(layer.k_norm, Latent):
         raise UnsupportedArchitecture(f"layer {index}: latent attention ({layer.k_norm.family}); {reason}")
 
