@@ -90,7 +90,7 @@ def test_further_figures_are_drawn_from_the_folder(table, tmp_path):
     empty = run("study", "positional-figures", tmp_path)
     assert empty.exit_code == 2
     assert "holds no heads_prompt.parquet" in empty.stderr
-    run("positional", "any", *SMALL, "--table", table, "-o", tmp_path / "out")
+    run("positional", "any", *SMALL, "--mode", "both", "--table", table, "-o", tmp_path / "out")
     drawn = run("study", "positional-figures", tmp_path / "out", "--table", table)
     assert drawn.exit_code == 0, drawn.output
     for figure in ("heatmaps", "plane_by_query", "histograms", "exclusion_heatmap", "agreement", "frequencies"):
