@@ -118,12 +118,12 @@ def print_page(scores: pd.DataFrame) -> None:
                 entry[f"{task}, {ablation}"] = f"**{number}**" if row.beyond_depth_low > 0 else number
         columns = list(next(iter(wide.values())))
         order = of_model.groupby("ranker")["auc"].mean().sort_values(ascending=False).index
-        rows = ({column: wide[ranker].get(column, "") for column in columns} for ranker in order)
+        rows = ([wide[ranker].get(column, "") for column in columns] for ranker in order)
         typer.echo(f"\n{model}\n\n" + "\n".join(markdown_table(columns, rows)))
     tiny = scores[scores["model"].str.startswith(TINY) & (scores["ranker"] != HALVES)]
     ranks = tiny.pivot_table(index="ranker", columns="ablation", values="rank_of_first").round(1)
     ranks = ranks.sort_values("mean").reset_index()
-    typer.echo("\ntiny models\n\n" + "\n".join(markdown_table(list(ranks), ranks.to_dict("records"))))
+    typer.echo("\ntiny models\n\n" + "\n".join(markdown_table(list(ranks), ranks.to_numpy().tolist())))
 
 
 def draw(scores: pd.DataFrame, file: Path) -> None:
