@@ -2,12 +2,14 @@
 
 Run `python benchmarks/mediated_phase.py smollm2-135m`, and the same for `gemma3-270m`. Im(M_t) of the sender is taken
 away everywhere, in the queries, keys or values of the four heads with the largest `ind` behind it, in the keys of the
-first one, two and three of them, and in 19 random sets of as many key groups of later layers, none of them theirs. A
-set of the same layers alone would have few draws: SmolLM2 has three key groups a layer, Gemma 3 270M one. The groups
-beside the found ones in their own layers are one more row. The change is that of the induction loss on 8 sequences with
-segments of 64. What was measured is not measured again.
+first one, two and three of them, and in 19 different random sets of as many key groups of later layers, none of them
+theirs (fewer where there are no more). A set of the same layers alone would have few draws: SmolLM2 has three key
+groups a layer, Gemma 3 270M one. The groups beside the found ones in their own layers are one more row. The change is
+that of the induction loss on 8 sequences with segments of 64, on Gemma, whose vocabulary is large, on 4. What was
+measured is not measured again.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ import typer
 import tlspectral as tls
 
 SENDERS = {"smollm2-135m": ("L16H0",), "gemma3-270m": ("L10H1", "L4H1")}
-TARGETS, DRAWS, SEQUENCES = 4, 19, 8
+TARGETS, DRAWS = 4, 19
+SEQUENCES = {"smollm2-135m": 8, "gemma3-270m": 4}
 HEADS = Path("docs/results/sweeps")
 
 
@@ -43,9 +46,12 @@ def receivers_of(model: Any, sender: str, heads: pd.DataFrame) -> Iterator[tuple
     beside = [name for name in others if name.split("KV")[0] in same_layers]
     if beside:
         yield f"keys beside them in their layers: {', '.join(beside)}", beside
-    drawn = np.random.default_rng(0)
-    for draw in range(DRAWS):
-        yield f"random {draw}", sorted(drawn.choice(others, len(found), replace=False).tolist())
+    drawn, sets = np.random.default_rng(0), set()
+    while len(sets) < min(DRAWS, math.comb(len(others), len(found))):
+        chosen = tuple(sorted(drawn.choice(others, len(found), replace=False).tolist()))
+        if chosen not in sets:
+            yield f"random {len(sets)}", list(chosen)
+            sets.add(chosen)
 
 
 def main(name: str, folder: Path = Path("docs/results/mediated")) -> None:
@@ -54,7 +60,7 @@ def main(name: str, folder: Path = Path("docs/results/mediated")) -> None:
     file = folder / f"{name}.csv"
     if not file.exists():
         model, heads = tls.load_model(name), tls.read_table(HEADS / name / "heads.parquet")
-        task = tls.tasks.induction(n_sequences=SEQUENCES)
+        task = tls.tasks.induction(n_sequences=SEQUENCES[name])
         intact, rows = tls.evaluate(model, task), []
         for sender in SENDERS[name]:
             for label, into in receivers_of(model, sender, heads):
