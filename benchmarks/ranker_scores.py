@@ -121,9 +121,9 @@ def print_page(scores: pd.DataFrame) -> None:
         rows = ([wide[ranker].get(column, "") for column in columns] for ranker in order)
         typer.echo(f"\n{model}\n\n" + "\n".join(markdown_table(columns, rows)))
     tiny = scores[scores["model"].str.startswith(TINY) & (scores["ranker"] != HALVES)]
-    ranks = tiny.pivot_table(index="ranker", columns="ablation", values="rank_of_first").round(1)
-    ranks = ranks.sort_values("mean").reset_index()
-    typer.echo("\ntiny models\n\n" + "\n".join(markdown_table(list(ranks), ranks.to_numpy().tolist())))
+    ranks = tiny.pivot_table(index="ranker", columns="ablation", values="rank_of_first").sort_values("mean")
+    rows = ([ranker, *(f"{rank:.1f}" for rank in of_ranker)] for ranker, of_ranker in ranks.iterrows())
+    typer.echo("\ntiny models\n\n" + "\n".join(markdown_table(["ranker", *ranks], rows)))
 
 
 def draw(scores: pd.DataFrame, file: Path) -> None:
@@ -143,7 +143,8 @@ def draw(scores: pd.DataFrame, file: Path) -> None:
             )
         mean = large[large["model"] == name].groupby("ranker")["auc"].mean()
         ax.plot(mean.reindex(order), range(len(order)), "|", color="black", markersize=16, label="mean")
-        ax.axvspan(mean[HALVES], 1, color="0.92", label="above what half of the prompts reach")
+        if HALVES in mean:
+            ax.axvspan(mean[HALVES], 1.01, color="0.92", label="beyond what one half finds of the other")
         ax.axvline(0.5, color="0.6", linewidth=1)
         ax.set(title=name, xlabel="AUC: the 5 % of heads that matter against the others", xlim=(0, 1.01))
         ax.grid(axis="y", color="0.93")
