@@ -4,7 +4,7 @@ Run `python benchmarks/head_rankers.py MODEL` for smollm2-135m, gemma3-270m, and
 `python benchmarks/head_rankers.py page`, which needs no model. The schedule is on that page.
 
 A model's truth are sweeps of all heads, on two halves of the prompts (some 12 CPU minutes each on SmolLM2 and Gemma 3).
-Layers that were measured lie under `--work`, and a table that is there is not made again.
+Layers that were measured lie under `--work`, and what stands in a table is not measured again.
 """
 
 import time
@@ -50,37 +50,37 @@ def truths(view: AttentionView) -> Iterator[tuple[str, str]]:
                 yield kind, task
 
 
-def measured_truth(view: AttentionView, work: Path) -> pd.DataFrame:
-    """Return the change of the score without each head: a row per head, ablation, task and half."""
+def measured_truth(view: AttentionView, kind: str, task: str, work: Path) -> pd.DataFrame:
+    """Return the change of the score without each head, by one ablation on one task: a row per head and half."""
     tables = []
-    for kind, task in truths(view):
-        for half in range(HALVES):
-            began = time.process_time()
-            sweep = tls.ablation_sweep(
-                view.model,
-                tls.parts.Output(kind),  # pyright: ignore[reportArgumentType]
-                task=drawn_task(view, task, half),
-                folder=work / f"{kind}-{task}-{half}".replace(" ", "-"),
-            )
-            kept = sweep[[*HEAD, "delta", "delta_se"]].assign(ablation=kind, task=task, half=half)
-            tables.append(kept.assign(intact=sweep.attrs["intact_value"]))
-            seconds = time.process_time() - began
-            print(
-                f"{kind} {task} half {half}: {seconds:.0f} CPU s, largest {sweep['delta'].abs().max():.2f}", flush=True
-            )
+    for half in range(HALVES):
+        began = time.process_time()
+        sweep = tls.ablation_sweep(
+            view.model,
+            tls.parts.Output(kind),  # pyright: ignore[reportArgumentType]
+            task=drawn_task(view, task, half),
+            folder=work / f"{kind}-{task}-{half}".replace(" ", "-"),
+        )
+        tables.append(_truth(sweep, kind, task, half))
+        seconds = time.process_time() - began
+        print(f"{kind} {task} {half}: {seconds:.0f} CPU s, largest {sweep['delta'].abs().max():.2f}", flush=True)
     return pd.concat(tables, ignore_index=True)
 
 
-def with_published(view: AttentionView, name: str, measured: pd.DataFrame) -> pd.DataFrame:
-    """Add the published sweep of zeros, where there is one of these weights."""
+def published_truth(view: AttentionView, name: str) -> list[pd.DataFrame]:
+    """Return the published sweep of zeros, where there is one of these weights."""
     file = PUBLISHED / name / "output.parquet"
     if not file.exists():
-        return measured
+        return []
     sweep = tls.read_table(file)
     if sweep.attrs["weights_sha256"] != view.weights_digest:
         raise ValueError(f"{file} is of other weights than {name}: measure it again")
-    zeros = sweep[[*HEAD, "delta", "delta_se"]].assign(ablation="zero", task="induction", half=0)
-    return pd.concat([measured, zeros.assign(intact=sweep.attrs["intact_value"])], ignore_index=True)
+    return [_truth(sweep, "zero", "induction", 0)]
+
+
+def _truth(sweep: pd.DataFrame, kind: str, task: str, half: int) -> pd.DataFrame:
+    table = sweep[[*HEAD, "delta", "delta_se"]].assign(ablation=kind, task=task, half=half)
+    return table.assign(intact=sweep.attrs["intact_value"]).round(6)
 
 
 def head_numbers(view: AttentionView, name: str) -> pd.DataFrame:
@@ -108,8 +108,11 @@ def main(name: str, folder: Path = Path("docs/results/rankers"), work: Path = Pa
     truth_file, numbers_file = folder / f"{name}-truth.csv", folder / f"{name}-numbers.csv"
     if not numbers_file.exists():
         head_numbers(view, name).round(6).to_csv(numbers_file, index=False)
-    if not truth_file.exists():
-        with_published(view, name, measured_truth(view, work / name)).round(6).to_csv(truth_file, index=False)
+    known = [pd.read_csv(truth_file)] if truth_file.exists() else published_truth(view, name)
+    for kind, task in truths(view):
+        if not any(((table["ablation"] == kind) & (table["task"] == task)).any() for table in known):
+            known.append(measured_truth(view, kind, task, work / name))
+            pd.concat(known, ignore_index=True).to_csv(truth_file, index=False)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,19 @@ TOP_SHARE, LEVEL = 0.05, 0.95
 GRADIENT, DEPTH, HALVES = "gradient estimate", "depth alone", "the other half"
 HEAD = ["layer", "head"]
 TINY = "tiny-"
+MARKERS = {"mean": "o", "resample": "^", "zero": "s"}
+PLAIN = {
+    "D_head": "spectrum: D_head",
+    "dir_frac": "spectrum: dir_frac",
+    "weighted D_head": "spectrum on data: D_head",
+    "weighted dir_frac": "spectrum on data: dir_frac",
+    "previous token": "attention to the previous token",
+    "induction": "attention to what followed before",
+    "attention mass": "attention beyond the first token",
+    "concentration": "concentration of queries and keys",
+    "matrix entropy": "entropy of queries and keys",
+    "participation ratio": "dimensions of what it writes",
+}
 
 
 def models_in(folder: Path) -> list[str]:
@@ -129,25 +142,23 @@ def print_page(scores: pd.DataFrame) -> None:
 def draw(scores: pd.DataFrame, file: Path) -> None:
     """Draw the AUC of every ranker on every truth of the large models."""
     large = scores[~scores["model"].str.startswith(TINY)]
-    order = large[large["ranker"] != HALVES].groupby("ranker")["auc"].mean().sort_values().index
-    names = list(large["model"].unique())
+    means = large[large["ranker"] != HALVES].groupby(["ranker", "model"])["auc"].mean().groupby("ranker").mean()
+    order, names = means.sort_values().index, list(large["model"].unique())
+    colours = {task: f"C{number}" for number, task in enumerate(large["task"].unique())}
     figure, axes = plt.subplots(1, len(names), figsize=(6.5 * len(names), 6.5), layout="constrained", sharey=True)
+    shown = {}
     for ax, name in zip(np.atleast_1d(axes), names, strict=True):
-        for number, ((ablation, task), rows) in enumerate(
-            large[large["model"] == name].groupby(["ablation", "task"], sort=False)
-        ):
-            by_ranker = rows.set_index("ranker")["auc"]
-            marker = {"mean": "o", "resample": "^", "zero": "s"}[ablation]
-            ax.plot(
-                by_ranker.reindex(order), range(len(order)), marker, color=f"C{number}", label=f"{task}, {ablation}"
-            )
-        mean = large[large["model"] == name].groupby("ranker")["auc"].mean()
-        ax.plot(mean.reindex(order), range(len(order)), "|", color="black", markersize=16, label="mean")
+        of_model = large[large["model"] == name]
+        for (task, ablation), rows in of_model.groupby(["task", "ablation"]):
+            values, marker = rows.set_index("ranker")["auc"].reindex(order), MARKERS[ablation]
+            [shown[f"{task}, {ablation}"]] = ax.plot(values, range(len(order)), marker, color=colours[task], alpha=0.8)
+        mean = of_model.groupby("ranker")["auc"].mean()
+        [shown["mean"]] = ax.plot(mean.reindex(order), range(len(order)), "|", color="black", markersize=16)
         if HALVES in mean:
-            ax.axvspan(mean[HALVES], 1.01, color="0.92", label="beyond what one half finds of the other")
+            shown["beyond what one half finds of the other"] = ax.axvspan(mean[HALVES], 1.01, color="0.92")
         ax.axvline(0.5, color="0.6", linewidth=1)
-        ax.set(title=name, xlabel="AUC: the 5 % of heads that matter against the others", xlim=(0, 1.01))
+        ax.set(title=name, xlabel="chance that a head that matters is ranked before another (AUC)", xlim=(0, 1.01))
         ax.grid(axis="y", color="0.93")
-    ax.set_yticks(range(len(order)), order)
-    ax.legend(loc="lower left", fontsize=8, framealpha=1)
+        ax.set_yticks(range(len(order)), [PLAIN.get(ranker, ranker) for ranker in order])
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(file, dpi=110)
