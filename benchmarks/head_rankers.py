@@ -73,7 +73,7 @@ def published_truth(view: AttentionView, name: str) -> list[pd.DataFrame]:
     if not file.exists():
         return []
     sweep = tls.read_table(file)
-    if sweep.attrs["weights_sha256"] != view.weights_digest:
+    if sweep.attrs["weights_sha256"] != view.origin()["weights_sha256"]:
         raise ValueError(f"{file} is of other weights than {name}: measure it again")
     return [_truth(sweep, "zero", "induction", 0)]
 
