@@ -49,7 +49,8 @@ def random_map_scores(name, mode="prompt", n_prompts=8):
     assert len(kept) >= n_prompts
     tables = []
     for number, tokens in enumerate(kept[:n_prompts]):
-        swaps = pairs[torch.randperm(105, generator=torch.Generator().manual_seed(number))[:25]].tolist()
+        drawn_swaps = pairs[torch.randperm(105, generator=torch.Generator().manual_seed(number))[:25]].tolist()
+        swaps = [swap for swap in drawn_swaps if swap[0] > 0]  # under a symmetric M heads rest on the first token
         prompt = BlockPrompt(tokens[:0], tokens[:120].split(8), tokens[120:])
         tables.append(measured(tiny(name), prompt, mode=mode, swaps=swaps))
     return pd.concat(tables).groupby(["layer", "head"])[SCORES].mean()

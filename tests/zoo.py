@@ -123,6 +123,7 @@ def hf_model(name: str, seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config._attn_implementation = "eager"
+        config._experts_implementation = "eager"  # the default asks for kernels of CPU or CUDA by the device's name
         model = getattr(transformers, class_name)(config).float().eval()
         _jitter(model, name, config)
     return model

@@ -119,14 +119,21 @@ class PlacedRow(Row):
         return stored and self.rotary and self.place.dtype != torch.float32
 
     @property
+    def of_stream(self) -> bool:
+        """Whether heads read the residual stream by one norm, and it is the sum of what is written to it."""
+        return not self.latent and self.name not in zoo.ENCODERS
+
+    @property
     def both(self) -> tuple[Any, Any]:
         return self.on_cpu, self.model
 
     @cached_property
     def parts(self) -> list[str]:
         """Parts that every layer has: without rotary positions, what blocks add to a score is content."""
-        missing = {"rope_phase", "rotary_band", "interaction"} | (set() if self.name == "bloom" else {"position"})
-        return [part for part in one_of_each(BLOCKS) if self.rotary or part not in missing]
+        missing = set() if self.rotary else {"rope_phase", "rotary_band", "interaction"}
+        missing |= set() if self.rotary or self.name == "bloom" else {"position"}
+        missing |= {"long_range", *block_parts} if self.name in zoo.ENCODERS else set()
+        return [part for part in one_of_each(BLOCKS) if part not in missing]
 
     def agree(self, expected: torch.Tensor, found: torch.Tensor, said: str = "") -> None:
         assert found.device.type == torch.device(self.place.device).type, said
@@ -248,16 +255,15 @@ def every_part_is_removed_on_the_device(row):
 
 @asked(fast=True, replace=("mean", "resample"))
 def outputs_are_replaced_on_the_device(row, replace):
-    for reference in (None, zoo.prompt(3)):
-        logits = []
-        for model in row.both:
-            part = tls.parts.Output(replace, None if reference is None else on(model, reference))
-            with torch.no_grad(), tls.ablate(model, [(0, 1), (1, 2)], part):
-                logits.append(model(on(model, zoo.prompt()), return_type="logits"))
-        row.agree(*logits)
+    logits = []
+    for model in row.both:
+        part = tls.parts.Output(replace, on(model, zoo.prompt(3)))
+        with torch.no_grad(), tls.ablate(model, [(0, 1), (1, 2)], part):
+            logits.append(model(on(model, zoo.prompt()), return_type="logits"))
+    row.agree(*logits)
 
 
-@asked(fast=True, what=("q", "k", "v"))
+@asked(lambda row, what: row.of_stream, fast=True, what=("q", "k", "v"))
 @pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 def edges_are_taken_out_on_the_device(row, what):
     for part in ("output", "symmetric"):
@@ -318,7 +324,7 @@ def tables_are_those_of_the_cpu(row):
         row.tables_agree(*(tls.relative_position_kernel(model, [(0, 1), (1, 0)]) for model in row.both))
     if row.rotary:
         row.tables_agree(*(tls.frequency_table(model) for model in row.both), of_weights=True)
-    if row.place.dtype == torch.float32:  # its rows are sorted by size
+    if row.place.dtype == torch.float32 and row.of_stream:  # its rows are sorted by size
         options = {"prompt": zoo.prompt(1, 12), "head": "L1H1", "query": -1, "key": 8, "remove": 3}
         row.tables_agree(*(tls.qk_attribution(model, **options) for model in row.both))
 
@@ -365,7 +371,7 @@ def sweeps_are_those_of_the_cpu(row):
 # --- positional scores ---
 
 
-@asked(fast=True, mode=("prompt", "key"))
+@asked(lambda row, mode: row.name not in zoo.ENCODERS, fast=True, mode=("prompt", "key"))
 def positional_scores_are_those_of_the_cpu(row, mode):
     options = {"mode": mode, "per_frequency": row.rotary, "swaps": "all"}
     row.tables_agree(*(tls.positional_symbolic(model, block_prompt(), **options) for model in row.both))

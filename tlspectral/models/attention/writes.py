@@ -122,8 +122,8 @@ def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tenso
         raise UnsupportedArchitecture(
             f"layer {index}: {missing[0]} never fires, so it cannot be checked what is written to the stream"
         )
-    stored, device = captured[names["residual"]].dtype, captured[names["residual_after"]].device
-    # On one device: the stream of a model spread over several moves inside a layer.
+    # On one device: the stream of a model spread over several moves inside a layer. `cast` may move it too.
+    stored, device = captured[names["residual"]].dtype, cast(captured[names["residual_after"]]).device
     seen = {point: cast(captured[name]).to(device) for point, name in names.items() if name in captured}
     undefined = "the share of one head is not defined"
     if writes is not None:
