@@ -68,3 +68,10 @@ def test_what_is_no_model_is_a_type_error_that_says_what_is_accepted(name):
 def test_every_function_of_a_model_is_among_them():
     assert len(TAKE_A_MODEL) > 15
     assert set(MORE) | NAMES_TOO <= set(TAKE_A_MODEL)
+
+
+def test_the_table_of_a_model_of_transformers_is_that_of_the_loaded_one():
+    given = zoo.hf_model("llama")
+    found, expected = (tls.analyze_heads(one, null_draws=2, detectors=False) for one in (given, tls.load_model(given)))
+    pd.testing.assert_frame_equal(found, expected)
+    assert found.attrs["weights_sha256"] == expected.attrs["weights_sha256"]

@@ -357,9 +357,9 @@ def test_a_bundle_gives_its_tables_back():
         pd.testing.assert_frame_equal(found[name], table)
 
 
-def test_after_the_first_part_the_bar_says_how_long_all_take(monkeypatch, shown):
+def test_the_bar_says_what_is_ahead_and_after_the_first_part_how_long_it_takes(monkeypatch, shown):
     clock = iter([0.0, 44.0, 9180.0])
     monkeypatch.setattr(work, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     parts = [WorkPart(f"L{layer}", partial(table_of, layer), items=count) for layer, count in enumerate((10, 260))]
     finished_parts(parts, description="sweep", unit="layer", items="heads")
-    assert shown.said == ["270 heads, 4.4 s each, about 20 min", "270 heads, 34 s each, about 2.5 h"]
+    assert shown.said == ["270 heads", "270 heads, 4.4 s each, about 20 min", "270 heads, 34 s each, about 2.5 h"]

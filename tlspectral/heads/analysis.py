@@ -61,12 +61,12 @@ def analyze_heads(
     reproduce gets no table. The model is not changed.
 
     Args:
-        model: a TransformerBridge or HookedTransformer, or a name or path for `load_model`. With `detectors=False` a
-            folder of safetensors or a hub model is read from its files instead, layer by layer, without loading it: of
-            each layer queries, keys and norms; from the hub only the files that hold them. Architectures:
-            `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual
-            streams. `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256` is that of what was
-            read.
+        model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path for `load_model`.
+            With `detectors=False` a folder of safetensors or a hub model is read from its files instead, layer by
+            layer, without loading it: of each layer queries, keys and norms; from the hub only the files that hold
+            them. Architectures: `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`. Each layer's scores are checked
+            on random residual streams. `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256`
+            is that of what was read.
         heads: heads to tabulate, as in `ablate`: `"L5H1"`, `"L5"` for all of a layer, `"L-1"` for the last one, or a
             list of these; None for all. Their rows are those of the whole table, but `D_head_pct` is the percentile
             among them. Of a model that is read from its files only their layers are read.

@@ -46,9 +46,9 @@ def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
         tls.k_composition(model, "L5H1")  # its keys: the same as "L5H1.k"
 
     Args:
-        model: a TransformerBridge or HookedTransformer, or a name or path. A folder of safetensors or a hub model is
-            read from its files, one layer's values and output at a time, without loading it (architectures:
-            `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`); other names are loaded.
+        model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path. A folder of
+            safetensors or a hub model is read from its files, one layer's values and output at a time, without loading
+            it (architectures: `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`); other names are loaded.
         receiver: what a head reads: `"L5H1.k"`, `"L5H1.q"`, `"L5H1.v"` or a `Receiver`. A head alone, "L5H1", (5, 1) or
             a table row, means its keys.
 

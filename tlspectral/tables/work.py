@@ -143,6 +143,8 @@ def finished_parts(
     sizes = {part.name: part.items for part in missing} if items is not None and isinstance(missing, list) else {}
     finished_items, began = 0, time.perf_counter()
     with bar(total, description, unit, initial=initial) as shown, closing(made_parts):
+        if sizes:  # what is ahead, before the first part says how long it takes
+            shown.set_postfix_str(f"{sum(sizes.values())} {items}")
         for name, made in made_parts:
             if isinstance(made, PartFailure):
                 note(name, made)

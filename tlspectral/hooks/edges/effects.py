@@ -122,7 +122,7 @@ def edge_effects(
         control: `"random"` also takes away, in place of the write, 20 of equal norm at each token in random directions
             (the sender's output map, its directions replaced by Haar-random ones); a number is that of these draws.
             For `pvalue`, control effects of all senders of a receiver are pooled. `control_p` is not below
-            1 / (1 + draws): 19 reach .05.
+            1 / (1 + draws): 19 reach .05. With 20 draws the call took 13 times as long on SmolLM2-135M.
         at: the position at which the sender writes what is cut, or a list of positions, a row for each: names of the
             task's positions, or numbers, negative from the end of each prompt. None: all positions at once.
         screen: `"gradient"`, of pairs, estimates every edge to first order, then measures the 50 largest and 50 random
@@ -237,7 +237,7 @@ def edge_effects(
         ],
         description="edges",
         unit="layer",
-        items="edges",
+        items="edges" + f" beside {draws} random ones each" * bool(draws),
         prepare=partial(_prepared, view, sequences, layers, writers, below, queried is not None, replace, seed, places),
     )
     found = pd.concat(
