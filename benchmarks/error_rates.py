@@ -330,7 +330,7 @@ def random_heads(shape: tuple[int, int], likeness: Likeness, rng: np.random.Gene
         sets = head_sets(dict.fromkeys(chosen, heads), chosen, 19, rng)
         delta, *drawn = (sum(effects[layer, head] for layer, head in one) for one in [own, *sets])
         wrong.append(control_test(np.array([delta]), np.array([drawn]))[1].item() <= LEVEL)
-    yield row("control_p of four heads, random_head_sets", likeness.name, size_of(shape), wrong)
+    yield row("control_p of four heads, random sets", likeness.name, size_of(shape), wrong)
 
 
 def detectors(rng: np.random.Generator, tables: int) -> Iterator[Row]:
