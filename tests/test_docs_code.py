@@ -19,15 +19,10 @@ def test_each_line_for_those_who_come_from_transformerlens_runs():
     exec(compile(code, "from_transformerlens.md", "exec"), {})
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        *sorted(
-            str(path.relative_to(ROOT)) for folder in ("docs", "docs/results") for path in (ROOT / folder).glob("*.md")
-        ),
-    ],
-)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/results").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", [str(page.relative_to(ROOT)) for page in PAGES])
 def test_python_of_every_page_is_python(page):
     for code in blocks(page):
         compile(code, page, "exec")
