@@ -133,7 +133,7 @@ def edge_items(heads: list[str]) -> Iterator[Item]:
     given = {"head": heads[-1], "query": -1, "key": 13}
     yield Item("attribution", "attribution", given)
     yield Item("attribution-removed", "attribution", {**given, "top": 6, "remove": 3})
-    yield Item("attribution-frequency", "attribution", {**given, "top": 4, "by_frequency": True})
+    yield Item("attribution-top", "attribution", {**given, "top": 4})
 
 
 def positional_items(heads: list[str]) -> Iterator[Item]:

@@ -1,6 +1,6 @@
 """A headless chromium, driven by the DevTools protocol over a pair of pipes: no driver and no port.
 
-python tests/chromium.py file:///PAGE.html#L16H0 PICTURE.png HEIGHT
+python tests/chromium.py file:///PAGE.html PICTURE.png HEIGHT
 """
 
 import base64

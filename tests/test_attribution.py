@@ -1,6 +1,6 @@
 """`qk_attribution`: one score as a sum over pairs of sources, known answers, removal, forms and refusals.
 
-`conformance` compares every term, part, frequency and removed pair with plain recomputations, in every architecture.
+`conformance` compares every term, part and removed pair with plain recomputations, in every architecture.
 """
 
 import numpy as np
@@ -15,7 +15,6 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import BadHead, ScoreMismatch, UnsupportedArchitecture
-from tlspectral.hooks.attribution import one_score as attribution
 from tlspectral.models.attention import attention_view
 
 
@@ -213,7 +212,6 @@ def test_edited_scores_are_a_mismatch(name):
         ("llama", {"top": 0}, ValueError, "top is a number of pairs of sources, 1 or more; found 0"),
         ("llama", {"remove": -1}, ValueError, "remove is a number of pairs"),
         ("llama", {"remove": 4, "top": 3}, ValueError, "give remove at most top"),
-        ("llama", {"remove": 4, "by_frequency": True}, ValueError, "leave out by_frequency"),
         ("llama", {"head": "L9H0"}, BadHead, "does not exist"),
         # A key outside the window.
         ("mistral", {"key": 3}, ValueError, "layer 1 masks key 3 for query 21: the query sees keys 14 to 21"),
@@ -225,10 +223,3 @@ def test_what_makes_no_sense_is_refused(name, options, error, said):
     arguments = {"prompt": PROMPT, "head": "L1H1", "query": QUERY, "key": KEY, **options}
     with pytest.raises(error, match=said):
         tls.qk_attribution(shared("bridge", name), **arguments)
-
-
-def test_a_table_that_would_be_too_long_is_refused(monkeypatch):
-    monkeypatch.setattr(attribution, "MOST_ROWS", 100)
-    with pytest.raises(ValueError, match="rows: give top="):
-        tls.qk_attribution(shared("bridge", "llama"), PROMPT, "L1H1", QUERY, KEY, by_frequency=True)
-    tls.qk_attribution(shared("bridge", "llama"), PROMPT, "L1H1", QUERY, KEY, by_frequency=True, top=2)

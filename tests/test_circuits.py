@@ -162,7 +162,7 @@ def test_several_batches_give_what_one_does(monkeypatch):
     results = []
     for size in (2**29, 11 * 11 * 48 * 4 * 2):
         monkeypatch.setattr("tlspectral.hooks.circuits.pairs._MOST_BYTES", size)
-        results.append((edge_estimates(pairs, "EAP-IG"), pairs.scores([kept]), single_cuts(pairs, edges)))
+        results.append((edge_estimates(pairs, "EAP-IG")[0], pairs.scores([kept]), single_cuts(pairs, edges)))
     assert len(list(pairs.batches())) == 3
     for whole, parts in zip(*results, strict=True):
         np.testing.assert_allclose(parts, whole, atol=2e-6)  # float32 in other batches: 1e-7, effects of 1e-2
@@ -173,7 +173,7 @@ def test_the_estimate_of_an_edge_is_the_slope_of_its_effect(double, name):
     model, (clean, other) = double(name), prompts()
     task = task_of(clean, other)
     pairs = pairs_of(model, task)
-    estimates = edge_estimates(pairs, "EAP")
+    [estimates] = edge_estimates(pairs, "EAP")
     edges = np.argwhere(pairs.graph.possible)
     edges = edges[np.random.default_rng(2).permutation(len(edges))[:10]]
     step = 3e-3

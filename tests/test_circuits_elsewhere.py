@@ -65,7 +65,7 @@ def test_estimates_are_those_of_transformer_lens_at_the_counterfactual_run():
     theirs = analysis.attribution_patch(model, clean, other, lambda x: x[0, -1, 7] - x[0, -1, 10], config=config)
     edges = dict((edge[:2], edge[2]) for edge in theirs.top_edges(k=10**6))
     pairs = pairs_of(model, tls.logit_difference(clean, 7, 10, counterfactual=other).denoising())
-    estimates, graph = edge_estimates(pairs, "EAP"), pairs.graph
+    [estimates], graph = edge_estimates(pairs, "EAP"), pairs.graph
     for row, column in np.argwhere(graph.possible):
         summed = sum(
             edges.get(nodes(graph.senders[column], graph.receivers[row], position, graph.view.n_layers - 1), 0.0)

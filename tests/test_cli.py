@@ -1,6 +1,7 @@
 """The command line: what it prints, what it passes on, and how it refuses."""
 
 import io
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -79,7 +80,7 @@ def run(*arguments):
 def section(output: str, title: str) -> list[str]:
     """The head names listed under a title."""
     (part,) = [part for part in output.split("\n\n") if part.startswith(title)]
-    return [line.split()[0] for line in part.splitlines()[2:]]
+    return [line.split()[0] for line in part.splitlines() if re.match(r" *L\d+H\d", line)]
 
 
 def test_show_lists_the_top_heads_and_where_the_table_comes_from(table):

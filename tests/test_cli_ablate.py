@@ -25,16 +25,17 @@ def folder(tmp_path_factory):
     return zoo.save_folder("llama", tmp_path_factory.mktemp("model"), tokenizer=True)
 
 
-@pytest.fixture
-def lines(tmp_path):
-    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS) + "\n\n")
-    return tmp_path / "prompts.txt"
+def csv(folder, **columns):
+    """Write prompts and answers, and return the file."""
+    pd.DataFrame({"prompt": PROMPTS, "correct": "w20", "wrong": "w30", **columns}).to_csv(
+        folder / "prompts.csv", index=False
+    )
+    return folder / "prompts.csv"
 
 
-def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, lines, tmp_path):
-    answers = ["--correct", "w20", "--wrong", "w21"]
+def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, tmp_path):
     options = ["--heads", "L0H1,L-1", "--control", "random", "--draws", "3", "--device", "cpu", "--dtype", "float64"]
-    done = run(folder, "--prompts", lines, *answers, *options, "-o", tmp_path / "sweep.parquet")
+    done = run(folder, "--prompts", csv(tmp_path, wrong="w21"), *options, "-o", tmp_path / "sweep.parquet")
     assert done.exit_code == 0, done.output
     model = tlspectral.load_model(folder, dtype="float64")
     task = tlspectral.logit_difference(PROMPTS, "w20", "w21")
@@ -55,8 +56,7 @@ def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, lines, 
 
 
 def test_answers_of_each_prompt_come_from_a_csv(folder, tmp_path):
-    file = tmp_path / "prompts.csv"
-    pd.DataFrame({"prompt": PROMPTS, "correct": ["w20", "w21", "w22"], "wrong": "w30"}).to_csv(file, index=False)
+    file = csv(tmp_path, correct=["w20", "w21", "w22"])
     done = run(folder, "--heads", "L0H1", "--prompts", file, "--part", "M_S", "--format", "json")
     assert done.exit_code == 0, done.output
     (row,) = pd.read_json(io.StringIO(done.stdout)).to_dict(orient="records")
@@ -70,16 +70,32 @@ def test_answers_of_each_prompt_come_from_a_csv(folder, tmp_path):
 
 
 def test_the_pair_of_each_prompt_comes_from_a_csv(folder, tmp_path):
-    file, pairs = tmp_path / "pairs.csv", [f"w40 {prompt.partition(' ')[2]}" for prompt in PROMPTS]
-    pd.DataFrame({"prompt": PROMPTS, "counterfactual": pairs}).to_csv(file, index=False)
-    answers = ("--correct", "w20", "--wrong", "w30")
-    done = run(folder, "--heads", "L0H1", "--prompts", file, *answers, "--part", "output", "--format", "json")
+    pairs = [f"w40 {prompt.partition(' ')[2]}" for prompt in PROMPTS]
+    file = csv(tmp_path, counterfactual=pairs)
+    done = run(folder, "--heads", "L0H1", "--prompts", file, "--part", "output", "--format", "json")
     assert done.exit_code == 0, done.output
     (row,) = pd.read_json(io.StringIO(done.stdout)).to_dict(orient="records")
     task = tlspectral.logit_difference(PROMPTS, "w20", "w30", counterfactual=pairs)
     part = tlspectral.parts.Output(replace="counterfactual")
     sweep = tlspectral.ablation_sweep(tlspectral.load_model(folder), part, heads="L0H1", task=task)
     assert row["delta"] == pytest.approx(sweep["delta"][0], abs=1e-14)  # 15 decimals
+
+
+def test_positions_are_numbers_or_columns_of_the_csv(folder, tmp_path):
+    pairs, places = [f"{prompt.rpartition(' ')[0]} w40" for prompt in PROMPTS], [-1, 1, 2]
+    file = csv(tmp_path, counterfactual=pairs, S2=places, note="not read")
+    options = ("--heads", "L0", "--part", "output", "--prompts", file, "-o", tmp_path / "sweep.parquet")
+    done = run(folder, *options, "--at", "S2,-1")
+    assert done.exit_code == 0, done.output
+    task = tlspectral.logit_difference(PROMPTS, "w20", "w30", counterfactual=pairs, positions={"S2": places})
+    part = tlspectral.parts.Output(replace="counterfactual")
+    expected = tlspectral.ablation_sweep(tlspectral.load_model(folder), part, heads="L0", task=task, at=["S2", -1])
+    pd.testing.assert_frame_equal(read_table(tmp_path / "sweep.parquet"), expected)
+    assert re.search(r"^ *name +position +value +delta ", done.stdout, flags=re.MULTILINE)
+    # Without prompts they are numbers: the loss of induction, the part removed at one token.
+    done = run("tiny-rope", "--heads", "L1H0", "--at", "-1", "--format", "json")
+    assert [row["position"] for row in pd.read_json(io.StringIO(done.stdout)).to_dict(orient="records")] == [-1]
+    assert "is no position of this task, which names none" in run("tiny-rope", "--heads", "L1H0", "--at", "S2").stderr
 
 
 def test_every_head_is_swept_and_summarised(folder, tmp_path):
@@ -114,29 +130,40 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
         (("--heads", "L5H1", "-o", "sweep.tsv"), "sweep.tsv: a table is a .parquet or .csv file"),
         (("--heads", "L5H1", "--prompts", "none.txt"), "No such file or directory: 'none.txt'"),
         (("none.parquet",), "none.parquet does not exist"),
-        (("--heads", "L5H1", "--correct", "a"), "--correct and --wrong are answers to --prompts"),
-        (("--heads", "L5H1", "--prompts", "LINES", "--task", "induction"), "give one of --task and --prompts"),
-        (("--heads", "L5H1", "--prompts", "LINES", "--correct", "a"), "the wrong answers are missing: give --wrong"),
-        (("--heads", "L5H1", "--prompts", "WHOLE", "--correct", "a"), "the correct answers are given twice"),
+        (("--heads", "L5H1", "--prompts", "CELLS", "--task", "induction"), "give one of --task and --prompts"),
         (("--heads", "L5H1", "--prompts", "CELLS"), "row 2: wrong is empty"),
-        (("--heads", "L5H1", "--prompts", "NOTHING"), "found a .csv with 1 rows and the columns text"),
+        (
+            ("--heads", "L5H1", "--prompts", "WHOLE", "--at", "S2"),
+            "has no column S2: write the columns prompt, correct",
+        ),
+        (
+            ("--heads", "L5H1", "--prompts", "PLACES", "--at", "S2"),
+            "S2 is the number of a token in each prompt; found 'b'",
+        ),
+        (("--heads", "L5H1", "--prompts", "NOTHING"), "has no column prompt: write the columns prompt, correct, wrong"),
+        (
+            ("--heads", "L5H1", "--prompts", "HEADER"),
+            "has no prompt: write the columns prompt, correct, wrong, and a row",
+        ),
         (("--heads", "L5H1", "--prompts", "EMPTY"), "cannot be read as CSV: found No columns to parse from file"),
         (("--heads", "L5H1", "--prompts", "OPEN"), "EOF inside string starting at row 1; expected a first line with"),
         (("--heads", "L5H1", "--prompts", "WIDE"), "is no text in UTF-8: found UTF-16; expected a text file"),
         (("--heads", "L5H1", "--prompts", "BINARY"), "is no text in UTF-8: found byte 0x93 at position 1; expected"),
     ],
 )
-def test_arguments_are_checked_before_the_model_is_loaded(tmp_path, lines, monkeypatch, arguments, said):
+def test_arguments_are_checked_before_the_model_is_loaded(tmp_path, monkeypatch, arguments, said):
     loaded = []
     monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: loaded.append(name), raising=False)
     (tmp_path / "cells.csv").write_text("prompt,correct,wrong\nw5,w6,w7\nw8,w9,\n")
     (tmp_path / "whole.csv").write_text("prompt,correct,wrong\nw5,w6,w7\n")
+    (tmp_path / "places.csv").write_text("prompt,correct,wrong,S2\nw5,w6,w7,0\nw5,w6,w7,b\n")
     (tmp_path / "nothing.csv").write_text("text\nw5\n")
+    (tmp_path / "header.csv").write_text("prompt,correct,wrong\n")
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "open.csv").write_text('prompt\n"w5 w6\n')
     (tmp_path / "wide.csv").write_text("prompt\nw5\n", encoding="utf-16")
     (tmp_path / "binary.csv").write_bytes(b"p\x93\x00")
-    files = {"LINES": lines, **{file.stem.upper(): file for file in tmp_path.glob("*.csv")}}
+    files = {file.stem.upper(): file for file in tmp_path.glob("*.csv")}
     done = run("tiny", *(files.get(argument, argument) for argument in arguments))
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.split())

@@ -4,14 +4,13 @@ import json
 
 import pandas as pd
 import pytest
-from described import assert_described
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 from zoo_words import reader
 
 import tlspectral
 from tlspectral.cli import app
-from tlspectral.positional import BindingTask, draws, positional_symbolic
+from tlspectral.positional import BindingTask, PromptFile, draws, positional_symbolic
 from tlspectral.studies.positional_symbolic.canonical import PRESETS, CanonicalSchedule
 from tlspectral.tables import read_table, write_table
 
@@ -40,18 +39,18 @@ def table(tmp_path):
 
 @pytest.mark.usefixtures("llama")
 def test_positional_writes_what_the_library_measures_once(table, tmp_path, monkeypatch):
-    options = [*SMALL, "--table", table, "--mode", "both", "--swaps", "all", "--tau", 0.05, "-o", tmp_path / "out"]
+    options = [*SMALL, "--table", table, "--mode", "both", "--swaps", "all", "-o", tmp_path / "out"]
     done = run("positional", "any", *options, "--seed", 3)
     assert done.exit_code == 0, done.output
     measured = {}
     for mode in ("prompt", "key"):
         task = BindingTask("plain", 5, swapped=4, queries=2, draws=2)
-        settings = {"mode": mode, "seed": 3, "swaps": "all", "tau": 0.05}
+        settings = {"mode": mode, "seed": 3, "swaps": "all"}
         shown = {"heads": {}, "queries": {"by": "query"}, "draws": {"by": "draw"}}
         shown["frequencies"] = {"per_frequency": True}
         scores = {name: positional_symbolic(reader("llama"), task, **settings, **by) for name, by in shown.items()}
         measured |= {f"{name}_{mode}": one for name, one in scores.items()}
-        said = f"{task.name} on external, swaps all by {mode}, tau 0.05, draws: 2\nanswer: mean probability "
+        said = f"{task.name} on external, swaps all by {mode}, draws: 2\nanswer: mean probability "
         said += f"{scores['heads'].attrs['answers']['probability']:.3g}, first"
         assert said in done.output
         pearson = scores["heads"].attrs["correlation"]["pearson"]
@@ -98,36 +97,13 @@ def test_further_figures_are_drawn_from_the_folder(table, tmp_path):
             assert (tmp_path / "out" / f"{figure}_{mode}.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.usefixtures("llama")
-def test_bands_are_of_the_strongest_heads_of_each_kind(table, tmp_path, monkeypatch):
-    monkeypatch.setattr("tlspectral.hooks.sweeps.bands._TRIES", 5)  # few of six pairs' sets fit: the search would go on
-    options = ["--mode", "key", "--table", table, "--bands", 2, "-o", tmp_path / "out"]
-    done = run("positional", "any", *SMALL, *options)
-    assert done.exit_code == 0, done.output
-    bands = read_table(tmp_path / "out" / "bands.parquet")
-    labelled = bands.copy()  # with a label of the task there are two columns more
-    for place, column in enumerate(("label", "n_sequences"), bands.columns.get_loc("band") + 1):
-        labelled.insert(place, column, 0 if column == "n_sequences" else "first")
-    assert_described(bands, labelled)
-    scores = read_table(tmp_path / "out" / "heads_key.parquet")
-    lead = (scores["s_sym"] - scores["s_pos"]).nlargest(2).index
-    symbolic = set(zip(scores.loc[lead, "layer"], scores.loc[lead, "head"], strict=True))
-    previous = set(read_table(table).nlargest(2, "prev")[["layer", "head"]].itertuples(index=False, name=None))
-    for kind, heads in (("symbolic", symbolic), ("previous-token", previous)):
-        found = bands[bands["kind"].str.contains(kind)]
-        assert set(zip(found["layer"], found["head"], strict=True)) == heads
-    assert "Thirds of the rotary frequencies dropped" in done.output
-    assert not (tmp_path / "out" / "heads_prompt.parquet").exists()
-
-
 def test_a_model_without_rotary_positions_has_no_frequencies(monkeypatch, tmp_path):
     monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: reader("gpt2"), raising=False)
     heads = tlspectral.analyze_heads(reader("gpt2"), null_draws=2, detectors=False)
     write_table(heads, tmp_path / "heads.parquet")
-    done = run("positional", "any", *SMALL, "--mode", "key", "--table", tmp_path / "heads.parquet", "--bands", 1)
+    done = run("positional", "any", *SMALL, "--mode", "key", "--table", tmp_path / "heads.parquet")
     assert done.exit_code == 0, done.output
     assert "im_share" not in done.output
-    assert "Thirds" not in done.output
 
 
 @pytest.mark.usefixtures("llama")
@@ -139,11 +115,14 @@ def test_prompts_come_from_a_file(table, tmp_path):
         "questions": [[q.block, q.suffix, q.answer] for q in draw.questions],
     }
     (tmp_path / "mine.jsonl").write_text(json.dumps(line), encoding="utf-8")
-    options = ["--prompts", tmp_path / "mine.jsonl", "--blocks", 4, "--queries", 2, "--mode", "key", "--table", table]
+    # Without --blocks and --queries all blocks of the file swap and are asked about.
+    options = ["--prompts", tmp_path / "mine.jsonl", "--table", table]
     done = run("positional", "any", *options, "--swaps", "per_query")
     assert done.exit_code == 0, done.output
     assert "PromptFile" in done.output
-    assert "swaps per_query by key, tau 0.1 of the largest difference" in done.output
+    assert "swaps per_query by key" in done.output
+    (tmp_path / "printed.jsonl").write_text(run("positional", "--example").stdout, encoding="utf-8")
+    assert PromptFile(str(tmp_path / "printed.jsonl")).n_blocks == 3
     refused = run("positional", "any", *options, "--pairs", 4)
     assert "--pairs is for a task by name" in refused.output
 

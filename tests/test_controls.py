@@ -15,7 +15,7 @@ import tlspectral.hooks.sweeps.effects as effects_module
 import tlspectral.hooks.sweeps.sweep as sweep_module
 from tlspectral.errors import BadHead
 from tlspectral.heads.detectors import repeated_sequences
-from tlspectral.hooks import ablation_sweep, random_head_sets
+from tlspectral.hooks import ablation_sweep
 from tlspectral.hooks.parts import Band, LongRange, Output
 from tlspectral.hooks.sweeps.effects import head_sets
 from tlspectral.models.attention import attention_view
@@ -149,17 +149,20 @@ def test_the_mean_over_other_heads_is_not_taken_off_in_a_summary():
 
 
 def test_random_sets_have_as_many_heads_of_the_same_layers():
-    model = shared("bridge", "gemma2")  # four layers with four heads
     chosen = [(0, 1), (2, 0), (2, 3)]
-    sets = random_head_sets(model, ["L0H1", "L2H3", "L2H0"], draws=10)
+
+    def drawn(draws, seed=0):
+        return head_sets({0: 4, 2: 4}, {0: [1], 2: [3, 0]}, draws, np.random.default_rng(seed))
+
+    sets = drawn(10)
     assert len(sets) == len({tuple(one) for one in [chosen, *sets]} - {tuple(chosen)}) == 10
     for one in sets:
         assert [layer for layer, _ in one] == [0, 2, 2]
         assert len(set(one)) == 3
         assert all(0 <= head < 4 for _, head in one)
-    assert sets == random_head_sets(model, chosen, draws=10)
-    assert sets != random_head_sets(model, chosen, draws=10, seed=1)
-    every = random_head_sets(model, chosen, draws=1000)
+    assert sets == drawn(10)
+    assert sets != drawn(10, seed=1)
+    every = drawn(1000)
     assert len({tuple(one) for one in every}) == len(every) == 4 * 6 - 1
 
 
@@ -176,12 +179,12 @@ def test_sets_that_cannot_be_drawn_are_refused():
     model = shared("bridge", "llama")
     for heads, draws, error, said in (
         ([(0, head) for head in range(4)], 19, ValueError, "L0H0, L0H1, L0H2, L0H3: these are all heads of their"),
-        ([], 19, ValueError, "no heads were given"),
+        ([], 19, ValueError, "the set 'chosen' has no heads"),
         ("L0H1", 0, ValueError, "draws must be 1 or more, not 0"),
         ("L1H9", 19, BadHead, "L1H9 does not exist"),
     ):
         with pytest.raises(error, match=said):
-            random_head_sets(model, heads, draws=draws)
+            ablation_sweep(model, "output", heads={"chosen": heads}, control="random", draws=draws)
 
 
 # --- edges (bands: test_bands) ---

@@ -55,7 +55,7 @@ def _telling(model, clean, other):
 def ranked(model, task, method="EAP-IG"):
     pairs = pairs_of(model, task)
     table = edges_of(pairs.graph, pairs.graph.possible)
-    return pairs, table.assign(estimate=edge_estimates(pairs, method)[pairs.graph.places(table)])
+    return pairs, table.assign(estimate=edge_estimates(pairs, method)[0][pairs.graph.places(table)])
 
 
 def test_a_planted_circuit_is_recovered(planted, task):
@@ -180,6 +180,8 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted, task):
     table.attrs["pairs_sha256"] = pairs.digests[:3]
     with pytest.warns(UserWarning, match="3 of 8 pairs are among those on which the edges were found"):
         tls.faithfulness(planted, table, asked, sizes=[1.0])
+    with pytest.warns(UserWarning, match="3 of 8 pairs are among those on which the edges were found"):
+        tls.run_circuit(planted, table.head(4), asked)
     assert doctest.testmod(room).failed == 0
 
 

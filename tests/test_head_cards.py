@@ -57,7 +57,7 @@ def test_a_card_of_the_row_alone_shows_the_row_and_nothing_else():
     card = tls.head_card(heads(), "L1H0")
     assert titles(card) == ["Row"]
     row = heads().set_index("name").loc["L1H0"]
-    metric = f"D_head {row['D_head']:.3f} {row['D_head_null_mean']:.3f} {row['D_head_null_std']:.3f}"
+    metric = f"rotational share (D_head) {row['D_head']:.3f} {row['D_head_null_mean']:.3f} {row['D_head_null_std']:.3f}"
     assert metric in Structure(card.html).text()
     assert metric in " ".join(repr(card).split())
     bare = tls.head_card(made_up_heads()[["layer", "head", "dir_frac"]].assign(prev=np.nan), (0, 1))
@@ -74,8 +74,8 @@ def test_every_table_given_is_a_section_and_no_other():
         "directions": tls.head_directions(model(), "L1H0", "qk", n_words=3),
     }
     card = tls.head_card(heads(), "L1H0", **given, composition=composition())
-    assert titles(card) == ["Row", "By distance", "Prediction by distance", "Ablation", "Edges in",
-                            "Directions in words", "K-composition"]  # fmt: skip
+    assert titles(card) == ["By distance", "Prediction by distance", "Ablation", "Edges in",
+                            "Directions in words", "K-composition", "Row"]  # fmt: skip
     for sweep in given["sweep"]:
         row = sweep.set_index(["layer", "head"]).loc[1, 0]
         assert re.search(rf"{row['part']}\s+induction\s+{row['delta']:.3f}", section(card, "Ablation").text)
@@ -99,7 +99,7 @@ def test_every_table_given_is_a_section_and_no_other():
 def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     prompt = torch.tensor([1, 5, 9, 5])
     card = tls.head_card(heads(), "L1H0", model=model(), prompt=prompt)
-    assert titles(card) == ["Row", "Eigenvalues", "Phase by frequency", "Attention on the prompt"]
+    assert titles(card) == ["Eigenvalues", "Phase by frequency", "Attention on the prompt", "Row"]
     body = section(card, "Eigenvalues").body
     values = tls.qk_operators(model())[1, 0].spectrum().eigenvalues
     assert body.count("<circle") == len(values) == 16
@@ -108,7 +108,7 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     assert cloud[1].count("M") == 16 * NULL_DRAWS
     ratio = float(values.imag.abs().sum() / values.abs().sum())
     text = section(card, "Eigenvalues").text
-    assert f"D_head (sum |Im l| / sum |l|) {ratio:.3f}, of {NULL_DRAWS} null draws " in text
+    assert f"rotational share (D_head) sum |Im l| / sum |l| {ratio:.3f}, of {NULL_DRAWS} null draws " in text
     of_draws = float(re.search(r"null draws ([.\d]+);", text)[1])
     # Means of 30 and of 20 draws of one null, whose sd is 0.08: each is within 0.03 of it. The head itself has less.
     assert of_draws == pytest.approx(heads().set_index("name").loc["L1H0", "D_head_null_mean"], abs=0.06)
@@ -122,7 +122,7 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     few = heads()[lambda table: table["layer"] == 1].assign(D_head=np.nan)
     few.attrs = heads().attrs
     rounding = tls.head_card(few, "L1H0", model=model())  # a table of some layers is enough
-    assert titles(rounding) == ["Row", "Eigenvalues", "Phase by frequency"]
+    assert titles(rounding) == ["Eigenvalues", "Phase by frequency", "Row"]
     assert "D_head" not in section(rounding, "Eigenvalues").text
 
 
@@ -138,7 +138,7 @@ def test_the_cloud_is_the_null_of_the_table(name):
         drawn = np.abs(cloud.imag).sum(1) / np.abs(cloud).sum(1)
         assert (drawn <= row.D_head).mean() == row.D_head_null_pct
     card = tls.head_card(table, (1, 1), model=bridge)
-    assert titles(card) == ["Row", "Eigenvalues"] + ["Phase by frequency"] * (name == "llama")
+    assert titles(card) == ["Eigenvalues"] + ["Phase by frequency"] * (name == "llama") + ["Row"]
 
 
 def test_drawings_stand_where_the_numbers_are():

@@ -150,7 +150,8 @@ def test_circuits_of_all_edges_and_of_none_are_the_runs_of_the_two_prompts(famil
     edges = tls.edge_effects(model, [f"L{last}H1.q", "logits"], task=task, replace="counterfactual")
     assert np.isfinite(edges["delta"]).all()
     assert {"embedding", f"L{last - 1}MIX", f"L{last}H0"} <= set(edges["sender"])
-    every = tls.run_circuit(model, tls.edge_effects(model, task=task, screen="gradient"), task)
+    found = tls.edge_effects(model, task=task, screen="gradient")
+    every = tls.run_circuit(model, zip(found["sender"], found["receiver"], strict=True), task)
     plain = tls.evaluate(model, task)
     # Measured: equal. Another set of edges moves the score by tenths.
     np.testing.assert_allclose(every.value, plain.value, rtol=0, atol=1e-5)

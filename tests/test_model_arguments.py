@@ -49,7 +49,7 @@ NO_MODELS = {
     "a model of transformers": lambda: zoo.hf_model("llama"),
 }
 
-OBJECTS_TOO = ("load_model", "to_spectral")
+OBJECTS_TOO = ("analyze_heads", "k_composition", "load_model", "to_spectral")
 """Functions that take a model of transformers as it is."""
 
 

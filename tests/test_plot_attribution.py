@@ -59,8 +59,3 @@ def test_small_terms_are_counted_and_the_rest_is_last():
     left_out = f"{table['total'][16:].sum():.2f}".replace("-", "\N{MINUS SIGN}")
     assert f"4 smaller terms are not drawn; they sum to {left_out}" in said(figure)
     assert "not drawn" not in said(qk_attribution(terms(3)))
-
-
-def test_frequencies_of_a_pair_are_one_bar():
-    table = pd.concat([terms(3).assign(frequency=0), terms(3).assign(frequency=1)]).sort_index(kind="stable")
-    np.testing.assert_allclose(bars(qk_attribution(table), "phase")[:, 1], 2 * terms(3)["phase"])

@@ -38,7 +38,7 @@ ONE_PANEL = {
     "ablation_effects": (
         lambda **ax: plots.ablation_effects(test_plot_effects.SWEEP, test_plot_effects.HEADS, **ax), "nats",
     ),
-    "content_direction_plane": (lambda **ax: plots.content_direction_plane(test_plots.heads(), **ax), "antisymmetric"),
+    "plane": (lambda **ax: plots.plane(test_plots.heads(), **ax), "antisymmetric"),
     "exclusion_plane": (lambda **ax: plots.exclusion_plane(head_scores(), **ax), "0 symbolic"),
     "head_changes": (lambda **ax: plots.head_changes(compare_heads(*test_comparison_changes.tables()), **ax), "layer"),
     "kernel": (lambda **ax: plots.kernel(OFFSETS.iloc[:4], **ax), "tokens"),

@@ -26,7 +26,7 @@ def lengths(table):
 @pytest.mark.parametrize(
     ("draw", "table", "column"),
     [
-        (plots.content_direction_plane, test_plots.heads, "D_head"),
+        (plots.plane, test_plots.heads, "D_head"),
         (plots.qk_attribution, terms, "antisymmetric"),
         (plots.positional_symbolic_plane, head_scores, "s_sym"),
         (plots.exclusion_plane, head_scores, "logit_std"),
@@ -62,7 +62,7 @@ REFUSED = {
     "a head to name": (lambda: plane(head_scores(), highlight=[(9, 9)]), ValueError, "L9H9 has no row in the table"),
     "no name": (lambda: plane(head_scores(), highlight=["head 3"]), BadHead, "'head 3' names no head"),
     "negative": (
-        lambda: plots.content_direction_plane(test_plots.heads(), highlight_previous_token=-1),
+        lambda: plots.plane(test_plots.heads(), highlight_previous_token=-1),
         ValueError,
         "highlight_previous_token is -1",
     ),

@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from tlspectral.plots import content_direction_plane
+from tlspectral.plots import plane
 
 
 def heads(layers: int = 4, per_layer: int = 6) -> pd.DataFrame:
@@ -39,7 +39,7 @@ def names(figure: Figure) -> list[str]:
 def test_every_head_is_a_point_coloured_by_its_layer():
     table = heads()
     before = table.copy()
-    figure = content_direction_plane(table)
+    figure = plane(table)
     pd.testing.assert_frame_equal(table, before)
     np.testing.assert_array_equal(offsets(figure, "heads"), table[["dir_frac", "D_head"]])
     colours = part(figure, "heads")[0].get_facecolors()
@@ -56,7 +56,7 @@ def test_every_head_is_a_point_coloured_by_its_layer():
 
 def test_the_nulls_stand_at_the_medians_of_the_table():
     table = heads()
-    figure = content_direction_plane(table)
+    figure = plane(table)
     (across,), (up,) = part(figure, "dir_frac null mean"), part(figure, "D_head null mean")
     assert across.get_xdata() == pytest.approx([0.7065, 0.7065])
     centre, deviation = table["D_head_null_mean"].median(), table["D_head_null_std"].median()
@@ -69,7 +69,7 @@ def test_the_nulls_stand_at_the_medians_of_the_table():
 def test_the_strongest_previous_token_heads_are_ringed_and_named():
     table = heads()
     strongest = table.nlargest(3, "prev")
-    figure = content_direction_plane(table, highlight_previous_token=3)
+    figure = plane(table, highlight_previous_token=3)
     np.testing.assert_array_equal(offsets(figure, "previous-token heads"), strongest[["dir_frac", "D_head"]])
     assert names(figure) == list(strongest["name"])
     assert "3 strongest previous-token heads" in said(figure)
@@ -81,7 +81,7 @@ def test_names_are_inside_and_do_not_overlap_where_heads_crowd():
     table = heads()
     table["dir_frac"], table["D_head"] = 0.7 + 0.001 * table["head"], 0.5 + 0.002 * table["layer"]
     table.loc[0, ["dir_frac", "D_head"]] = [0.9, 0.9]
-    figure = content_direction_plane(table, highlight_previous_token=8)
+    figure = plane(table, highlight_previous_token=8)
     figure.draw_without_rendering()
     labels = part(figure, "previous-token head")
     assert len(labels) == 8
@@ -95,7 +95,7 @@ def test_names_are_inside_and_do_not_overlap_where_heads_crowd():
 def test_without_detectors_nothing_is_ringed():
     table = heads()
     for without, count in ((table.drop(columns="prev"), 5), (table.assign(prev=np.nan), 5), (table, 0)):
-        figure = content_direction_plane(without, highlight_previous_token=count)
+        figure = plane(without, highlight_previous_token=count)
         assert part(figure, "previous-token heads") == names(figure) == []
         assert len(offsets(figure, "heads")) == len(table)
 
@@ -104,7 +104,7 @@ def test_heads_without_a_number_are_left_out_and_said_so():
     table = heads()
     first = table["prev"].idxmax()
     table.loc[[first, 3], "D_head"] = np.nan
-    figure = content_direction_plane(table, highlight_previous_token=2)
+    figure = plane(table, highlight_previous_token=2)
     assert len(offsets(figure, "heads")) == len(table) - 2
     assert table.loc[first, "name"] not in names(figure)
     (note,) = [line for line in said(figure).splitlines() if line.startswith("not drawn")]
@@ -115,11 +115,11 @@ def test_heads_without_a_number_are_left_out_and_said_so():
 def test_a_table_without_null_or_names_is_drawn_without_them():
     table = heads()[["layer", "head", "dir_frac", "D_head", "prev"]]
     table.index = [7] * len(table)
-    figure = content_direction_plane(table, highlight_previous_token=1)
+    figure = plane(table, highlight_previous_token=1)
     assert part(figure, "D_head null mean") == []
     best = table.iloc[table["prev"].argmax()]
     assert names(figure) == [f"L{best['layer']:.0f}H{best['head']:.0f}"]
     with_nan = heads().assign(D_head_null_mean=np.nan)
-    figure = content_direction_plane(with_nan)
+    figure = plane(with_nan)
     assert part(figure, "D_head null mean") == []
     assert len(part(figure, "dir_frac null mean")) == 1

@@ -91,7 +91,7 @@ def test_the_page_is_well_formed_and_has_what_its_script_asks_for():
     assert len(identifiers) == len(set(identifiers))
     assert [attributes["lang"] for tag, attributes in found.tags if tag == "html"] == ["en"]
     assert {attributes["for"] for tag, attributes in found.tags if tag == "label"} <= set(identifiers)
-    for said in ("tiny-model", "revision abc123", "Top heads per detector", "Against the null", "Statuses",
+    for said in ("tiny-model", "revision abc123", "Which heads do what", "Against the null", "Statuses",
                  "Provenance", "What this does not establish", "What the columns mean",
                  "Relative-position kernels"):  # fmt: skip
         assert said in found.text(), said

@@ -135,7 +135,7 @@ def test_pointing_shows_a_head_and_a_click_pins_it(browser, address):
         assert clean(page, address)
 
 
-CARDS = "document.getElementById('opened')"
+CARDS, TIP = "document.getElementById('opened')", "document.getElementById('tip')"
 
 
 def swept(table):
@@ -158,10 +158,34 @@ def test_a_pinned_head_opens_into_its_card(browser, with_cards):
         assert page.run(titles) == ["By distance", "Ablation"]
         assert page.run("document.getElementById('openedhead').textContent") == "L0H1"
         page.run("location.hash = '#L2H3'")
-        assert later(page, titles) == ["By distance"]
+        assert later(page, titles, 1000) == ["By distance"]  # and the page has come to rest at the card
         page.click("#cell-10")  # nothing was measured of it: no card, rather than an empty one
         assert page.run(f"{CARDS}.hidden && document.getElementById('open').hidden")
         assert clean(page, with_cards)
+
+
+@pytest.mark.parametrize("width", [1600, 1280, 390])
+def test_a_link_leads_to_the_card_of_which_nothing_is_cut_off(browser, tmp_path, width):
+    table = heads()
+    wide = swept(table).assign(task="greater-than", delta_se=0.012345, control_delta=-0.123456, control_p=0.04762)
+    report(table, tmp_path / "report.html", kernels=kernels((0, 1)), sweep=wide)
+    cut = (
+        "[...document.querySelectorAll('#evidence section, #numbers, .detectors > div')]"
+        ".filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)"
+    )
+    with browser.open((tmp_path / "report.html").as_uri() + "#L0H1", width=width) as page:
+        assert -1 <= later(page, f"{CARDS}.getBoundingClientRect().top", 1000) < 200
+        assert page.run(cut) == []
+        assert page.run("document.documentElement.scrollWidth") <= width
+        # The grid is coloured by what the other tables say of a head, and a cell says its number where it is touched.
+        chosen = "effect of removal (delta): rope_phase, greater-than"
+        assert chosen in page.run("[...document.querySelectorAll('#column option')].map((one) => one.value)")
+        page.run("document.getElementById('grid').scrollIntoView({ behavior: 'instant', block: 'center' })")
+        page.click("#cell-5")
+        bottom, left, right = (page.run(f"{TIP}.getBoundingClientRect().{end}") for end in ("bottom", "left", "right"))
+        assert 0 <= page.run("document.getElementById('cell-5').getBoundingClientRect().top") - bottom < 40
+        assert 0 <= left < right <= width
+        assert page.run(f"{TIP}.textContent").startswith("L1H1: rotational share (D_head) 0.")
 
 
 def test_a_card_works_by_keyboard_on_a_telephone(browser, with_cards):
@@ -217,7 +241,7 @@ def test_the_keyboard_does_what_the_mouse_does(browser, address):
         assert page.run("location.hash") == "#L0H2"
         assert page.run("document.getElementById('cell-2').getAttribute('aria-selected')") == "true"
         assert page.run("document.querySelectorAll('[aria-selected=true]').length") == 1
-        assert "L0H2, D_head " in page.run("document.getElementById('spoken').textContent")
+        assert "L0H2, rotational share (D_head) " in page.run("document.getElementById('spoken').textContent")
         assert page.errors == []
 
 

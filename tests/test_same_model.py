@@ -85,7 +85,7 @@ def test_a_table_of_other_weights_is_refused(chosen):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("ablate", "tiny-rope", "TABLE", "--part", "output", "--top", "1", "--matched", "0"),
+        ("ablate", "tiny-rope", "TABLE", "--part", "output", "--top", "1"),
         ("positional", "tiny-rope", "--table", "TABLE"),
         ("study", "statistics", "TABLE", "--model", "tiny-rope"),
     ],
@@ -101,7 +101,7 @@ def test_commands_refuse_another_models_table(tmp_path, arguments):
 
 
 def test_ablate_takes_the_models_own_table_with_detectors(tmp_path):
-    path, options = tmp_path / "heads.parquet", ("--part", "output", "--top", "1", "--matched", "0")
+    path, options = tmp_path / "heads.parquet", ("--part", "output", "--top", "1")
     for table, code in ((table_of("tiny-rope"), 0), (analyzed(tls.load_model("tiny-rope")), 2)):
         tls.write_table(table, path)
         done = CliRunner().invoke(app, ["ablate", "tiny-rope", str(path), *options])

@@ -137,4 +137,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*__all__, *(room for room in _SUBMODULES if "." not in room), "parts"})

@@ -20,7 +20,7 @@ from score_terms import KEY, PARTS, PROMPT, QUERY, captured_of, own_score, plain
 
 import tlspectral as tls
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.errors import EditNotHonored, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks import ablate
 from tlspectral.hooks.parts import part_of
 from tlspectral.hooks.parts.query_key import ScoreRemoval
@@ -188,35 +188,6 @@ def terms_of_a_part_sum_to_what_ablate_removes_from_the_score(row):
             # Measured: 1.2e-6, by the float32 rounding of queries and keys. The plain transpose, without
             # the factors of a query/key norm, is off by tenths.
             assert table[part].sum() == pytest.approx(-float(added[0, 0, QUERY, KEY]), abs=1e-5), part
-
-
-@asked(right, every=3)
-def frequencies_of_a_term_sum_to_its_row(row):
-    view, layer = row.view, row.view.n_layers - 1
-    explained = functools.partial(tls.qk_attribution, row.model, PROMPT)
-    if view.rotary(layer) is None:
-        with pytest.raises(UnsupportedArchitecture, match=f"layer {layer} has no rotary positions"):
-            explained((layer, 1), QUERY, KEY, by_frequency=True)
-        layer -= 1
-        if view.rotary(layer) is None:
-            return
-    for top in (3, None):
-        rows = explained((layer, 1), QUERY, KEY, top=top)
-        table = explained((layer, 1), QUERY, KEY, top=top, by_frequency=True)
-        summed = table.groupby(["query_source", "key_source"], sort=False)[[*PARTS, "total"]].sum()
-        np.testing.assert_allclose(summed, rows[[*PARTS, "total"]], rtol=0, atol=1e-10)  # float64 rounding
-        assert summed.index.tolist() == list(zip(rows["query_source"], rows["key_source"], strict=True))
-        partial = view.rotary(layer).rotary_fraction < 1
-        frequencies = list(range(-1 if partial else 0, view.rotary(layer).n_pairs))
-        assert table["frequency"].tolist() == frequencies * len(rows)
-        assert not table.loc[table["frequency"] == -1, "phase"].any()
-    pair = view.rotary(layer).n_pairs - 1
-    scores = scores_of_run(view, layer, 1, last_layer_of(row))
-    biased = [replace(each, content=each.whole) for each in (scores.query, scores.key)]
-    products = replace(scores, query=biased[0], key=biased[1]).of_pairs(torch.arange(pair + 1) == pair)
-    # Measured: 1.2e-6, as for parts.
-    expected = float(products[0, 0, QUERY, KEY])
-    assert table.loc[table["frequency"] == pair, "total"].sum() == pytest.approx(expected, abs=1e-5)
 
 
 @asked(right, every=2)

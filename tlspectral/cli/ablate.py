@@ -1,5 +1,6 @@
 """The command that removes a part of some heads: `ablate`."""
 
+import re
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,8 @@ from tlspectral.cli.summary import read_heads, require_detectors
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tlspectral.tasks import Task
+
 _OTHER_PREV = 0.1  # only heads below it are sampled as other heads
 _LISTED = 20
 _STATEMENTS = {
@@ -48,12 +51,15 @@ def ablate(
         typer.Option(metavar="L5H1,L7H2", help="These, L5 (a layer), or all, in place of the strongest of TABLE."),
     ] = None,
     part: Annotated[
-        str, typer.Option(help="rope_phase, symmetric, antisymmetric, output or long_range; or Im(M_t), M_S, M_A.")
+        str, typer.Option(help="rope_phase, symmetric, antisymmetric or output; or Im(M_t), M_S, M_A.")
     ] = "rope_phase",
-    window: Annotated[
-        int | None, typer.Option(min=1, help="With long_range: how many of the last tokens a head still sees.")
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S2,-1",
+            help="Remove it at each of these alone: tokens by number, or columns of --prompts with one.",
+        ),
     ] = None,
-    sinks: Annotated[int, typer.Option(min=0, help="With long_range: first tokens that a head still sees.")] = 0,
     task: Annotated[
         str | None,
         choice(
@@ -63,27 +69,24 @@ def ablate(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="A prompt per line, or a .csv with the columns prompt and, if they differ, correct, wrong; with "
+            metavar="FILE.csv",
+            help="Columns prompt, correct and wrong: the answers are one token each, such as ' Mary'; with "
             "counterfactual too, --part output puts in what a head writes on that.",
         ),
     ] = None,
-    correct: Annotated[str | None, typer.Option(help='Right answer to all prompts, one token such as " Mary".')] = None,
-    wrong: Annotated[str | None, typer.Option(help="Wrong answer to all prompts, one token.")] = None,
     control: Annotated[
         str | None,
         choice(
             "--control",
             ("random",),
-            "Also remove random parts of equal size; of output and long_range, other heads.",
+            "Also remove random parts of equal size; of output, other heads.",
         ),
     ] = None,
     draws: Annotated[
         int | None,
         typer.Option(min=1, help="Random parts per head (5), or other heads of its layer (all). p needs 19 for .05."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Strongest previous-token heads of TABLE.")] = 5,
-    matched: Annotated[int, typer.Option(min=0, help="Random other heads of the same layers.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Strongest previous-token heads of TABLE, and as many others.")] = 5,
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
@@ -101,13 +104,14 @@ def ablate(
     The heads are those of --heads, or the strongest previous-token heads of TABLE with random heads beside them. A
     TABLE of other weights is refused. With --prompts the score is the logit of the correct answer less that of the
     wrong one, after each prompt; else it is the loss of --task. With --heads all and a TABLE the sweep is summarised:
-    the sum of all effects, the share of small ones, and where the strongest heads stand.
+    the sum of all effects, the share of small ones, and where the strongest heads stand. With --at there is a row per
+    head and position.
 
     Example: tlspectral ablate smollm2-135m heads.parquet --part rope_phase
 
     Example: tlspectral ablate smollm2-135m heads.parquet --heads all --folder sweep -o sweep.parquet
 
-    Example: tlspectral ablate smollm2-135m --heads L5H1,L7H2 --prompts names.txt --correct " Mary" --wrong " John"
+    Example: tlspectral ablate smollm2-135m --heads L5H1,L7H2 --part output --prompts names.csv --at S2,-1
     """
     require_table_file(output)
     require_shared(folder, "--folder")
@@ -115,40 +119,34 @@ def ablate(
         raise typer.BadParameter("give heads, or a TABLE whose strongest heads are meant", param_hint="--heads")
     if prompts is not None and task is not None:
         raise typer.BadParameter("the prompts are the task: give one of --task and --prompts", param_hint="--task")
-    if prompts is None and (correct, wrong) != (None, None):
-        raise typer.BadParameter("--correct and --wrong are answers to --prompts", param_hint="--prompts")
     if control is None and draws is not None:
         raise typer.BadParameter("is of --control random: give that too", param_hint="--draws")
-    if (part == "long_range") != (window is not None):
-        raise typer.BadParameter("goes with --part long_range, which needs it", param_hint="--window")
     every = heads == "all"
     chosen: Any = None if every else listed_heads(heads)
-    answered = None if prompts is None else _prompts(prompts, correct, wrong)
+    places = None if at is None else [int(one) if re.fullmatch(r"-?\d+", one) else one for one in at.split(",")]
+    scored: Any = task or "induction"
+    if prompts is not None:
+        scored = _task_of(prompts, [one for one in places or () if isinstance(one, str)])
     import tlspectral
     from tlspectral.heads.same_model import require_table_of
-    from tlspectral.hooks.parts import LongRange, Output, part_of
+    from tlspectral.hooks.parts import Output, part_of
 
-    removed: Any = part if window is None else LongRange(window, sinks)
-    if part == "output" and answered is not None and answered[1] is not None:
-        removed = Output(replace="counterfactual")
+    of_pairs = prompts is not None and scored.counterfactual is not None
+    removed: Any = Output(replace="counterfactual") if part == "output" and of_pairs else part
     part_of(removed)  # an unknown part is refused before the model is loaded
     known = None if table is None else read_heads(table)
     if heads is None and known is not None and table is not None:
         require_detectors(known, table)
-        chosen = strongest_heads(known, top, matched, seed)
+        chosen = strongest_heads(known, top, seed)
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     if known is not None:
         require_table_of(loaded, known)
-    scored: Any = (
-        task or "induction"
-        if answered is None
-        else tlspectral.logit_difference(*answered[0], counterfactual=answered[1])
-    )
     sweep = tlspectral.ablation_sweep(
         loaded,
         removed,
         heads=chosen,
         task=scored,
+        at=places,
         control=control,  # type: ignore[arg-type]
         draws=draws,
         folder=folder,
@@ -157,8 +155,8 @@ def ablate(
     deliver(sweep, output, form)
     if form is not None or quiet:
         return
-    echo_sweep(sweep, known, f"{sweep.attrs['task']} loss in nats" if answered is None else sweep.attrs["task"], every)
-    if every and known is not None and answered is None:
+    echo_sweep(sweep, known, f"{sweep.attrs['task']} loss in nats" if prompts is None else sweep.attrs["task"], every)
+    if every and known is not None and prompts is None and places is None:
         _print_summary(tlspectral.hooks.summarize_sweep(sweep, known))
 
 
@@ -188,13 +186,13 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
     typer.echo(shown.head(_LISTED).round(4).to_string(index=False))
 
 
-def strongest_heads(heads: "pd.DataFrame", top: int, matched: int, seed: int) -> "pd.DataFrame":
-    """Return the strongest previous-token heads, and random other heads of their layers."""
+def strongest_heads(heads: "pd.DataFrame", top: int, seed: int) -> "pd.DataFrame":
+    """Return the strongest previous-token heads, and as many random other heads of their layers."""
     import pandas as pd
 
     strongest = heads.nlargest(top, "prev")
     others = heads[heads["layer"].isin(strongest["layer"]) & (heads["prev"] < _OTHER_PREV)]
-    return pd.concat([strongest, others.sample(min(matched, len(others)), random_state=seed)])
+    return pd.concat([strongest, others.sample(min(top, len(others)), random_state=seed)])
 
 
 def _print_summary(summary: "pd.DataFrame") -> None:
@@ -210,46 +208,45 @@ def _print_summary(summary: "pd.DataFrame") -> None:
             typer.echo(f"{text}: {row.value:.3f} ({row.low:.3f} to {row.high:.3f})")
 
 
-def _prompts(path: Path, correct: str | None, wrong: str | None) -> tuple[tuple[list[str], Any, Any], list[str] | None]:
-    """Return the prompts of a file with the correct and the wrong answer of all or of each, and their pairs or None.
+def _task_of(path: Path, places: list[str]) -> "Task":
+    """Return the task of a file of prompts and answers, with the positions of which the columns are named.
 
     Raises:
-        ValueError: no text in UTF-8, no CSV, no prompt, an empty cell, or answers that are missing or given twice.
+        ValueError: no text in UTF-8, no CSV, no prompt, a column that is missing, an empty cell, or a position that is
+            no whole number.
     """
+    import pandas as pd
+
     from tlspectral.models.text import file_text
+    from tlspectral.tasks import logit_difference
 
-    text = StringIO(file_text(path), newline=None)
-    columns: dict[str, list[str]]
-    known = ("prompt", "counterfactual", "correct", "wrong")
-    if path.suffix.lower() == ".csv":
-        import pandas as pd
-
-        try:
-            frame = pd.read_csv(text, dtype=str, keep_default_na=False)
-        except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
-            raise ValueError(
-                f"{path} cannot be read as CSV: found {' '.join(str(error).split())}; expected a first line with the "
-                "column prompt and, if they differ, correct and wrong, as many cells in each line, and closed quotes"
-            ) from error
-        columns = {str(name): frame[name].tolist() for name in frame if name in known}
-        found = f"a .csv with {len(frame)} rows and the columns {', '.join(map(str, frame)) or 'none'}"
-    else:
-        columns = {"prompt": [line.rstrip("\n") for line in text if line.strip()]}
-        found = "no line with text"
-    if not columns.get("prompt"):
+    try:
+        frame = pd.read_csv(StringIO(file_text(path), newline=None), dtype=str, keep_default_na=False)
+    except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
         raise ValueError(
-            f"{path} holds no prompt: write one per line, or a .csv with a column prompt and a row per prompt; found "
-            f"{found}"
+            f"{path} cannot be read as CSV: found {' '.join(str(error).split())}; expected a first line with the "
+            "columns prompt, correct and wrong, as many cells in each line, and closed quotes"
+        ) from error
+    needed = ["prompt", "correct", "wrong", *places]
+    missing = [name for name in needed if name not in frame]
+    if missing or frame.empty:
+        raise ValueError(
+            f"{path} has {f'no column {missing[0]}' if missing else 'no prompt'}: write the columns "
+            f"{', '.join(needed)}, and a row per prompt; found {len(frame)} rows and the columns "
+            f"{', '.join(map(str, frame)) or 'none'}"
         )
+    columns = {name: frame[name].tolist() for name in (*needed, "counterfactual") if name in frame}
     for name, cells in columns.items():
         if "" in cells:
             raise ValueError(f"{path}, row {cells.index('') + 1}: {name} is empty")
-    answers = []
-    for name, given in (("correct", correct), ("wrong", wrong)):
-        if (given is None) == (name not in columns):
-            raise ValueError(
-                f"the {name} answers are {'missing' if given is None else 'given twice'}: give --{name}, or a column "
-                f"{name} in a .csv of --prompts, and one of the two"
-            )
-        answers.append(given if given is not None else columns[name])
-    return (columns["prompt"], answers[0], answers[1]), columns.get("counterfactual")
+    for name in places:
+        wrong = [cell for cell in columns[name] if not re.fullmatch(r"-?\d+", cell)]
+        if wrong:
+            raise ValueError(f"{path}: {name} is the number of a token in each prompt; found {wrong[0]!r}")
+    return logit_difference(
+        columns["prompt"],
+        columns["correct"],
+        columns["wrong"],
+        counterfactual=columns.get("counterfactual"),
+        positions={name: [int(cell) for cell in columns[name]] for name in places},
+    )

@@ -71,6 +71,10 @@ def analyze(
 ) -> None:
     """Analyse every attention head of a model, print what stands out, and write the table.
 
+    Example: tlspectral analyze smollm2-135m -o heads.parquet
+
+    Example: tlspectral analyze models.txt gpt2 path/to/checkpoint -o many
+
     With --no-detectors a folder of safetensors or a hub model is read from its files, layer by layer, and not loaded.
     With --backend, --device or --dtype it is loaded all the same.
 
@@ -78,10 +82,6 @@ def analyze(
     model that fails gets a file in FOLDER/failures, the next model follows, and the exit status is 1 at the end. The
     same command continues there, tries the failed models again and leaves the finished ones alone. Several jobs may
     share FOLDER.
-
-    Example: tlspectral analyze smollm2-135m -o heads.parquet
-
-    Example: tlspectral analyze models.txt gpt2 path/to/checkpoint -o many
     """
     from tlspectral.heads.many_models import is_model_list
 
@@ -159,9 +159,9 @@ def verify(
 ) -> None:
     """Check that the operators reproduce the model's own attention scores, layer by layer.
 
-    The exit status is 2 if they do not.
-
     Example: tlspectral verify smollm2-135m
+
+    The exit status is 2 if they do not.
     """
     import tlspectral
 

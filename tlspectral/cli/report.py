@@ -57,6 +57,10 @@ def report(
 ) -> None:
     """Write one page about a table of heads, or measure a model and write its tables and page into a folder.
 
+    Example: tlspectral report smollm2-135m -o smollm2
+
+    Example: tlspectral report heads.parquet -o report.html --kernels kernels.parquet --sweep phase.parquet
+
     The page is for a browser, and loads nothing from a network. With further tables of the same model, written by
     tlspectral.write_table, a head opens into its card, which shows what they hold of it. An option may be given several
     times.
@@ -66,10 +70,6 @@ def report(
     as an option is not measured. The same command continues there, and refuses a folder of another model or seed.
     Without a head table the command stops. Any other table that cannot be made of this model is named at the end, and
     the exit status is then 1.
-
-    Example: tlspectral report smollm2-135m -o smollm2
-
-    Example: tlspectral report heads.parquet -o report.html --kernels kernels.parquet --sweep phase.parquet
     """
     from_table = Path(source).suffix == ".parquet"
     chosen = {"backend": backend != "auto", "device": device, "dtype": dtype, "revision": revision, "seed": seed}

@@ -7,6 +7,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_BESIDE = {"D_head_null_mean": "null mean", "D_head_null_pct": "null at or below", "D_head_z": "z"}
+"""Titles of columns that stand beside the one that they belong to."""
+
+
 def read_heads(path: Path) -> "pd.DataFrame":
     """Read a table of heads. Raises ValueError if it is another table."""
     from tlspectral.tables import read_table
@@ -25,18 +29,18 @@ def require_detectors(heads: "pd.DataFrame", path: Path) -> None:
 
 def summary(heads: "pd.DataFrame", top: int) -> str:
     """Text of `show`: the model, the top heads per detector, the heads furthest from their null, odd rows."""
-    from tlspectral.tables import COLUMNS
+    from tlspectral.tables.head_columns import column_title
 
     detectors = (("prev", "Previous-token"), ("dup", "Duplicate-token"), ("ind", "Induction"))
     parts = [_provenance(heads), *random_heads(heads)]
-    for name, title in detectors:
+    for name, kind in detectors:
         scored = heads.dropna(subset=[name]).nlargest(top, name) if name in heads else heads.iloc[:0]
         if len(scored):
             spectrum = ["D_head", "D_head_null_mean", "D_head_null_pct", "dir_frac", "rope_imag_frac"]
-            parts.append(f"{title} heads, by {name}\n{_rows(scored, [name, f'{name}_se', *spectrum])}")
+            parts.append(f"{kind} heads, by {name}\n{_rows(scored, [name, f'{name}_se', *spectrum])}")
     if not any(name in heads and heads[name].notna().any() for name, _ in detectors):
         parts.append("No detector scores in this table.")
-    rotational = COLUMNS["D_head"].title
+    rotational = column_title("D_head")
     columns = ["D_head", "D_head_null_mean", "D_head_z", "D_head_null_pct", "dir_frac"]
     if "D_head_z" in heads and heads["D_head_z"].notna().any():
         ordered = heads.dropna(subset=["D_head_z"]).sort_values("D_head_z", kind="stable")
@@ -53,6 +57,10 @@ def summary(heads: "pd.DataFrame", top: int) -> str:
 
 def changes(comparison: "pd.DataFrame", top: int) -> str:
     """Text of `compare`: the models, what was left out, and by family the heads that changed most."""
+    import pandas as pd
+
+    from tlspectral.tables.head_columns import column_title
+
     attrs = comparison.attrs
     alone, columns = attrs["left_out"]["heads"], attrs["left_out"]["columns"]
     lines = [f"{attrs['b']['model']} (b) against {attrs['a']['model']} (a): {len(comparison)} heads compared"]
@@ -68,9 +76,9 @@ def changes(comparison: "pd.DataFrame", top: int) -> str:
         if changed.empty:
             continue
         ranked = changed.head(top)
-        kinds = [f"{name}: {attrs['bands'][name]}" for name in ranked[f"{family}_of"].unique()]
+        kinds = [f"{column_title(name)}: {attrs['bands'][name]}" for name in ranked[f"{family}_of"].unique()]
         lines.append(f"band: twice the sd of {'; '.join(kinds)}")
-        shown = ranked[["name", f"{family}_of"]].set_axis(["name", "column"], axis=1)
+        shown = pd.DataFrame({"name": ranked["name"], "column": ranked[f"{family}_of"].map(column_title)})
         for part in ("a", "b", "diff", "band"):
             shown[part] = [row[f"{row[f'{family}_of']}_{part}"] for _, row in ranked.iterrows()]
         lines.append(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
@@ -110,11 +118,11 @@ def _provenance(heads: "pd.DataFrame") -> str:
 
 def random_heads(heads: "pd.DataFrame") -> list[str]:
     """The line that says what `D_head` and `dir_frac` of random heads are; no line of a table without a null."""
-    from tlspectral.tables import COLUMNS
+    from tlspectral.tables.head_columns import column_title
     from tlspectral.tables.null_band import null_band
 
     bands = {column: null_band(heads, column) for column in ("D_head", "dir_frac")}
-    values = ", ".join(f"{COLUMNS[column].title} {band[0]:.3f}" for column, band in bands.items() if band is not None)
+    values = ", ".join(f"{column_title(column)} {band[0]:.3f}" for column, band in bands.items() if band is not None)
     return [f"Random heads: {values} (the heads' own singular values, random directions; medians)"] if values else []
 
 
@@ -132,19 +140,22 @@ def self_check(attrs: dict[Any, Any]) -> str:
 
 
 def _rows(heads: "pd.DataFrame", columns: list[str]) -> str:
-    """Aligned text of some columns; NaN, and a column that the table lacks, is a dash."""
+    """Aligned text of some columns, a title's words over one another; NaN, and a missing column, is a dash."""
     import pandas as pd
 
     from tlspectral.selection import head_name
+    from tlspectral.tables.head_columns import column_title
 
     names = heads["name"] if "name" in heads else map(head_name, heads["layer"], heads["head"])
     shown = pd.DataFrame({"head": list(map(str, names))})
     for column in columns:
         digits = "+.1f" if column.endswith("_z") else ".4f" if column.endswith("_se") else ".3f"
         values = heads[column] if column in heads else [float("nan")] * len(heads)
-        title = "se" if column.endswith("_se") else column.removeprefix("D_head_").replace("null_", "null ")
-        shown[title] = ["-" if pd.isna(value) else format(value, digits) for value in values]
-    return shown.to_string(index=False)
+        shown[column] = ["-" if pd.isna(value) else format(value, digits) for value in values]
+    titles = ["se" if column.endswith("_se") else _BESIDE.get(column, column_title(column)) for column in shown]
+    words = [one.split(" ", 2) for one in titles]
+    shown.columns = pd.MultiIndex.from_tuples([(*[""] * (3 - len(some)), *some) for some in words])
+    return shown.to_string(index=False, sparsify=False)
 
 
 def _statuses(heads: "pd.DataFrame") -> str:

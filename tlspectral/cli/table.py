@@ -30,21 +30,21 @@ def show(
     typer.echo(summary(read_heads(table), top))
 
 
-@app.command(short_help="dir_frac against D_head, with the null")
+@app.command(short_help="directional against rotational share, with the null")
 def plane(
     table: TableFile,
     output: FigureOutput,
     highlight: Annotated[int, typer.Option(min=0, help="How many previous-token heads to ring and name.")] = 5,
 ) -> None:
-    """Draw dir_frac against D_head with the null, the strongest previous-token heads ringed.
+    """Draw directional share (dir_frac) against rotational share (D_head), the null, and rings around heads by prev.
 
     Example: tlspectral plane heads.parquet -o plane.png
     """
     require_writable(output)
-    from tlspectral.plots import content_direction_plane
+    from tlspectral import plots
     from tlspectral.tables import read_table
 
-    write_figure(content_direction_plane(read_table(table), highlight_previous_token=highlight), output)
+    write_figure(plots.plane(read_table(table), highlight_previous_token=highlight), output)
     typer.echo(str(output))
 
 
@@ -57,9 +57,9 @@ def compare(
 ) -> None:
     """Print the heads that differ most between two models of one shape: in behaviour, and in their spectrum.
 
-    Listed are differences of 0.02 or more that noise does not explain.
-
     Example: tlspectral compare base.parquet tuned.parquet -o comparison.parquet
+
+    Listed are differences of 0.02 or more that noise does not explain.
     """
     require_table_file(output)
     from tlspectral import compare_heads

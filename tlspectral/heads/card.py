@@ -21,6 +21,7 @@ from tlspectral.report.cards import Evidence, Given, Section, composition_sectio
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, visible
 from tlspectral.report.page import Page, card_page
 from tlspectral.selection import Head, head_name, head_pair
+from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
 
@@ -102,7 +103,7 @@ def head_card(
         raise BadHead(f"{head_name(*pair)} is not in the table of heads, which has {len(heads)}: choose one of them")
     if prompt is not None and model is None:
         raise ValueError("the attention on a prompt is the model's: give model= too")
-    sections = [row_section(heads, pair)]
+    sections: list[Section] = []
     if model is not None:
         require_table_of(model, heads)
         view = attention_view(model)
@@ -115,6 +116,7 @@ def head_card(
         sections.append(_composition(heads, pair, composition))
     if prompt is not None:
         sections.append(_attention(attention_view(model), pair, prompt))
+    sections.append(row_section(heads, pair))
     name = head_name(*pair)
     return HeadCard(name, tuple(sections), card_page(name, heads, sections))
 
@@ -139,7 +141,8 @@ def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame
     ratio = ""
     if pd.notna(row.get("D_head")):  # NaN where the eigenvalues are rounding
         of_draws = float((cloud.imag.abs().sum(1) / cloud.abs().sum(1)).mean())
-        ratio = f"D_head (sum |Im l| / sum |l|) {row['D_head']:.3f}, of {NULL_DRAWS} null draws {of_draws:.3f}; "
+        known = column_title("D_head")
+        ratio = f"{known} sum |Im l| / sum |l| {row['D_head']:.3f}, of {NULL_DRAWS} null draws {of_draws:.3f}; "
     return Section(
         "Eigenvalues",
         f"Of M in the complex plane, over those of {NULL_DRAWS} draws of its null (grey). Values on hover.",

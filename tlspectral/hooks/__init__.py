@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from tlspectral.hooks.edges.effects import edge_effects
     from tlspectral.hooks.hook_check import check_hook
     from tlspectral.hooks.sweeps.bands import band_effects
-    from tlspectral.hooks.sweeps.effects import random_head_sets
     from tlspectral.hooks.sweeps.summary import summarize_sweep
     from tlspectral.hooks.sweeps.sweep import ablation_sweep
 
@@ -25,7 +24,6 @@ _HOMES = {
     "run_circuit": "circuits.circuit",
     "edge_effects": "edges.effects",
     "qk_attribution": "attribution.one_score",
-    "random_head_sets": "sweeps.effects",
     "summarize_sweep": "sweeps.summary",
 }
 
@@ -38,7 +36,6 @@ __all__ = [
     "edge_effects",
     "faithfulness",
     "qk_attribution",
-    "random_head_sets",
     "run_circuit",
     "summarize_sweep",
 ]

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.errors import BadHead
-from tlspectral.hooks.probe import without_hooks
+from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.closeness import noise_of
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import logits_at
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook, hooks_on, of_a_library
 from tlspectral.models.attention.writes import head_writes, mixed, z_of
 from tlspectral.selection import Head, head_name, head_pair
@@ -98,11 +98,8 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
     view = attention_view(model)
     require_stream(view)
     layer, index = head_pair(head, view.n_layers)
-    if not 0 <= layer < view.n_layers or not 0 <= index < view.n_heads(layer):
-        raise BadHead(f"{head_name(layer, index)} does not exist in this model")
-    tokens = torch.arange(view.d_vocab // 2, view.d_vocab // 2 + 8)[None] % view.d_vocab
-    if prompts is not None:
-        tokens = packed_prompts(view, prompts).tokens
+    heads_by_layer(view, [(layer, index)])  # raises BadHead
+    tokens = probe_tokens(view.d_vocab, 8) if prompts is None else packed_prompts(view, prompts).tokens
     with torch.no_grad():
         if hook is None:
             under = _run(view, tokens, ())

@@ -6,9 +6,9 @@ themselves out and take none.
 
 from tlspectral.plots.attribution import qk_attribution
 from tlspectral.plots.circuits import circuit, faithfulness
+from tlspectral.plots.content_direction import plane
 from tlspectral.plots.effects import ablation_effects, kernel
 from tlspectral.plots.head_changes import head_changes
-from tlspectral.plots.plane import content_direction_plane
 from tlspectral.plots.positional.exclusion import exclusion_plane
 from tlspectral.plots.positional.frequencies import frequency_profile
 from tlspectral.plots.positional.plane import positional_symbolic_plane
@@ -16,12 +16,16 @@ from tlspectral.plots.positional.plane import positional_symbolic_plane
 __all__ = [
     "ablation_effects",
     "circuit",
-    "content_direction_plane",
     "exclusion_plane",
     "faithfulness",
     "frequency_profile",
     "head_changes",
     "kernel",
+    "plane",
     "positional_symbolic_plane",
     "qk_attribution",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -20,8 +20,7 @@ def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Draw the largest terms of one attention score, each a bar stacked by its four parts.
 
     Parts above 0 are stacked to the right of 0 and those below to its left; a dot marks their sum, and a ring what
-    removing the pair measured, where the table has it. At most 16 terms are drawn. Rows of several frequencies are
-    summed. The row `rest` is drawn last.
+    removing the pair measured, where the table has it. At most 16 terms are drawn. The row `rest` is drawn last.
 
     Args:
         table: of `tlspectral.qk_attribution`.
@@ -34,12 +33,9 @@ def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """
     sources = ["query_source", "key_source"]
     require(table, (*sources, *_PARTS, "total"), "qk_attribution")
-    numbers = [*_PARTS, "total", *(["measured"] if "measured" in table else [])]
-    # min_count: the sum of missing values is missing.
-    terms = pd.DataFrame(table.groupby(sources, sort=False)[numbers].sum(min_count=1)).reset_index()
-    is_rest = terms["query_source"] == "rest"
-    left_out = terms.loc[~is_rest, "total"].iloc[_MOST_BARS:]
-    shown = pd.concat([terms.loc[~is_rest].iloc[:_MOST_BARS], terms.loc[is_rest]], ignore_index=True)
+    is_rest = table["query_source"] == "rest"
+    left_out = table.loc[~is_rest, "total"].iloc[_MOST_BARS:]
+    shown = pd.concat([table.loc[~is_rest].iloc[:_MOST_BARS], table.loc[is_rest]], ignore_index=True)
     figure, axes = one_panel(ax, 6.8, 1.6 + 0.3 * len(shown))
     heights = np.arange(len(shown))[::-1]
     right, left = np.zeros(len(shown)), np.zeros(len(shown))

@@ -183,6 +183,13 @@ _LINE_FORM = (
 )
 
 
+LINE = (
+    '{"prefix": "", "blocks": ["apple: red\\n", "plum: blue\\n", "pear: green\\n"], '
+    '"questions": [[0, "apple:", " red"], [2, "pear:", " green"]]}'
+)
+"""A line of a file of prompts: blocks that swap, and questions, each with its block, its text and the answer."""
+
+
 def block_task(name: str) -> BlockTask:
     """The ready task of a name, or the binding task in the wording of a template. Raises ValueError for another."""
     if name in READY:

@@ -12,6 +12,7 @@ from tlspectral.errors import did_you_mean
 from tlspectral.report.drawings import Rows, kernel_drawing, phase_drawing
 from tlspectral.report.head_data import NULL_METRICS, shown_columns
 from tlspectral.selection import head_name, head_pairs
+from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
 
@@ -83,6 +84,17 @@ class Evidence:
         """The rows of one kind of table, by head."""
         return self._rows.get(name, {})
 
+    def columns(self) -> dict[str, dict[Pair, float]]:
+        """Numbers of heads by which a grid is coloured, by title: one per table, part, mode and task."""
+        found: dict[str, dict[Pair, float]] = {}
+        for name, (column, said) in _COLOURED.items():
+            for pair, rows in self.rows(name).items():
+                for row in (row for row in rows if _missing(row.get("frequency"))):
+                    which = [str(row[key]) for key in ("part", "mode", "task") if not _missing(row.get(key))]
+                    title = f"{said} ({column})" + ": " * bool(which) + ", ".join(which)
+                    found.setdefault(title, {})[pair] = row.get(column, np.nan)
+        return found
+
     def sections(self, pair: Pair) -> list[Section]:
         """The sections of one head, in the order of the card; none for what was not measured."""
         found = []
@@ -120,17 +132,20 @@ def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
     (row,) = heads.loc[(heads["layer"] == pair[0]) & (heads["head"] == pair[1])].to_dict("records")
     metrics = []
     for metric in (name for name in NULL_METRICS if name in row and pd.notna(row[name])):
-        ends = {"null": "_null_mean", "null sd": "_null_std", "z": "_z", "null pct": "_null_pct"}
-        metrics.append({"metric": metric, "head": row[metric]} | {k: row.get(metric + end) for k, end in ends.items()})
+        ends = {"null": "_null_mean", "null sd": "_null_std", "z": "_z", "at or below": "_null_pct"}
+        metrics.append(
+            {"metric": column_title(metric), "head": row[metric]}
+            | {said: row.get(metric + end) for said, end in ends.items()}
+        )
     beside = {f"{metric}{end}" for metric in NULL_METRICS for end in ("", "_z", "_null_pct")}
     others = [
-        {"column": name, "value": row[name], "± se": row.get(f"{name}_se")}
+        {"column": column_title(name), "value": row[name], "± se": row.get(f"{name}_se")}
         for names in shown_columns(heads).values()
         for name in names
         if name not in beside and pd.notna(row[name])
     ]
     tables = [_listing(some) for some in (metrics, others) if some]
-    note = "Null: random left and right frames, the head's own singular values; pct: share of its draws at or below."
+    note = "Null: random left and right frames, the head's own singular values; share of its draws at or below."
     return Section(
         "Row", note if metrics else "", "".join(html for html, _ in tables), "\n".join(text for _, text in tables)
     )
@@ -149,7 +164,7 @@ def _kernel(name: str, rows: Rows) -> list[Section]:
     best = max(rows, key=lambda row: -np.inf if pd.isna(row["score"]) else row["score"])
     predicted = any(pd.notna(row.get("predicted")) for row in rows)
     note = "Mean attention score before the softmax by offset, key less query, in tokens." + (
-        " Dashed: predicted from the mean query and key, which is nearly an identity of means." if predicted else ""
+        " Dashed: predicted from the mean query and key; it fits almost by arithmetic." if predicted else ""
     )
     text = f"largest mean score {best['score']:.3g} at offset {best['offset']}"
     body = f'<div class="kernels">{kernel_drawing(rows, name)}</div>'
@@ -240,6 +255,12 @@ _KINDS = {
         _directions,
     ),
 }  # in the order of the card
+
+_COLOURED = {
+    "sweep": ("delta", "effect of removal"),
+    "positional": ("exclusion_index", "exclusion index"),
+    "prediction": ("r", "fit of the predicted kernel"),
+}
 
 
 def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:

@@ -48,12 +48,12 @@ def report(heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, **ta
         phase = tls.ablation_sweep(model, "rope_phase")
         tls.report(heads, "report.html", kernels=kernels, sweep=phase)
 
-    On it: the heads as a grid that can be coloured by any column, the plane of dir_frac and D_head with the null, the
-    strongest heads of each detector with their kernels, the heads against their nulls, statuses, provenance, and
-    the meaning of every column. Pointing at a head shows its row. A click pins it and opens its card, with what the
-    other tables hold of it (`head_card` shows the same), and the page's address then ends in its name (`#L16H0`), so
-    that a link can lead to a head. Style, script and data are in the file, whose policy forbids every request and every
-    other script. Without scripts the tables remain.
+    On it: the strongest heads of each detector, the heads as a grid that can be coloured by any column and by what
+    sweeps, positional scores and predictions say of each, the plane of dir_frac and D_head with the null, kernels, the
+    heads against their nulls, statuses, provenance, and the meaning of every column. Pointing at a head shows its row.
+    A click pins it and opens its card, with what the other tables hold of it (`head_card` shows the same). The page's
+    address then ends in its name (`#L16H0`), and a link with it leads to the card. Style, script and data are in the
+    file, whose policy forbids every request and every other script. Without scripts the tables remain.
 
     Args:
         heads: table of `analyze_heads` or `tables.join`. Needed: `layer, head, dir_frac, D_head`; what else is there is
@@ -137,7 +137,7 @@ def _page(heads: pd.DataFrame, evidence: Evidence) -> str:
         policy=_policy(style, script),
         style=style,
         script=script,
-        data=head_data(heads),
+        data=head_data(_coloured(heads, evidence)),
         cards=_cards(heads, evidence),
         model=escape(_model(heads)),
         revision=f"revision {escape(str(revision))}" if revision else "",
@@ -152,6 +152,15 @@ def _page(heads: pd.DataFrame, evidence: Evidence) -> str:
         provenance=provenance(heads.attrs),
         column_meanings=column_meanings(heads),
     )
+
+
+def _coloured(heads: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
+    """The table with the columns of the other tables by which the grid can be coloured."""
+    pairs = list(zip(heads["layer"], heads["head"], strict=True))
+    more = {title: [by_head.get(pair, np.nan) for pair in pairs] for title, by_head in evidence.columns().items()}
+    coloured = heads.assign(**{title: values for title, values in more.items() if title not in heads})
+    coloured.attrs = heads.attrs
+    return coloured
 
 
 def _cards(heads: pd.DataFrame, evidence: Evidence) -> str:

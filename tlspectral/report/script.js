@@ -2,7 +2,7 @@
 {
 const data = JSON.parse(document.getElementById("data").textContent);
 const part = (id) => document.getElementById(id);
-const [grid, plane, legend, card, select] = ["grid", "plane", "legend", "card", "column"].map(part);
+const [grid, plane, legend, card, select, tip] = ["grid", "plane", "legend", "card", "column", "tip"].map(part);
 part("explorer").hidden = false;  // its room decides how wide the drawings are
 const { layer: layers, head: heads, name: names } = data.identity;
 const count = layers.length;
@@ -125,32 +125,37 @@ function drawLegend(column) {
     draw(legend, "text", { x: place, y: base + 42, "text-anchor": anchor, class: "title" }, said);
   }
   const missing = count - values[column.name].filter((value) => value !== null).length;
-  legend.setAttribute("aria-label", `Colour scale of ${column.name} from ${text(scale.low)} to ${text(scale.high)}`
+  legend.setAttribute("aria-label", `Colour scale of ${column.title} from ${text(scale.low)} to ${text(scale.high)}`
     + (mark ? `, ${mark.label} at ${text(mark.value)}` : "") + (missing ? `, ${missing} not computed` : ""));
 }
 
 /* ---- the grid ---- */
 
 const layerOrder = [...new Set(layers)].sort((one, other) => one - other), headOrder = [...new Set(heads)].sort((one, other) => one - other);
-const column = new Map(layerOrder.map((layer, place) => [layer, place])), row = new Map(headOrder.map((head, place) => [head, place]));
 const width = Math.max(330, Math.min(780, part("chooser").clientWidth)), gridLeft = 44, gridTop = 4;
-const cell = Math.max(5, Math.min(34, Math.floor((width - gridLeft - 2) / layerOrder.length), Math.floor(600 / headOrder.length)));
+/* Layers run across, on a telephone down: cells are then large enough for a finger. */
+const upright = width < 500;
+const [sideways, downwards] = [[layerOrder, layers, "layer"], [headOrder, heads, "head"]][upright ? "reverse" : "slice"]();
+const [[acrossOrder, acrossOf], [downOrder, downOf]] = [sideways, downwards];
+const column = new Map(acrossOrder.map((number, place) => [number, place])), row = new Map(downOrder.map((number, place) => [number, place]));
+const cell = Math.max(5, Math.min(34, Math.floor((width - gridLeft - 2) / acrossOrder.length), Math.floor(600 / downOrder.length)));
 const gap = cell > 12 ? 2 : 1;
-const cellPlace = (index) => [gridLeft + cell * column.get(layers[index]), gridTop + cell * row.get(heads[index])];
+const cellPlace = (index) => [gridLeft + cell * column.get(acrossOf[index]), gridTop + cell * row.get(downOf[index])];
+const headAt = (x, y) => places.get(upright ? `L${y}H${x}` : `L${x}H${y}`);
 let cells, cellRings;
 
 function drawGrid() {
-  const bottom = gridTop + cell * headOrder.length;
+  const bottom = gridTop + cell * downOrder.length;
   size(grid, width, bottom + 40);
   const hatch = draw(draw(grid, "defs", {}), "pattern", { id: "missing", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
   draw(hatch, "path", { class: "hatch", d: "M0 0V5" });
   const every = (room) => [1, 2, 4, 5, 8, 10, 16, 20, 40, 80].find((step) => step * cell >= room) || 100;
-  layerOrder.forEach((layer, place) => place % every(26) === 0
-    && draw(grid, "text", { x: gridLeft + cell * (place + 0.5) - gap / 2, y: bottom + 14, "text-anchor": "middle" }, layer));
-  headOrder.forEach((head, place) => place % every(15) === 0
-    && draw(grid, "text", { x: gridLeft - 7, y: gridTop + cell * (place + 0.5) + 4, "text-anchor": "end" }, head));
-  draw(grid, "text", { class: "title", x: gridLeft, y: bottom + 33 }, "layer");
-  draw(grid, "text", { class: "title", x: 0, y: 0, transform: `translate(11 ${gridTop + 1}) rotate(-90)`, "text-anchor": "end" }, "head");
+  acrossOrder.forEach((number, place) => place % every(26) === 0
+    && draw(grid, "text", { x: gridLeft + cell * (place + 0.5) - gap / 2, y: bottom + 14, "text-anchor": "middle" }, number));
+  downOrder.forEach((number, place) => place % every(15) === 0
+    && draw(grid, "text", { x: gridLeft - 7, y: gridTop + cell * (place + 0.5) + 4, "text-anchor": "end" }, number));
+  draw(grid, "text", { class: "title", x: gridLeft, y: bottom + 33 }, sideways[2]);
+  draw(grid, "text", { class: "title", x: 0, y: 0, transform: `translate(11 ${gridTop + 1}) rotate(-90)`, "text-anchor": "end" }, downwards[2]);
   cells = all.map((index) => {
     const [x, y] = cellPlace(index);
     return draw(grid, "rect", { id: `cell-${index}`, role: "option", "aria-label": names[index], "aria-selected": "false",
@@ -307,10 +312,10 @@ function fillCard(index) {
   const numbers = part("numbers");
   numbers.replaceChildren();
   const metrics = add(numbers, "table"), title = add(add(metrics, "thead"), "tr"), body = add(metrics, "tbody");
-  for (const name of ["metric", "head", "null", "z", "pct"]) add(title, "th", name, name === "metric" ? "" : "number").scope = "col";
+  for (const name of ["metric", "head", "null", "z", "at or below"]) add(title, "th", name, name === "metric" ? "" : "number").scope = "col";
   for (const name of data.nullMetrics) {
     const line = add(body, "tr", undefined, chosen === name ? "chosen" : "");
-    add(line, "th", name).scope = "row";
+    add(line, "th", columns[name].title).scope = "row";
     const own = [name, `${name}_null_mean`, `${name}_z`, `${name}_null_pct`].map((column) => values[column]?.[index] ?? null);
     if (own.slice(1).every((value) => value === null)) {
       cellOf(line, text(own[0]), "number");
@@ -319,11 +324,11 @@ function fillCard(index) {
   }
   const inFirst = new Set(data.nullMetrics.flatMap((name) => [name, `${name}_z`, `${name}_null_pct`]));
   let group = null, list = null;
-  for (const { name, group: subject, meaning } of data.columns) {
+  for (const { name, title, group: subject, meaning } of data.columns) {
     if (inFirst.has(name)) continue;
     if (subject !== group) list = add(add(numbers, "table"), "tbody");
     group = subject;
-    const line = add(list, "tr", undefined, chosen === name ? "chosen" : ""), label = add(line, "th", name);
+    const line = add(list, "tr", undefined, chosen === name ? "chosen" : ""), label = add(line, "th", title);
     label.scope = "row";
     label.title = meaning;
     const deviation = values[`${name}_se`]?.[index];
@@ -380,10 +385,9 @@ function fillSelect() {
   }
 }
 
-function step(index, sideways, down) {
+function step(index, right, down) {
   const at = (order, place) => order[Math.min(Math.max(place, 0), order.length - 1)];
-  const layer = at(layerOrder, column.get(layers[index]) + sideways), head = at(headOrder, row.get(heads[index]) + down);
-  return places.get(`L${layer}H${head}`) ?? index;
+  return headAt(at(acrossOrder, column.get(acrossOf[index]) + right), at(downOrder, row.get(downOf[index]) + down)) ?? index;
 }
 
 function onKey(event) {
@@ -397,17 +401,44 @@ function onKey(event) {
   grid.setAttribute("aria-activedescendant", `cell-${from}`);
   if (pointed >= 0) {
     grid.setAttribute("aria-activedescendant", `cell-${pointed}`);
-    part("spoken").textContent = `${names[pointed]}, ${chosen} ${inColumn(chosen, pointed)}${pointed === pinned ? ", pinned" : ""}`;
+    part("spoken").textContent = `${names[pointed]}, ${columns[chosen].title} ${inColumn(chosen, pointed)}${pointed === pinned ? ", pinned" : ""}`;
   }
 }
 
+/* The head and its number beside the pointer or the finger; a tap on it leads to the card. */
+function tell(event, index) {
+  tip.hidden = index < 0;
+  if (index < 0) return;
+  tip.textContent = `${names[index]}: ${columns[chosen].title} ${inColumn(chosen, index)}`;
+  tip.hash = key(index);
+  const room = document.documentElement.clientWidth - tip.offsetWidth - 8;
+  tip.style.left = `${Math.max(8, Math.min(event.pageX - tip.offsetWidth / 2, room))}px`;
+  tip.style.top = `${event.pageY - tip.offsetHeight - 18}px`;
+}
+
+function lead(index) {
+  if (index === undefined) return;
+  pin(index);
+  tip.hidden = true;
+  part(part("opened").hidden ? "explorer" : "opened").scrollIntoView();
+}
+
 function listen() {
-  const cellAt = (event) => event.target.id.startsWith("cell-") ? Number(event.target.id.slice(5)) : -1;
-  grid.addEventListener("pointermove", (event) => cellAt(event) >= 0 && point(cellAt(event)));
-  plane.addEventListener("pointermove", (event) => point(nearest(event)));
-  grid.addEventListener("click", (event) => cellAt(event) >= 0 && pinByHand(cellAt(event)));
-  plane.addEventListener("click", (event) => nearest(event) >= 0 && pinByHand(nearest(event)));
-  for (const drawing of [grid, plane]) drawing.addEventListener("pointerleave", () => point(-1));
+  const cellAt = (event) => {
+    const box = grid.getBoundingClientRect(), zoom = width / box.width;
+    const [x, y] = [(event.clientX - box.left) * zoom - gridLeft, (event.clientY - box.top) * zoom - gridTop];
+    return headAt(acrossOrder[Math.floor(x / cell)], downOrder[Math.floor(y / cell)]) ?? -1;
+  };
+  for (const [drawing, found] of [[grid, cellAt], [plane, nearest]]) {
+    drawing.addEventListener("pointermove", (event) => { point(found(event)); tell(event, found(event)); });
+    drawing.addEventListener("pointerleave", () => { point(-1); tip.hidden = true; });
+    drawing.addEventListener("click", (event) => {
+      if (found(event) < 0) return;
+      pinByHand(found(event));
+      tell(event, pinned);
+    });
+  }
+  tip.addEventListener("click", (event) => { event.preventDefault(); lead(places.get(tip.hash.slice(1))); });
   grid.addEventListener("focus", () => grid.matches(":focus-visible") && point(pinned >= 0 ? pinned : first));
   grid.addEventListener("blur", () => point(-1));
   grid.addEventListener("keydown", onKey);
@@ -417,12 +448,11 @@ function listen() {
   part("back").addEventListener("click", () => goTo(grid));
   select.addEventListener("change", () => choose(select.value));
   dark.addEventListener("change", () => choose(chosen));
-  const byAddress = () => places.has(location.hash.slice(1)) && pin(places.get(location.hash.slice(1)));
+  const byAddress = () => lead(places.get(location.hash.slice(1)));
   addEventListener("hashchange", byAddress);
   for (const link of document.querySelectorAll("main a[href^='#L']")) link.addEventListener("click", (event) => {
     if (location.protocol === "about:") event.preventDefault(); // In a frame of a notebook it would open the notebook.
-    pin(places.get(link.hash.slice(1)));
-    part("explorer").scrollIntoView();
+    lead(places.get(link.hash.slice(1)));
   });
   addEventListener("beforeprint", () => { for (const details of document.querySelectorAll("details")) details.open = true; });
   byAddress();

@@ -9,10 +9,11 @@ import pandas as pd
 from tlspectral.report.drawings import Rows, kernel_drawing
 from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance
 from tlspectral.tables import COLUMNS
+from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.null_band import null_band
 from tlspectral.tables.schema import columns_of
 
-_TOP_HEADS = 8  # of each detector
+_TOP_HEADS = 5  # of each detector
 _NOT_COMPUTED = '<span class="none">not computed</span>'
 _NUMBER = ' class="number"'
 _TAIL = 0.025
@@ -40,18 +41,18 @@ _MOST_DRAWN = 24  # kernels
 
 
 def facts(heads: pd.DataFrame) -> str:
-    """First lines of the page: number of heads, median D_head, heads outside their null, and the self-check."""
+    """Number of heads, median D_head, heads outside their null, and the self-check."""
     layers = heads["layer"].nunique()
     entries = [("Heads", f"{len(heads):,}", f"in {layers:,} layer{'s' * (layers != 1)}")]
     if heads["D_head"].notna().any():
         band = null_band(heads, "D_head")
         beside = f"null {band[0]:.3f}" if band else "no null in this table"
-        entries.append((f"Median {COLUMNS['D_head'].title}", f"{heads['D_head'].median():.3f}", beside))
+        entries.append((f"Median {column_title('D_head')}", f"{heads['D_head'].median():.3f}", beside))
     counts = _tails(heads, "D_head")
     if counts:
         below, above, drawn = counts
         outside = f"{below + above:,} of {drawn:,}"
-        entries.append((f"{COLUMNS['D_head'].title} outside its null", outside, f"{below:,} below, {above:,} above"))
+        entries.append((f"{column_title('D_head')} outside its null", outside, f"{below:,} below, {above:,} above"))
     check = heads.attrs.get("score_check") or {}
     if check.get("worst_error") is not None:
         allowed = f"tolerance {check['tolerance']:.1e}" if check.get("tolerance") is not None else "worst error"
@@ -94,7 +95,7 @@ def _detector_table(heads: pd.DataFrame, name: str, title: str) -> str:
             f'<td class="number">{_number(row.get("D_head_null_pct"))}</td></tr>'
         )
     score = '<th scope="col" colspan="2" class="number">score <small>± se</small></th>'
-    titles = _titles("head") + score + _titles("D_head", "null mean", "null pct", look=_NUMBER)
+    titles = _titles("head") + score + _titles(column_title("D_head"), "null mean", "null at or below", look=_NUMBER)
     return f"<div>{head}{_table(titles, rows)}</div>"
 
 
@@ -115,8 +116,8 @@ def detector_note(heads: pd.DataFrame) -> str:
     if not _has_detectors(heads):
         return "This table was made without detectors: it says nothing of what the heads attend to."
     beside = (
-        "D_head: sum of |Im l| over sum of |l|, l the eigenvalues; null mean: the same of random heads with the head's "
-        "singular values; null pct: share of these at or below the head's."
+        f"{column_title('D_head')}: sum of |Im l| over sum of |l|, l the eigenvalues; null mean: the same of "
+        "random heads with the head's singular values; null at or below: share of these at or below the head's."
     )
     detectors = heads.attrs.get("detectors")
     if not isinstance(detectors, dict):
@@ -143,7 +144,7 @@ def null_table(heads: pd.DataFrame) -> str:
         else:
             cells += [_NOT_COMPUTED] * 3
         numbers = "".join(f'<td class="number">{cell}</td>' for cell in cells)
-        rows.append(f'<tr><th scope="row">{COLUMNS[metric].title}</th>{numbers}</tr>')
+        rows.append(f'<tr><th scope="row">{column_title(metric)}</th>{numbers}</tr>')
     numbers = ("median head", "null <small>± 2 sd</small>", "heads below", "inside", "above")
     return _table(_titles("metric") + _titles(*numbers, look=_NUMBER), rows)
 

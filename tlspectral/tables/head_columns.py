@@ -53,7 +53,7 @@ def _null_columns(metric: str) -> tuple[Column, ...]:
             does_not_establish="Not a p-value: the null need not be normal." + _NARROW_NULL[metric] + sampling),
         Column(f"{metric}_null_pct", f"Share of the null's raw draws that are at or below the head's {metric}.", _SHARE,
             range="0 .. 1", source=_NULL_SOURCE, also_known_as="empirical percentile against the null",
-            label=f"{name}, percentile of the null",
+            label=f"{name}, share of the null at or below",
             does_not_establish="With R draws it is no finer than 1/(R+1): 0 and 1 mean beyond every draw, "
             "not a probability of 0." + _SHARED),
     )
@@ -122,6 +122,11 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
     {column.name: column for column in (*HEAD_COLUMNS, *LATENT_COLUMNS, *EXTRA_COLUMNS)}
 )
 """The columns of the head table, of latent attention and the extras by their names."""
+
+
+def column_title(name: str) -> str:
+    """What people read for a column: its plain name, such as "rotational share (D_head)", else the name itself."""
+    return COLUMNS[name].title if name in COLUMNS else name
 
 
 ANALYZE_HEADS = Schema("analyze_heads",

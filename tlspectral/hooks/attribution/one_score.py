@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.attribution.score_form import (
     PARTS,
     PairTerms,
@@ -29,7 +28,6 @@ from tlspectral.selection import Head, head_name, whole_number
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 
-MOST_ROWS = 2_000_000
 REST, BIAS, ALIBI = "rest", "bias", "alibi"
 
 QK_ATTRIBUTION = Schema(
@@ -37,7 +35,6 @@ QK_ATTRIBUTION = Schema(
     columns("""
         query_source         | label       | What wrote this part of the query's stream; else bias, alibi or rest.
         key_source           | label       | What wrote this part of the key's stream; else bias, alibi or rest.
-        frequency?           | index       | Rotary pair, 0 being the model's first; -1 for other columns and alibi.
         symmetric            | logit       | (C(a, b) + C(b, a)) / 2, C being the part that is even in the offset.
         antisymmetric        | logit       | (C(a, b) - C(b, a)) / 2.
         phase                | logit       | The part that is odd in the offset; 0 without rotary positions.
@@ -62,7 +59,6 @@ def qk_attribution(
     *,
     top: int | None = None,
     remove: int | None = None,
-    by_frequency: bool = False,
 ) -> pd.DataFrame:
     """Divide one attention score of a head among pairs of what wrote to the residual streams of its two tokens.
 
@@ -90,10 +86,9 @@ def qk_attribution(
         query, key: positions of the two tokens in the prompt; negative ones count from its end.
         top: the number of pairs with the largest |total| to keep; the others become one row, `rest`.
         remove: the number of pairs with the largest |total| to take out, at most `top`.
-        by_frequency: one row per rotary pair of the head; with `top`, which counts pairs of sources as before.
 
     Returns:
-        DataFrame, largest |total| first, `rest` last. Columns: `query_source, key_source, frequency?, symmetric,
+        DataFrame, largest |total| first, `rest` last. Columns: `query_source, key_source, symmetric,
         antisymmetric, phase, outside_m, total, measured?, attention_predicted?, attention_measured?`. `attrs`:
         `head`, `query`, `key`, `query_token`, `key_token`; `score`, the model's own; `remainder`, by how much it
         exceeds the sum of the rows; `tolerance`; `attention` to the key; `softcap` (None without one);
@@ -106,7 +101,7 @@ def qk_attribution(
         ScoreMismatch: the rows do not sum to the model's score within 1e-4 + 1e-5 |score| (float32 and wider; 16-bit: 4
             eps times the largest |score| of the layer), or its scores do not give its attention.
         UnsupportedArchitecture, BadWeights: a layer cannot be read; the residual stream is not the sum of its writes,
-            as under hooks that edit it; or `by_frequency` in a layer without rotary positions.
+            as under hooks that edit it.
         ValueError, TypeError: a prompt that cannot be read or is not one, a position outside it, a key that is masked,
             or numbers that do not go together.
 
@@ -114,7 +109,7 @@ def qk_attribution(
     terms of opposite sign can cancel, a norm shrinks when what it reads is removed, and a source that is removed would
     also be missed elsewhere. A HookedTransformer with folded value biases counts these to `attention biases`.
     """
-    top, remove = _counts(top, remove, by_frequency)
+    top, remove = _counts(top, remove)
     view = attention_view(model)
     require_stream(view)
     ((layer, (index,)),) = heads_by_layer(view, [head]).items()
@@ -125,15 +120,13 @@ def qk_attribution(
     raw = view.raw(layer)
     require_even_scale(raw, layer, tokens.shape[1])
     require_own_projections(raw, layer, "a score is not taken apart through the norms of its latents")
-    if by_frequency and raw.rotary is None:
-        raise UnsupportedArchitecture(f"layer {layer} has no rotary positions, so its scores have no frequencies")
     traced = trace(view, tokens, layer, index, query, key)
     tables = rotation_tables(view, raw.rotary, layer, tokens.shape[1], traced.captured)
     form = head_form(view, layer, index, query, key, tables)
     row = query_row(view, layer, traced, form, tables, query, key)
     rows = _Rows.of(pair_terms(form, traced.written, traced.residual), traced.sources, row.alibi)
     row.require_sum(float(rows.total.sum()))
-    frame = rows.frame(top, by_frequency)
+    frame = rows.frame(top)
     settings = {"head": head_name(layer, index), "query": query, "key": key, "top": top}
     attrs = {
         **_texts(view, tokens, query, key),
@@ -159,7 +152,6 @@ class _Rows:
         parts: `PARTS` of each pair.
     """
 
-    terms: PairTerms
     names: list[str]
     pairs: Int[Tensor, "rows two"]
     parts: Float64[Tensor, "parts rows"]
@@ -175,53 +167,30 @@ class _Rows:
             pairs = torch.cat([pairs, torch.full((1, 2), n_sources + 1)])
             parts = torch.cat([parts, parts.new_tensor([[0.0], [0.0], [0.0], [alibi]])], dim=1)
         order = parts.sum(0).abs().argsort(descending=True, stable=True)
-        return cls(terms, [*sources, BIAS, ALIBI], pairs[order], parts[:, order])
+        return cls([*sources, BIAS, ALIBI], pairs[order], parts[:, order])
 
     @property
     def total(self) -> Float64[Tensor, "rows"]:
         """Sum of the parts of each pair."""
         return self.parts.sum(0)
 
-    @property
-    def _is_alibi(self) -> Bool[Tensor, "rows"]:
-        return self.pairs[:, 0] == len(self.names) - 1
-
-    def frame(self, top: int | None, by_frequency: bool) -> pd.DataFrame:
-        """Return the table of all pairs, or of the first `top` and the sum of the others, per frequency if asked."""
+    def frame(self, top: int | None) -> pd.DataFrame:
+        """Return the table of all pairs, or of the first `top` and the sum of the others."""
         shown = len(self.pairs) if top is None else min(top, len(self.pairs))
-        rest = self.pairs.new_full((int(shown < len(self.pairs)), 2), len(self.names))
-        names = np.array([*self.names, REST], dtype=object)[torch.cat([self.pairs[:shown], rest]).numpy()]
-        parts = self.parts[:, :shown, None]
-        if by_frequency:
-            n_rows = len(names) * (1 + self.terms.form.n_pairs)
-            if n_rows > MOST_ROWS:
-                raise ValueError(
-                    f"the table would have {n_rows} rows: give top=, the number of pairs of sources to keep"
-                )
-            parts = self._by_frequency(shown)
-        if len(names) > shown:
-            whole = self.parts.sum(1)[:, None]
-            if by_frequency:
-                whole = self.terms.all_by_frequency()
-                whole[:, 0] += self.parts[:, self._is_alibi].sum(1)
-            parts = torch.cat([parts, (whole - parts.sum(1))[:, None]], dim=1)
-        all_rotary = 2 * self.terms.form.n_pairs == self.terms.q.shape[1]
-        if by_frequency and all_rotary and not self._is_alibi.any():
-            parts = parts[..., 1:]
-        columns: dict[str, Any] = {
-            f"{side}_source": names[:, column].repeat(parts.shape[2]) for column, side in enumerate(("query", "key"))
-        }
-        if by_frequency:
-            columns["frequency"] = np.tile(np.arange(-1, self.terms.form.n_pairs)[-parts.shape[2] :], len(names))
-        columns |= {name: part.flatten().numpy() for name, part in zip(PARTS, parts, strict=True)}
-        return pd.DataFrame({**columns, "total": parts.sum(0).flatten().numpy()})
-
-    def _by_frequency(self, shown: int) -> Float64[Tensor, "parts shown frequencies"]:
-        pairs, is_alibi = self.pairs[:shown], self._is_alibi[:shown]
-        parts = self.terms.by_frequency(*torch.where(is_alibi[:, None], 0, pairs).T)
-        parts[:, is_alibi] = 0.0
-        parts[:, is_alibi, 0] = self.parts[:, :shown][:, is_alibi]
-        return parts
+        rest = int(shown < len(self.pairs))
+        sources = torch.cat([self.pairs[:shown], self.pairs.new_full((rest, 2), len(self.names))])
+        names = np.array([*self.names, REST], dtype=object)[sources.numpy()]
+        parts = self.parts[:, :shown]
+        others = self.parts.sum(1) - parts.sum(1)
+        parts = torch.cat([parts, others[:, None].expand(-1, rest)], dim=1)
+        return pd.DataFrame(
+            {
+                "query_source": names[:, 0],
+                "key_source": names[:, 1],
+                **{name: part.numpy() for name, part in zip(PARTS, parts, strict=True)},
+                "total": parts.sum(0).numpy(),
+            }
+        )
 
 
 def _add_removed(frame: pd.DataFrame, count: int, rows: _Rows, traced: TwoTokens, row: QueryRow) -> dict[str, Any]:
@@ -266,15 +235,13 @@ def _positions(query: int, key: int, length: int) -> tuple[int, int]:
     return positions[0], positions[1]
 
 
-def _counts(top: int | None, remove: int | None, by_frequency: bool) -> tuple[int | None, int | None]:
+def _counts(top: int | None, remove: int | None) -> tuple[int | None, int | None]:
     counts = [None if count is None else whole_number(count) for count in (top, remove)]
     for name, given, count in zip(("top", "remove"), (top, remove), counts, strict=True):
         if given is not None and (count is None or count < 1):
             raise ValueError(f"{name} is a number of pairs of sources, 1 or more; found {given!r}")
     if top is not None and remove is not None and remove > top:
         raise ValueError(f"remove={remove} takes out pairs that top={top} does not show: give remove at most top")
-    if remove is not None and by_frequency:
-        raise ValueError("remove= takes out pairs of sources, not their frequencies: leave out by_frequency")
     return counts[0], counts[1]
 
 

@@ -102,11 +102,6 @@ class HeadForm:
         """Slope of ALiBi, None without it."""
         return None if self.layer.alibi is None else self.layer.alibi.slopes[self.head]
 
-    @property
-    def n_pairs(self) -> int:
-        """Rotary pairs of the head."""
-        return 0 if self.rotary is None else self.rotary.n_pairs
-
     def capped(self, score: Tensor) -> Tensor:
         """Return scores as the softmax has them, behind the softcap."""
         return softcapped(score, self.layer.softcap)
@@ -190,32 +185,6 @@ class PairTerms:
         parts[3, :-1, :-1] = 0.0
         parts[:3, -1] = parts[:3, :, -1] = 0.0
         return parts
-
-    def by_frequency(
-        self, queries: Int[Tensor, "rows"], keys: Int[Tensor, "rows"]
-    ) -> Float64[Tensor, "parts rows frequencies"]:
-        """Return the four parts of some pairs by column: those in no pair first, then each rotary pair."""
-        q, k = self.q[queries], self.k[keys]
-        content = self._summed(q * self.form.even_keys(k))
-        phase = self._summed(q * self.form.odd_keys(k))
-        mirrored = self._summed(self.form.even_keys(self.k_of_query[queries]) * self.q_of_key[keys])
-        parts = torch.stack([(content + mirrored) / 2, (content - mirrored) / 2, phase, content + phase])
-        biased = (queries == len(self.q) - 1) | (keys == len(self.k) - 1)
-        parts[:3, biased], parts[3, ~biased] = 0.0, 0.0
-        return parts
-
-    def all_by_frequency(self) -> Float64[Tensor, "parts frequencies"]:
-        """Return `by_frequency` summed over all pairs, which the sums of the sources give."""
-        sums = [torch.stack([each[:-1].sum(0), each[-1]]) for each in (self.q, self.k, self.k_of_query, self.q_of_key)]
-        pairs = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1]])
-        return PairTerms(self.form, *sums).by_frequency(*pairs).sum(1)
-
-    def _summed(self, columns: Float64[Tensor, "rows d_head"]) -> Float64[Tensor, "rows frequencies"]:
-        frequency = torch.zeros(columns.shape[-1], dtype=torch.long)
-        geometry = self.form.rotary
-        if geometry is not None:
-            frequency[geometry.real_index] = frequency[geometry.imag_index] = torch.arange(1, geometry.n_pairs + 1)
-        return columns.new_zeros(len(columns), self.form.n_pairs + 1).index_add_(1, frequency, columns)
 
 
 def pair_terms(

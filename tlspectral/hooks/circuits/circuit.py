@@ -49,7 +49,7 @@ def run_circuit(model: Any, edges: Any, task: Task) -> Score:
     Args:
         model: a TransformerBridge or HookedTransformer.
         edges: the kept edges: a table with columns `sender` and `receiver`, or pairs of names, such as
-            `("L16H0", "L18KV2.k")` or `("L20MLP", "logits")`.
+            `("L16H0", "L18KV2.k")` or `("L20MLP", "logits")`. A warning says where a table was found on the same pairs.
         task: a `Task` with `counterfactual=`.
 
     Returns:
@@ -76,6 +76,7 @@ def run_circuit(model: Any, edges: Any, task: Task) -> Score:
         True
     """
     pairs = pairs_of(model, task)
+    _warn_of_shared_pairs(edges, pairs)
     [values] = pairs.scores([pairs.graph.kept(edges)])
     return Score(values, pairs.sequences.labels, pairs.sequences.digest)
 
@@ -262,12 +263,12 @@ def _areas(table: pd.DataFrame) -> dict[str, float]:
     return areas
 
 
-def _warn_of_shared_pairs(edges: pd.DataFrame, pairs: Pairs) -> None:
-    """Warn where edges were found on pairs on which they are now scored."""
-    known = edges.attrs.get("pairs_sha256")
+def _warn_of_shared_pairs(edges: Any, pairs: Pairs) -> None:
+    """Warn where the edges of a table were found on pairs on which they are now scored."""
+    known = edges.attrs.get("pairs_sha256") if isinstance(edges, pd.DataFrame) else None
     shared = set(known or ()) & set(pairs.digests)
     if shared:
         warn_caller(
-            f"{len(shared)} of {len(pairs.digests)} pairs are among those on which the edges were found, so the "
-            "faithfulness is too high: find edges on one half of task.split(), and score them on the other"
+            f"{len(shared)} of {len(pairs.digests)} pairs are among those on which the edges were found, and of these "
+            "the circuit carries more: find edges on one half of task.split(), and score them on the other"
         )

@@ -25,14 +25,9 @@ STEPS = {"EAP": (1.0,), "EAP-IG": (0.2, 0.4, 0.6, 0.8, 1.0)}
 """Share of the clean embedding at which gradients are taken; the rest is that of the counterfactual prompt."""
 
 
-def edge_estimates(pairs: Pairs, method: Method) -> Float64[np.ndarray, "receivers senders"]:
-    """Return the estimates of every edge, cut at all positions at once."""
-    return estimates_at(pairs, method, [])[0]
-
-
 @torch.no_grad()
-def estimates_at(
-    pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs"]]
+def edge_estimates(
+    pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs"]] = ()
 ) -> Float64[np.ndarray, "positions receivers senders"]:
     """Return the estimate of metric(edge cut to its counterfactual) - metric(clean) for every edge, mean over pairs.
 

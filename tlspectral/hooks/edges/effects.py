@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.heads.detectors.sequences import detector_offsets, segment_length_of
-from tlspectral.hooks.circuits.estimates import Method, estimates_at
+from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.edges.cut import refuse_open_receivers
 from tlspectral.hooks.edges.measuring import Edge, Prepared, edge_columns, edges_between
@@ -336,7 +336,7 @@ def _screened(
     at = [[*places].index(edge.place) if edge.place is not None else 0 for edge in edges]
 
     def estimated() -> pd.DataFrame:
-        return pd.DataFrame({"estimate": estimates_at(pairs, method, [*places.values()])[at, rows, columns]})
+        return pd.DataFrame({"estimate": edge_estimates(pairs, method, [*places.values()])[at, rows, columns]})
 
     estimates = measurement.first(WorkPart("estimates", estimated))["estimate"].to_numpy()
     order, measured = screened(estimates, MEASURED, seed)

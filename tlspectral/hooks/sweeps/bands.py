@@ -63,11 +63,9 @@ BAND_EFFECTS = Schema(
             random_overlap   | share         | RMS of the band's own frequencies in a set over that of the band, mean
                              |               | over sets.
             random_draws     | count         | Different random sets that were found.
-            kind?            | label         | Why the command chose the head: previous-token (largest prev), symbolic
-                             |               | (largest s_sym - s_pos), or both with a comma.
         """),
     ),
-    "`tls.hooks.band_effects`; `tlspectral positional --bands N -o FOLDER` writes it as bands.parquet, with `kind`",
+    "`tls.hooks.band_effects`",
 )
 
 
@@ -97,7 +95,7 @@ def band_effects(
     Returns:
         DataFrame, one row per head and band (with `by` per value too). Columns: `layer, head, name, band, label?,
         n_sequences?, first, last, delta, delta_se, score_rms, random_delta, random_delta_se, random_delta_min,
-        random_delta_max, control_excess, control_p, random_score_rms, random_overlap, random_draws, kind?`.
+        random_delta_max, control_excess, control_p, random_score_rms, random_overlap, random_draws`.
 
     Raises:
         BadHead: a head that does not exist.

@@ -20,11 +20,9 @@ from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Bound
 from tlspectral.hooks.parts.blocks import BlockRemoval
 from tlspectral.hooks.parts.query_key import ScoreRemoval
-from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import IntactRun
-from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook
-from tlspectral.selection import Heads, head_name
+from tlspectral.selection import head_name
 from tlspectral.tasks import ScoredSequences, replayed_values, sign_flip_p, standard_error
 from tlspectral.tasks.score import beside_control
 
@@ -155,50 +153,16 @@ def root_mean_square(
     return (square / allowed.sum((-2, -1))).sqrt()
 
 
-def random_head_sets(model: Any, heads: Heads, *, draws: int = 19, seed: int = 0) -> list[HeadSet]:
-    """Draw random sets with as many heads of each layer as `heads` has.
-
-    Removing each set as `heads` was removed gives the control effects of `tlspectral.tasks.control_test`.
-
-    >>> import tlspectral as tls
-    >>> from tlspectral.hooks import random_head_sets
-    >>> random_head_sets(tls.load_model("tiny-rope"), ["L0H3", "L1H0"], draws=2)
-    [[(0, 3), (1, 2)], [(0, 2), (1, 1)]]
-
-    Sets differ from each other and from `heads`, and are drawn uniformly from all such sets, so they may share heads
-    with `heads`, though not all. Drawn from the other heads alone, they would make one head of large effect count in
-    `heads` and never in the control, and randomly chosen heads would have a small p too often.
-
-    Args:
-        model: a TransformerBridge or HookedTransformer.
-        heads: as in `ablate`.
-        draws: how many sets; all there are, if these are fewer (of one head n - 1 in a layer with n heads).
-        seed: of the draw.
-
-    Returns:
-        A list of sets, each a list of (layer, head).
-
-    Raises:
-        BadHead: a head that does not exist.
-        ValueError: no heads, all heads of their layers, or `draws` below 1.
-
-    What it does not establish: that heads in other layers would do less. Sets are of the same layers alone.
-    """
-    view = attention_view(model)
-    by_layer = heads_by_layer(view, heads)
-    if not by_layer:
-        raise ValueError("no heads were given, so there is no set to match")
-    return head_sets({layer: view.n_heads(layer) for layer in by_layer}, by_layer, draws, np.random.default_rng(seed))
-
-
 def head_sets(
     n_heads: dict[int, int], by_layer: dict[int, list[int]], draws: int, rng: np.random.Generator
 ) -> list[HeadSet]:
-    """Draw the sets of `random_head_sets` for heads by layer, given the number of heads of each layer.
+    """Draw random sets with as many heads of each layer as those given by layer; `n_heads` are all of each layer.
 
-    Raises as it does.
+    Sets differ from each other and from the given one, and are drawn uniformly from all such sets, so they may share
+    heads with it, though not all. Drawn from the other heads alone, they would make one head of large effect count in
+    the given set and never in the control, and randomly chosen heads would have a small p too often. Returned are all
+    sets there are, if these are fewer than `draws`. Raises ValueError for all heads of their layers.
     """
-    check_draws(draws)
     others = prod(comb(n_heads[layer], len(heads)) for layer, heads in by_layer.items()) - 1
     if not others:
         names = ", ".join(head_name(layer, head) for layer, heads in by_layer.items() for head in heads)
@@ -232,7 +196,7 @@ def effects_beside_heads(
 ) -> LayerEffects:
     """Ablate each of the heads in turn; the controls of each are other heads of the layer, ablated in the same way.
 
-    The arguments are those of `layer_effects`; `draws` is limited to the other heads. Raises as `random_head_sets`.
+    The arguments are those of `layer_effects`; `draws` is limited to the other heads. Raises as `head_sets`.
     """
     n_heads = {layer: intact.view.n_heads(layer)}
     others: list[list[int]] = []
@@ -243,9 +207,3 @@ def effects_beside_heads(
     values = layer_effects(intact, sequences, layer, measured, part, seed=seed).values
     controls = np.stack([values[[measured.index(other) for other in drawn]] for drawn in others])
     return LayerEffects(values[: len(heads)], np.full(len(heads), np.nan), controls)
-
-
-def check_draws(draws: int | None) -> None:
-    """Raise ValueError for less than one draw."""
-    if draws is not None and draws < 1:
-        raise ValueError(f"draws must be 1 or more, not {draws}")

@@ -15,7 +15,7 @@ from tlspectral.hooks.parts import Output, Part, PartName, part_of
 from tlspectral.hooks.parts.named import PART
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.screening import agreement, screened
-from tlspectral.hooks.sweeps.effects import check_draws, effect_rows, effects_beside_heads, layer_effects
+from tlspectral.hooks.sweeps.effects import effect_rows, effects_beside_heads, layer_effects
 from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.hooks.sweeps.sets import SETS, chosen_sets, set_table
 from tlspectral.models.attention import AttentionView, attention_view
@@ -146,7 +146,8 @@ def ablation_sweep(
     """
     removed = part_of(part)
     _check(removed, control, screen)
-    check_draws(draws)
+    if draws is not None and draws < 1:
+        raise ValueError(f"draws must be 1 or more, not {draws}")
     chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
     sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None

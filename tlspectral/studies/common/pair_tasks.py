@@ -32,6 +32,8 @@ IOI_TEMPLATES = (
     "While {a} and {b} were working at the {place}, {s} passed a {object} to",
 )
 
+_TRIES = 50  # draws for one pair
+
 PairTask = Literal["ioi swapped", "ioi other names", "greater than", "agreement", "capitals", "opposites"]
 Start = Literal["own", "none", "end of text"]
 
@@ -47,13 +49,15 @@ def pair_task(
 ) -> Task:
     """Return a task of pairs, its metric the logit of the right answer less that of the counterfactual's.
 
+    No pair is drawn twice, so that halves of a task have none in common.
+
     Args:
         model: gives the tokenizer, which decides which words are one token.
         name: `"ioi swapped"`: indirect objects (Wang et al. 2023), the counterfactual repeats the other name, so the
             second subject alone differs; `"ioi other names"`: three other names in its place. `"greater than"`: years
             (Hanna et al. 2023), a set of answers on either side. `"agreement"` of verb and subject, `"capitals"`,
             `"opposites"`.
-        n: number of pairs.
+        n: number of pairs. Raises ValueError where there are not so many.
         seed: of the draw.
         templates: of which those of indirect objects are drawn.
         start: what the prompts begin with: the token that `model.to_tokens` puts there, none, or `<|endoftext|>` or
@@ -68,7 +72,15 @@ def pair_task(
         "capitals": lambda: _of_two(model, drawn, CAPITALS, "The capital of {} is the city of"),
         "opposites": lambda: _of_two(model, drawn, OPPOSITES, 'The opposite of "{}" is "'),
     }
-    prompts, others, right, wrong = zip(*(makers[name]() for _ in range(n)), strict=True)
+    different: dict[tuple[str, str], tuple[Any, ...]] = {}
+    for _ in range(_TRIES * n):
+        pair = makers[name]()
+        different.setdefault((pair[0], pair[1]), pair)
+        if len(different) == n:
+            break
+    else:
+        raise ValueError(f"{name}: {n} different pairs were asked for, and {len(different)} were found: ask for fewer")
+    prompts, others, right, wrong = zip(*different.values(), strict=True)
     both = [[_with_start(model, prompt, start) for prompt in side] for side in (prompts, others)]
     return tls.logit_difference(both[0], list(right), list(wrong), counterfactual=both[1], name=name)
 

@@ -54,9 +54,9 @@ def replicate(
 ) -> None:
     """Recompute the numbers of "Fingerprint, Not Blueprint" from its published tables, and decide its sentences.
 
-    Numbers that differ come with the reason, sentences with what decides them.
-
     Example: tlspectral study replicate -o out/replication
+
+    Numbers that differ come with the reason, sentences with what decides them.
     """
     if output is not None:
         require_writable(output / "replication.parquet")
@@ -231,10 +231,10 @@ def constrained(
 ) -> None:
     """Train two-layer models freely and with M or its phase constrained, and test when the circuit forms.
 
+    Example: tlspectral study constrained -o out/constrained --jobs 2
+
     Weights and optimizer are kept every 100 steps. A command that was stopped at any moment goes on from there when it
     is given again, and gives the tables it would have given.
-
-    Example: tlspectral study constrained -o out/constrained --jobs 2
     """
     from tlspectral.studies.fingerprint.constrained import ARMS, constrained_grid
 

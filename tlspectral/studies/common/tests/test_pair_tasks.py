@@ -59,6 +59,17 @@ def test_templates_and_draws_are_those_asked_for() -> None:
         assert sum(a != b for a, b in zip(clean.split(), swapped.split(), strict=True)) == 1
 
 
+@pytest.mark.parametrize("name", get_args(PairTask))
+def test_halves_of_a_task_have_no_pair_in_common(name: PairTask) -> None:
+    task = pair_task(Model(), name, n=64)
+    assert len(set(zip(task.prompts, task.counterfactual, strict=True))) == 64
+
+
+def test_more_pairs_than_there_are_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"capitals: 133 different pairs were asked for, and 132 were found"):
+        pair_task(Model(), "capitals", n=133)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", get_args(PairTask))
 def test_a_real_model_solves_the_tasks(name: PairTask) -> None:

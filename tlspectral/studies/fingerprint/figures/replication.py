@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from tlspectral.plots.plane import content_direction_plane
+from tlspectral.plots.content_direction import plane
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
 from tlspectral.stats import attenuation
 from tlspectral.stats.correlations import Method
@@ -47,7 +47,7 @@ def published_figures() -> dict[str, Figure]:
     constrained = tables.constrained
     rotary = {name: heads for name, heads in tables.heads.items() if "rope_imag_frac" in heads}
     return {
-        "figure_1": content_direction_plane(tables.heads["gpt2"]),
+        "figure_1": plane(tables.heads["gpt2"]),
         "figure_2a": scheme_percentiles(scheme_contrast(tables.heads)),
         "figure_2b": attenuation_bars(rotary),
         "figure_3": position_kernels(tables.kernels),

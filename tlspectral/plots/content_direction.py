@@ -22,7 +22,7 @@ from tlspectral.plots.style import (
     sequential_colours,
 )
 from tlspectral.selection import head_name
-from tlspectral.tables.head_columns import COLUMNS
+from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.null_band import null_band
 from tlspectral.tables.required import require
 
@@ -32,9 +32,7 @@ _BAND_DEVIATIONS = 2.0
 _Entry = tuple[Any, str]  # what the legend draws, artists over one another in a tuple, and its text
 
 
-def content_direction_plane(
-    heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None
-) -> Figure:
+def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None) -> Figure:
     """Draw every head in the plane of dir_frac (across) and D_head (up), with their null.
 
     Dots are coloured by layer. Each null is a line at the median over heads of its mean, in a band of plus and minus 2
@@ -76,7 +74,7 @@ def content_direction_plane(
     if len(ringed):
         entries.append(_draw_rings(axes, ringed, area))
     axes.margins(0.06)
-    across, up = (COLUMNS[name].title for name in coordinates)
+    across, up = map(column_title, coordinates)
     axes.set(
         xlabel=rf"{across}$\; = \;\Vert M_A \Vert \,/\, \Vert M \Vert$  (0 symmetric, 1 antisymmetric)",
         ylabel=f"{up}\n" + r"$\Sigma\,|\mathrm{Im}\,\lambda| \;/\; \Sigma\,|\lambda|$  (0 real spectrum, 1 imaginary)",
@@ -100,13 +98,13 @@ def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
     centre, deviation = null
     reach = _BAND_DEVIATIONS * deviation
     if metric == "dir_frac":
-        shown, dashes, span, line = metric, (1, 1.6), axes.axvspan, axes.axvline
+        dashes, span, line = (1, 1.6), axes.axvspan, axes.axvline
     else:
-        shown, dashes, span, line = r"$D_\mathrm{head}$", (5, 2), axes.axhspan, axes.axhline
+        dashes, span, line = (5, 2), axes.axhspan, axes.axhline
     look: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "linestyle": (0, dashes)}
     span(centre - reach, centre + reach, color=PALE, linewidth=0, zorder=0, gid=f"{metric} null band")
     line(centre, **look, zorder=1, gid=f"{metric} null mean")
-    text = rf"{shown} of random directions: {centre:.3f} $\pm$ {reach:.2g} (2 sd), medians over the heads' own nulls"
+    text = rf"{column_title(metric)} of random directions: {centre:.3f} $\pm$ {reach:.2g} (2 sd), medians over heads"
     return [((Patch(facecolor=PALE), Line2D([], [], **look)), text)]
 
 
