@@ -58,7 +58,7 @@ def test_a_block_takes_its_pairs_as_the_reference():
     part = tls.parts.Output(replace="counterfactual", reference=other)
     with tls.ablate(model, "L0H1", part), torch.no_grad():
         logits = model(clean)[:, -1]
-        with pytest.raises(ValueError, match="has a sequence for each of 6 prompts, and this run has 2"):
+        with pytest.raises(ValueError, match="has 6 pairs, and this run has 2 prompts"):
             model(clean[:2])
     found = (logits[:, 7] - logits[:, 10]).numpy()
     np.testing.assert_allclose(found, plainly(model, clean, other, 0, 1), atol=1e-5)  # as above
@@ -78,7 +78,7 @@ def test_runs_without_pairs_are_refused_in_words():
     model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
     with pytest.raises(ValueError, match="needs pairs, and this task has none"):
         tls.ablation_sweep(model, PART)
-    with pytest.raises(ValueError, match="and there are none: give reference="), tls.ablate(model, "L0H1", PART):
+    with pytest.raises(ValueError, match="and there are none: give a Task"), tls.ablate(model, "L0H1", PART):
         pass
     with pytest.raises(ValueError, match="prompt 0 has 9 tokens and its counterfactual 8"):
         tls.evaluate(model, tls.logit_difference(clean, 7, 10, counterfactual=other[:, :-1]))

@@ -255,12 +255,13 @@ def every_part_is_removed_on_the_device(row):
 
 @asked(fast=True, replace=("mean", "resample"))
 def outputs_are_replaced_on_the_device(row, replace):
-    logits = []
-    for model in row.both:
-        part = tls.parts.Output(replace, on(model, zoo.prompt(3)))
-        with torch.no_grad(), tls.ablate(model, [(0, 1), (1, 2)], part):
-            logits.append(model(on(model, zoo.prompt()), return_type="logits"))
-    row.agree(*logits)
+    for reference in (None, zoo.prompt(3)):
+        logits = []
+        for model in row.both:
+            part = tls.parts.Output(replace, None if reference is None else on(model, reference))
+            with torch.no_grad(), tls.ablate(model, [(0, 1), (1, 2)], part):
+                logits.append(model(on(model, zoo.prompt()), return_type="logits"))
+        row.agree(*logits)
 
 
 @asked(lambda row, what: row.of_stream, fast=True, what=("q", "k", "v"))

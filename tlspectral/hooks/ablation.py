@@ -68,9 +68,9 @@ def ablate(
         BadHead: a head or a receiver that does not exist.
         UnsupportedArchitecture: a `RopePhase` or `Band` on a layer without rotary positions; or an edge over layers
             whose residual stream is no sum of what heads and MLPs write.
-        ValueError: an unknown part, one with settings that is given by name, frequencies that do not exist, an `Output`
-            with neither reference nor task, a reference that the model cannot read or that looks padded, blocks of
-            unequal length, or a receiver that reads before a head writes.
+        ValueError: an unknown part, one with settings that is given by name, frequencies that do not exist, a reference
+            that the model cannot read or that looks padded, blocks of unequal length, or a receiver that reads before a
+            head writes.
         EditNotHonored: the model discards the edit, or its scores are not those of the operators; the model is given a
             key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off
             inside the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
@@ -79,8 +79,8 @@ def ablate(
             receiver does not read the residual stream as the operators do; the pass skips a head (as a sweep does); or
             two open blocks have one receiver.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
-            3; `attrs["rotary_valid_up_to"]` of the head table); sequences to resample that are of another length; or no
-            query behind the blocks, or one that does not see all of them.
+            3; `attrs["rotary_valid_up_to"]` of the head table); one sequence that is its own reference; sequences
+            to resample that are of another length; or no query behind the blocks, or one that does not see all of them.
 
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
     size. An edge without effect does not say that the head does not matter to the receiver: paths over other heads and

@@ -30,13 +30,13 @@ class Output(Part):
             same one in every head; or `"counterfactual"`, its z on the pair of each prompt, which a task with
             `counterfactual=` has, and which is the reference of an `ablate` block: a prompt for each row of the run.
         reference: prompts that means and other sequences come from, in any form that a `Task` takes; they are run once,
-            under the hooks on the model by then. None: those of the task (of a sweep, or `task=` of `ablate`), never a
-            sequence for itself.
+            under the hooks on the model by then. None: the sequences of each run itself (in a sweep those of the task),
+            every position counted, never a sequence for itself. Batches then differ, so give a reference where a loss
+            is computed.
         seed: of the draw of other sequences, which is the same in each run.
 
     Raises:
-        ValueError: another `replace`, or a reference for zeros. Where the part meets a model: neither a reference nor a
-            task. Where it meets prompts: no pairs of them.
+        ValueError: another `replace`, or a reference for zeros. Where the part meets prompts: no pairs of them.
 
     >>> import tlspectral as tls
     >>> tls.parts.Output(replace="mean")
@@ -96,13 +96,13 @@ class Output(Part):
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> "dict[int, Replacement]":
         """Run the reference once, and bind the part to layers. Raises ValueError for a reference that is no prompts."""
-        if self.replace == "zero":
-            return {layer: Replacement(self.replace, self.seed, at=self.at) for layer in by_layer}
-        if self.reference is None:
+        if self.replace == "counterfactual" and self.reference is None:
             raise ValueError(
-                f"replace={self.replace!r} takes what a head writes on other prompts, and there are none: give "
-                "reference=, or task=, the prompts of the run (for 'counterfactual' a Task with counterfactual=)"
+                "replace='counterfactual' takes what a head writes on the pair of a prompt, and there are none: give a "
+                "Task with counterfactual=, or reference= with a prompt for each row of the run"
             )
+        if self.replace == "zero" or self.reference is None:
+            return {layer: Replacement(self.replace, self.seed, at=self.at) for layer in by_layer}
         reference = self.reference
         if not isinstance(reference, _Reference):
             packed = _packed(view, reference)
@@ -150,7 +150,7 @@ class Replacement(Placed):
         seed: of the draw of that sequence.
         heads: heads that `z` holds, in order.
         z: of the reference; its mean over sequences for `"mean"`, with one position where sequences are of unequal
-            length. None of zeros.
+            length. None: the sequences of the run itself.
         donors: the reference's sequence for each sequence of the run; None draws them as the model runs.
     """
 
@@ -163,7 +163,8 @@ class Replacement(Placed):
     def of(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int]) -> Tensor:
         """Return what replaces the z of these heads, as a constant for gradients.
 
-        Raises ValueError for a run of other prompts than `donors` are for, or of another length.
+        Raises ValueError for a run of one sequence that is its own reference, or of another length than the sequences
+        that it is resampled from.
         """
         acts = self.acts(*z.shape[:2])
         replaced = torch.zeros_like(z) if self.how == "zero" else self._replaced(z, heads)
@@ -171,18 +172,24 @@ class Replacement(Placed):
 
     def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int]) -> Tensor:
         """Return what replaces z at every position."""
-        assert self.z is not None
-        reference = self.z[:, :, [self.heads.index(head) for head in heads]]
+        if self.z is None:
+            if len(z) < 2:
+                raise ValueError(
+                    f"replace={self.how!r} takes from other sequences of the run, and this run has one: run several at "
+                    "once, or give reference="
+                )
+            reference = z.detach()
+        else:
+            reference = self.z[:, :, [self.heads.index(head) for head in heads]]
         if self.how == "mean":
             mean = widened(reference).mean(0, keepdim=True)
             if mean.shape[1] != z.shape[1]:
                 mean = mean.mean(1, keepdim=True)
             return mean.to(z).expand_as(z)
-        donors = drawn_donors(len(z), len(reference), self.seed) if self.donors is None else self.donors
-        if len(donors) != len(z):
+        if self.how == "counterfactual" and self.donors is not None and len(self.donors) != len(z):
             raise ValueError(
-                f"replace={self.how!r} has a sequence for each of {len(donors)} prompts, and this run has {len(z)}: "
-                "run these prompts, all at once"
+                f"replace='counterfactual' has {len(self.donors)} pairs, and this run has {len(z)} prompts: run the "
+                "prompts of the pairs, all at once"
             )
         if reference.shape[1] != z.shape[1]:
             raise ValueError(
@@ -190,6 +197,9 @@ class Replacement(Placed):
                 f"{z.shape[1]} positions and the reference {reference.shape[1]}; give sequences of one length, or "
                 "replace='mean'"
             )
+        donors = self.donors
+        if donors is None:
+            donors = drawn_donors(len(z), None if self.z is None else len(reference), self.seed)
         return reference[donors.to(reference.device)].to(z)
 
     def of_rows(self, rows: slice) -> "Replacement":
