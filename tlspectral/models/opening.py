@@ -23,5 +23,5 @@ def open_layers(model: Any, *, load: bool = False) -> "AttentionView | Checkpoin
 
         if (layers := opened_files(model)) is not None:
             return layers
-    held = hasattr(model, "save_pretrained") and not hasattr(model, "blocks")  # of transformers
+    held = hasattr(model, "save_pretrained") and not hasattr(model, "run_with_hooks")  # of transformers
     return attention_view(load_model(model) if named or held else model)
