@@ -11,7 +11,7 @@ from tlspectral.hooks import parts
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import z_of
 
-DELEGATED = ("gptj", "opt", "gptneo")
+DELEGATED = ("gptj", "opt", "gptneo", "llama4", "nanochat")
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
 SCORES = [("bridge", "llama"), ("bridge", "gemma2"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
 # Edits of scores on two backends, and delegating bridges with and without rotary positions.
@@ -53,7 +53,7 @@ def applicable(view, part):
 
 
 def a_part(name):
-    return "antisymmetric" if name in (*NO_ROPE, *zoo.ENCODERS) else "rope_phase"
+    return "antisymmetric" if name in (*NO_ROPE, "llama4", *zoo.ENCODERS) else "rope_phase"
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def recorded(model, points, tokens=None, layers=None):
 
 def delegated(backend, name):
     """Whether the bridge leaves attention to the wrapped module, so that z is edited and the pattern handed on."""
-    return backend == "bridge" and name in (*DELEGATED, *zoo.ENCODERS)
+    return backend == "bridge" and name in (*DELEGATED, "gemma4", *zoo.ENCODERS)
 
 
 def allowed_keys(name, layer, length):
@@ -98,7 +98,10 @@ def allowed_keys(name, layer, length):
     if name in zoo.ENCODERS:
         return torch.ones(length, length, dtype=torch.bool)
     offset = torch.arange(length)[:, None] - torch.arange(length)
-    windowed = name == "mistral" or (name in ("gemma2", "gemma3") and layer % 2 == 0)
+    windowed = name == "mistral" or (name in ("gemma2", "gemma3", "gemma4") and layer % 2 == 0)
+    if name == "llama4" and layer == 1:  # in chunks
+        chunk = torch.arange(length) // (2 * zoo.WINDOW)
+        return (offset >= 0) & (chunk[:, None] == chunk)
     windowed = windowed or (name == "gptneo" and layer % 2 == 1)
     return (offset >= 0) & (offset < zoo.WINDOW) if windowed else offset >= 0
 

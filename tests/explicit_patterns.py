@@ -62,7 +62,7 @@ def explicit_pattern(view, name, index, seen, case, heads):
             a, b = (with_bias @ w_q).square().mean(-1), (with_bias @ w_k).square().mean(-1)
             if layer.q_norm.over_heads:
                 a, b = mean_square_of_all(layer.w_q, layer.b_q), mean_square_of_all(layer.w_k, layer.b_k)
-            gains = layer.q_norm.gain, layer.k_norm.gain
+            gains = [torch.ones(()) if norm.gain is None else norm.gain for norm in (layer.q_norm, layer.k_norm)]
             if gains[0].ndim == 2:
                 gains = gains[0][head], gains[1][layer.kv_head(head)]
             loudness = 1 / ((a + layer.q_norm.eps)[:, :, None] * (b + layer.k_norm.eps)[:, None, :]).sqrt()
@@ -148,7 +148,10 @@ def worst_error(model, backend, name, case, tokens=None):
         expected = explicit_pattern(attention_view(model), name, index, seen, (case[0], mask, case[2]), heads)
         errors.append(float((seen[index, "pattern"].cpu().double()[:, heads] - expected).abs().max()))
         if delegated(backend, name):
-            z, values = (seen[index, point].cpu().double()[:, :, heads].transpose(1, 2) for point in ("z", "value"))
+            z, values = (seen[index, point].cpu().double().transpose(1, 2) for point in ("z", "value"))
+            if attention_view(model).raw(index).v_norm is not None:  # Gemma 4: values of norm 1
+                values = values / (values.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+            z, values = z[:, heads], values.repeat_interleave(z.shape[1] // values.shape[1], 1)[:, heads]
             errors.append(float((z - expected @ values).abs().max()))
     return max(errors)
 

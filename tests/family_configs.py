@@ -112,12 +112,18 @@ BY_HAND: dict[str, dict[str, Any]] = {
     "gemma2": {"layer_types": _MIXED},
     "gemma3_text": {"layer_types": _MIXED, "attn_logit_softcapping": None},
     "gemma3": {"vision_config": _VISION},
-    "gemma4_text": {"layer_types": _MIXED, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8},
+    "gemma4_text": {
+        "layer_types": _MIXED,
+        "global_head_dim": 24,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 8,
+    },
     **{family: {"num_key_value_heads": HEADS} for family in ("glm4_moe_lite", "glm_moe_dsa", "youtu")},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gpt_neox": {"num_attention_heads": 3},  # d_head 16: a quarter is two pairs
     "gpt_oss": {"layer_types": _MIXED},
     "jetmoe": {"kv_channels": 16, "num_attention_heads": HEADS},
+    "llama4_text": {"no_rope_layers": [1, 0]},
     "mamba": {"state_size": 4, "time_step_rank": 4},
     "mamba2": {"num_heads": 4, "head_dim": 24, "n_groups": 2, "state_size": 8},
     "modernbert-decoder": {"layer_types": _MIXED},
@@ -142,6 +148,7 @@ NOT_BUILT: dict[tuple[str, str], str] = {
 
 _ATTENTION = _pattern(LAYERS * _FULL)
 MORE_FORMS: dict[str, dict[str, dict[str, Any]]] = {
+    "gemma4_text": {"keys of earlier layers": {**_pattern(2 * _MIXED), "num_kv_shared_layers": 2}},
     "bert": {"decoder": {"is_decoder": True}},
     "falcon": {"grouped": {"new_decoder_architecture": True, "num_kv_heads": 2}},
     "gpt_neox": {

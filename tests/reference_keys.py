@@ -13,7 +13,11 @@ def normed(x, norm):
     if norm is None:
         return x
     over = (-2, -1) if norm.over_heads else -1
-    return x / (x.square().mean(over, keepdim=True) + norm.eps).sqrt() * norm.gain.detach().double()
+    return (
+        x
+        / (x.square().mean(over, keepdim=True) + norm.eps).sqrt()
+        * (1 if norm.gain is None else norm.gain.detach().double())
+    )
 
 
 class KeysInPlaces:

@@ -19,7 +19,15 @@ def test_each_line_for_those_who_come_from_transformerlens_runs():
     exec(compile(code, "from_transformerlens.md", "exec"), {})
 
 
-@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        *sorted(
+            str(path.relative_to(ROOT)) for folder in ("docs", "docs/results") for path in (ROOT / folder).glob("*.md")
+        ),
+    ],
+)
 def test_python_of_every_page_is_python(page):
     for code in blocks(page):
         compile(code, page, "exec")

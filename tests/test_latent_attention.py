@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+import transformers
 import zoo
 from latent_reference import queries_and_keys
 from streamed_checkpoints import analyze, assert_streamed_equals_loaded
@@ -263,6 +264,20 @@ def test_a_run_does_not_begin_behind_the_indexer():
 def test_what_needs_queries_and_keys_of_their_own_is_refused_by_family_and_layer(measured):
     with pytest.raises(UnsupportedArchitecture, match=r"layer [01]: latent attention \(DeepseekV3Attention\); "):
         measured(zoo.shared("bridge", "deepseek_v3"))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(("rank", "whose"), [("kv_lora_rank", "the keys'"), ("q_lora_rank", "queries'")])
+def test_a_latent_of_rank_0_is_refused(rank, whose, tmp_path):
+    config = zoo.hf_model("deepseek_v3").config
+    setattr(config, rank, 0)
+    config.save_pretrained(tmp_path)
+    transformers.DeepseekV3ForCausalLM(config).save_pretrained(tmp_path)
+    words = f"layer 0: norm of {whose} latent: the latent has rank 0, so there is nothing to read from it"
+    with pytest.raises(UnsupportedArchitecture, match=words):
+        tls.analyze_heads(tls.load_model(tmp_path))
+    with pytest.raises(UnsupportedArchitecture, match=words):
+        tls.analyze_heads(tmp_path, detectors=False)
 
 
 def test_a_norm_that_m_does_not_hold_is_refused():

@@ -290,6 +290,11 @@ FOLDERS = {
         loaded=r"lacks 1 of the weights .* model\.layers\.1\.self_attn\.q_proj\.weight",
         streamed=r"layer 1: .*lacks 1 of its weights, such as model\.layers\.1\.self_attn\.q_proj",
     ),
+    "layers that the files do not hold": refused(
+        configured(num_hidden_layers=3),
+        loaded=r"lacks \d+ of the weights .* model\.layers\.2\.",
+        streamed=r"layer 2: the files of .* hold no tensors of this layer",
+    ),
     "a norm that is missing": refused(
         tensors(input_layernorm=None), streamed=r"layer 1: .*such as model\.layers\.1\.input_layernorm\.weight"
     ),

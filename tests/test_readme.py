@@ -12,19 +12,20 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 @pytest.mark.slow
-def test_python_block_prints_what_the_readme_shows(tmp_path: Path) -> None:
+def test_python_blocks_print_what_the_readme_shows(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     text = README.read_text(encoding="utf-8")
-    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", text, flags=re.DOTALL)
-    assert found is not None
-    code, shown = found.groups()
+    found = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, flags=re.DOTALL)
+    assert len(found) == 2
+    code, shown = ("".join(parts) for parts in zip(*found, strict=True))
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    # The README rounds to two or three digits, which do not depend on the TransformerLens line or the workers.
+    # The README rounds to two digits, which do not depend on the TransformerLens line or the workers.
     assert run.stdout.splitlines() == shown.splitlines()
     assert (tmp_path / "smollm2.parquet").stat().st_size > 100_000
+    assert (tmp_path / "parts.png").stat().st_size > 10_000  # docs/images/parts.png, the first picture
 
 
-def test_the_caption_has_the_values_of_a_random_head() -> None:
+def test_the_table_of_columns_has_the_values_of_a_random_head() -> None:
     """The numbers of SmolLM2's heads stand beside those of random matrices of the same size."""
     rng = np.random.default_rng(0)
     d_model, d_head, values = 576, 64, []

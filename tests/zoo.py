@@ -90,6 +90,8 @@ def _query_key_rows(name: str, config: PretrainedConfig, size: int) -> torch.Ten
 def _jitter(model: nn.Module, name: str, config: PretrainedConfig) -> None:
     """Move norms and biases off 1 and 0 and enlarge the query and key weights, in place."""
     enlarged = _ENLARGED.get(name, 5.0)
+    # The heads of nanochat write little beside an embedding of norm 1.
+    names = (*_QUERY_KEY_NAMES, *(("v_proj", "o_proj") if name == "nanochat" else ()))
     for path, module in model.named_modules():
         kind = path.rsplit(".", 1)[-1]
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
@@ -97,8 +99,8 @@ def _jitter(model: nn.Module, name: str, config: PretrainedConfig) -> None:
         if is_norm and weight is not None:
             weight += 0.3 * torch.randn_like(weight)
             if kind in ("q_norm", "k_norm"):
-                weight += 0.6
-        elif kind in _QUERY_KEY_NAMES and weight is not None:
+                weight += -0.6 if name == "gemma4" else 0.6  # which does not divide its scores by sqrt(d_head)
+        elif kind in names and weight is not None:
             weight *= enlarged
         elif kind in _JOINT_NAMES and weight is not None:
             by_column = type(module).__name__ == "Conv1D"

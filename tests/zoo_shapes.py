@@ -315,6 +315,41 @@ def _codegen() -> PretrainedConfig:
     )
 
 
+def _gemma4() -> PretrainedConfig:
+    """Heads of two sizes, a norm of values, and a full layer whose values are its keys, four pairs of twelve still."""
+    return transformers.Gemma4TextConfig(
+        **LLAMA_SHAPE,
+        head_dim=16,
+        global_head_dim=24,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=WINDOW,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        rope_parameters={
+            "sliding_attention": _rope(),
+            "full_attention": _rope("proportional", partial_rotary_factor=0.67),
+        },
+    )
+
+
+def _llama4() -> PretrainedConfig:
+    """The second layer rotates in chunks of 16 tokens, with norms behind; the first does neither and is scaled late."""
+    return transformers.Llama4TextConfig(
+        **LLAMA_SHAPE,
+        head_dim=16,
+        intermediate_size_mlp=64,
+        no_rope_layers=[0, 1],
+        attention_chunk_size=2 * WINDOW,
+        num_local_experts=4,
+        floor_scale=100,
+    )
+
+
+def _nanochat() -> PretrainedConfig:
+    """Rotates by the negative angle, with norms of queries and keys behind."""
+    return transformers.NanoChatConfig(**LLAMA_SHAPE)
+
+
 SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "gpt2": (_gpt2, "GPT2LMHeadModel"),
     "neox": (_neox, "GPTNeoXForCausalLM"),
@@ -386,6 +421,9 @@ MORE_SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
     "gemma3_with_softcap": (_gemma3_with_softcap, "Gemma3ForCausalLM"),
     "gemma3_with_eyes": (_gemma3_with_eyes, "Gemma3ForConditionalGeneration"),
     "codegen": (_codegen, "CodeGenForCausalLM"),
+    "gemma4": (_gemma4, "Gemma4ForCausalLM"),
+    "llama4": (_llama4, "Llama4ForCausalLM"),
+    "nanochat": (_nanochat, "NanoChatForCausalLM"),
     "stablelm": (lambda: _stablelm(qk_layernorm=False), "StableLmForCausalLM"),
     "stablelm_norms": (lambda: _stablelm(qk_layernorm=True), "StableLmForCausalLM"),
 }

@@ -115,6 +115,31 @@ def _column_section(column: "Column") -> list[str]:
     return [*lines, ""]
 
 
+REFUSED = """\
+| family | what a layer would take |
+|---|---|
+| mamba, mamba2, falcon_mamba, rwkv | nothing to read: no layer has a softmax over products of queries and keys |
+| hunyuan_v1_dense | a norm with gains behind the rotation. M is one matrix at every offset only if the product of the \
+gains of queries and keys is equal within each rotary pair |
+| deepseek_v4 | keys that summarise several tokens, and several residual streams: no score is a form of two tokens |
+| jetmoe | a matrix per head: which experts make the queries of a token is the router's choice |
+| hrm_text | two stacks of layers that run several times in one pass: a check and a row for each time |
+| gemma3n | layers that share keys, as in Gemma 4, and several residual streams; not tried here, as its vision tower \
+needs timm |
+| nemotron_h, recurrent_gemma, zamba2 | hook points for their attention, which TransformerLens 3.9 and 4.3 lack; \
+Zamba 2's M acts on the stream beside the embedding, twice as wide |
+| gemma4, layers with keys of an earlier layer | operators of two streams: `n_i` of one layer, `n_j` of another |
+| layers that clip queries and keys; Falcon with ALiBi | a bilinear score: these have none in the published form |
+"""
+"""Families and layers that are not read on TransformerLens 4.3, as rows of Markdown."""
+
+LINES = (
+    "Take TransformerLens 4 unless you need HookedTransformer, which is in TransformerLens 3 "
+    "alone. On 3.9 Command R, Qwen3-Next and Qwen3.5 are refused, since its bridges compute something else or cannot "
+    "split their queries, and of encoders RoBERTa."
+)
+
+
 def architectures_page() -> str:
     """What becomes of a tiny model of every family, as `make families` wrote it on each line of TransformerLens."""
     tables = {path.stem[-1]: _rows(path) for path in sorted((ROOT / "docs" / "site").glob("families-tl*.csv"))}
@@ -143,6 +168,11 @@ def architectures_page() -> str:
         "",
         *(f"- {count}" for count in counts),
         "",
+        LINES,
+        "",
+        "What is not read, and why:",
+        "",
+        REFUSED,
         f"| family | form | {' | '.join(f'TransformerLens {line} | streamed | learns' for line in tables)} | reason |",
         f"|---|---|{'---|---|---|' * len(tables)}---|",
     ]

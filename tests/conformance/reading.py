@@ -17,7 +17,8 @@ from tlspectral.models.attention.writes import INPUT_POINTS, checked_writes, lay
 from .rows import Row, asked, right
 
 NO_BIAS = ("llama", "llama3", "yarn", "mistral", "qwen3", "gemma2", "gemma3", "smollm3", "olmo2",
-           "deepseek_v2", "deepseek_v2_lite", "glm5", *zoo.LENGTH_DEPENDENT)  # fmt: skip
+           "deepseek_v2", "deepseek_v2_lite", "gemma4", "glm5", "llama4", "nanochat",
+           *zoo.LENGTH_DEPENDENT)  # fmt: skip
 
 
 # --- the self-check ---
@@ -195,13 +196,17 @@ def expected_frequencies(name, index):
     if name == "gemma3":
         slow = index % 2
         return standard_frequencies(10000.0 if slow else 100.0, 16) / (2.0 if slow else 1.0), 1.0
+    if name == "gemma4":  # of twelve pairs of a full layer eight rotate
+        return standard_frequencies(10000.0, 24 if index else 16)[:8], 1.0
     if name == "phi3_longrope":
         parameters = config.rope_parameters
         factors = torch.tensor(parameters["short_factor"], dtype=torch.float64)
         stretch = config.max_position_embeddings / parameters["original_max_position_embeddings"]
         scaling = (1 + torch.log(torch.tensor(stretch)) / torch.log(torch.tensor(32.0))).sqrt()
         return standard_frequencies(10000.0, d_head) / factors, float(scaling)
-    rotary_dim = {"neox": 4, "phi": d_head // 2, "gptj": 8, "codegen": 8, "qwen3": 16, "gemma2": 16}.get(name, d_head)
+    rotary_dim = {"neox": 4, "phi": d_head // 2, "gptj": 8, "codegen": 8, "qwen3": 16, "gemma2": 16, "llama4": 16}.get(
+        name, d_head
+    )
     rotary_dim = 8 if name in zoo.LATENTS else rotary_dim
     base = 10000.0 if name in ("gptj", "codegen") else config.rope_parameters["rope_theta"]
     return standard_frequencies(base, rotary_dim), 1.0
@@ -209,7 +214,8 @@ def expected_frequencies(name, index):
 
 @asked()
 def frequencies_are_those_of_the_config(row):
-    turning = [row.rotary and not (row.name == "smollm3" and index % 2) for index in row.layers]
+    still = {"smollm3": 1, "llama4": 0}.get(row.name)
+    turning = [row.rotary and index % 2 != still for index in row.layers]
     assert [row.view.layer(index).rotary is not None for index in row.layers] == turning
     if not row.read_right:
         return
@@ -219,8 +225,9 @@ def frequencies_are_those_of_the_config(row):
         torch.testing.assert_close(rotary.theta, theta, rtol=1e-6, atol=1e-9)
         assert rotary.attention_scaling == pytest.approx(scaling, rel=1e-6)
         pairs = torch.stack([rotary.real_index, rotary.imag_index])
-        adjacent = row.latent or row.name in ("gptj", "codegen", "cohere")
-        assert (pairs[1] - pairs[0]).tolist() == [1 if adjacent else len(theta)] * len(theta)
+        adjacent = row.latent or row.name in ("gptj", "codegen", "cohere", "llama4")
+        apart = {"nanochat": -len(theta), "gemma4": rotary.d_head // 2}.get(row.name, 1 if adjacent else len(theta))
+        assert (pairs[1] - pairs[0]).tolist() == [apart] * len(theta)
         assert rotary.d_head == row.view.layer(index).d_head
 
 

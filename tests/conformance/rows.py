@@ -26,10 +26,14 @@ KINDS = {
     "hooked": ("llama", "bloom", "qwen3"),
 }
 
+# Architectures of which there are bridges alone.
+OF_BRIDGES = ("codegen", "gemma4", "llama4", "nanochat")
 # Latent attention with and without a latent of queries, with biases, with an indexer. What is refused of it is asked in
 # test_latent_attention.py.
 LATENTS = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm5")
 NOT_OF_LATENTS = {f"conformance.{module}" for module in ("circuits", "edges", "spectral", "spectral_models")}
+# What to_spectral refuses: queries that are rotated inside the wrapped module, or by negative angles.
+NOT_LEARNED, OF_LEARNED = ("llama4", "nanochat"), {"conformance.spectral", "conformance.spectral_models"}
 
 
 class Property(NamedTuple):
@@ -150,13 +154,15 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
         names = (
             zoo.ARCHITECTURES
             if form
-            else (*zoo.ARCHITECTURES, *zoo.LENGTH_DEPENDENT, "codegen", *LATENTS, *zoo.ENCODERS_HERE)
+            else (*zoo.ARCHITECTURES, *zoo.LENGTH_DEPENDENT, *OF_BRIDGES, *LATENTS, *zoo.ENCODERS_HERE)
         )
     kinds = KINDS[backend]
     for name in names:
         row = Row(backend, name, form)
         for turn, (holds, case, of, every, forms, encoders) in enumerate(PROPERTIES):
-            wrong_kind = (row.latent and holds.__module__ in NOT_OF_LATENTS) or (name in zoo.ENCODERS and not encoders)
+            one_source = row.latent or name == "gemma4"  # of keys and values
+            wrong_kind = (one_source and holds.__module__ in NOT_OF_LATENTS) or (name in zoo.ENCODERS and not encoders)
+            wrong_kind = wrong_kind or (name in NOT_LEARNED and holds.__module__ in OF_LEARNED)
             if wrong_kind or not of(row, *case) or (form and not forms):
                 continue
             marks = [*getattr(holds, "pytestmark", []), *([zoo.needs_hooked] if backend == "hooked" else [])]

@@ -130,10 +130,10 @@ def ablation_hooks(
         >>> import tlspectral as tls, torch
         >>> model = tls.load_model("tiny-rope")
         >>> tokens = torch.arange(8)[None]
-        >>> hooks = tls.ablation_hooks(model, "L0H3", "output")
-        >>> [name for name, _ in hooks]
-        ['blocks.0.attn.hook_z']
-        >>> bool((model.run_with_hooks(tokens, fwd_hooks=hooks) != model(tokens)).any())
+        >>> ((name, hook),) = tls.ablation_hooks(model, "L0H3", "output")
+        >>> name
+        'blocks.0.attn.hook_z'
+        >>> bool((model.run_with_hooks(tokens, fwd_hooks=[(name, hook)]) != model(tokens)).any())
         True
     """
     removed, view = part_of(part), attention_view(model)

@@ -40,7 +40,7 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     changed = "the loss (nats)" if task in ("induction", "language") else f"the {task}"
     axes.set_xlabel(f"change of {changed}, bars: one standard error over sequences")
     dress(axes)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="best")
     return figure
 
 

@@ -21,6 +21,7 @@ from tlspectral.models.attention.latent import (
     complex_tables,
     is_latent,
     latent_projections,
+    rotates_complex,
     selected_keys,
 )
 from tlspectral.models.attention.layer import RawAttention, require_unclipped
@@ -68,9 +69,13 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[str, Any]:
     """Return weights, biases and norms of queries and keys, by the names of `RawAttention`."""
+    gemma4 = type(wrapped).__name__.startswith("Gemma4")
     try:
-        found = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
-        found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qk"}
+        if gemma4:
+            found = _projections_of_gemma4(wrapped, layer)
+        else:
+            found = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
+            found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qk"}
     except (NotImplementedError, AttributeError, ValueError) as error:
         if "quanti" in str(error).lower() or "meta device" in str(error):
             raise BadWeights(f"layer {layer}, W_Q: {error}") from error
@@ -79,10 +84,32 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
         ) from error
     if found["b_q"] is not None:  # behind the bias of the queries of a gated attention stands that of its gate
         found["b_q"] = found["b_q"][..., : found["w_q"].shape[-1]]
-    for role in "qk":
+    for role in "qkv" if gemma4 else "qk":
         heads, _, d_head = found[f"w_{role}"].shape
         found[f"{role}_norm"] = query_key_norm(attention, f"{role}_norm", model, layer, heads, d_head)
     return found
+
+
+def _projections_of_gemma4(wrapped: Any, layer: int) -> dict[str, Any]:
+    """Return weights and biases of a layer of Gemma 4, whose heads have another size where they see all keys."""
+    if wrapped.is_kv_shared_layer:
+        types = wrapped.config.layer_types
+        earlier = range(layer - 1, -1, -1)
+        source = next(i for i in earlier if types[i] == types[layer] and wrapped.config.kv_sharing_modes[i] == "store")
+        raise UnsupportedArchitecture(
+            f"layer {layer}: its keys and values are those of layer {source}, so that a score joins the streams that "
+            "enter two layers; a table has operators of one"
+        )
+    keys_are_values = wrapped.use_alternative_attention
+    modules = {"q": wrapped.q_proj, "k": wrapped.k_proj, "v": wrapped.k_proj if keys_are_values else wrapped.v_proj}
+    found: dict[str, Any] = {
+        f"w_{role}": module.weight.unflatten(0, (-1, wrapped.head_dim)).mT for role, module in modules.items()
+    }
+    found["w_o"] = wrapped.o_proj.weight.mT.unflatten(0, (-1, wrapped.head_dim))
+    for role in "qk":
+        bias = modules[role].bias
+        found[f"b_{role}"] = None if bias is None else bias.unflatten(0, (-1, wrapped.head_dim))
+    return found | {"keys_are_values": keys_are_values}
 
 
 def context_length(model: Any) -> int:
@@ -142,7 +169,8 @@ def rotary_tables(
     if isinstance(table, Tensor):
         sin, cos = table[:n_positions].chunk(2, dim=-1)
         return cos, sin
-    tables = complex_tables(model, attention.original_component, n_positions)
+    wrapped = attention.original_component
+    tables = complex_tables(_rotary_module(model, wrapped), n_positions) if rotates_complex(wrapped) else None
     if tables is None and hasattr(attention, "hook_cos"):
         raise UnsupportedArchitecture(
             f"layer {layer}: the layer's rotary tables were never applied although its module carries frequencies"
@@ -157,7 +185,13 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
     stored = getattr(model.blocks[layer].attn.original_component, "bias", None)
     if isinstance(stored, Tensor) and stored.dtype == torch.bool and stored.ndim == 4:  # GPT-Neo's windowed mask
         return stored[0, 0, :n_positions, :n_positions]
-    return torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
+    seen = torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
+    wrapped = model.blocks[layer].attn.original_component
+    if _layer_type(wrapped) == "chunked_attention":  # Llama 4: keys of the query's own chunk
+        chunk = torch.arange(n_positions) // int(wrapped.config.attention_chunk_size)
+        seen &= chunk[:, None] == chunk
+    window = getattr(wrapped, "sliding_window", None)
+    return seen if window is None else seen.triu(1 - int(window))
 
 
 def mask_score(model: Any, layer: int, stored: torch.dtype) -> float:
@@ -213,7 +247,9 @@ def _clip_limit(wrapped: Any) -> float | None:
 
 
 def _even_scale_up_to(wrapped: Any) -> int | None:
-    """Return the number of tokens up to which no query is scaled by its position (Ministral 3)."""
+    """Return the number of tokens up to which no query is scaled by its position (Ministral 3, Llama 4)."""
+    if getattr(wrapped, "attn_temperature_tuning", False) and not wrapped.use_rope:
+        return int(wrapped.floor_scale) - 1
     rope = getattr(getattr(wrapped, "config", None), "rope_parameters", None)
     if not isinstance(rope, dict) or not rope.get("llama_4_scaling_beta"):
         return None
@@ -245,10 +281,7 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         cos, sin = (table[1, 0::2].detach().cpu().double() for table in (native.cos_cached, native.sin_cached))
         real, imag = pair_columns(native.rotary_dim, adjacent=True)
         return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
-    module = getattr(getattr(model, "rotary_emb", None), "original_component", None)
-    inner = getattr(model.original_model, "base_model", None)  # of which the bridge may not hold the rotary module
-    for owner in (wrapped, inner):
-        module = module if module is not None else getattr(owner, "rotary_emb", None)
+    module = _rotary_module(model, wrapped)
     layer_type = _layer_type(wrapped)
     if module is None or not any(hasattr(module, f"{prefix}inv_freq") for prefix in ("", f"{layer_type}_")):
         raise UnsupportedArchitecture(f"layer {layer}: rotary positions, but no rotary module that carries frequencies")
@@ -260,16 +293,28 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     theta = inv_freq.detach().cpu().double()
     names = ("rotary_adjacent_pairs", "rotary_interleaved_cos_sin")
     adjacent = any(getattr(model.cfg, name, False) for name in names) or adjacent_pairs(wrapped)
-    real, imag = pair_columns(2 * len(theta), adjacent=adjacent)
+    real, imag = (columns[theta != 0] for columns in pair_columns(2 * len(theta), adjacent=adjacent))
+    if type(wrapped).__name__ == "NanoChatAttention":  # rotates by the negative angle: real and imaginary exchanged
+        real, imag = imag, real
     first = getattr(wrapped, "qk_nope_head_dim", 0)  # columns of a latent come before those that rotate
     return RotaryGeometry(
-        theta=theta,
+        theta=theta[theta != 0],  # most pairs of a full layer of Gemma 4 stand still
         real_index=real + first,
         imag_index=imag + first,
         d_head=d_head,
         attention_scaling=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
         valid_up_to=_switch_length(module, kind, layer_type if prefix else None),
     )
+
+
+def _rotary_module(model: Any, wrapped: Any) -> Any:
+    """Return the module that carries a layer's rotary frequencies, of the bridge or of what it wraps; None without."""
+    found = getattr(getattr(model, "rotary_emb", None), "original_component", None)
+    found = getattr(wrapped, "rotary_emb", None) if found is None else found
+    if found is None:  # the bridge may not hold it
+        inner = (module for name, module in model.original_model.named_modules() if name.endswith("rotary_emb"))
+        found = next(inner, None)
+    return found
 
 
 def _is_rotated(wrapped: Any) -> bool:

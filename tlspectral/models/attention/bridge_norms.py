@@ -36,6 +36,8 @@ def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalizatio
 def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int, d_head: int) -> QueryKeyNorm | None:
     """Return the norm of queries or keys by its name in the attention bridge; None without one."""
     module = getattr(attention._modules.get(name), "original_component", None)
+    if module is None:  # Llama 4 has one of both, without a gain, that the bridge does not hold
+        module = getattr(attention.original_component, "qk_norm", None)
     if module is None:
         return None
     where = f"layer {layer}, {name}"

@@ -224,22 +224,18 @@ def require_own_indexer(attention: Any, layer: int) -> None:
 
 
 def adjacent_pairs(wrapped: Any) -> bool:
-    """Return whether the columns of latent attention that rotate form pairs (0, 1), (2, 3), ..., not (t, t + half)."""
-    if not hasattr(wrapped, "kv_b_proj"):
-        return False
-    always = type(wrapped).__name__.startswith(("DeepseekV2", "GlmMoeDsa"))
-    return always or bool(getattr(wrapped.config, "rope_interleave", False))
+    """Return whether columns form pairs (0, 1), (2, 3), ... by the attention's class: latent attention, and Llama 4."""
+    always = rotates_complex(wrapped) or type(wrapped).__name__.startswith("GlmMoeDsa")
+    return always or (hasattr(wrapped, "kv_b_proj") and bool(getattr(wrapped.config, "rope_interleave", False)))
 
 
-def _rotates_complex(wrapped: Any) -> bool:
-    return type(wrapped).__name__.startswith("DeepseekV2")
+def rotates_complex(wrapped: Any) -> bool:
+    """Return whether an attention rotates complex numbers, past any hook point (DeepSeek V2, Llama 4)."""
+    return type(wrapped).__name__.startswith(("DeepseekV2", "Llama4"))
 
 
-def complex_tables(model: Any, wrapped: Any, n_positions: int) -> tuple[Tensor, Tensor] | None:
-    """Return the scaled (cos, sin) of DeepSeek V2, which rotates complex numbers past any hook point; else None."""
-    if not _rotates_complex(wrapped):
-        return None
-    module = model.rotary_emb.original_component
+def complex_tables(module: Any, n_positions: int) -> tuple[Tensor, Tensor]:
+    """Return the scaled (cos, sin) of a rotary module that gives complex numbers."""
     # In the type that the module computes in.
     angles = torch.arange(n_positions, device=module.inv_freq.device)[:, None].float() * module.inv_freq.float()
     return angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling

@@ -22,8 +22,10 @@ from tlspectral.models.attention.norms import Normalization, QueryKeyNorm, folde
 class LayerSettings:
     """What a layer has beside its projections.
 
-    Past `even_scale_up_to` tokens some models scale a query by its position (Ministral 3); None where no query is
+    Past `even_scale_up_to` tokens some models scale a query by its position (Ministral 3, Llama 4); None where none is
     scaled. In prompts longer than `selected_keys` an indexer picks so many keys for each query (GLM 5); None without.
+    Gemma 4 has a norm of values, `v_norm`, so that what a head writes is linear in the stream up to a factor per token.
+    In some of its layers values are the keys before norm and rotation.
     """
 
     norm: Normalization
@@ -35,6 +37,8 @@ class LayerSettings:
     rotary: RotaryGeometry | None
     even_scale_up_to: int | None = None
     selected_keys: int | None = None
+    v_norm: QueryKeyNorm | None = None
+    keys_are_values: bool = False
 
     __repr__ = one_line
 
@@ -50,7 +54,7 @@ class LayerSettings:
     def values(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos kv_heads d_head"]:
         """Return values by head from what passes their hook point; there those of a latent follow the head's keys."""
         if not isinstance(self.k_norm, Latent):
-            return captured
+            return captured if self.v_norm is None else self.v_norm.applied(captured)
         heads, _, columns = self.k_norm.up.shape
         return captured.unflatten(-1, (heads, -1))[..., columns:]
 
@@ -337,13 +341,16 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
     limit = layer.even_scale_up_to
     if limit is not None and n_positions > limit:
         raise ValueError(
-            f"layer {index}: the prompt has {n_positions} tokens, and from token {limit} on this model scales queries "
-            f"by their position (llama_4_scaling_beta), which is not modelled; use prompts of at most {limit} tokens"
+            f"layer {index}: the prompt has {n_positions} tokens, and from token {limit} on this model scales "
+            "queries by their position (llama_4_scaling_beta, attn_temperature_tuning), which is not modelled; use "
+            f"prompts of at most {limit} tokens"
         )
 
 
 def require_own_projections(layer: LayerSettings, index: int, reason: str) -> None:
-    """Refuse a layer whose keys and values come from a latent, for a reason. Raises UnsupportedArchitecture."""
+    """Refuse a layer whose keys and values have one source, for a reason. Raises UnsupportedArchitecture."""
+    if layer.keys_are_values:
+        raise UnsupportedArchitecture(f"layer {index}: values are keys before norm and rotation, not told apart here")
     if isinstance(layer.k_norm, Latent):
         raise UnsupportedArchitecture(f"layer {index}: latent attention ({layer.k_norm.family}); {reason}")
 

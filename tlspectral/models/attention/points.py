@@ -77,6 +77,8 @@ def hook_names(block: Any, index: int) -> dict[str, str]:
         "z": f"{inside}.hook_z",
         "pattern": f"{inside}.hook_pattern",
     }
+    if getattr(attention.original_component, "use_alternative_attention", False):  # Gemma 4: values are the raw keys
+        names["value"] = names["key"]
     names |= latent_points(attention, inside)
     if not delegates_attention(block):
         names["scores"] = f"{inside}.hook_attn_scores"

@@ -43,7 +43,8 @@ def skipped_among(layers: Iterable[int], read: Callable[[int], Any], kind: Calla
         try:
             read(layer)
         except UnsupportedArchitecture as error:
-            found.append(SkippedLayer(layer, kind(layer), str(error).removeprefix(f"layer {layer}: ")))
+            reason = str(error).removeprefix(f"layer {layer}").lstrip(":, ")
+            found.append(SkippedLayer(layer, kind(layer), reason))
         except BadWeights:  # raised again where the layer is used
             continue
     return found

@@ -13,6 +13,7 @@ from tlspectral.models.loading.damage import empty_model, one_load_at_a_time, re
 VOCABULARY = 256
 
 _PERIODS = (("attn_layer_period", "attn_layer_offset"), ("expert_layer_period", "expert_layer_offset"))  # of Jamba
+_LISTS_OF_LAYERS = ("attn_layer_indices", "moe_layers")  # those with attention (Bamba), with experts (Llama 4)
 _FIRST_DENSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 
 
@@ -29,8 +30,9 @@ def one_layer_config(config: Any, index: int) -> Any:
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == n_layers:
             setattr(single, name, [value[index]])
-    if hasattr(single, "attn_layer_indices"):  # of Bamba: the layers with attention
-        single.attn_layer_indices = [0] if index in config.attn_layer_indices else []
+    for name in _LISTS_OF_LAYERS:
+        if hasattr(single, name):
+            setattr(single, name, [0] if index in getattr(config, name) else [])
     for period, offset in _PERIODS:
         if hasattr(single, period):
             every = index % getattr(config, period) == getattr(config, offset)

@@ -108,7 +108,7 @@ def test_the_page_is_what_the_command_prints():
         patch.setattr(positional_schemes, "BOOTSTRAP_DRAWS", 4000)
         patch.setattr(rows_of, "DECIDED", DECIDED)
         written = markdown(replicate())
-    page = (Path(__file__).parents[4] / "docs" / "replication.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "results" / "replication.md").read_text(encoding="utf-8")
     assert page.endswith(written.rstrip("\n") + "\n")
 
 

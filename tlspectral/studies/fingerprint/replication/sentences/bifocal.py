@@ -170,7 +170,7 @@ def spectral_wins(tables: PublishedTables) -> Iterator[Sentence]:
         None,
         None,
         "needs the weights of BA's models or its runs; `tlspectral study learn languages` trains matched arms, and "
-        "what came out is in docs/spectral_rope.md",
+        "what came out is in docs/results/spectral_rope.md",
     )
 
 

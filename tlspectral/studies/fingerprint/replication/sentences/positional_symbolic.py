@@ -83,8 +83,8 @@ def wrong_frequencies_leave_shapes(tables: PublishedTables) -> Iterator[Sentence
         "none: no table of accuracies was published",
         None,
         None,
-        "needs the weights of PS's toy models; `tlspectral study canonical` trains such models: docs/positional.md "
-        "has what came out",
+        "needs the weights of PS's toy models; `tlspectral study canonical` trains such models: "
+        "docs/results/positional.md has what came out",
     )
 
 
@@ -99,8 +99,8 @@ def one_angle_is_not_enough(tables: PublishedTables) -> Iterator[Sentence]:
         "none: no table of accuracies was published",
         None,
         None,
-        "needs the weights of PS's toy models; `tlspectral study canonical` trains such models: docs/positional.md has "
-        "what came out",
+        "needs the weights of PS's toy models; `tlspectral study canonical` trains such models: "
+        "docs/results/positional.md has what came out",
     )
 
 
