@@ -1,4 +1,4 @@
-"""A previous-token head's rope phase, taken out of the keys of induction heads alone: the table of docs/wiring.md.
+"""A previous-token head's rope phase, out of the keys of induction heads alone: the tables of docs/results/wiring.md.
 
 Run `python benchmarks/mediated_phase.py smollm2-135m`, and the same for `gemma3-270m`. Im(M_t) of the sender is taken
 away everywhere, in the queries, keys or values of the four heads with the largest `ind` behind it, in the keys of the
