@@ -157,10 +157,10 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 # How much there is, at most. A bound goes down with what it counts; raising one is a decision of its own, with its
 # reason in the change.
 BUDGET = {
-    "lines of the core": 31_958,
+    "lines of the core": 31_959,
     "lines of the studies": 15_882,
-    "lines of the tests": 40_382,
-    "tokens of the core": 210_158,
+    "lines of the tests": 40_384,
+    "tokens of the core": 210_176,
     "functions and classes of the core": 1_818,
     "public names": 30,
     "arguments of public names": 185,
