@@ -184,6 +184,6 @@ def test_the_command_prints_the_top_changes_and_writes_the_table(tmp_path):
     assert "tuned (b) against base (a): 5 heads compared" in done.stdout
     assert "left out, prev: no value in a" in done.stdout
     assert "behaviour: 0 of 5 heads changed" in done.stdout
-    assert re.search(r"spectrum: 1 of 5 heads changed(.*\n){3}L0H1 +D_head ", done.stdout)
+    assert re.search(r"spectrum: 1 of 5 heads changed(.*\n){3}L0H1 +rotational share \(D_head\) ", done.stdout)
     assert len(read_table(tmp_path / "c.parquet")) == 5
     assert run("compare", tmp_path / "base.parquet", tmp_path / "c.parquet").exit_code == 2

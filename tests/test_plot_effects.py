@@ -15,7 +15,9 @@ def test_effects_are_sorted_beside_their_control_and_unmeasured_heads_left_out()
     (axes,) = ablation_effects(SWEEP, HEADS).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["L0H1  (prev 0.10)", "L0H0  (prev 0.90)"]
     assert axes.containers[0][0].get_xdata().tolist() == [-0.1, 0.5]
-    assert "nats" in axes.get_xlabel()
+    assert axes.get_xlabel() == "change of the loss (nats), bars: one standard error over sequences"
+    (axes,) = ablation_effects(SWEEP.assign(delta_se=np.nan), HEADS).axes  # of one prompt
+    assert axes.get_xlabel() == "change of the loss (nats)"
     controlled = SWEEP.assign(control_delta=[0.2, 0.0, np.nan], control_delta_se=[0.1, 0.1, np.nan])
     for part, said in (("rope_phase", "random part of equal size removed"), ("output", "the same of other heads")):
         (axes,) = ablation_effects(controlled.assign(part=part), HEADS).axes

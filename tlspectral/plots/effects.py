@@ -38,7 +38,8 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     axes.set_yticks(heights, names)
     task = sweep.attrs.get("task", "induction")
     changed = "the loss (nats)" if task in ("induction", "language") else f"the {task}"
-    axes.set_xlabel(f"change of {changed}, bars: one standard error over sequences")
+    bars = ", bars: one standard error over sequences" if table["delta_se"].notna().any() else ""
+    axes.set_xlabel(f"change of {changed}{bars}")
     dress(axes)
     axes.legend(frameon=False, loc="best")
     return figure

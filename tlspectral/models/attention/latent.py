@@ -210,19 +210,6 @@ def selected_keys(wrapped: Any) -> int | None:
     return int(wrapped.config.index_topk) if hasattr(wrapped, "indexer") else None
 
 
-def require_own_indexer(attention: Any, layer: int) -> None:
-    """Refuse to begin a run at a layer that sees the keys an earlier layer's indexer picks (GLM 5).
-
-    Raises UnsupportedArchitecture.
-    """
-    wrapped = getattr(attention, "original_component", None)
-    if getattr(wrapped, "indexer", wrapped) is None and wrapped is not None:
-        raise UnsupportedArchitecture(
-            f"layer {layer}: it sees the keys that the indexer of an earlier layer picks, so the model is not run "
-            "again from here, as sweeps do; ablate its heads one by one"
-        )
-
-
 def adjacent_pairs(wrapped: Any) -> bool:
     """Return whether columns form pairs (0, 1), (2, 3), ... by the attention's class: latent attention, and Llama 4."""
     always = rotates_complex(wrapped) or type(wrapped).__name__.startswith("GlmMoeDsa")

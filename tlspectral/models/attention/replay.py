@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.evaluating import evaluating
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
-from tlspectral.models.attention.latent import require_own_indexer
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.view import AttentionView
 
@@ -55,7 +55,7 @@ class IntactRun:
         scored = self.scored if isinstance(self.scored, slice) else self.scored[sequences].repeat(copies, 1)
         if layer == 0:
             return logits_at(self.view, tokens, scored)
-        require_own_indexer(getattr(self.view.model.blocks[layer], "attn", None), layer)
+        _require_own_indexer(getattr(self.view.model.blocks[layer], "attn", None), layer)
         residual = self.entering[layer][sequences].repeat(copies, 1, 1)
         with self._skipped(layer, residual):
             return logits_at(self.view, tokens, scored)
@@ -70,6 +70,19 @@ class IntactRun:
                 forward = partial(_handed_on, output)
                 skipped.enter_context(methods_replaced(self.view.model.blocks[index], {"forward": forward}))
             yield
+
+
+def _require_own_indexer(attention: Any, layer: int) -> None:
+    """Refuse to begin a run at a layer that sees the keys an earlier layer's indexer picks (GLM 5).
+
+    Raises UnsupportedArchitecture.
+    """
+    wrapped = getattr(attention, "original_component", None)
+    if getattr(wrapped, "indexer", wrapped) is None and wrapped is not None:
+        raise UnsupportedArchitecture(
+            f"layer {layer}: it sees the keys that the indexer of an earlier layer picks, so the model is not run "
+            "again from here, as sweeps do; ablate its heads one by one"
+        )
 
 
 def intact_run(
