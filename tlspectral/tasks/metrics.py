@@ -74,8 +74,8 @@ class LogitDifference:
 
 def _warn_of_missing_space(view: AttentionView, prompts: PackedTokens, answers: list[set[int]]) -> None:
     """Warn of a prompt that ends in a letter, and an answer without the space with which it is one token too."""
-    tokenizer = getattr(view.model, "tokenizer", None)
-    for index, ids in enumerate(answers if tokenizer is not None else []):
+    tokenizer: Any = getattr(view.model, "tokenizer", None)
+    for index, ids in enumerate([] if tokenizer is None else answers):
         last = int(prompts.tokens[index, prompts.lengths[index] - 1])
         end, *texts = (tokenizer.decode([one]) for one in (last, *ids))
         for text in (text for text in texts if end[-1:].isalpha() and text[:1].isalpha()):
