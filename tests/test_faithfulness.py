@@ -98,7 +98,8 @@ def test_the_heads_of_the_induction_model_carry_the_copied_token():
         *(f"{head}logits" for head in induction),
         *(f"embedding{head}.v" for head in induction),
     }
-    found = tls.faithfulness(model, table, asked, sizes=[0.05, 0.1, 1.0], null=4)
+    with pytest.warns(UserWarning, match=r"share of 0\.1 every random circuit is the circuit itself"):
+        found = tls.faithfulness(model, table, asked, sizes=[0.05, 0.1, 1.0], null=4)
     by_size = found[found["circuit"] == "edges"].set_index("n_edges")
     assert by_size.loc[8, "faithfulness"] > 0.7  # .78 measured
     assert by_size.loc[81, "faithfulness"] == pytest.approx(1, abs=1e-5)
@@ -177,11 +178,15 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted, task):
         room._ranked(pairs.graph, table, "size", 1.0)
     with pytest.raises(ValueError, match="edges have neither estimate nor delta"):
         tls.faithfulness(planted, table[["sender", "receiver"]], asked)
+    with pytest.warns(UserWarning, match=r"share of 0\.9999 every random circuit is the circuit itself"):
+        tls.faithfulness(planted, table, asked, sizes=[0.9999], null=2)
     table.attrs["pairs_sha256"] = pairs.digests[:3]
     with pytest.warns(UserWarning, match="3 of 8 pairs are among those on which the edges were found"):
         tls.faithfulness(planted, table, asked, sizes=[1.0])
     with pytest.warns(UserWarning, match="3 of 8 pairs are among those on which the edges were found"):
         tls.run_circuit(planted, table.head(4), asked)
+    with pytest.warns(UserWarning, match="3 of 8 pairs are among those"):  # the same pairs, exchanged
+        tls.run_circuit(planted, table.head(4), asked.denoising())
     assert doctest.testmod(room).failed == 0
 
 

@@ -204,7 +204,9 @@ def test_parts_without_settings_go_by_name_and_by_symbol():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("rotary_band", r"'rotary_band' has settings: give tls.parts.Band\(frequencies\) in place of its name"),
+        ("rotary_band", r"Band has settings: give tls.parts.Band\(frequencies\), not 'rotary_band'"),
+        ("LongRange", r"give tls.parts.LongRange\(window, sinks=0\)"),
+        (LongRange, r"give tls.parts.LongRange\(window, sinks=0\)"),
         ("long_range", r"give tls.parts.LongRange\(window, sinks=0\)"),
         ("content", r"give tls.parts.Content\(prompt\)"),
         ("interaction", r"give tls.parts.Interaction\(prompt\)"),

@@ -1,6 +1,7 @@
 """SmolLM2-135M, the packaged demo model: a trained rotary model with grouped keys, end to end."""
 
 import importlib.util
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -44,6 +45,15 @@ def test_the_operators_reproduce_the_models_scores(model, heads):
     check = heads.attrs["score_check"]
     assert check["compared"] == "scores"
     assert check["worst_error"] == errors[check["layer"]] <= check["tolerance"]
+
+
+def test_an_answer_that_lacks_its_space_is_warned_of(model):
+    prompts = ["The keys to the cabinet", "The war lasted from the year 1743 to the year 17"]
+    with pytest.warns(UserWarning, match="prompt 0 ends in ' cabinet', and 'are' goes on with that word; ' are' is"):
+        tls.evaluate(model, tls.logit_difference(prompts[:1], "are", " is"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tls.evaluate(model, tls.logit_difference(prompts, [" are", "5"], [" is", "3"]))
 
 
 def test_every_head_has_its_numbers(heads):

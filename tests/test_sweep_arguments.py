@@ -70,6 +70,7 @@ REFUSED = [
     (RopePhase([]), {}, "no frequencies were given"),
     (Band([0, 6]), {}, r"layer 0: frequencies are 0 to 5, found \[0, 6\]"),
     ("output", {"control": "random", "draws": 0}, "draws must be 1 or more, not 0"),
+    ("output", {"draws": 19}, "draws=19 is of control='random': give that too"),
     ("symmetric", {"heads": []}, "nothing to sweep"),
     ("symmetric", {"task": "language"}, "no tokenizer"),
     (Output("mean"), {"task": margin(ONE)}, "the task has one sequence"),
@@ -90,13 +91,18 @@ def test_arguments_without_meaning_are_refused(part, options, said):
         sweep(shared("bridge", "llama"), part, **options)
 
 
-@pytest.mark.parametrize("place", [1, 2])
-def test_words_that_it_does_not_know_are_refused(place):
+@pytest.mark.parametrize("option", ["control", "screen"])
+def test_words_that_it_does_not_know_are_refused(option):
     # Called within: while tests run, the annotations of the public function refuse them first.
-    given = [Output(), None, None]
-    given[place] = "other"
-    with pytest.raises(ValueError, match=f"{('part', 'control', 'screen')[place]} must be .*not 'other'"):
-        sweep_module._check(*given)
+    given = {"control": None, "draws": None, "screen": None, option: "other"}
+    with pytest.raises(ValueError, match=f"{option} must be .*not 'other'"):
+        sweep_module._check(Output(), **given)
+
+
+def test_more_draws_than_other_heads_are_said_to_be_fewer():
+    with pytest.warns(UserWarning, match=r"draws=19, but .* other heads of the layer, of which there are 3: .* 1 / 4"):
+        table = sweep(shared("bridge", "llama"), "output", heads=["L0H0"], control="random", draws=19)
+    assert table.attrs["draws"] == 3
 
 
 def test_names_that_do_not_exist_are_refused():

@@ -183,7 +183,7 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
     shown = shown.sort_values("delta", ascending=bool(sweep.attrs["higher_is_better"]))[columns]
     if len(shown) > _LISTED:
         typer.echo(f"the {_LISTED} heads of {len(shown)} whose removal does the most harm:")
-    typer.echo(shown.head(_LISTED).round(4).to_string(index=False))
+    typer.echo(shown.head(_LISTED).dropna(axis=1, how="all").round(4).to_string(index=False))
 
 
 def strongest_heads(heads: "pd.DataFrame", top: int, seed: int) -> "pd.DataFrame":

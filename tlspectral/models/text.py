@@ -37,6 +37,8 @@ def file_text(path: str | os.PathLike[str]) -> str:
 
     Raises ValueError for another encoding or a binary file, OSError for one that cannot be read.
     """
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{path} does not exist: check the name")
     content = Path(path).read_bytes()
     found = "UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
     try:

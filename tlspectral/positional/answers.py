@@ -62,7 +62,7 @@ class AnswerProbability:
 
     ends: tuple[tuple[Any, str | int], ...]
 
-    def for_model(self, view: AttentionView, n_prompts: int) -> Any:
+    def for_model(self, view: AttentionView, prompts: PackedTokens) -> Any:
         """Return the metric with the answers as token ids of a model. Raises ValueError for other ids."""
         tokenizer = getattr(view.model, "tokenizer", None)
         ids = torch.tensor([first_token(tokenizer, suffix, answer) for suffix, answer in self.ends])

@@ -10,8 +10,10 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
+from tlspectral.errors import warn_caller
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.causality import require_causal
+from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.prompts import require_vocabulary
 
 
@@ -34,8 +36,8 @@ def next_token_loss(
 class MetricOfModel(Protocol):
     """A metric that needs the model's tokenizer, such as the token of an answer."""
 
-    def for_model(self, view: AttentionView, n_prompts: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """Return the metric of `Task` for one model and so many prompts."""
+    def for_model(self, view: AttentionView, prompts: PackedTokens) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Return the metric of `Task` for one model and these prompts."""
         ...
 
 
@@ -50,16 +52,17 @@ class LogitDifference:
     correct: Any
     wrong: Any
 
-    def for_model(self, view: AttentionView, n_prompts: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def for_model(self, view: AttentionView, prompts: PackedTokens) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """Return the metric with the answers as token ids of a model. Raises as `logit_difference`."""
         require_causal(view, "it predicts no next token; score the logits of a masked token by a metric of your own")
         correct, wrong = (
-            _answer_ids(view, answers, n_prompts, side)
+            _answer_ids(view, answers, len(prompts.tokens), side)
             for side, answers in (("correct", self.correct), ("wrong", self.wrong))
         )
         for index, (right, other) in enumerate(zip(correct, wrong, strict=True)):
             if both := set(right) & set(other):
                 raise ValueError(f"prompt {index}: token {min(both)} is a correct and a wrong answer")
+        _warn_of_missing_space(view, prompts, [{*right, *other} for right, other in zip(correct, wrong, strict=True)])
         return partial(_logit_difference, correct, wrong)
 
     def of_prompts(self, rows: list[int]) -> "LogitDifference":
@@ -67,6 +70,22 @@ class LogitDifference:
         return LogitDifference(
             *([given[row] for row in rows] if _per_prompt(given) else given for given in (self.correct, self.wrong))
         )
+
+
+def _warn_of_missing_space(view: AttentionView, prompts: PackedTokens, answers: list[set[int]]) -> None:
+    """Warn of a prompt that ends in a letter, and an answer without the space with which it is one token too."""
+    tokenizer: Any = getattr(view.model, "tokenizer", None)
+    for index, ids in enumerate([] if tokenizer is None else answers):
+        last = int(prompts.tokens[index, prompts.lengths[index] - 1])
+        end, *texts = (tokenizer.decode([one]) for one in (last, *ids))
+        for text in (text for text in texts if end[-1:].isalpha() and text[:1].isalpha()):
+            spaced = tokenizer(f" {text}", add_special_tokens=False).input_ids
+            if len(spaced) == 1 and spaced[0] not in ids:
+                return warn_caller(
+                    f"prompt {index} ends in {end!r}, and {text!r} goes on with that word; {f' {text}'!r} is another "
+                    "token: begin answers with a space if they are words of their own"
+                )
+    return None
 
 
 def _per_prompt(answers: Any) -> bool:

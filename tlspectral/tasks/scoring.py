@@ -149,7 +149,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
     packed = packed_prompts(view, task.prompts)
     metric = task.metric
     if isinstance(metric, MetricOfModel):
-        metric = metric.for_model(view, len(packed.tokens))
+        metric = metric.for_model(view, packed)
     sequences = ScoredSequences(
         packed.tokens,
         packed.lengths,

@@ -140,9 +140,14 @@ def faithfulness(
         mask = np.zeros(graph.possible.size, dtype=bool)
         mask[order[: max(1, round(share * total))]] = True
         mask = mask.reshape(graph.possible.shape)
-        for circuit, draw, one in _with_controls(graph, mask, null if share < 1 else 0, rng):
-            rows.append({"circuit": circuit, "draw": draw, **_sizes(graph, one)})
-            circuits.append(one)
+        drawn = [*_with_controls(graph, mask, null if share < 1 else 0, rng)]
+        rows += [{"circuit": circuit, "draw": draw, **_sizes(graph, one)} for circuit, draw, one in drawn]
+        circuits += [one for _, _, one in drawn]
+        if len(drawn) > 1 and all((one == mask).all() for _, _, one in drawn):
+            warn_caller(
+                f"at a share of {share} every random circuit is the circuit itself, so that there is no null: the "
+                "model has too few other edges between the same layers"
+            )
     values = pairs.scores(circuits)
     for row, value in zip(rows, values, strict=True):
         row["value"] = float(value.mean())

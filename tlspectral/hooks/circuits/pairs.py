@@ -42,9 +42,10 @@ class Pairs:
 
     @property
     def digests(self) -> list[str]:
-        """A hash of each pair, by which tables say on which pairs they were made."""
-        both = torch.stack([self.sequences.tokens, self.other.tokens], 1)
-        return [hashlib.sha256(one.contiguous().numpy().tobytes()).hexdigest()[:16] for one in both]
+        """A hash of each pair, whichever side is clean, by which tables say on which pairs they were made."""
+        both = zip(self.sequences.tokens, self.other.tokens, strict=True)
+        sides = (sorted(one.contiguous().numpy().tobytes() for one in pair) for pair in both)
+        return [hashlib.sha256(b"".join(pair)).hexdigest()[:16] for pair in sides]
 
     def batches(self) -> Iterator[slice]:
         """Yield the pairs in batches that bound what is held of their writes."""

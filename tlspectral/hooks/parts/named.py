@@ -1,6 +1,6 @@
 """Parts by name."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from tlspectral.hooks.parts.blocks import Content, Interaction, Position
 from tlspectral.hooks.parts.long_range import LongRange
@@ -18,9 +18,9 @@ PartName = Literal["symmetric", "antisymmetric", "rope_phase", "output", "M_S", 
 
 _BY_NAME = {kind.name: kind for kind in (Symmetric, Antisymmetric, RopePhase, Output)}
 _WITH_SETTINGS = {
-    Band.name: "Band(frequencies)",
-    LongRange.name: "LongRange(window, sinks=0)",
-    **{kind.name: f"{kind.__name__}(prompt)" for kind in (Content, Position, Interaction)},
+    Band: "Band(frequencies)",
+    LongRange: "LongRange(window, sinks=0)",
+    **{kind: f"{kind.__name__}(prompt)" for kind in (Content, Position, Interaction)},
 }
 
 
@@ -36,7 +36,7 @@ def part_of(part: Part | str) -> Part:
     """
     if isinstance(part, Part):
         return part
-    if isinstance(part, str) and part in _WITH_SETTINGS:
-        raise ValueError(f"{part!r} has settings: give tls.parts.{_WITH_SETTINGS[part]} in place of its name")
-    kind: Any = _BY_NAME[chosen_part(part, _BY_NAME)]
-    return kind()
+    for kind, call in _WITH_SETTINGS.items():
+        if part in (kind, kind.name, kind.__name__):
+            raise ValueError(f"{kind.__name__} has settings: give tls.parts.{call}, not {part!r}")
+    return _BY_NAME[chosen_part(part, _BY_NAME)]()

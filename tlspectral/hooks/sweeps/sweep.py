@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.hooks.parts import Output, Part, PartName, part_of
 from tlspectral.hooks.parts.named import PART
 from tlspectral.hooks.parts.query_key import QueryKeyPart
@@ -145,9 +145,7 @@ def ablation_sweep(
         [0.0, 0.0, 0.0, 1.3]
     """
     removed = part_of(part)
-    _check(removed, control, screen)
-    if draws is not None and draws < 1:
-        raise ValueError(f"draws must be 1 or more, not {draws}")
+    _check(removed, control, draws, screen)
     chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
     sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None
@@ -230,9 +228,13 @@ def ablation_sweep(
     )
 
 
-def _check(part: Part, control: str | None, screen: str | None) -> None:
+def _check(part: Part, control: str | None, draws: int | None, screen: str | None) -> None:
     if control not in (None, "random"):
         raise ValueError(f"control must be None or 'random', not {control!r}")
+    if draws is not None and control is None:
+        raise ValueError(f"draws={draws} is of control='random': give that too")
+    if draws is not None and draws < 1:
+        raise ValueError(f"draws must be 1 or more, not {draws}")
     if screen not in (None, "gradient"):
         raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
     if screen is not None and (
@@ -254,7 +256,13 @@ def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | 
                 f"layer {layer}: the control of {part.name!r} is other heads of the layer, and there is one head: "
                 "leave control out"
             )
-    return min(draws or max(others.values()), max(others.values()))
+    most = max(others.values())
+    if draws is not None and draws > most:
+        warn_caller(
+            f"draws={draws}, but the control of {part.name!r} is other heads of the layer, of which there are {most}: "
+            f"control_p is not below 1 / {1 + most}"
+        )
+    return min(draws or most, most)
 
 
 def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:
