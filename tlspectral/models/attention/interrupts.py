@@ -83,15 +83,11 @@ def _standing_handler() -> _Sigint:
     """Return the handler that stands, in the main thread; put one there if Python code handles SIGINT."""
     before = signal.getsignal(signal.SIGINT)
     if not callable(before) or current_thread() is not main_thread():
-        return _Sigint(_nothing)
+        return _Sigint(lambda *_: None)
     if not isinstance(before, _Sigint):
         before = _Sigint(before)
         signal.signal(signal.SIGINT, before)
     return before
-
-
-def _nothing(*given: Any) -> None:
-    pass
 
 
 class _Uninterrupted(ContextDecorator):
