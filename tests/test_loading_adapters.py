@@ -163,7 +163,7 @@ def described(path, config):
     ],
 )
 def test_adapters_that_are_refused(monkeypatch, tmp_path, config, error, text):
-    monkeypatch.setattr("tlspectral.models.loading.adapters.find_spec", lambda name: True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
     with pytest.raises(error) as raised:
         tls.load_model(described(tmp_path / "adapter", config))
     assert text in str(raised.value)

@@ -58,11 +58,11 @@ def test_heads_are_named_on_request(how):
 def test_the_correlation_is_said_with_its_null_and_only_where_the_table_has_it():
     table = head_scores()
     assert "Pearson" not in said(plots.positional_symbolic_plane(table))
-    table.attrs["correlation"] = {"pearson": -0.803, "null_mean": -0.88, "null_sd": 0.021, "null_pct": 0.994}
+    table.attrs["correlation"] = {"pearson": -0.803, "null_mean": -0.88, "null_sd": 0.021, "null_share": 0.994}
     text = said(plots.positional_symbolic_plane(table))
     assert "r of the two scores: \N{MINUS SIGN}0.80" in text
     assert "\N{MINUS SIGN}0.88 ± 0.021 (1 sd); r at percentile 99.4" in text
-    table.attrs["correlation"] |= {"null_mean": None, "null_sd": None, "null_pct": None}
+    table.attrs["correlation"] |= {"null_mean": None, "null_sd": None, "null_share": None}
     text = said(plots.positional_symbolic_plane(table))
     assert "\N{MINUS SIGN}0.80" in text
     assert "null" not in text

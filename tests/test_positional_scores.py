@@ -150,7 +150,7 @@ def test_heads_that_differ_in_how_often_they_follow_lie_inside_the_null():
         before, after = coin_heads(seed)
         found = score_correlation(before, swap_scores(before, after), seed=seed + 100)
         assert found["pearson"] < -0.5  # strongly negative by geometry alone
-        places.append(found["null_pct"])
+        places.append(found["null_share"])
     # Uniform in [0, 1] if the null is right: the mean of 12 has a standard deviation of 0.083.
     assert 0.2 < np.mean(places) < 0.8
     assert found["draws"] == 200
@@ -163,7 +163,7 @@ def test_the_null_is_that_of_one_coin_per_head_not_of_one_per_swap():
     found = score_correlation(before, swap_scores(before, torch.where(fair[..., None], before.flip(-1), before)))
     # One fair coin for all: heads differ by chance alone, and the correlation is weaker than in the null.
     assert found["pearson"] > found["null_mean"] + 5 * found["null_sd"]
-    assert found["null_pct"] == 1.0
+    assert found["null_share"] == 1.0
 
 
 def test_the_null_follows_its_seed():
@@ -190,4 +190,4 @@ def test_there_is_no_correlation_of_too_few_or_equal_heads(case):
     before, after = coin_heads(3, n_heads=2 if case == "two heads" else 6)
     after = after if case == "two heads" else before * (1.0 if case == "constant" else 0.1)
     found = score_correlation(before, swap_scores(before, after))
-    assert [found[name] for name in ("pearson", "null_mean", "null_sd", "null_pct")] == [None] * 4
+    assert [found[name] for name in ("pearson", "null_mean", "null_sd", "null_share")] == [None] * 4

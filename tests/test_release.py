@@ -1,5 +1,6 @@
 """What a package index shows of the project."""
 
+import importlib
 import importlib.util
 import re
 import sys
@@ -43,6 +44,20 @@ def test_without_an_address_nothing_is_linked(hatch_build):
     hook.config = {"repository": "https://host/owner/name/"}
     hook.update(metadata)
     assert metadata["urls"]["Issues"] == "https://host/owner/name/issues"
+
+
+@pytest.mark.parametrize(
+    ("room", "package", "extra"),
+    [("plots", "matplotlib", "plots"), ("studies", "matplotlib", "papers"), ("studies", "statsmodels", "papers")],
+)
+def test_a_room_whose_extra_is_not_installed_says_which(monkeypatch, room, package, extra):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, f"tlspectral.{room}", raising=False)
+    with pytest.raises(ImportError, match=rf'needs the package {package}: pip install "tlspectral\[{extra}\]"'):
+        importlib.import_module(f"tlspectral.{room}")
+    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert package in "".join(line for name in (extra, "plots") for line in extras[name])
 
 
 def test_version_and_citation_agree():

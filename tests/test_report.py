@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-import tlspectral
 from tlspectral.cli import app
 from tlspectral.report import report
 from tlspectral.tables import HEAD_COLUMNS, write_table
@@ -275,7 +274,7 @@ def test_the_command_writes_what_the_function_returns(tmp_path):
     assert done.exit_code == 0, done.output
     assert done.output.strip() == str(out)
     assert out.read_text(encoding="utf-8") == report(heads(), kernels=kernels((0, 1)), sweep=sweeps)
-    assert tlspectral.report(heads(), tmp_path / "plain.html") == (tmp_path / "plain.html").read_text(encoding="utf-8")
+    assert report(heads(), tmp_path / "plain.html") == (tmp_path / "plain.html").read_text(encoding="utf-8")
     write_table(heads().drop(columns="D_head"), tmp_path / "heads.parquet")
     refused = run(tmp_path / "heads.parquet", "-o", tmp_path / "report.html")
     assert refused.exit_code == 2

@@ -1,5 +1,7 @@
 """The report page in a real browser: no complaint, no request, and it does what it says when pointed at."""
 
+import base64
+import re
 import shutil
 
 import numpy as np
@@ -328,3 +330,18 @@ def test_in_the_frame_of_a_notebook_the_page_works_without_a_request(browser, tm
         assert page.errors == []
         asked = [url for url in page.requests if not url.startswith(("data:", "about:srcdoc"))]
         assert asked == [notebook.as_uri()]
+
+
+def test_an_open_card_is_printed_alone_on_one_page(browser, address):
+    printed, names = {}, {}
+    for at in ("", "#L0H1"):
+        with browser.open(address + at) as page:
+            file = base64.b64decode(page.send("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)["data"])  # A4
+            printed[at] = len(re.findall(rb"/Type\s*/Page\b", file))
+            page.send("Emulation.setEmulatedMedia", media="print")
+            seen = "[...document.querySelectorAll('h1, h2, h3')].filter((one) => one.checkVisibility())"
+            names[at] = page.run(f"{seen}.map((one) => one.textContent)")
+    assert printed["#L0H1"] == 1 < printed[""]
+    assert names["#L0H1"][1:] == ["L0H1", "L0H1", "By distance"]  # of its row, of its card, and what is on it
+    assert "Head grid" in names[""]
+    assert "L0H0" not in names[""]  # of the first row, at which nobody points

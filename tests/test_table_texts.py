@@ -2,17 +2,35 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from docstring_columns import PACKAGE, SCHEMAS, docstrings, listed, lists, rewritten
 
 from tlspectral.tables import COLUMNS, describe_table
+from tlspectral.tables.schema import columns
 
 TABLES = SCHEMAS
 SOURCES = [path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))]
 DOCSTRINGS = [(name, docstring.value) for source in SOURCES for name, docstring in docstrings(source)]
 FUNCTIONS = {name for name, _ in DOCSTRINGS}
 MOST_LISTED = 30  # a longer list is no help to a reader: the table's page is
+
+
+def broken(schema):
+    """Names against the rules of all tables, and why. The head table, and what holds its columns, keep their names."""
+    names = {column.name for column in schema.columns}
+    if {"layer", "head"} <= names and not names & {"name", "sender"}:
+        yield "no name", "a head is read by its name, L16H0"
+    for column in schema.columns:
+        name, base = column.name, column.name.removesuffix("_se")
+        other = name in ("se", "sem", "stderr") or name.endswith(("_sem", "_stderr", "_err"))
+        if other or (column.meaning.startswith("Standard error") and base == name):
+            yield name, "an error is called <number>_se"
+        elif base != name and base not in names:
+            yield name, "the number of this error is not in the table"
+        if name.endswith("_pct") and column.unit != "%" and name not in COLUMNS and "D_head_pct" not in names:
+            yield name, "a percentage runs to 100; a share is called a share"
 
 
 def test_every_table_is_there_once():
@@ -33,6 +51,26 @@ def test_every_text_is_complete(name):
             assert ".." not in text.replace(" .. ", "").replace("...", ""), (column.name, field)
         assert column.meaning.endswith("."), column.name
         assert column.does_not_establish.endswith(".") or not column.does_not_establish, column.name
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_heads_have_names_errors_one_spelling_and_shares_no_percent(name):
+    """A table without these columns keeps the rules too; the second test below says which tables they bind."""
+    assert list(broken(TABLES[name])) == []
+
+
+def test_a_broken_rule_of_names_is_seen():
+    kept = "layer | a | A.\nhead | a | A.\nname | a | A.\nloss | a | A.\nloss_se | a | A.\ndup_pct | % | A."
+    for given, said in (
+        (kept, []),
+        (kept.replace("name |", "word |"), ["no name"]),
+        (kept.replace("loss_se", "se"), ["se"]),
+        (kept.replace("loss_se", "loss_sem"), ["loss_sem"]),
+        (kept.replace("A.\nloss_se | a | A.", "A.\nerror | a | Standard error of loss."), ["error"]),
+        (kept.replace("loss |", "value |"), ["loss_se"]),
+        (kept.replace("| % |", "| share |"), ["dup_pct"]),
+    ):
+        assert [fault for fault, _ in broken(SimpleNamespace(columns=columns(given)))] == said, given
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -4,6 +4,7 @@ Every message says which model, layer and role, what was found, and what to do a
 """
 
 import difflib
+import importlib.util
 import sys
 import warnings
 from collections.abc import Iterable
@@ -24,6 +25,12 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return the end of a message, with the known name that is nearest to the given one; empty if none is near."""
     near = difflib.get_close_matches(given, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def require_package(package: str, needed_for: str, install: str) -> None:
+    """Raise ImportError, with what pip has to install, where a package is missing that not every installation has."""
+    if importlib.util.find_spec(package) is None:
+        raise ImportError(f"{needed_for} needs the package {package}: pip install {install}")
 
 
 class TlspectralError(Exception):

@@ -1,4 +1,4 @@
-"""Pages of the site that are generated when it is built: start, columns, architectures, commands, Python reference.
+"""Pages of the site that are generated when it is built: start, tables, architectures, commands, Python, papers.
 
 mkdocs calls `on_files`. Each page comes from what it describes, so that none of them can be out of date.
 """
@@ -53,6 +53,7 @@ def on_files(files: Files, config: Any) -> Files:
         "commands.md": commands_page,
         "contributing.md": contributing_page,
         "index.md": start_page,
+        "results/replication_table.md": replication_page,
     }
     for name, content in {**{name: make() for name, make in pages.items()}, **column_pages()}.items():
         files.append(File.generated(config, name, content=content))
@@ -202,6 +203,15 @@ def _learns(row: dict[str, str]) -> str:
 def _rows(path: Path) -> dict[tuple[str, str], dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return {(row["family"], row["form"]): row for row in csv.DictReader(file)}
+
+
+def replication_page() -> str:
+    """Every sentence, and each number that differs or needs weights, of the table of `tlspectral study replicate`."""
+    from tlspectral.studies.fingerprint.replication import markdown
+    from tlspectral.tables import read_table
+
+    table = read_table(ROOT / "docs" / "results" / "replication.parquet")
+    return f"# Every published sentence, and the numbers that differ\n\n{markdown(table)}"
 
 
 def commands_page() -> str:

@@ -3,6 +3,7 @@
 import tempfile
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,6 +95,7 @@ def positional(
     require_shared(output, "--output")
     if output is not None:
         require_writable(output / "heads_prompt.parquet")
+        import_module("tlspectral.plots")  # refuses here where matplotlib is missing, not after the work
     import tlspectral
     from tlspectral.heads.same_model import require_table_of
     from tlspectral.models.attention import attention_view

@@ -59,4 +59,4 @@ __all__ = [
     "verify_scores",
 ]
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

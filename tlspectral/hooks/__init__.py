@@ -40,5 +40,5 @@ __all__ = [
     "summarize_sweep",
 ]
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
 """A function is imported when it is first used: an ablation needs neither tasks nor statistics."""

@@ -4,6 +4,10 @@ A figure of one panel draws into `ax`, axes of the caller's, and returns their f
 themselves out and take none.
 """
 
+from tlspectral.errors import require_package
+
+require_package("matplotlib", "A figure", '"tlspectral[plots]"')
+
 from tlspectral.plots.attribution import qk_attribution
 from tlspectral.plots.circuits import circuit, faithfulness
 from tlspectral.plots.content_direction import plane

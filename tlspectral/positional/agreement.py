@@ -18,11 +18,11 @@ _FEWEST = 3  # a rank correlation of two points is always 1 or -1
 _ROUNDING = 1e-12  # a shuffle that restores the data counts as equal, whatever its correlation rounds to
 
 _AGREEMENT = columns("""
-    n         | count       | Heads that have both numbers, or rotary pairs of the head.
-    spearman  | correlation | Rank correlation over these. NaN for fewer than three or a constant.
-    null_low  | correlation | 2.5 % quantile of spearman with these shuffled.
-    null_high | correlation | 97.5 % quantile of the same.
-    null_pct  | share       | Share of shuffles at or below spearman.
+    n          | count       | Heads that have both numbers, or rotary pairs of the head.
+    spearman   | correlation | Rank correlation over these. NaN for fewer than three or a constant.
+    null_low   | correlation | 2.5 % quantile of spearman with these shuffled.
+    null_high  | correlation | 97.5 % quantile of the same.
+    null_share | share       | Share of shuffles at or below spearman.
 """)
 SCORE_AGREEMENT = Schema(
     "score_agreement",
@@ -33,10 +33,10 @@ SCORE_AGREEMENT = Schema(
         """),
         *_AGREEMENT,
         *columns("""
-            layer_null_low  | correlation | As null_low, with heads shuffled within their layer: a trend over layers
-                            |             | stays.
-            layer_null_high | correlation | As null_high, with heads shuffled within their layer.
-            layer_null_pct  | share       | As null_pct, with heads shuffled within their layer.
+            layer_null_low   | correlation | As null_low, with heads shuffled within their layer: a trend over layers
+                             |             | stays.
+            layer_null_high  | correlation | As null_high, with heads shuffled within their layer.
+            layer_null_share | share       | As null_share, with heads shuffled within their layer.
         """),
     ),
     "`tlspectral.positional.score_agreement`; `tlspectral positional -o FOLDER` writes it as agreement_prompt.parquet "
@@ -48,8 +48,8 @@ FREQUENCY_AGREEMENT = Schema(
         *HEAD,
         *_AGREEMENT,
         *columns("""
-            turned_pct | share       | Share of the circular shifts of the frequencies at or below spearman.
-            others     | correlation | Mean correlation of this head's im_share with s_pos of all other heads.
+            turned_share | share       | Share of the circular shifts of the frequencies at or below spearman.
+            others       | correlation | Mean correlation of this head's im_share with s_pos of all other heads.
         """),
     ),
     "`tlspectral.positional.frequency_agreement`; `tlspectral positional -o FOLDER` writes it as "
@@ -75,8 +75,8 @@ def score_agreement(
         seed: of the shuffles.
 
     Returns:
-        DataFrame, one row per score and column. Columns: `score, column, n, spearman, null_low, null_high, null_pct,
-        layer_null_low, layer_null_high, layer_null_pct`.
+        DataFrame, one row per score and column. Columns: `score, column, n, spearman, null_low, null_high, null_share,
+        layer_null_low, layer_null_high, layer_null_share`.
 
     Raises:
         ValueError: a column that is missing, tables of two models, or no head in both tables.
@@ -127,8 +127,8 @@ def frequency_agreement(
         seed: of the shuffles.
 
     Returns:
-        DataFrame, one row per head. Columns: `layer, head, name, n, spearman, null_low, null_high, null_pct,
-        turned_pct, others`.
+        DataFrame, one row per head. Columns: `layer, head, name, n, spearman, null_low, null_high, null_share,
+        turned_share, others`.
 
     Raises:
         ValueError: a column that is missing, tables of two models, no head in both, or heads with different numbers of
@@ -136,7 +136,7 @@ def frequency_agreement(
 
     What it does not establish: that the phase content causes the score. `im_share` of a random head is about 0.5 at
     every frequency, and s_pos follows the wavelength whatever the head: look at `others`. Only unshuffled neighbours
-    are alike, so `null_pct` is no exact level, and `turned_pct` is no finer than one over the number of pairs.
+    are alike, so `null_share` is no exact level, and `turned_share` is no finer than one over the number of pairs.
     """
     keys = ["layer", "head", "frequency"]
     made_by = "positional_symbolic(..., per_frequency=True)"
@@ -167,7 +167,7 @@ def frequency_agreement(
                 "n": x.shape[1],
                 "spearman": rho,
                 **_against(x[index], y[index], np.zeros(x.shape[1]), draws, rng, ""),
-                "turned_pct": np.nan if np.isnan(rho) else float(np.mean(np.array(shifted) <= rho + _ROUNDING)),
+                "turned_share": np.nan if np.isnan(rho) else float(np.mean(np.array(shifted) <= rho + _ROUNDING)),
                 "others": float(np.mean(others[~np.isnan(others)])) if (~np.isnan(others)).any() else np.nan,
             }
         )
@@ -205,7 +205,7 @@ def _against(
     """95 % of the correlations with `y` shuffled within groups, and the share of them at or below the real one."""
     observed = _correlation(x, y)
     if np.isnan(observed):
-        return {f"{prefix}null_{name}": np.nan for name in ("low", "high", "pct")}
+        return {f"{prefix}null_{name}": np.nan for name in ("low", "high", "share")}
     shuffled = np.tile(y, (draws, 1))
     for group in np.unique(groups):
         members = groups == group
@@ -213,4 +213,4 @@ def _against(
     null = shuffled @ x / len(x)
     low, high = np.quantile(null, _INTERVAL)
     share = float(np.mean(null <= observed + _ROUNDING))
-    return {f"{prefix}null_low": float(low), f"{prefix}null_high": float(high), f"{prefix}null_pct": share}
+    return {f"{prefix}null_low": float(low), f"{prefix}null_high": float(high), f"{prefix}null_share": share}

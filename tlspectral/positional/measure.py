@@ -361,7 +361,7 @@ def _one_or_list(counts: list[int]) -> int | list[int]:
 def _mean_correlation(correlations: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean of each number over prompts that have it; draws and heads are those of the first."""
     means = {}
-    for name in ("pearson", "null_mean", "null_sd", "null_pct"):
+    for name in ("pearson", "null_mean", "null_sd", "null_share"):
         values = [one[name] for one in correlations if one[name] is not None]
         means[name] = float(np.mean(values)) if values else None
     return {**correlations[0], **means}

@@ -95,7 +95,7 @@ def score_correlation(
         seed: of the draws.
 
     Returns:
-        `pearson`; `null_mean`, `null_sd` and `null_pct`, the share of draws at or below `pearson`; `draws`, `n_heads`.
+        `pearson`; `null_mean`, `null_sd` and `null_share`, of the draws at or below `pearson`; `draws`, `n_heads`.
         None where fewer than three heads have scores or where a score is the same for all.
 
     What it does not establish: a negative correlation, and even one below the null, is no evidence for the exclusion
@@ -121,7 +121,7 @@ def score_correlation(
         "pearson": pearson,
         "null_mean": float(values.mean()) if len(null) > 1 else None,
         "null_sd": float(values.std()) if len(null) > 1 else None,
-        "null_pct": float((values <= pearson).double().mean()) if pearson is not None and null else None,
+        "null_share": float((values <= pearson).double().mean()) if pearson is not None and null else None,
         "draws": draws,
         "n_heads": int(scored.sum()),
     }

@@ -46,7 +46,7 @@ def report(heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, **ta
         heads = tls.analyze_heads(model)
         kernels = tls.relative_position_kernel(model)
         phase = tls.ablation_sweep(model, "rope_phase")
-        tls.report(heads, "report.html", kernels=kernels, sweep=phase)
+        tls.report.report(heads, "report.html", kernels=kernels, sweep=phase)
 
     On it: the strongest heads of each detector, the heads as a grid that can be coloured by any column and by what
     sweeps, positional scores and predictions say of each, the plane of dir_frac and D_head with the null, kernels, the

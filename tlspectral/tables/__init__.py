@@ -62,4 +62,4 @@ _HOMES = {
 }
 
 # `analyze_heads` without a folder needs neither files nor the other tables.
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -75,17 +75,19 @@ class LogitDifference:
 def _warn_of_missing_space(view: AttentionView, prompts: PackedTokens, answers: list[set[int]]) -> None:
     """Warn of a prompt that ends in a letter, and an answer without the space with which it is one token too."""
     tokenizer = getattr(view.model, "tokenizer", None)
-    for index, ids in enumerate(answers if tokenizer is not None else []):
+    if tokenizer is None:
+        return
+    for index, ids in enumerate(answers):
         last = int(prompts.tokens[index, prompts.lengths[index] - 1])
         end, *texts = (tokenizer.decode([one]) for one in (last, *ids))
         for text in (text for text in texts if end[-1:].isalpha() and text[:1].isalpha()):
             spaced = tokenizer(f" {text}", add_special_tokens=False).input_ids
             if len(spaced) == 1 and spaced[0] not in ids:
-                return warn_caller(
+                warn_caller(
                     f"prompt {index} ends in {end!r}, and {text!r} goes on with that word; {f' {text}'!r} is another "
                     "token: begin answers with a space if they are words of their own"
                 )
-    return None
+                return
 
 
 def _per_prompt(answers: Any) -> bool:

@@ -206,7 +206,7 @@ def ablation_sweep(
         parts,
         description=f"sweep {name}",
         unit="layer" if sets is None else "set",
-        items="heads" if sets is None else "sets",
+        items="sets" if sets is not None else "heads" + f" beside {per_head} controls each" * bool(per_head),
         prepare=partial(intact_values, view, sequences, sorted(layers_of)),
     )
     for part_name, frame in layers.items():

@@ -3,13 +3,12 @@
 import warnings
 from dataclasses import replace
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tlspectral.errors import BadWeights, UnsupportedArchitecture
+from tlspectral.errors import BadWeights, UnsupportedArchitecture, require_package
 from tlspectral.models.loading.checks import log_probabilities, require_agreement
 from tlspectral.models.loading.damage import read_json
 from tlspectral.models.loading.finding import find_source
@@ -18,7 +17,6 @@ from tlspectral.models.loading.source import Source
 from tlspectral.models.loading.weight_files import ADAPTER_CONFIG
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-_INSTALL = 'pip install "tlspectral[adapters]"'
 
 
 def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -28,8 +26,7 @@ def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[An
     Raises as `load_model`.
     """
     folder, name = Path(adapter.location), adapter.record["model"]
-    if find_spec("peft") is None:
-        raise ImportError(f"{name} is a LoRA adapter, and merging it into its base needs the package peft: {_INSTALL}")
+    require_package("peft", f"{name} is a LoRA adapter, and merging it into its base", '"tlspectral[adapters]"')
     base = _base(folder, name)
     if tokenizer is None:
         tokenizer = find_tokenizer(adapter, folder, None)

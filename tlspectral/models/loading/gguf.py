@@ -6,7 +6,6 @@ of this process and then renamed, so it is complete or absent. If two processes 
 
 import contextlib
 import hashlib
-import importlib.util
 import io
 import os
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tlspectral.errors import BadWeights
+from tlspectral.errors import BadWeights, require_package
 from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.checks import require_filled
 from tlspectral.models.loading.damage import check_counts, empty_model, from_files, refusing, require_room
@@ -52,8 +51,7 @@ def converted_folder(source: Source) -> tuple[Path, str]:
     folder = cache_folder() / f"{digest[:32]}-{_FORMAT}"
     if folder.is_dir():
         return folder, digest
-    if importlib.util.find_spec("gguf") is None:
-        raise ImportError(f"Reading {name} needs the package gguf: pip install gguf")
+    require_package("gguf", f"Reading {name}", "gguf")
     remove_left_overs(folder.parent)
     partial, (file, *more) = unfinished_path(folder), source.parts
     partial.mkdir()

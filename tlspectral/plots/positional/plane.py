@@ -135,7 +135,7 @@ def _correlation(scores: pd.DataFrame) -> str | None:
     if stats.get("null_mean") is None or stats.get("null_sd") is None:
         return text
     text += f"\nnull, a coin per head: {two_decimals(stats['null_mean'])} ± {stats['null_sd']:.2g} (1 sd)"
-    return text if stats.get("null_pct") is None else f"{text}; r at percentile {100 * stats['null_pct']:.3g}"
+    return text if stats.get("null_share") is None else f"{text}; r at percentile {100 * stats['null_share']:.3g}"
 
 
 def _named_rows(scores: pd.DataFrame, shown: pd.DataFrame, highlight: Heads | None) -> pd.DataFrame:

@@ -7,7 +7,7 @@ them by a multiple of their size.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -41,14 +41,14 @@ _ARM = columns("""
 """)
 _LOSSES = """
     arm, step
-    loss | nat | Next-token cross-entropy, mean over held-out files; step 0 is the intact model.
-    se   | nat | Standard error of loss over held-out files.
+    loss    | nat | Next-token cross-entropy, mean over held-out files; step 0 is the intact model.
+    loss_se | nat | Standard error of loss over held-out files.
 """
 _EFFECTS = """
     arm
     reference | label       | What the arm is compared with on the same files: the intact model, or another arm.
     value     | nat         | Held-out loss of the arm at the end less that of the reference, mean over files.
-    se        | nat         | Standard error of value over files, paired.
+    value_se  | nat         | Standard error of value over files, paired.
     pvalue    | probability | Two-sided p of no difference, by flipping the signs of the files' differences.
 """
 describe_tables(
@@ -57,7 +57,7 @@ describe_tables(
         "code_losses": _LOSSES,
         "code_effects": _EFFECTS,
         "code_movement": """
-            arm, layer, head, frequency
+            arm, layer, head, name, frequency
             omega_start | rad/token | Frequency of the pair before training: the model's own.
             omega
             log_ratio   | log ratio | log(omega / omega_start).
@@ -74,7 +74,7 @@ describe_tables(
             phase         | rad       | The phase.
             phase_abs     | rad       | The absolute phase.
         """,
-        "code_phase_drift": "arm, step, layer, head, mean_abs, start_abs, drift, zigzag",
+        "code_phase_drift": "arm, step, layer, head, name, mean_abs, start_abs, drift, zigzag",
         "code_training": """
             arm, step
             loss | nat | Loss of the step's rows of code, before the step was taken.
@@ -87,7 +87,7 @@ describe_tables(
     {
         "backbone_losses": _LOSSES,
         "backbone_effects": _EFFECTS,
-        "backbone_phase_drift": "arm, step, layer, head, mean_abs, start_abs, drift, zigzag",
+        "backbone_phase_drift": "arm, step, layer, head, name, mean_abs, start_abs, drift, zigzag",
     },
     _ARM,
 )
@@ -311,7 +311,9 @@ def _token_losses(model: Any, rows: Int64[Tensor, "rows pos"]) -> Float[Tensor, 
 
 def _over_rows(by_arm: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
     held_out = _stacked({arm: tables["held_out"] for arm, tables in by_arm.items()})
-    return held_out.groupby(["arm", "step"], sort=False, as_index=False).agg(loss=("loss", "mean"), se=("loss", "sem"))
+    return held_out.groupby(["arm", "step"], sort=False, as_index=False).agg(
+        loss=("loss", "mean"), loss_se=("loss", "sem")
+    )
 
 
 def _effects(by_arm: dict[str, dict[str, pd.DataFrame]], compared: list[tuple[str, str]]) -> pd.DataFrame:
@@ -322,7 +324,8 @@ def _effects(by_arm: dict[str, dict[str, pd.DataFrame]], compared: list[tuple[st
     rows = []
     for arm, reference in pairs:
         effect = paired_effect(ends[arm], ends[reference])
-        rows.append({"arm": arm, "reference": reference, **asdict(effect)})
+        both = {"arm": arm, "reference": reference}
+        rows.append({**both, "value": effect.value, "value_se": effect.se, "pvalue": effect.pvalue})
     return pd.DataFrame(rows)
 
 
@@ -331,7 +334,7 @@ def _row_losses_at(held_out: pd.DataFrame, step: int) -> Score:
 
 
 def _movement(by_arm: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:
-    keys = ["layer", "head", "frequency"]
+    keys = ["layer", "head", "name", "frequency"]
     tables = {}
     for arm, run in by_arm.items():
         steps = run["trajectory"]["step"]

@@ -60,7 +60,7 @@ describe_tables(
             adapted, position, arm, loss, low, high, n, difference, difference_low, difference_high
         """,
         "extension_heads": """
-            layer, head, rope_imag_frac, D_head
+            layer, head, name, rope_imag_frac, D_head
             s_pos       | score     | Positional score, mean over held-out prompts of four blocks of 16 bytes.
             step
             omega_shift | rad/token | Root mean square, over the head's pairs, of the change of omega.

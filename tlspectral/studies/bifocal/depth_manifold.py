@@ -18,7 +18,7 @@ describe_tables(
     "manifold",
     {
         "manifold": """
-            layer, head
+            layer, head, name
             word      | index               | Number of the bracket word, from 0.
             depth     | index               | Nesting depth: the k-th opener, which is the k-th token too.
             pc1       | units of the output | First principal component of the head's output at the opener.

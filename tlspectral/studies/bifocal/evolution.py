@@ -23,7 +23,7 @@ from tlspectral.tables.schema import Schema, columns
 
 BATCH_LOSS = columns("loss | nat per scored token | Loss of the batch of the step, before the step was taken.")
 LOSSES = Schema("evolve.losses", columns("step, loss", (*BATCH_LOSS, *BIFOCAL)))
-TRAJECTORY = Schema("evolve.trajectory", columns("step, layer, head, frequency, omega, gain, phase", BIFOCAL))
+TRAJECTORY = Schema("evolve.trajectory", columns("step, layer, head, name, frequency, omega, gain, phase", BIFOCAL))
 
 
 @dataclass(frozen=True)

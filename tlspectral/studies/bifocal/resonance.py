@@ -27,14 +27,14 @@ _DRAWS = 1000
 describe_tables(
     "resonance",
     {
-        "trajectories": "language, arm, seed, step, layer, head, frequency, omega, gain, phase",
+        "trajectories": "language, arm, seed, step, layer, head, name, frequency, omega, gain, phase",
         "resonance_steps": """
             language, arm, pairs, step
             resonance | cosine | Mean over distances N of the largest cos(omega N) over pairs; mean over runs and heads.
         """,
         "phase_steps": "language, arm, step, mean_abs, start_abs, drift",
         "resonance_runs": """
-            language, arm, seed, layer, head, pairs
+            language, arm, seed, layer, head, name, pairs
             start       | cosine | Mean over distances N of the largest cos(omega N) over pairs, before training.
             end         | cosine | The same after training.
             gain        | cosine | end - start.
@@ -48,7 +48,7 @@ describe_tables(
             mean | cosine | Mean over seeds of measure, a mean over heads.
             low, high, n, measure
         """,
-        "phase_drift_runs": "language, arm, seed, step, layer, head, mean_abs, start_abs, drift, zigzag",
+        "phase_drift_runs": "language, arm, seed, step, layer, head, name, mean_abs, start_abs, drift, zigzag",
         "phase_drift": """
             language, arm
             mean | rad, or share for zigzag | Mean over seeds of measure, a mean over heads.

@@ -89,11 +89,8 @@ def replicate(
     typer.echo(_counts(table, seconds))
     if output is not None:
         from tlspectral.studies.fingerprint.figures.replication import published_figures
-        from tlspectral.tables import whole_file
 
         write_table(table, output / "replication.parquet")
-        with whole_file(output / "replication.md") as partial:
-            partial.write_text(replication.markdown(table), encoding="utf-8")
         for name, figure in published_figures().items():
             write_figure(figure, output / f"{name}.png")
         typer.echo(str(output))

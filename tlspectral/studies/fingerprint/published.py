@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from tlspectral.studies.common.seed_intervals import RUN_COLUMNS
-from tlspectral.tables.head_columns import COLUMNS
+from tlspectral.tables.head_columns import COLUMNS, HEAD
 from tlspectral.tables.schema import Schema, columns
 
 SOURCE = "Li Hengyu, Fingerprint, Not Blueprint (2026), HengyuLi-Ozaki-lab/qk-spectral-fingerprint"
@@ -65,7 +65,7 @@ _HEADS = Schema(
     "published_heads",
     columns(
         """
-        layer, head, rank, dir_frac, D_head, imag_mass, henrici, cond_eig?, spectral_radius,
+        layer, head, name, rank, dir_frac, D_head, imag_mass, henrici, cond_eig?, spectral_radius,
         content_pos_frac, prin_angle_mean?, prin_angle_max?, dir_frac_null_mean?, dir_frac_null_std?,
         dir_frac_z?, D_head_null_mean?, D_head_null_std?, D_head_z?, imag_mass_null_mean?,
         imag_mass_null_std?, imag_mass_z?, henrici_null_mean?, henrici_null_std?, henrici_z?, prev, dup,
@@ -110,21 +110,24 @@ _CHECKPOINTS = Schema(
 )
 _KERNELS = Schema(
     "published_kernels",
-    columns("""
-        layer   | index | Index of the block, from 0.
-        head    | index | Index of the query head within its layer, from 0.
+    columns(
+        """
+        layer, head, name
         offset  | token | Position of the key less that of the query, from -20 to 0.
         score   | logit | Mean attention score before the softmax at the offset, on text.
         ablated | flag  | Whether the rope phase of the head is removed; there for head 5.2 alone.
-    """),
+        """,
+        HEAD,
+    ),
 )
 _STRENGTHS = columns("strength | ratio | Weight of the arm's penalty; 0 for a free arm.")
 _CONSTRAINED = {
     name: Schema(f"published_constrained.{name}", columns(names, (*_STRENGTHS, *CONSTRAINED, *RUN_COLUMNS)))
     for name, names in {
         "evaluations": "arm, strength, seed, step, ce_pred, ce_unpred, prev_best, ind_best, penalty",
-        "heads": "arm, strength, seed, step, layer, head, prev, ind, dir_frac_raw, D_head_raw, rope_imag_frac_raw",
-        "kernels": "arm, strength, seed, step, layer, head, offset, score",
+        "heads": "arm, strength, seed, step, layer, head, name, prev, ind, "
+        "dir_frac_raw, D_head_raw, rope_imag_frac_raw",
+        "kernels": "arm, strength, seed, step, layer, head, name, offset, score",
     }.items()
 }
 
@@ -193,7 +196,7 @@ def published_kernels() -> pd.DataFrame:
     """Return the published scores by relative position of four heads of Pythia-410m (FP Fig. 3).
 
     Returns:
-        DataFrame, a head and offset a row. Columns: `layer, head, offset, score, ablated`.
+        DataFrame, a head and offset a row. Columns: `layer, head, name, offset, score, ablated`.
     """
     table = _read("pythia-410m_kernel_curves")
     # The ablation's panel repeats the intact curve of head 5.2 and names curves, not heads.

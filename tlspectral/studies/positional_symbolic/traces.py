@@ -29,7 +29,7 @@ _columns = partial(columns, shared=HEAD_COLUMNS)
 ATTENTION_TRACES = Schema(
     "attention_traces",
     _columns("""
-        layer, head
+        layer, head, name
         frequency | index                 | Index of the rotary pair that is shown alone; NA for the whole head.
         swap_i    | index                 | Index of the first of the two swapped blocks.
         swap_j    | index                 | Index of the second of them, above swap_i.
@@ -41,7 +41,7 @@ ATTENTION_TRACES = Schema(
 FREQUENCY_NORMS = Schema(
     "frequency_norms",
     _columns("""
-        layer, head
+        layer, head, name
         frequency  | index                   | Index of the rotary pair.
         logit_norm | logit x attention scale | Root mean square, over visible tokens before the last query, of what the
                    |                         | rotary pair adds to its score, before the model's score scale.
@@ -74,7 +74,7 @@ def attention_traces(
             to their new positions. See `positional_symbolic`.
 
     Returns:
-        DataFrame sorted by all but the last two columns, the whole head first. Columns: `layer, head, frequency,
+        DataFrame sorted by all but the last two columns, the whole head first. Columns: `layer, head, name, frequency,
         swap_i, swap_j, block, before, after`. A head is positional if `after` equals `before`, symbolic if the two
         slots have exchanged their weights.
 
@@ -116,7 +116,7 @@ def attention_traces(
         for swap in chosen
         for block, both in enumerate(zip(means.tolist(), after[swap][trace].tolist(), strict=True))
     ]
-    names = [column.name for column in ATTENTION_TRACES.columns]
+    names = [column.name for column in ATTENTION_TRACES.columns if column.name != "name"]
     table = pd.DataFrame(rows, columns=names).astype({"frequency": "Int64"})
     table = table.sort_values(names[:6], na_position="first", ignore_index=True)
     return ATTENTION_TRACES.frame(table, {**_provenance(view, intact), "mode": mode})
@@ -131,8 +131,8 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
         heads: (layer, head) pairs, or a DataFrame with these columns.
 
     Returns:
-        DataFrame sorted by head and frequency. Columns: `layer, head, frequency, logit_norm, key_norm`. Logits are
-        those of `positional_symbolic(..., per_frequency=True, logit_scale=1.0)`.
+        DataFrame sorted by head and frequency. Columns: `layer, head, name, frequency, logit_norm, key_norm`. Logits
+        are those of `positional_symbolic(..., per_frequency=True, logit_scale=1.0)`.
 
     Raises:
         BadHead: a head that does not exist.
@@ -166,7 +166,7 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
 
     hooks = [(view.hook_names(layer)["key"], partial(keep, layer=layer)) for layer in wanted]
     read_prompt(view, intact.tokens(), wanted, take, hooks)
-    names = [column.name for column in FREQUENCY_NORMS.columns]
+    names = [column.name for column in FREQUENCY_NORMS.columns if column.name != "name"]
     table = pd.DataFrame(rows, columns=names).sort_values(names[:3], ignore_index=True)
     return FREQUENCY_NORMS.frame(table, _provenance(view, intact))
 

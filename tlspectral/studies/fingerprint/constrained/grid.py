@@ -40,13 +40,15 @@ GRID = {
     "heads": Schema(
         "constrained_grid.heads",
         _columns("""
-            arm, seed, step, layer, head, prev, ind, dir_frac, D_head, rope_imag_frac, dir_frac_raw,
+            arm, seed, step, layer, head, name, prev, ind, dir_frac, D_head, rope_imag_frac, dir_frac_raw,
             D_head_raw, rope_imag_frac_raw
         """),
         f"{WRITTEN}heads.parquet; `previous_token_heads` takes rows of it",
     ),
     "kernels": Schema(
-        "constrained_grid.kernels", _columns("arm, seed, step, layer, head, offset, score"), f"{WRITTEN}kernels.parquet"
+        "constrained_grid.kernels",
+        _columns("arm, seed, step, layer, head, name, offset, score"),
+        f"{WRITTEN}kernels.parquet",
     ),
     "formation": FORMATION,
     "table4": FORMATION_TESTS,

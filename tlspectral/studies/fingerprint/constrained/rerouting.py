@@ -17,7 +17,7 @@ _columns = partial(columns, shared=(*CONSTRAINED, *RUN_COLUMNS))
 REROUTING = Schema(
     "constrained_grid.rerouting",
     _columns("""
-        arm, seed, step, layer, head, prev, dir_frac?, D_head?, rope_imag_frac?, dir_frac_raw?, D_head_raw?,
+        arm, seed, step, layer, head, name, prev, dir_frac?, D_head?, rope_imag_frac?, dir_frac_raw?, D_head_raw?,
         rope_imag_frac_raw?
         peak_offset     | token | Offset with the largest score of the kernel; -1 is the previous token.
         kernel_distance | logit | Root mean square over offsets of the difference to a free run's kernel, each less its

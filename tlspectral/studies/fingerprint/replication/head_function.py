@@ -70,7 +70,7 @@ def content_signature(tables: PublishedTables) -> Iterator[Claim]:
     gpt2 = spearman_table(tables.heads["gpt2"], ["self_match", "score_asym"], ["content_pos_frac", "dir_frac"])
     correlation = gpt2.set_index(["column", "against"])["statistic"]
     llama = spearman_table(tables.heads["llama-3-8b"], "content_pos_frac", "prev")["statistic"].iloc[0]
-    linear = value_at(tables.heads["gpt2"].corr(), "score_asym", "dir_frac")
+    linear = value_at(tables.heads["gpt2"].corr(numeric_only=True), "score_asym", "dir_frac")
     where = "GPT-2: rank correlation of"
     yield Claim(
         "content/self_match",

@@ -19,7 +19,7 @@ def markdown(table: pd.DataFrame) -> str:
         Three Markdown tables under headings with their counts.
     """
     sentences, numbers = (table.loc[table["kind"] == kind] for kind in ("sentence", "number"))
-    lines = [f"### {len(sentences)} sentences: {counted(table.attrs['sentences'])}", ""]
+    lines = [f"## {len(sentences)} sentences: {counted(table.attrs['sentences'])}", ""]
     said = [
         (row["where"], f'"{row["published"]}"', row["verdict"], deciding(row), row["why"])
         for verdict in table.attrs["sentences"]
@@ -30,9 +30,9 @@ def markdown(table: pd.DataFrame) -> str:
     differing = [
         (row["where"], row["what"], row["published"], f"{row['ours']:.4g}", row["why"]) for _, row in differs.iterrows()
     ]
-    lines += [f"### {len(numbers)} numbers: {counted(table.attrs['verdicts'])}", ""]
+    lines += [f"## {len(numbers)} numbers: {counted(table.attrs['verdicts'])}", ""]
     lines += markdown_table(("where", "what", "printed", "here", "why"), differing)
-    lines += ["### What needs weights", ""]
+    lines += ["## What needs weights", ""]
     of_weights = [
         (
             str(function).removeprefix("tlspectral."),

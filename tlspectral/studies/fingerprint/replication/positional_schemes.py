@@ -67,7 +67,7 @@ _MODELS = Schema(
 _HEADS = Schema(
     "scheme_contrast.heads",
     _columns("""
-        model, scheme, layer, head
+        model, scheme, layer, head, name
         percentile | share | Percentile of the head's D_head within its model, rank / n.
     """),
 )
@@ -318,5 +318,5 @@ def scheme_contrast(tables: Mapping[str, pd.DataFrame], *, k: int = 5) -> Scheme
     if rotary.any() and not rotary.all():
         groups = (models.loc[chosen, "percentile"].to_numpy(dtype=float) for chosen in (rotary, ~rotary))
         test = model_permutation_test(*groups, alternative="greater")
-    heads = pd.DataFrame(members, columns=[column.name for column in _HEADS.columns])
+    heads = pd.DataFrame(members, columns=["model", "scheme", "layer", "head", "percentile"])
     return SchemeContrast(models, _HEADS.frame(heads), test)

@@ -53,7 +53,7 @@ _SCHEMAS = {
             formed_both_published | step | The same of the published run.
         """),
         "heads": (
-            *_columns("arm, seed, step"),
+            *_columns("arm, seed, step, name"),
             *(
                 replace(column, name=f"{column.name}{whose}", meaning=f"{column.meaning}{of}")
                 for column in _COMPARED

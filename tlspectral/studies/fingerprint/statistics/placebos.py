@@ -32,7 +32,7 @@ PERMUTED_PAIRING = Schema(
     columns(
         """
         draw           | index     | Number of the permutation of rotary columns, from 0.
-        layer, head
+        layer, head, name
         rope_imag_frac | share     | As in the head table, with the placebo's pairs and frequencies in place of the
                        |           | model's own. NaN on layers that have none.
         freq_centroid  | rad/token | The same.
@@ -62,7 +62,7 @@ def permuted_pairing(model: Any, *, draws: int = 50, seed: int = 0) -> pd.DataFr
         seed: of the permutations.
 
     Returns:
-        DataFrame sorted by draw, layer and head. Columns: `draw, layer, head, rope_imag_frac, freq_centroid,
+        DataFrame sorted by draw, layer and head. Columns: `draw, layer, head, name, rope_imag_frac, freq_centroid,
         hi_freq_dir`. A spectral layer's gain and phase stay with their columns.
 
     Raises:

@@ -26,7 +26,7 @@ _BLOCK = 32  # weights that share one scale in the 4- and 5-bit formats of llama
 WEIGHT_NOISE_BAND = Schema(
     "weight_noise_band",
     (
-        *HEAD[:2],
+        *HEAD,
         *(
             column
             for name in NOISE_COLUMNS
@@ -42,7 +42,7 @@ WEIGHT_NOISE_DRAWS = Schema(
     columns(
         f"""
         draw | index | Number of the perturbed copy of the weights, from 0; -1 is the weights as they are.
-        layer, head, {", ".join(NOISE_COLUMNS)}
+        layer, head, name, {", ".join(NOISE_COLUMNS)}
         """,
         HEAD_COLUMNS,
     ),
@@ -84,7 +84,7 @@ def weight_noise_band(model: Any, *, draws: int = 20, seed: int = 0) -> pd.DataF
         seed: of the perturbations, keyed by layer.
 
     Returns:
-        DataFrame, a head a row, with `_sd` and `_shift` of each spectral and phase column. Columns: `layer, head,
+        DataFrame, a head a row, with `_sd` and `_shift` of each spectral and phase column. Columns: `layer, head, name,
         dir_frac_sd, dir_frac_shift, D_head_sd, D_head_shift, lam_mass_sd, lam_mass_shift, imag_mass_sd,
         imag_mass_shift, henrici_sd, henrici_shift, content_pos_frac_sd, content_pos_frac_shift, spectral_radius_sd,
         spectral_radius_shift, prin_angle_mean_sd, prin_angle_mean_shift, rope_imag_frac_sd, rope_imag_frac_shift,
@@ -114,9 +114,9 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0) -> pd.Data
         model, draws, seed: as of `weight_noise_band`.
 
     Returns:
-        DataFrame sorted by draw, layer and head. Columns: `draw, layer, head, dir_frac, D_head, lam_mass, imag_mass,
-        henrici, content_pos_frac, spectral_radius, prin_angle_mean, rope_imag_frac, freq_centroid, hi_freq_dir`.
-        `attrs` hold the model and the grids.
+        DataFrame sorted by draw, layer and head. Columns: `draw, layer, head, name, dir_frac, D_head, lam_mass,
+        imag_mass, henrici, content_pos_frac, spectral_radius, prin_angle_mean, rope_imag_frac, freq_centroid,
+        hi_freq_dir`. `attrs` hold the model and the grids.
 
     Raises:
         As `weight_noise_band`.

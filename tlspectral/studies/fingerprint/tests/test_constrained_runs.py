@@ -115,7 +115,8 @@ def test_a_grid_writes_what_it_returns(tiny_grid):
     cells = returned["evaluations"][["arm", "seed"]].drop_duplicates()
     assert cells.to_numpy().tolist() == [[arm, seed] for arm in ARMS for seed in (0, 1)]
     heads = returned["heads"]
-    mine = heads[(heads["arm"] == "rope_sym") & (heads["seed"] == 1)].reset_index(drop=True)
+    assert (heads["name"] == "L" + heads["layer"].astype(str) + "H" + heads["head"].astype(str)).all()
+    mine = heads[(heads["arm"] == "rope_sym") & (heads["seed"] == 1)].drop(columns="name").reset_index(drop=True)
     # Here on more than one thread.
     pd.testing.assert_frame_equal(mine, train_cell(TINY, ARMS["rope_sym"], 1).tables["heads"], rtol=1e-5, atol=1e-7)
     assert heads.loc[heads["arm"] == "ape_free", "rope_imag_frac"].isna().all()

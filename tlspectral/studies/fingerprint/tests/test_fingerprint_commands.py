@@ -45,8 +45,7 @@ def test_replicate_says_what_differs_and_why_and_writes_it(few_claims, tmp_path)
     assert list(rows) == list(table.COLUMNS)
     assert rows["kind"].tolist() == ["number"] * 4 + ["sentence"]
     assert rows.attrs["licence"] == "CC-BY-4.0"
-    page = (tmp_path / "out" / "replication.md").read_text(encoding="utf-8")
-    assert "### 4 numbers: 2 reproduced, 1 differs, 1 cannot be checked without weights" in page
+    assert "## 4 numbers: 2 reproduced, 1 differs, 1 cannot be checked without weights" in replication.markdown(rows)
     assert (tmp_path / "out" / "figure_3.png").exists()
 
 

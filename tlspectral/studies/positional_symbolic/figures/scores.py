@@ -48,7 +48,7 @@ _AGREEMENT = {
 }
 _INDEX = "exclusion index"
 _MOST_QUERIES = 9
-_STATISTICS = ["score", "column", "spearman", "null_low", "null_high", "null_pct"]
+_STATISTICS = ["score", "column", "spearman", "null_low", "null_high", "null_share"]
 
 
 def score_heatmaps(scores: pd.DataFrame) -> Figure:
@@ -175,7 +175,7 @@ def score_agreement(joined: pd.DataFrame, statistics: pd.DataFrame | None = None
     Args:
         joined: `layer, s_pos, rope_imag_frac, D_head, prev`, one row per head. Rows with NaN in a panel's columns are
             left out of it and counted.
-        statistics: `score, column, spearman, null_low, null_high, null_pct`; the rows of score "s_pos" give the
+        statistics: `score, column, spearman, null_low, null_high, null_share`; the rows of score "s_pos" give the
             titles. None, or a column without a row, leaves a panel without a title.
 
     What it does not establish: that one number causes the other, nor that heads are independent samples. Both may
@@ -217,7 +217,7 @@ def _statistic(statistics: pd.DataFrame | None, column: str) -> str:
         return text
     return (
         f"{text}\nnull {two_decimals(row['null_low'])} to {two_decimals(row['null_high'])}\n"
-        f"at its percentile {100 * row['null_pct']:.3g}"
+        f"at its percentile {100 * row['null_share']:.3g}"
     )
 
 

@@ -53,7 +53,9 @@ def test_agreement_shows_three_columns_and_the_statistics_it_is_given():
     table = joined()
     table.loc[2, "prev"] = np.nan
     statistics = pd.DataFrame({"score": ["s_sym", "s_pos", "s_pos"], "column": ["D_head", "rope_imag_frac", "D_head"]})
-    statistics = statistics.assign(spearman=[0.9, 0.31, -0.42], null_low=-0.12, null_high=0.13, null_pct=[0.5, 0.99, 0])
+    statistics = statistics.assign(
+        spearman=[0.9, 0.31, -0.42], null_low=-0.12, null_high=0.13, null_share=[0.5, 0.99, 0]
+    )
     figure = figures.score_agreement(table, statistics)
     for column in ("rope_imag_frac", "D_head", "prev"):
         kept = table.dropna(subset=column)

@@ -85,7 +85,7 @@ REFUSED = {
     "frequencies of an arm": (lambda: figures.accuracy_against_angle(RUNS.assign(n_frequencies=3)), "not among"),
     "bins": (lambda: figures.accuracy_against_position(RUNS, bin_width=0), "bin_width is 0"),
     "two seeds": (lambda: figures.query_key_paths(pd.concat([PATHS, PATHS.assign(seed=1)])), "seeds 0, 1"),
-    "statistics": (lambda: figures.score_agreement(joined(), STATISTICS), "no column spearman, null_pct"),
+    "statistics": (lambda: figures.score_agreement(joined(), STATISTICS), "no column spearman, null_share"),
     # traces
     "mode": (lambda: traced(mode="keys"), "'prompt', 'key'"),  # past the check of annotations
     "swap": (lambda: traced(swap=(2, 2)), "does not swap with itself"),
