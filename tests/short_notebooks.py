@@ -17,6 +17,7 @@ SHORTER = {
     "03_positional_or_symbolic": {"n_blocks=64, queries=3": "n_blocks=12, queries=2"},
     "07_wiring": {"repeated(gemma)": "repeated(gemma, length=12)"},
     "08_what_does_this_head_do": {"null_draws=100": "null_draws=5", "draws=200": "draws=20"},
+    "11_three_new_papers": {"for seed in range(12)": "for seed in range(6)", "draws=4)": "draws=2)"},
 }
 
 

@@ -28,7 +28,7 @@ def printed(path):
 
 
 def test_they_make_one_path():
-    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 11)]
+    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 12)]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
