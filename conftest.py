@@ -40,11 +40,21 @@ def full(request):
     return request.config.getoption("--full")
 
 
+def pytest_collectstart():
+    """Import without garbage collection: what is imported stays, and each collection would walk over it."""
+    gc.disable()
+
+
 def pytest_collection_finish():
-    """Take what the imports made out of garbage collection: it stays, and each full collection would walk over it."""
+    """Take what the imports made out of garbage collection, and switch it on."""
     # At its first example hypothesis registers numpy's generator, and its lowest version asks the garbage collector who
     # holds it. A frozen holder is not found.
     hypothesis.find(hypothesis.strategies.just(True), bool)
+    gc.enable()
+    _freeze()
+
+
+def _freeze():
     gc.collect()
     gc.freeze()
 
@@ -52,6 +62,16 @@ def pytest_collection_finish():
 def pytest_runtest_setup():
     """Check the shapes of the first calls in this test too."""
     shape_checks.check_again()
+
+
+@pytest.hookimpl(trylast=True)  # after fixtures of the file are gone
+def pytest_runtest_teardown(item, nextitem):
+    """Take what a file leaves, shared models above all, out of garbage collection: later files would pay for it.
+
+    Histories collect after each step: behind a thousand tests that took longer than their measurement.
+    """
+    if nextitem is not None and nextitem.path != item.path:
+        _freeze()
 
 
 @pytest.fixture

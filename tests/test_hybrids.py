@@ -33,6 +33,12 @@ if int(version("transformer-lens").split(".")[0]) >= 4:  # TransformerLens 3.9 c
 BLOCKS = tls.BlockPrompt(torch.tensor([3, 4]), torch.tensor([[5, 6], [7, 8], [9, 10]]).unbind(), torch.tensor([5]))
 
 of_hybrids = pytest.mark.parametrize("family", HYBRIDS)
+# What runs many functions is slow of further state spaces and mixtures of experts. Those that TransformerLens 4 alone
+# has stay: its suite runs no slow test.
+SLOW = ("bamba", "jamba", "lfm2_moe")
+of_kinds = pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=pytest.mark.slow) if family in SLOW else family for family in HYBRIDS]
+)
 
 
 @functools.cache
@@ -42,7 +48,7 @@ def hybrid(family):
         return tls.load_model(folder)
 
 
-@of_hybrids
+@of_kinds
 def test_every_function_lists_the_layers_that_it_skips(family):
     model = hybrid(family)
     view = attention_view(model)
@@ -139,7 +145,7 @@ def test_the_terms_of_a_score_sum_to_it_with_mixers_among_the_sources(family):
     assert {f"L{layer}MIX" for layer, *_ in view.skipped} <= mixers
 
 
-@of_hybrids
+@of_kinds
 def test_circuits_of_all_edges_and_of_none_are_the_runs_of_the_two_prompts(family):
     # `pairs_of` compares both with plain runs, so that a circuit is measured at all.
     model, last = hybrid(family), HYBRIDS[family][1]
