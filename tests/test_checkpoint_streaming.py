@@ -16,7 +16,7 @@ from tlspectral.errors import ScoreMismatch
 from tlspectral.models import checkpoints
 from tlspectral.models.attention import bridge as reader
 
-REFUSED = ("falcon_alibi", "gemma3_with_softcap", "gemma4", "glm5_selecting", "mpt_clipped")
+REFUSED = ("falcon_alibi", "gemma3_with_softcap", "glm5_selecting", "mpt_clipped")
 NAMES = [*zoo.RIGHT, *zoo.LENGTH_DEPENDENT, *(name for name in MORE_SHAPES if name not in REFUSED)]
 # What differs in how a layer is found: packed projections, lists per layer, text within a larger model, norms of
 # queries and keys. `test_families` does the others, with `slow` all of them.

@@ -72,7 +72,9 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
     gemma4 = type(wrapped).__name__.startswith("Gemma4")
     try:
         if gemma4:
-            found = _projections_of_gemma4(wrapped, layer)
+            from tlspectral.models.attention.gemma4 import gemma4_projections
+
+            found = gemma4_projections(wrapped, layer)
         else:
             found = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
             found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qk"}
@@ -88,28 +90,6 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
         heads, _, d_head = found[f"w_{role}"].shape
         found[f"{role}_norm"] = query_key_norm(attention, f"{role}_norm", model, layer, heads, d_head)
     return found
-
-
-def _projections_of_gemma4(wrapped: Any, layer: int) -> dict[str, Any]:
-    """Return weights and biases of a layer of Gemma 4, whose heads have another size where they see all keys."""
-    if wrapped.is_kv_shared_layer:
-        types = wrapped.config.layer_types
-        earlier = range(layer - 1, -1, -1)
-        source = next(i for i in earlier if types[i] == types[layer] and wrapped.config.kv_sharing_modes[i] == "store")
-        raise UnsupportedArchitecture(
-            f"layer {layer}: its keys and values are those of layer {source}, so that a score joins the streams that "
-            "enter two layers; a table has operators of one"
-        )
-    keys_are_values = wrapped.use_alternative_attention
-    modules = {"q": wrapped.q_proj, "k": wrapped.k_proj, "v": wrapped.k_proj if keys_are_values else wrapped.v_proj}
-    found: dict[str, Any] = {
-        f"w_{role}": module.weight.unflatten(0, (-1, wrapped.head_dim)).mT for role, module in modules.items()
-    }
-    found["w_o"] = wrapped.o_proj.weight.mT.unflatten(0, (-1, wrapped.head_dim))
-    for role in "qk":
-        bias = modules[role].bias
-        found[f"b_{role}"] = None if bias is None else bias.unflatten(0, (-1, wrapped.head_dim))
-    return found | {"keys_are_values": keys_are_values}
 
 
 def context_length(model: Any) -> int:

@@ -23,7 +23,7 @@ def kind_of(block: Any) -> str:
     """Return the class of what a layer mixes tokens by, of a bridge or of transformers; its own where none is known."""
     wrapped = getattr(block, "original_component", None)
     for owner in (block, wrapped):
-        for name in ("attn", *MIXERS):
+        for name in ("attn", "self_attn", *MIXERS):
             mixer = getattr(owner, name, None)
             if mixer is not None:
                 return type(getattr(mixer, "original_component", None) or mixer).__name__

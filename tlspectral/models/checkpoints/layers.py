@@ -11,6 +11,7 @@ import torch
 
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.gemma4 import shared_keys
 from tlspectral.models.attention.skipped import MIXERS, SkippedLayer, kind_of, read_layers, unread
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import model_of, one_layer_config
@@ -29,8 +30,8 @@ Side = Literal["query-key", "output", "positions"]
 STREAMED_MODEL_TYPES = (
     "afmoe", "apertus", "arcee", "bamba", "bitnet", "bloom", "codegen", "cohere", "cohere2", "deepseek_v2",
     "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "falcon", "falcon_h1", "flex_olmo", "gemma", "gemma2",
-    "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neo",
-    "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "internlm3", "iquestcoder",
+    "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode",
+    "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "internlm3", "iquestcoder",
     "jais2", "jamba", "laguna", "lfm2", "lfm2_moe", "llama", "llama4_text", "minimax_m2", "ministral3", "mistral",
     "mixtral", "mpt", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "openai-gpt", "opt",
     "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
@@ -112,13 +113,14 @@ class CheckpointLayers:
 
     @cached_property
     def skipped(self) -> list[SkippedLayer]:
-        """Layers without attention, as `AttentionView.skipped`."""
+        """Layers without heads that can be read, as `AttentionView.skipped`."""
         whole, found = self._empty(), []
         for index, names in self._in_whole.items():
-            if not any(_ATTENTION.fullmatch(name) for name in names):
+            shared = shared_keys(self.config, index)
+            if shared is not None or not any(_ATTENTION.fullmatch(name) for name in names):
                 within, name = next(iter(names.items()))
                 kind = kind_of(whole.get_submodule(name.removesuffix(f".{within}")))
-                found.append(SkippedLayer(index, kind, unread(kind)))
+                found.append(SkippedLayer(index, kind, shared or unread(kind)))
         return found
 
     @cached_property

@@ -43,7 +43,12 @@ def one_layer_config(config: Any, index: int) -> Any:
             setattr(single, name, int(index < getattr(single, name)))
     if getattr(single, "indexer_types", None):  # a layer of GLM 5 that uses another one's indexer does not run alone
         single.indexer_types = ["full"]
+    sizes = config.to_dict().get("per_layer_config")  # of heads, by layer (Gemma 4)
     single.num_hidden_layers = 1
+    if sizes:
+        single.per_layer_config = {0: sizes[str(index)]} if str(index) in sizes else None
+    if hasattr(single, "num_kv_shared_layers"):
+        single.num_kv_shared_layers = 0  # a layer that uses the keys of another one is not read
     single.vocab_size = min(int(single.vocab_size), VOCABULARY)
     single.tie_word_embeddings = False
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):  # an embedding refuses a padding row it does not have
@@ -71,8 +76,8 @@ def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
         else:
             fresh = float(parameter.ndim == 1 and name.endswith("weight"))
             state[name] = torch.full((), fresh).expand(parameter.shape)
-    for name, buffer in empty.state_dict().items():  # biases of experts
-        if (".mlp." in name or ".feed_forward." in name) and name not in state:
+    for name, buffer in empty.state_dict().items():  # biases of experts, and what scales the stream behind a layer
+        if any(part in name for part in (".mlp.", ".feed_forward.", ".layer_scalar")) and name not in state:
             state[name] = torch.zeros((), dtype=buffer.dtype).expand(buffer.shape)
     with one_load_at_a_time, quiet():
         model, report = type(empty).from_pretrained(
