@@ -92,6 +92,8 @@ REFUSED = {
     "no head of any layer": (lambda: spectral(heads=[]), ValueError, "no head is chosen"),
     "group of a layer": (lambda: spectral(heads=[(0, 0), (0, 1), (1, 2)]), ValueError, "layer 1: .* share key/value"),
     "pair of a layer": (lambda: spectral(frequencies=[6]), ValueError, "layer 0: frequencies are 0 to 5"),
+    "turned back": (lambda: spectral("nanochat"), UnsupportedArchitecture, "layer 0: .* the negative angle.*another"),
+    "still pairs": (lambda: spectral("gemma4"), UnsupportedArchitecture, "layer 1: it rotates 8 of 12 pairs"),
     "one omega for two bases": (lambda: spectral("gemma3", scope="model"), ValueError, "layers 0 and 1 have different"),
     "layer that does not turn": (
         lambda: spectral("smollm3", heads=[(0, 0), (0, 1), (1, 0), (1, 1)]),

@@ -42,6 +42,7 @@ def spectral_layers(
     layers = nn.ModuleDict()
     for index, in_layer in chosen.items():
         raw, geometry = view.raw(index), rotary[index]
+        _require_plain_pairs(view, index, geometry)
         require_own_projections(raw, index, "its keys that rotate are shared by all heads, beside a latent")
         # At least float32: in 16 bits an optimizer's step rounds to no change of a frequency.
         precision = torch.promote_types(raw.w_q.dtype, torch.float32)
@@ -92,6 +93,21 @@ def spectral_geometry(
         return geometry
     theta = geometry.theta + module.shift_by_head()
     return replace(geometry, theta=theta, gain=module.gain_by_head(live=live), phase=module.phase_by_head(live=live))
+
+
+def _require_plain_pairs(view: AttentionView, index: int, geometry: RotaryGeometry) -> None:
+    """Refuse a layer whose pairs of columns `SpectralRoPE` does not hold. Raises UnsupportedArchitecture."""
+    apart, pairs = int(geometry.imag_index[0] - geometry.real_index[0]), len(geometry.theta)
+    if apart < 0:
+        found = "rotates by the negative angle (nanochat), which learned rotations do not hold: take another model"
+    elif apart > pairs:
+        found = (
+            f"rotates {pairs} of {apart} pairs of columns (full layers of Gemma 4), and learned rotations need the "
+            "pairs of the first columns: give heads= of other layers"
+        )
+    else:
+        return
+    raise UnsupportedArchitecture(f"{view.source['model']}, layer {index}: it {found}")
 
 
 def _tie(layers: nn.ModuleDict) -> None:
