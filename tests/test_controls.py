@@ -112,7 +112,8 @@ def test_fewer_other_heads_are_drawn_at_random():
         found.add(other)
         assert row["control_p"] == (1.0 if abs(deltas[1, other]) >= abs(deltas[1, 2]) else 0.5)
     assert found == {0, 1, 3}
-    assert sweep(model, "output", task=drawn(), heads="L1H2", draws=50).attrs["draws"] == 3
+    with pytest.warns(UserWarning, match=r"draws=50, but .* other heads of the layer, of which there are 3: .* 1 / 4"):
+        assert sweep(model, "output", task=drawn(), heads="L1H2", draws=50).attrs["draws"] == 3
 
 
 def test_a_screened_sweep_has_the_control_of_what_was_measured(monkeypatch):

@@ -99,12 +99,6 @@ def test_words_that_it_does_not_know_are_refused(option):
         sweep_module._check(Output(), **given)
 
 
-def test_more_draws_than_other_heads_are_said_to_be_fewer():
-    with pytest.warns(UserWarning, match=r"draws=19, but .* other heads of the layer, of which there are 3: .* 1 / 4"):
-        table = sweep(shared("bridge", "llama"), "output", heads=["L0H0"], control="random", draws=19)
-    assert table.attrs["draws"] == 3
-
-
 def test_names_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match=r"task must be a tls\.Task, 'induction' or 'language', not 'other'"):
         task_of("other")
