@@ -209,7 +209,7 @@ def stretched(table):
     return wider
 
 
-PLACES = {"layer", "head", "step", "tokens", "n_heads", "offset", "ablated", "arm", "seed", "strength"}
+PLACES = {"layer", "head", "name", "step", "tokens", "n_heads", "offset", "ablated", "arm", "seed", "strength"}
 
 
 def values_of(table):
