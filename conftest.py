@@ -74,6 +74,11 @@ def pytest_runtest_teardown(item, nextitem):
         _freeze()
 
 
+def pytest_unconfigure():
+    """Give everything back to garbage collection: nanobind reports what is left at the end as leaked."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def file_size_limit():
     """A context in which no file grows beyond some bytes: a write stops in the middle, as on a full disk."""
