@@ -123,10 +123,7 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
         (("--heads", "L5K1"), "'L5K1' names no head"),
         (("--heads", "L5,L5K1"), "'L5K1' names no head"),
         (("--heads", "L5H1", "--part", "symetric"), "did you mean 'symmetric'?"),
-        (
-            ("--heads", "L5H1", "--part", "content"),
-            "Content has settings: give tls.parts.Content(prompt)",
-        ),
+        (("--heads", "L5H1", "--part", "content"), "Content has settings: give tls.parts.Content(prompt)"),
         (("--heads", "L5H1", "--task", "langage"), "did you mean 'language'?"),
         (("--heads", "L5H1", "--control", "mean"), "'mean' is none of random"),
         (("--heads", "L5H1", "--draws", "19"), "--draws: is of --control random: give that too"),

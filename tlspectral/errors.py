@@ -28,7 +28,7 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def require_package(package: str, needed_for: str, install: str) -> None:
-    """Raise ImportError, with what pip has to install, where a package is missing that not every installation has."""
+    """Raise ImportError where an optional package is missing; the message says what to install."""
     if importlib.util.find_spec(package) is None:
         raise ImportError(f"{needed_for} needs the package {package}: pip install {install}")
 

@@ -96,7 +96,7 @@ def spectral_geometry(
 
 
 def _require_plain_pairs(view: AttentionView, index: int, geometry: RotaryGeometry) -> None:
-    """Refuse a layer whose pairs of columns `SpectralRoPE` does not hold. Raises UnsupportedArchitecture."""
+    """Refuse a layer that rotates backwards, or leaves some pairs as they are. Raises UnsupportedArchitecture."""
     apart, pairs = int(geometry.imag_index[0] - geometry.real_index[0]), len(geometry.theta)
     if apart < 0:
         found = "rotates by the negative angle (nanochat), which learned rotations do not hold: take another model"

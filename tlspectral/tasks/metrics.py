@@ -73,7 +73,7 @@ class LogitDifference:
 
 
 def _warn_of_missing_space(view: AttentionView, prompts: PackedTokens, answers: list[set[int]]) -> None:
-    """Warn of a prompt that ends in a letter, and an answer without the space with which it is one token too."""
+    """Warn where a prompt ends in a letter and an answer lacks the space that begins a new word."""
     tokenizer = getattr(view.model, "tokenizer", None)
     if tokenizer is None:
         return

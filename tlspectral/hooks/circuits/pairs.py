@@ -42,7 +42,7 @@ class Pairs:
 
     @property
     def digests(self) -> list[str]:
-        """A hash of each pair, whichever side is clean, by which tables say on which pairs they were made."""
+        """A hash of each pair, the same with its sides exchanged: tables keep the pairs on which they were made."""
         both = zip(self.sequences.tokens, self.other.tokens, strict=True)
         sides = (sorted(one.contiguous().numpy().tobytes() for one in pair) for pair in both)
         return [hashlib.sha256(b"".join(pair)).hexdigest()[:16] for pair in sides]

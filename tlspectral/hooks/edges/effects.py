@@ -128,8 +128,7 @@ def edge_effects(
         screen: `"gradient"`, of pairs, estimates every edge to first order, then measures the 50 largest and 50 random
             others. Without receivers there are too many edges to measure them all.
         method: of the estimate: `"EAP"`, gradients at the clean run, or `"EAP-IG"`, their mean over five embeddings
-            between the counterfactual and the clean one, which takes four times as long; EAP can
-            miss large early edges: in SmolLM2-135M embedding into MLP 0, the largest for indirect objects.
+            between the counterfactual and the clean one, which takes four times as long. EAP can have the wrong sign.
         folder: a folder with one file per layer of receivers, and one for estimates; a run that was stopped is resumed
             from there. Layers are shared out as `joblib.parallel_config(n_jobs=)` says.
         seed: of sequences and control draws.

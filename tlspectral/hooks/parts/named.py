@@ -32,7 +32,7 @@ def part_of(part: Part | str) -> Part:
     Symmetric(include_bias=False)
 
     Raises:
-        ValueError: no such part, or one that needs settings and is given by name.
+        ValueError: no such part, or one that needs settings and is given by name or as its class.
     """
     if isinstance(part, Part):
         return part
