@@ -17,13 +17,16 @@ NAMES = ("Mary", "John", "Tom", "James", "Sarah", "Anna", "David", "Peter", "Mic
     "Daniel", "Lisa", "Mark", "Paul", "Kevin", "Alice", "Henry", "Jack", "Susan", "Kate", "Simon", "Martin")
 PLACES = ("store", "park", "school", "office", "station", "library")
 OBJECTS = ("book", "drink", "ring", "bag", "letter", "gift")
-SUBJECTS = {"boy": "boys", "girl": "girls", "dog": "dogs", "teacher": "teachers", "doctor": "doctors", "car": "cars",
-    "student": "students", "friend": "friends", "farmer": "farmers", "king": "kings"}
+SUBJECTS = {one: one + "s" for one in ("boy", "girl", "dog", "teacher", "doctor", "car", "student", "friend",
+    "farmer", "king", "cat", "writer", "artist", "player", "driver", "book", "chair", "tree", "nurse", "lawyer",
+    "singer", "bird")}
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Germany": "Berlin", "Japan": "Tokyo",
     "Russia": "Moscow", "England": "London", "Austria": "Vienna", "Greece": "Athens", "Egypt": "Cairo",
     "China": "Beijing", "Cuba": "Havana"}
 OPPOSITES = {"hot": "cold", "big": "small", "old": "young", "up": "down", "good": "bad", "fast": "slow",
-    "open": "closed", "high": "low", "left": "right", "black": "white", "happy": "sad", "rich": "poor"}
+    "open": "closed", "high": "low", "left": "right", "black": "white", "happy": "sad", "rich": "poor",
+    "strong": "weak", "long": "short", "early": "late", "dark": "light", "wet": "dry", "full": "empty", "true": "false",
+    "hard": "soft", "north": "south", "east": "west"}
 # fmt: on
 IOI_TEMPLATES = (
     "When {a} and {b} went to the {place}, {s} gave a {object} to",
@@ -49,7 +52,7 @@ def pair_task(
 ) -> Task:
     """Return a task of pairs, its metric the logit of the right answer less that of the counterfactual's.
 
-    No pair is drawn twice, so that halves of a task have none in common.
+    No pair is drawn twice, and none with its sides exchanged, so that halves of a task have none in common.
 
     Args:
         model: gives the tokenizer, which decides which words are one token.
@@ -72,10 +75,10 @@ def pair_task(
         "capitals": lambda: _of_two(model, drawn, CAPITALS, "The capital of {} is the city of"),
         "opposites": lambda: _of_two(model, drawn, OPPOSITES, 'The opposite of "{}" is "'),
     }
-    different: dict[tuple[str, str], tuple[Any, ...]] = {}
+    different: dict[frozenset[str], tuple[Any, ...]] = {}
     for _ in range(_TRIES * n):
         pair = makers[name]()
-        different.setdefault((pair[0], pair[1]), pair)
+        different.setdefault(frozenset(pair[:2]), pair)
         if len(different) == n:
             break
     else:
@@ -104,9 +107,7 @@ def _one_token(model: Any, words: Iterable[str], *, space: bool = True) -> list[
     return [word for word in words if len(encode(" " * space + word, add_special_tokens=False).input_ids) == 1]
 
 
-def _ioi(
-    model: Any, drawn: np.random.Generator, templates: Sequence[str], *, others: bool
-) -> tuple[str, str, str, str]:
+def _ioi(model: Any, drawn: np.random.Generator, templates: Sequence[str], *, others: bool) -> tuple[str, ...]:
     a, b, c, d = drawn.permutation(_one_token(model, NAMES))[:4]
     first, second = drawn.permutation([a, b])
     words = {

@@ -60,14 +60,14 @@ def test_templates_and_draws_are_those_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", get_args(PairTask))
-def test_halves_of_a_task_have_no_pair_in_common(name: PairTask) -> None:
+def test_halves_of_a_task_have_no_pair_in_common_even_with_its_sides_exchanged(name: PairTask) -> None:
     task = pair_task(Model(), name, n=64)
-    assert len(set(zip(task.prompts, task.counterfactual, strict=True))) == 64
+    assert len({frozenset(pair) for pair in zip(task.prompts, task.counterfactual, strict=True)}) == 64
 
 
 def test_more_pairs_than_there_are_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"capitals: 133 different pairs were asked for, and 132 were found"):
-        pair_task(Model(), "capitals", n=133)
+    with pytest.raises(ValueError, match=r"capitals: 67 different pairs were asked for, and 66 were found"):
+        pair_task(Model(), "capitals", n=67)
 
 
 @pytest.mark.slow
