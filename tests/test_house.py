@@ -165,7 +165,7 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 # reason in the change.
 BUDGET = {
     "lines of the core": 32_037,
-    "lines of the studies": 15_892,
+    "lines of the studies": 15_891,
     "lines of the tests": 40_540,
     "tokens of the core": 210_770,
     "functions and classes of the core": 1_819,

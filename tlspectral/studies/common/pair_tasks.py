@@ -110,10 +110,8 @@ def _one_token(model: Any, words: Iterable[str], *, space: bool = True) -> list[
 def _ioi(model: Any, drawn: np.random.Generator, templates: Sequence[str], *, others: bool) -> tuple[str, ...]:
     a, b, c, d = drawn.permutation(_one_token(model, NAMES))[:4]
     first, second = drawn.permutation([a, b])
-    words = {
-        "place": str(drawn.choice(_one_token(model, PLACES))),
-        "object": str(drawn.choice(_one_token(model, OBJECTS))),
-    }
+    place, thing = (str(drawn.choice(_one_token(model, words))) for words in (PLACES, OBJECTS))
+    words = {"place": place, "object": thing}
     template = str(drawn.choice(list(templates)))
     clean = template.format(a=first, b=second, s=b, **words)
     if not others:
