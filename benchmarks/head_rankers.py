@@ -79,7 +79,7 @@ def published_truth(view: AttentionView, name: str) -> list[pd.DataFrame]:
 
 
 def _truth(sweep: pd.DataFrame, kind: str, task: str, half: int) -> pd.DataFrame:
-    table = sweep[[*HEAD, "delta", "delta_se"]].assign(ablation=kind, task=task, half=half)
+    table = sweep[[*HEAD, "name", "delta", "delta_se"]].assign(ablation=kind, task=task, half=half)
     return table.assign(intact=sweep.attrs["intact_value"]).round(6)
 
 

@@ -157,7 +157,7 @@ def main(
     typer.echo(f"{name}: {n} prompts, log-probability {intact[0].mean():.3f}, accuracy {intact[1].mean():.3f}")
     shares = pd.concat([tls.positional.logit_shares(view.model, prompt) for prompt in task.prompts[:16]])
     means = dict.fromkeys(SHARES, "mean")
-    by_head = shares.groupby(["layer", "head"], as_index=False).agg(means)
+    by_head = shares.groupby(["layer", "head", "name"], as_index=False).agg(means)
     typer.echo(by_head.groupby("layer", as_index=False).agg(means).round(3).to_string(index=False))
     on_answer = heads_on_the_answer(view, task, shown)
     typer.echo(on_answer.merge(by_head, on=["layer", "head"]).round(3).to_string(index=False))

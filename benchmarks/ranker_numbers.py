@@ -24,7 +24,7 @@ HEAD = ["layer", "head"]
 
 def numbers_of_heads(view: AttentionView, spectra: pd.DataFrame) -> pd.DataFrame:
     """Return every number that needs no task; `spectra` is a head table of the model with its null and detectors."""
-    own = spectra[HEAD].assign(
+    own = spectra[[*HEAD, "name"]].assign(
         **{
             "D_head": spectra["D_head_z"].abs(),
             "dir_frac": spectra["dir_frac_z"].abs(),

@@ -72,7 +72,7 @@ def scores_of_model(folder: Path, name: str) -> pd.DataFrame:
     tables = []
     for (ablation, task), rows in truth.groupby(["ablation", "task"], sort=False):
         halves = rows.pivot_table(index=HEAD, columns="half", values="delta")
-        table = numbers.set_index(HEAD).reindex(halves.index)
+        table = numbers.drop(columns="name").set_index(HEAD).reindex(halves.index)
         estimate = f"{GRADIENT}, {task}"
         table = table[[column for column in table if not column.startswith(GRADIENT)]].assign(
             **{GRADIENT: table[estimate]}
@@ -120,8 +120,18 @@ def _scores(table: pd.DataFrame, halves: np.ndarray) -> pd.DataFrame:
 
 
 def print_page(scores: pd.DataFrame) -> None:
-    """Print a table for each large model, and one of the tiny ones."""
+    """Print means over truths, a table for each large model, and one of the tiny ones."""
     large = scores[~scores["model"].str.startswith(TINY)]
+    over_truths = large.assign(above=large["beyond_depth_low"] > 0).groupby(["ranker", "model"])
+    means = over_truths[["auc", "recall", "above"]].agg({"auc": "mean", "recall": "mean", "above": "sum"})
+    means["shown"] = [f"{row.auc:.2f} | {row.recall:.2f} | {row.above}" for row in means.itertuples()]
+    by_model = means["shown"].unstack().loc[means["auc"].groupby("ranker").mean().sort_values(ascending=False).index]
+    header = ["ranker", *(f"{name}: {what}" for name in by_model for what in ("AUC", "recall", "above depth"))]
+    rows = (
+        [ranker, *" | ".join(of_models).split(" | ")]
+        for ranker, of_models in zip(by_model.index, by_model.values, strict=True)
+    )
+    typer.echo("\n".join(markdown_table(header, rows)))
     for model, of_model in large.groupby("model", sort=False):
         wide = {}
         for (ablation, task), rows in of_model.groupby(["ablation", "task"], sort=False):
