@@ -36,7 +36,7 @@ ON_TL4 := $(addprefix tests/test_,$(addsuffix .py,attention_* circuits_elsewhere
 # What `make test-pythons` runs, and with which interpreters: names on PATH, or paths that end in such a name.
 PYTHONS := python3.10 python3.13
 CORE := $(addprefix tests/test_,$(addsuffix .py,spectra_* nulls operators rotary parts tables head_selection head_columns \
-	hook_parts hook_arguments tasks))
+	hook_effects hook_arguments tasks))
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
