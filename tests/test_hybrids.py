@@ -24,7 +24,9 @@ HYBRIDS = {
     "jamba": (4, 12),
     "lfm2": (2, 5),
     "lfm2_moe": (2, 5),
+    "nemotron_h": (8, 17),
     "olmo_hybrid": (3, 7),
+    "recurrent_gemma": (2, 5),
 }
 """The layers with heads that can be read, as the published models begin."""
 if int(version("transformer-lens").split(".")[0]) >= 4:  # TransformerLens 3.9 cannot split their gated queries
@@ -102,6 +104,7 @@ def mixer_write(view, layer, captured):
 def test_an_edge_of_a_mixer_is_that_of_a_plain_run_with_the_edge_cut(family, what):
     model = hybrid(family)
     view, (first, last) = attention_view(model), HYBRIDS[family]
+    first -= family == "nemotron_h"  # which has an MLP alone in front of its attention
     tokens = repeated(view)
     names = [name for point, name in view.hook_names(first - 1).items() if name in model.hook_dict]
     intact, captured = grabbed(view, tokens, names)

@@ -127,8 +127,7 @@ gains of queries and keys is equal within each rotary pair |
 | hrm_text | two stacks of layers that run several times in one pass: a check and a row for each time |
 | gemma3n | layers that share keys, as in Gemma 4, and several residual streams; not tried here, as its vision tower \
 needs timm |
-| nemotron_h, recurrent_gemma, zamba2 | hook points for their attention, which TransformerLens 3.9 and 4.3 lack; \
-Zamba 2's M acts on the stream beside the embedding, twice as wide |
+| zamba2 | operators twice as wide: M acts on the stream beside the embedding |
 | gemma4, layers with keys of an earlier layer | operators of two streams: `n_i` of one layer, `n_j` of another |
 | layers that clip queries and keys; Falcon with ALiBi | a bilinear score: these have none in the published form |
 """

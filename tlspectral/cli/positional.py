@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _SCORES = ("exclusion_index", "s_pos", "s_sym")
 _ANSWERED = 0.5  # share of the prompts from which heads can be read on a task
 _NAMED = 5
+_WARNING = (
+    "\nwarning: the model does not answer this task. The scores are of its attention on this text, and say nothing of "
+    "how it does the task: read heads on tasks that are answered above 0.5"
+)
 _MODES = {"both": ("prompt", "key"), "prompt": ("prompt",), "key": ("key",)}
 
 
@@ -143,11 +147,11 @@ def positional(
             say(f"Rank correlation with the table of heads, swaps by {way}")
             say(way_tables["agreement"].round(2).to_string(index=False) + "\n")
             if weights is not None:
-                agreed = frequency_agreement(way_tables["frequencies"], weights, seed=seed)
-                way_tables["frequency_agreement"] = agreed
-                say(_frequency_line(agreed, way) + "\n")
+                way_tables["frequency_agreement"] = frequency_agreement(way_tables["frequencies"], weights, seed=seed)
             if output is not None:
-                _write_figures(output, way, way_tables["heads"])
+                plots, scored_heads = tlspectral.plots, way_tables["heads"]
+                write_figure(plots.positional_symbolic_plane(scored_heads), output / f"plane_{way}.png")
+                write_figure(plots.exclusion_plane(scored_heads), output / f"exclusion_plane_{way}.png")
             tables |= {f"{name}_{way}": frame for name, frame in way_tables.items()}
     if output is not None:
         for name, frame in tables.items():
@@ -156,28 +160,19 @@ def positional(
 
 
 def _scores_text(heads: "pd.DataFrame", by_list: "pd.DataFrame") -> str:
-    about, rho = heads.attrs, heads.attrs["correlation"]
-    answers = about["answers"]
+    about, answers = heads.attrs, heads.attrs["answers"]
     of_lists = by_list.groupby("draw")[list(_SCORES)].median()
     medians = (
         f"{name} {heads[name].median():.2f} ({of_lists[name].min():.2f} to {of_lists[name].max():.2f} by list)"
         for name in _SCORES
     )
-    pearson, null = (float("nan") if rho[name] is None else rho[name] for name in ("pearson", "null_mean"))
-    text = (
+    answered = answers["first"] > _ANSWERED
+    return (
         f"{about['task']} on {about['model']}, swaps {about['swaps']} by {about['mode']}, "
         f"draws: {about['draws']}\n"
         f"answer: mean probability {answers['probability']:.3g}, first of all tokens in {answers['first']:.2f} of the "
         f"prompts; {answers['relative_probability']:.2f} among the choices (a random one: {answers['chance']:.2f})\n"
-        f"medians over heads: {'; '.join(medians)}\n"
-        f"correlation of s_pos and s_sym: {heads['s_pos'].corr(heads['s_sym']):.2f} of averages; mean over prompts "
-        f"{pearson:.2f}, null {null:.2f}"
-    )
-    if answers["first"] > _ANSWERED:
-        return text
-    return (
-        f"{text}\nwarning: the model does not answer this task. The scores are of its attention on this text, and say "
-        "nothing of how it does the task: read heads on tasks that are answered above 0.5"
+        f"medians over heads: {'; '.join(medians)}{'' if answered else _WARNING}"
     )
 
 
@@ -189,21 +184,3 @@ def _named_heads(heads: "pd.DataFrame") -> str:
         f"{kind} heads by the exclusion index\n{chosen.to_string(index=False)}"
         for kind, chosen in (("Most positional", ordered.head(_NAMED)), ("Most symbolic", ordered.tail(_NAMED)[::-1]))
     )
-
-
-def _frequency_line(agreed: "pd.DataFrame", way: str) -> str:
-    rows = agreed.dropna(subset=["spearman"])
-    above, below = (rows["spearman"] > rows["null_high"]).mean(), (rows["spearman"] < rows["null_low"]).mean()
-    return (
-        f"im_share against s_pos over frequencies, swaps by {way}: median rank correlation "
-        f"{rows['spearman'].median():.2f} over {len(rows)} heads, "
-        f"with s_pos of other heads {rows['others'].median():.2f}; "
-        f"{above:.0%} of the heads above and {below:.0%} below 95 % of the shuffled frequencies (2.5 % each by chance)"
-    )
-
-
-def _write_figures(folder: Path, way: str, heads: "pd.DataFrame") -> None:
-    from tlspectral import plots
-
-    write_figure(plots.positional_symbolic_plane(heads), folder / f"plane_{way}.png")
-    write_figure(plots.exclusion_plane(heads), folder / f"exclusion_plane_{way}.png")

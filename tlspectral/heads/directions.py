@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float64, Int
 from scipy.stats import false_discovery_control
 from torch import Tensor
 
@@ -220,7 +220,8 @@ def _key_contrast(
         rows = slice(start, start + BATCH)
         captured = view.capture(prompts.tokens[rows], points, last=names["pattern"])
         q, k = (
-            _of_head(layer.normed(point, captured[names[point]]), head, layer.n_heads) for point in ("query", "key")
+            in_float64(normed[:, :, head * normed.shape[2] // layer.n_heads]).cpu()  # of the key that the head reads
+            for normed in (layer.normed(point, captured[names[point]]) for point in ("query", "key"))
         )
         if layer.rotary is not None:
             q = with_gain_and_phase(q[:, None], layer.rotary.of_heads([head]))[:, 0]
@@ -236,13 +237,6 @@ def _key_contrast(
                 )
             total += torch.outer(q[row, query], k[row, key] - k[row, others].mean(0))
     return total / len(prompts.tokens), len(prompts.tokens)
-
-
-def _of_head(
-    x: Float[Tensor, "batch pos heads d_head"], head: int, n_heads: int
-) -> Float64[Tensor, "batch pos d_head"]:
-    """Return the queries of a query head, or the keys that it may share."""
-    return in_float64(x[:, :, head * x.shape[2] // n_heads]).cpu()
 
 
 def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:

@@ -229,7 +229,8 @@ class LastQueryReader:
         raw, query, key = self.layers[layer], seen.pop("query"), seen.pop("key")
         earlier, names = self.context.get((layer, "key")), self.view.hook_names(layer)
         n_keys = key.shape[1] + (0 if earlier is None else earlier.shape[1])
-        captured = {names[point]: torch.cat([*self._front(layer, point), each]) for point, each in seen.items()}
+        front = {point: [self.context[layer, point]] for point in seen if (layer, point) in self.context}
+        captured = {names[point]: torch.cat([*front.get(point, []), each]) for point, each in seen.items()}
         tables = rotation_tables(self.view, raw.rotary, layer, n_keys, captured)
         visible = visible_keys(self.view, layer, n_keys, captured)[0, 0, -1]
         # Under a window a layer may keep only its last keys.
@@ -238,9 +239,6 @@ class LastQueryReader:
             keys = key[row] if earlier is None else torch.cat([earlier[row // self.copies], key[row]])
             self.reduce(layer, row, last_query(raw, query[row], keys, tables, visible), pattern[row, :, -1])
         self.finished.add(layer)
-
-    def _front(self, layer: int, point: str) -> list[Tensor]:
-        return [self.context[layer, point]] if (layer, point) in self.context else []
 
 
 def _one_row(table: Float[Tensor, "*batch pos columns"]) -> Float[Tensor, "pos columns"]:

@@ -140,5 +140,4 @@ def _pearson(x: Float64[Tensor, "heads"], y: Float64[Tensor, "heads"]) -> float 
     # Scores lie in [0, 1]; equal ones differ by rounding, 1e-16 or so.
     if len(x) < 3 or min(float(x.max() - x.min()), float(y.max() - y.min())) < 1e-12:
         return None
-    x, y = x - x.mean(), y - y.mean()
-    return float((x @ y) / (x.norm() * y.norm()))
+    return float(torch.corrcoef(torch.stack([x, y]))[0, 1])

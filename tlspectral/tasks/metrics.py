@@ -67,9 +67,11 @@ class LogitDifference:
 
     def of_prompts(self, rows: list[int]) -> "LogitDifference":
         """Return the metric of some of the prompts."""
-        return LogitDifference(
-            *([given[row] for row in rows] if _per_prompt(given) else given for given in (self.correct, self.wrong))
+        kept = (
+            given if isinstance(given, str | int) or getattr(given, "ndim", 1) == 0 else [given[row] for row in rows]
+            for given in (self.correct, self.wrong)
         )
+        return LogitDifference(*kept)
 
 
 def _warn_of_missing_space(view: AttentionView, prompts: PackedTokens, answers: list[set[int]]) -> None:
@@ -88,10 +90,6 @@ def _warn_of_missing_space(view: AttentionView, prompts: PackedTokens, answers: 
                     "token: begin answers with a space if they are words of their own"
                 )
                 return
-
-
-def _per_prompt(answers: Any) -> bool:
-    return not isinstance(answers, str | int) and getattr(answers, "ndim", 1) > 0
 
 
 def _logit_difference(

@@ -173,7 +173,7 @@ class Graph:
 
     def on_a_path(self, mask: Bool[np.ndarray, "receivers senders"]) -> Bool[np.ndarray, "receivers senders"]:
         """Return which edges of a circuit lie on a path of its edges from the embedding to the logits."""
-        of_sender = self._reads
+        of_sender = [self._reads_of(sender) for sender in self.senders]
         reached = np.array([sender.kind in ("embedding", "mix") for sender in self.senders])
         for index, reads in enumerate(of_sender):
             reached[index] |= bool((mask[reads] & reached).any())
@@ -186,12 +186,8 @@ class Graph:
                 read_whole |= self.senders[index].kind == "mix"
         return mask & reached & useful[:, None]
 
-    @cached_property
-    def _reads(self) -> list[list[int]]:
-        """The receivers that each sender computes from."""
-        return [self._reads_of(sender) for sender in self.senders]
-
     def _reads_of(self, sender: Sender) -> list[int]:
+        """Return the receivers that a sender computes from."""
         if sender.kind in ("embedding", "mix"):
             return []
         if sender.kind == "mlp":

@@ -47,7 +47,9 @@ def read_attention(model: Any, layer: int) -> RawAttention:
             f"layer {layer}: the attention of {type(wrapped).__name__} is not causal; of encoders BERT and "
             "RoBERTa are read"
         )
-    require_unclipped(_clip_limit(wrapped), layer)
+    # Of MPT and DBRX the module has it, of OLMo the config; 0 stands for no limit.
+    limit = getattr(wrapped, "clip_qkv", None) or getattr(getattr(wrapped, "config", None), "clip_qkv", None)
+    require_unclipped(limit or None, layer)
     if is_latent(attention):
         projections = latent_projections(wrapped, partial(read_normalization, model=model), layer)
         d_model, d_head = int(model.cfg.d_model), wrapped.qk_nope_head_dim + wrapped.qk_rope_head_dim
@@ -219,11 +221,6 @@ def _alibi(model: Any, wrapped: Any, layer: int, n_heads: int) -> Alibi | None:
             "twice, so the attention seen is not that of the published model"
         )
     return Alibi(alibi_slopes(n_heads))
-
-
-def _clip_limit(wrapped: Any) -> float | None:
-    """Return `clip_qkv` of the module (MPT, DBRX) or of its config (OLMo); 0 stands for no limit."""
-    return getattr(wrapped, "clip_qkv", None) or getattr(getattr(wrapped, "config", None), "clip_qkv", None) or None
 
 
 def _even_scale_up_to(wrapped: Any) -> int | None:

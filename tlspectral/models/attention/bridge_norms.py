@@ -18,7 +18,7 @@ def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalizatio
     In OLMo 2 these act on what is written. In GPT, OPT 350M and BERT they act on the stream, so that what the next
     layer reads is normalised, with gain and bias.
     """
-    norm = getattr(block, "ln1", None)
+    norm = getattr(block, "ln1", getattr(block, "norm", None))
     layer_module = getattr(block, "original_component", None)
     if (
         norm is None

@@ -2,9 +2,6 @@
 
 import copyreg
 import sys
-from collections.abc import Callable
-from functools import partial
-from importlib import import_module
 from typing import Any
 
 
@@ -19,11 +16,7 @@ def send_captures_by_name() -> None:
         copyreg.pickle(capturing.CompileableContextVar, _by_name)  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def _by_name(collector: Any) -> tuple[Callable[[str], Any], tuple[str]]:
-    module = sys.modules[type(collector).__module__]
-    name = next(name for name, value in vars(module).items() if value is collector)
-    return partial(_from_module, module.__name__), (name,)
-
-
-def _from_module(module: str, name: str) -> Any:
-    return getattr(import_module(module), name)
+def _by_name(collector: Any) -> str:
+    """Return the variable of the collector's module that holds it."""
+    held = vars(sys.modules[type(collector).__module__]).items()
+    return next(name for name, value in held if value is collector)

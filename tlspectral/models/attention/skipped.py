@@ -52,8 +52,10 @@ def skipped_among(layers: Iterable[int], read: Callable[[int], Any], kind: Calla
 
 def unread(kind: str) -> str:
     """Return why a layer of a kind, which a bridge gives no attention, is not read."""
-    if kind.endswith(("Attention", "HybridLayer")):
-        return f"a {kind} layer; this TransformerLens has no hook points for its attention"
+    if kind.endswith("HybridLayer"):  # of Zamba 2
+        return f"a {kind} layer; its attention reads the embedding beside the stream, which is not modelled"
+    if kind.endswith("Attention"):
+        return f"a {kind} layer; its bridge has no hook points for attention: make it with tlspectral.load_model"
     return f"a {kind} layer; {_NO_OPERATOR}"
 
 

@@ -12,7 +12,7 @@ import torch
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.gemma4 import shared_keys
-from tlspectral.models.attention.skipped import MIXERS, SkippedLayer, kind_of, read_layers, unread
+from tlspectral.models.attention.skipped import SkippedLayer, kind_of, read_layers, unread
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import model_of, one_layer_config
 from tlspectral.models.loading.bars import download_bars
@@ -33,22 +33,22 @@ STREAMED_MODEL_TYPES = (
     "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode",
     "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "internlm3", "iquestcoder",
     "jais2", "jamba", "laguna", "lfm2", "lfm2_moe", "llama", "llama4_text", "minimax_m2", "ministral3", "mistral",
-    "mixtral", "mpt", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "openai-gpt", "opt",
-    "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
-    "seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma", "xglm", "youtu",
+    "mixtral", "mpt", "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe",
+    "openai-gpt", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe",
+    "qwen3_next", "recurrent_gemma", "seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma", "xglm", "youtu",
 )  # fmt: skip
 """`model_type` of the configs whose layers are read from files."""
 
 _LAYER_KEY = re.compile(r"((?:.*\.)?(?:layers|h|blocks)\.)(\d+)\.(.+)")
-_NORMS = "input_layernorm|self_attn_layer_norm|ln_1|ln_attn|norm_1|attention_layernorm|operator_norm"
+_NORMS = "input_layernorm|self_attn_layer_norm|ln_1|ln_attn|norm_1|attention_layernorm|(?:operator_|temporal_pre_)?norm"
 _PACKED = "qkv_proj|query_key_value|c_attn|Wqkv"
 _LATENT = "kv_a_proj_with_mqa|kv_a_layernorm|kv_b_proj"
 _QUERY_KEY = re.compile(
     rf"(?:.*\.)?(?:q_proj|k_proj|{_PACKED}|q_a_proj|q_a_layernorm|q_b_proj|{_LATENT}|(?:q|k|query|key)_(?:norm|layernorm)(?:\.norms\.\d+)?|{_NORMS})\.(?:weight|bias)"
 )
-_ATTENTION = re.compile(rf"(?!(?:{'|'.join(MIXERS)})\.)(?:.*\.)?(?:q_proj|k_proj|kv_b_proj|{_PACKED})\.weight")
+_ATTENTION = re.compile(rf"(?!linear_attn\.)(?:.*\.)?(?:q_proj|k_proj|kv_b_proj|{_PACKED})\.weight")
 _OUTPUT = re.compile(
-    rf"(?:(?:self_attn|attn|attention|self_attention)\.(?:.*\.)?(?:v_proj|{_PACKED}|{_LATENT}|o_proj|out_proj|dense|c_proj)|{_NORMS})"
+    rf"(?:(?:self_attn|attn|attention|self_attention|mixer|temporal_block)\.(?:.*\.)?(?:v_proj|{_PACKED}|{_LATENT}|o_proj|out_proj|dense|c_proj)|{_NORMS})"
     r"\.(?:weight|bias)"
 )
 _POSITIONS = re.compile(r"(?:.*\.)?(wpe|embed_positions)\.weight")

@@ -30,6 +30,8 @@ def one_layer_config(config: Any, index: int) -> Any:
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == n_layers:
             setattr(single, name, [value[index]])
+    if hasattr(single, "block_types"):  # of RecurrentGemma: repeated over the layers
+        single.block_types = [config.layers_block_type[index]]
     for name in _LISTS_OF_LAYERS:
         if hasattr(single, name):
             setattr(single, name, [0] if index in getattr(config, name) else [])

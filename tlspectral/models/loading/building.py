@@ -20,6 +20,8 @@ from tlspectral.models.loading.checks import require_agreement, sound_log_probab
 from tlspectral.models.loading.encoders import has_no_head, is_encoder
 from tlspectral.models.loading.hooked import build_hooked
 
+_ATTENTION = {"nemotron_h": "mixer", "recurrent_gemma": "temporal_block"}
+
 
 def build_model(
     pretrained: Any, tokenizer: Any, name: str, backend: str, device: torch.device, dtype: torch.dtype
@@ -72,6 +74,8 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
 def _correct(adapter: Any, pretrained: Any) -> None:
     """Correct TransformerLens' adapter before its bridge is built, in place."""
     correct_packed(adapter, pretrained.config)
+    if (mixer := _ATTENTION.get(pretrained.config.model_type)) is not None:
+        _hold_attention(adapter, mixer)
     if has_no_head(pretrained):
         for part in ("mlm_head", "ln_final", "unembed"):
             del adapter.component_mapping[part]
@@ -82,6 +86,34 @@ def _correct(adapter: Any, pretrained: Any) -> None:
             del adapter.component_mapping[part]
             if part == "rotary_emb":
                 adapter.cfg.positional_embedding_type = "none"
+
+
+def _hold_attention(adapter: Any, name: str) -> None:
+    """Give layers with attention a bridge of it, in place; `name` is where they have what others mix tokens by."""
+    from transformer_lens.model_bridge import generalized_components as parts
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+
+    blocks, cfg, find = adapter.component_mapping["blocks"], adapter.cfg, adapter.get_remote_component
+    projections: Any = {role: parts.LinearBridge(f"{role}_proj") for role in "qkvo"}
+    held = {"attn": parts.AttentionBridge(name, cfg, projections, optional=True), **blocks.submodules}
+    aliases = {"hook_attn_out": "attn.hook_out"}
+    if name == "temporal_block":  # RecurrentGemma, whose norms and MLP have no bridge either
+        held["ln1"] = parts.RMSNormalizationBridge("temporal_pre_norm", cfg)
+        held["ln2"] = parts.RMSNormalizationBridge("channel_pre_norm", cfg)
+        held["mlp"] = GeneralizedComponent("mlp_block", cfg)
+        aliases["hook_mlp_out"] = "mlp.hook_out"
+    else:
+        held["mixer"].optional = True
+    blocks.submodules = held
+    blocks.hook_aliases = blocks.hook_aliases | aliases
+
+    def _found(module: Any, path: str) -> Any:
+        component = find(module, path)
+        if path == name and not type(component).__name__.endswith("Attention"):
+            raise AttributeError(path)  # no attention, or attention that is held: TransformerLens leaves it out
+        return component
+
+    adapter.get_remote_component = _found
 
 
 def correct_packed(adapter: Any, config: Any) -> None:
