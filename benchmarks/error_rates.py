@@ -395,16 +395,13 @@ def published_likeness() -> str:
 
 
 def page_tables(results: pd.DataFrame) -> str:
-    """The rates as two Markdown tables: over heads by how alike they are, and all others."""
+    """The rates over heads as a Markdown table, by how alike heads are; the others are in the file alone."""
     kinds = [likeness.name for likeness in LIKENESSES]
     over_heads = results[results["heads"].isin(kinds) & results["size"].isin([size_of(shape) for shape in SHAPES])]
     lines = ["| test | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
     for test, found in over_heads.groupby("test", sort=False):
         cells = [found.loc[found["heads"] == kind, "rate"] for kind in kinds]
         lines.append(f"| `{test}` | " + " | ".join(percent(cell) if len(cell) else "" for cell in cells) + " |")
-    lines += ["", "| test | of | size | rate |", "|---|---|---|---|"]
-    for found in results.drop(over_heads.index).itertuples():
-        lines.append(f"| `{found.test}` | {found.heads} | {found.size} | {100 * found.rate:.1f} |")
     return "\n".join([*lines, "", published_likeness()])
 
 

@@ -360,29 +360,6 @@ def test_the_slurm_array_with_a_shell_loop_in_place_of_slurm(shell, inside):
     assert len(read_table(inside / "sweep.parquet")) == 8
 
 
-def test_the_array_of_submitit_with_its_jobs_run_one_after_another(inside):
-    """As `map_array` does: the function once for each number. submitit itself is not installed."""
-    submitted = []
-
-    class Executor:
-        def __init__(self, folder, **_):
-            self.folder = folder
-
-        def update_parameters(self, **_):
-            pass
-
-        def map_array(self, function, numbers):
-            submitted.extend(numbers)
-            for number in numbers:
-                function(number)
-
-    code = recipe("python", "map_array").replace("MODEL", "tiny-rope").replace("16", "2").replace("17", "3")
-    code = code.replace("import submitit\n", "")
-    exec(compile(code, PAGE.name, "exec"), {"submitit": type("submitit", (), {"AutoExecutor": Executor})})
-    assert submitted == [1, 2]
-    assert len(read_table(inside / "sweep.parquet")) == 8
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
 @pytest.mark.usefixtures("dask_cluster")
