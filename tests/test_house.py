@@ -164,9 +164,9 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 # How much there is, at most. A bound goes down with what it counts; raising one is a decision of its own, with its
 # reason in the change.
 BUDGET = {
-    "lines of the core": 32_025,
+    "lines of the core": 32_024,
     "lines of the studies": 15_891,
-    "lines of the tests": 40_540,
+    "lines of the tests": 40_517,
     "tokens of the core": 210_746,
     "functions and classes of the core": 1_813,
     "public names": 30,

@@ -102,7 +102,7 @@ def thin_core(w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor,
     """Return M = `w_q @ w_k^T` of each head in the coordinates of the column space of [W_Q | W_K].
 
     `w_k` has one entry per query head (grouped keys already repeated). Rounding is about 1e-16 ||W_Q|| ||W_K||, so it
-    grows with the condition of the gauge, as M itself does. Raises TypeError unless both are float64.
+    grows with the condition of the two factors, as M itself does. Raises TypeError unless both are float64.
     """
     if w_q.dtype != torch.float64 or w_k.dtype != torch.float64:
         raise TypeError(f"the factors of M must be float64, found {w_q.dtype} and {w_k.dtype}; call .double() first")

@@ -27,7 +27,7 @@ _KEEP = "keep the model with save_pretrained"
 def merge(model: Any) -> Any:
     """A new model of the base's kind, with gain and phase folded into W_Q and its bias: the same function.
 
-    Per query head and pair, `W_Q[:, pair] <- gain R(phase) W_Q[:, pair]`: the two are gauge. `omega` is not: no
+    Per query head and pair, `W_Q[:, pair] <- gain R(phase) W_Q[:, pair]`: W_Q takes both up. `omega` it cannot: no
     weights of an ordinary model can hold it. The config of a model of transformers can, where all heads of all layers
     share it (`scope="model"`): as the factors of LongRoPE, the same for short and long texts.
 

@@ -27,9 +27,8 @@ class SpectralRoPE(nn.Module):
     starting at 0; `gain` [query rows, pairs], a factor, starting at 1. Phase and gain act on the query alone: a
     score depends only on the difference of two phases, and a gain on both sides would act as its square.
 
-    What is gauge, and what is not. Per head, gain and phase act on M_t as the complex factor `gain exp(i phase)`, which
-    W_Q can take up (`merge`): where W_Q is trained they add no function to the model, where the backbone is frozen they
-    do. Only `omega` adds functions in either case. None of the three breaks translation invariance.
+    W_Q can take up gain and phase (`merge`), per head the factor `gain exp(i phase)` of M_t: they add functions only
+    where W_Q is frozen. `omega` always does. None of the three breaks translation invariance.
 
     Args:
         theta: the model's own inverse frequencies, radians per token. The parameters take their precision and device.

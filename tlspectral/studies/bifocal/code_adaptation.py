@@ -1,7 +1,7 @@
 """BA's section 5.2: spectral parameters of a pretrained model, trained on source code while its weights stay frozen.
 
-With frozen weights gain and phase are no gauge: they scale and rotate M_t of a head. So the arm without omega, named
-`placebo` as on the languages, can lower the loss: here it is a control for the frequencies alone. Frequencies are
+With frozen weights no weight takes up gain and phase: they scale and rotate M_t of a head. So the arm without omega,
+named `placebo` as on the languages, can lower the loss: here it is a control for the frequencies alone. Frequencies are
 learned as log shifts. Slow pairs are orders of magnitude below the fast ones: one step of omega itself would change
 them by a multiple of their size.
 """

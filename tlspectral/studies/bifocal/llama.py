@@ -72,7 +72,7 @@ class SpectralArm:
             raise ValueError(f"{', '.join(unknown)} cannot be learned: choose of {', '.join(SPECTRAL_PARAMETERS)}")
 
 
-# Gain and phase of a trained query projection are gauge: W_Q can take them in. So the placebo learns more parameters,
+# Gain and phase of a trained query projection add nothing: W_Q can take them in. So the placebo learns more parameters,
 # and can compute nothing new.
 ARMS = {
     "standard": SpectralArm(),

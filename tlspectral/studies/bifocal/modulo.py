@@ -94,7 +94,7 @@ def modulo_experiment(folder: RunFolder, schedule: ModuloSchedule, *, n_jobs: in
         held-out accuracy and the paired difference to `standard`. The last two only if the pilot has learned the task.
 
     What it does not establish: that the frequencies found the modulus. Weight decay is on weights alone, so that gain
-    and phase, which are gauge, can still make a difference.
+    and phase, which W_Q can take up, can still make a difference.
     """
 
     def make(runs: list[tuple[str, float, float, int]]) -> dict[Any, pd.DataFrame]:
