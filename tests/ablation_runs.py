@@ -90,7 +90,7 @@ def recorded(model, points, tokens=None, layers=None):
 
 def delegated(backend, name):
     """Whether the bridge leaves attention to the wrapped module, so that z is edited and the pattern handed on."""
-    return backend == "bridge" and name in (*DELEGATED, "gemma4", *zoo.ENCODERS)
+    return backend == "bridge" and name in (*DELEGATED, "gemma3n", "gemma4", *zoo.ENCODERS)
 
 
 def allowed_keys(name, layer, length):
@@ -98,7 +98,7 @@ def allowed_keys(name, layer, length):
     if name in zoo.ENCODERS:
         return torch.ones(length, length, dtype=torch.bool)
     offset = torch.arange(length)[:, None] - torch.arange(length)
-    windowed = name == "mistral" or (name in ("gemma2", "gemma3", "gemma4") and layer % 2 == 0)
+    windowed = name == "mistral" or (name in ("gemma2", "gemma3", "gemma3n", "gemma4") and layer % 2 == 0)
     if name == "llama4" and layer == 1:  # in chunks
         chunk = torch.arange(length) // (2 * zoo.WINDOW)
         return (offset >= 0) & (chunk[:, None] == chunk)

@@ -121,6 +121,14 @@ BY_HAND: dict[str, dict[str, Any]] = {
     **{family: {"num_key_value_heads": HEADS} for family in ("glm4_moe_lite", "glm_moe_dsa", "youtu")},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gpt_neox": {"num_attention_heads": 3},  # d_head 16: a quarter is two pairs
+    "gemma3n_text": {
+        **_pattern(2 * _MIXED),
+        "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4,
+    },
     "gpt_oss": {"layer_types": _MIXED},
     "jetmoe": {"kv_channels": 16, "num_attention_heads": HEADS},
     "llama4_text": {"no_rope_layers": [1, 0]},
@@ -140,7 +148,6 @@ BY_HAND: dict[str, dict[str, Any]] = {
 NOT_BUILT: dict[tuple[str, str], str] = {
     ("recurrent_gemma", "scaled rope"): "transformers allows no scaling",
     ("zamba2", "use_shared_attention_adapter=True"): "its adapter does not fit attention as wide as two streams",
-    ("gemma3n", ""): "its vision tower needs the package timm",
     ("phi3", "scaled rope"): "transformers allows no scaling but LongRoPE",
     ("internlm3", "attention_bias=True"): "transformers refuses a bias of queries, keys and values alone",
 }

@@ -13,6 +13,7 @@ STREAMED_ALONE = {("opt", form) for form in ("projected embedding", "350M")}
 
 PECULIAR = (
     ("exaone4", ""),
+    ("gemma3n", ""),
     ("gpt_bigcode", "multi_query=False"),
     ("gpt_neox", "attention_bias=False"),
     ("granitemoehybrid", "attention without positions"),

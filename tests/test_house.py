@@ -164,15 +164,15 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 # How much there is, at most. A bound goes down with what it counts; raising one is a decision of its own, with its
 # reason in the change.
 BUDGET = {
-    "lines of the core": 32_024,
+    "lines of the core": 32_007,
     "lines of the studies": 15_891,
-    "lines of the tests": 40_517,
-    "tokens of the core": 210_746,
-    "functions and classes of the core": 1_813,
+    "lines of the tests": 40_516,
+    "tokens of the core": 210_742,
+    "functions and classes of the core": 1_804,
     "public names": 30,
     "arguments of public names": 185,
-    "arguments of public functions of the core": 2_131,
-    "imports of other rooms in the core": 384,
+    "arguments of public functions of the core": 2_121,
+    "imports of other rooms in the core": 382,
 }
 WRITTEN = {".py", ".js", ".css", ".html", ".toml"}  # what a person wrote and reads
 LAYOUT = {getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from edge_recomputation import LENGTH, columns_of, grabbed, patched, read_from, repeated
 from families import save
+from family_configs import MORE_FORMS
 from zoo import prompt
 
 import tlspectral as tls
@@ -32,6 +33,11 @@ HYBRIDS = {
 if int(version("transformer-lens").split(".")[0]) >= 4:  # TransformerLens 3.9 cannot split their gated queries
     HYBRIDS |= {"qwen3_5_text": (3, 7), "qwen3_next": (3, 7)}
 
+SHARING = {
+    "gemma4_text": MORE_FORMS["gemma4_text"]["keys of earlier layers"],
+    "glm_moe_dsa": {"indexer_types": ["full", "shared"]},
+}
+
 BLOCKS = tls.BlockPrompt(torch.tensor([3, 4]), torch.tensor([[5, 6], [7, 8], [9, 10]]).unbind(), torch.tensor([5]))
 
 of_hybrids = pytest.mark.parametrize("family", HYBRIDS)
@@ -46,7 +52,7 @@ of_kinds = pytest.mark.parametrize(
 @functools.cache
 def hybrid(family):
     with tempfile.TemporaryDirectory() as folder:
-        save(family, {}, folder)
+        save(family, SHARING.get(family, {}), folder)
         return tls.load_model(folder)
 
 
@@ -125,8 +131,8 @@ def test_an_edge_of_a_mixer_is_that_of_a_plain_run_with_the_edge_cut(family, wha
     assert abs(expected - plain) > 2e-6
 
 
-@of_hybrids
-def test_replay_behind_mixers_is_the_whole_run(family):
+@pytest.mark.parametrize("family", [*HYBRIDS, "gemma3n", "gemma4_text", "glm_moe_dsa"])
+def test_replay_behind_mixers_or_where_layers_share_keys_is_the_whole_run(family):
     model = hybrid(family)
     view, tokens = attention_view(model), prompt()
     whole = logits_at(view, tokens, slice(None)).detach()

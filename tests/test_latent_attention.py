@@ -239,13 +239,6 @@ def test_scores_of_picked_keys_are_read_and_positions_are_not():
         tls.positional_symbolic(model, BLOCKS, mode="key")
 
 
-def test_a_run_does_not_begin_behind_the_indexer():
-    with pytest.raises(
-        UnsupportedArchitecture, match=r"layer 1: it sees the keys that the indexer of an earlier layer"
-    ):
-        tls.ablation_sweep(zoo.shared("bridge", "glm5_selecting"), "output", heads="L1H0")
-
-
 # --- what is refused ---
 
 

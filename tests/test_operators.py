@@ -227,3 +227,17 @@ def test_ov_operators_against_the_published_weights(name):
             limit = 3e-7 if name == "gemma2" else 1e-14
             torch.testing.assert_close(operator.dense(), dense, rtol=0, atol=limit * float(dense.abs().max()))
             torch.testing.assert_close(operator.product().dense(), operator.dense(), rtol=0, atol=1e-14)
+
+
+def test_operators_and_views_are_one_line():
+    model = zoo.shared("bridge", "llama")
+    view, operators = attention_view(model), qk_operators(model)
+    factors = "w_q=[48, 12], w_k=[48, 12]"
+    assert repr(operators[1, 2]) == f"QKOperator(layer=1, head=2, {factors}, rotary=RotaryGeometry)"
+    for record in (view, operators):
+        assert "bridge: 2 layers, d_model 48" in repr(record)
+    for record in (view, operators, operators[1, 2].spectrum(), view.layer(1), view.raw(1), view.output(1)):
+        text = repr(record)
+        assert "\n" not in text
+        assert "tensor(" not in text
+        assert len(text) < 300

@@ -12,12 +12,13 @@ from zoo import shared
 
 import tlspectral.hooks.sweeps.sweep as sweep_module
 import tlspectral.tasks.scoring as scoring
+from tlspectral.algebra.nulls import haar_frame
 from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks import ablate
 from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Antisymmetric, LongRange, Output, Symmetric
-from tlspectral.hooks.sweeps.effects import random_difference, random_frames, root_mean_square
+from tlspectral.hooks.sweeps.effects import random_difference, root_mean_square
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import intact_run, logits_at
 from tlspectral.tasks import induction, induction_loss, paired_effect
@@ -135,7 +136,7 @@ def test_a_random_part_is_as_large_as_the_one_removed(name):
     bound = Symmetric().on(view, {1: [2]})[1]
 
     def alter(removal):
-        frames = random_frames(0, 1, [(2, 0), (2, 1)], removal.d_head)
+        frames = torch.stack([haar_frame(removal.d_head, removal.d_head, [0, 1, 2, draw]) for draw in (0, 1)])
         eye = torch.eye(removal.d_head, dtype=frames.dtype)
         torch.testing.assert_close(frames @ frames.mT, eye.expand_as(frames), rtol=0, atol=1e-12)
         found = random_difference(removal, [0, 0], frames)

@@ -1,11 +1,13 @@
 """Weights in a checkpoint's files that its config.json does not ask for: refused or listed, loaded and streamed."""
 
+import json
+
 import pytest
 import torch
 import transformers
 import zoo
 from checkpoint_folders import tensors_of, with_config, with_tensors
-from streamed_checkpoints import analyze, opened
+from streamed_checkpoints import analyze, assert_streamed_equals_loaded, opened
 
 import tlspectral as tls
 from tlspectral.errors import BadWeights
@@ -200,3 +202,13 @@ def test_a_tied_unembedding_passes_if_it_equals_the_embedding(made):
     with_tensors(path, {"lm_head.weight": embedding + 1e-3})
     with pytest.raises(BadWeights, match=r"ties the unembedding .* set tie_word_embeddings to false"):
         tls.load_model(path)
+
+
+def test_of_gemma_3n_the_text_is_read_and_its_towers_are_listed(made, folder):
+    alone, tower = folder("gemma3n"), "model.vision_tower.timm_model.conv_stem.conv.weight"
+    config = {"model_type": "gemma3n", "text_config": json.loads((alone / "config.json").read_text())}
+    text = made("gemma3n", rename=lambda key: key.replace("model.", "model.language_model.", 1), **config)
+    loaded, streamed = (analyze(given) for given in (tls.load_model(with_tensors(text, {tower: WIDE})), text))
+    assert loaded.attrs["unused_weights"] == streamed.attrs["unused_weights"] == {"count": 1, "names": [tower]}
+    assert_streamed_equals_loaded(streamed, loaded)
+    assert loaded["D_head"].equals(analyze(tls.load_model(alone))["D_head"])

@@ -19,17 +19,20 @@ from torch import nn
 from transformers import PretrainedConfig
 from zoo_shapes import CONTEXT, FALCONS, HEADS, LATENTS, LAYERS, MORE_SHAPES, SHAPES, VOCABULARY, WIDTH, WINDOW
 
+from tlspectral.models.loading.building import build_bridge
+
 __all__ = [
     "ARCHITECTURES", "CONTEXT", "ENCODERS", "ENCODERS_HERE", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES",
-    "LATENTS", "LAYERS", "LENGTH_DEPENDENT", "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "VOCABULARY", "WIDTH",
-    "WINDOW", "bridge", "generator", "hf_model", "hooked", "logits", "needs_hooked", "prompt", "save_folder",
-    "shared", "temporary",
+    "LATENTS", "LAYERS", "LENGTH_DEPENDENT", "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "SEVERAL_STREAMS",
+    "VOCABULARY", "WIDTH", "WINDOW", "bridge", "generator", "hf_model", "hooked", "logits", "needs_hooked", "prompt",
+    "save_folder", "shared", "temporary",
 ]  # fmt: skip
 
 PROMPT_LENGTH = 24
 
 REFUSED = ("mamba",)
 ENCODERS = ("bert", "roberta")
+SEVERAL_STREAMS = ("gemma3n",)
 LENGTH_DEPENDENT = ("phi3_longrope", "dynamic")
 ARCHITECTURES: tuple[str, ...] = tuple(name for name in SHAPES if name not in (*REFUSED, *LENGTH_DEPENDENT, *ENCODERS))
 HOOKED_ARCHITECTURES: tuple[str, ...] = (
@@ -99,7 +102,7 @@ def _jitter(model: nn.Module, name: str, config: PretrainedConfig) -> None:
         if is_norm and weight is not None:
             weight += 0.3 * torch.randn_like(weight)
             if kind in ("q_norm", "k_norm"):
-                weight += -0.6 if name == "gemma4" else 0.6  # which does not divide its scores by sqrt(d_head)
+                weight += {"gemma3n": -0.3, "gemma4": -0.6}.get(name, 0.6)  # whose scores are not divided
         elif kind in names and weight is not None:
             weight *= enlarged
         elif kind in _JOINT_NAMES and weight is not None:
@@ -153,6 +156,8 @@ def bridge(name: str, seed: int = 0) -> Any:
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
     model = hf_model(name, seed)
+    if name in SEVERAL_STREAMS:  # their bridges are made by `load_model` alone
+        return build_bridge(model, None, name)
     return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)
 
 

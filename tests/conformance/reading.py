@@ -17,7 +17,7 @@ from tlspectral.models.attention.writes import INPUT_POINTS, checked_writes, lay
 from .rows import Row, asked, right
 
 NO_BIAS = ("llama", "llama3", "yarn", "mistral", "qwen3", "gemma2", "gemma3", "smollm3", "olmo2",
-           "deepseek_v2", "deepseek_v2_lite", "gemma4", "glm5", "llama4", "nanochat",
+           "deepseek_v2", "deepseek_v2_lite", "gemma3n", "gemma4", "glm5", "llama4", "nanochat",
            *zoo.LENGTH_DEPENDENT)  # fmt: skip
 
 

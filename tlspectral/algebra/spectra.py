@@ -126,12 +126,6 @@ def symmetric_eigenvalues(core: ThinCore) -> Float64[Tensor, "heads r"]:
     return torch.linalg.eigvalsh((square + square.mT) / 2)
 
 
-def antisymmetric_norms(core: ThinCore) -> Float64[Tensor, " heads"]:
-    """Return ||M_A||_F, accurate also where M is nearly symmetric."""
-    square = core.square()
-    return torch.linalg.norm((square - square.mT) / 2, dim=(1, 2))
-
-
 def _regular_core(matrix: Float64[Tensor, "m r"]) -> Float64[Tensor, "p p"]:
     """Return diag(S) V^T U on the p singular directions above our own rounding.
 
@@ -337,10 +331,12 @@ def head_metrics(
     unstable = ~nilpotent & ~(condition <= DEFECTIVE_CONDITION)
     rest = np.maximum(1 - ((modulus / scale[:, None]) ** 2).sum(axis=1), 0.0)
     symmetric = spectra.symmetric_eigenvalues.numpy()
+    square = core.square()
     return HeadMetrics(
         status=np.select([norms == 0, nilpotent | unstable, rank < k], _STATUSES, "ok").tolist(),
         rank=rank.astype(np.int64),
-        dir_frac=antisymmetric_norms(core).numpy() / scale,
+        # Of M_A itself, which is accurate also where M is nearly symmetric.
+        dir_frac=torch.linalg.norm((square - square.mT) / 2, dim=(1, 2)).numpy() / scale,
         D_head=np.where(nilpotent | unstable, np.nan, imaginary / np.where(total > 0, total, np.nan)),
         lam_mass=total / np.where(norms > 0, values.sum(axis=1), np.nan),
         imag_mass=np.where(unstable, np.nan, imaginary / scale),

@@ -23,7 +23,7 @@ from tlspectral.cli.app import (
     require_shared,
     require_table_file,
 )
-from tlspectral.cli.summary import read_heads, require_detectors
+from tlspectral.cli.summary import read_heads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +136,8 @@ def ablate(
     part_of(removed)  # an unknown part is refused before the model is loaded
     known = None if table is None else read_heads(table)
     if heads is None and known is not None and table is not None:
-        require_detectors(known, table)
+        if "prev" not in known or known["prev"].isna().all():
+            raise ValueError(f"{table} has no detector scores (prev): make it again without --no-detectors")
         chosen = strongest_heads(known, top, seed)
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     if known is not None:

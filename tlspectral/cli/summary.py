@@ -21,12 +21,6 @@ def read_heads(path: Path) -> "pd.DataFrame":
     return heads
 
 
-def require_detectors(heads: "pd.DataFrame", path: Path) -> None:
-    """Refuse a table of heads without `prev`, by which previous-token heads are chosen."""
-    if "prev" not in heads or heads["prev"].isna().all():
-        raise ValueError(f"{path} has no detector scores (prev): make it again without --no-detectors")
-
-
 def summary(heads: "pd.DataFrame", top: int) -> str:
     """Text of `show`: the model, the top heads per detector, the heads furthest from their null, odd rows."""
     from tlspectral.tables.head_columns import column_title

@@ -19,7 +19,7 @@ from tlspectral.errors import IncompatibleCheckpoint, MissingParts
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.measure import NullSettings
 from tlspectral.models.loading.finding import PACKAGED, find_source
-from tlspectral.models.loading.model_files import file_name, files_size, files_state
+from tlspectral.models.loading.model_files import file_name, files_state, model_files
 from tlspectral.tables import (
     HEAD_COLUMNS,
     LATENT_COLUMNS,
@@ -237,7 +237,8 @@ def _entry(name: str) -> _Entry:
         path = os.path.abspath(Path(name).expanduser())
         real_path = os.path.realpath(path)  # two links to one folder are one model
         part = file_name(os.path.basename(real_path), f"{source.kind} {real_path}")
-        return _Entry(path, path, part, missing_part, files_state(source), float(files_size(source)))
+        size = float(sum(file.stat().st_size for file in model_files(source)))
+        return _Entry(path, path, part, missing_part, files_state(source), size)
     except Exception:  # analyze_heads raises it again, where it is noted
         return _Entry(name, name, missing_part, missing_part)
 

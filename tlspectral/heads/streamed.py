@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import pandas as pd
@@ -50,7 +51,7 @@ def streamed_layers(
     # A layer that is wanted whole is stored whole, and any later call that wants it whole reads it.
     partly = {layer: chosen for layer, chosen in heads.items() if len(chosen) < checkpoint.n_heads(layer)}
     identity = {
-        "config_sha256": checkpoint.files.config_digest(),
+        "config_sha256": sha256((checkpoint.files.config_folder / "config.json").read_bytes()).hexdigest(),
         "extras": sorted(extras),
         "heads": [[layer, head] for layer, chosen in partly.items() for head in chosen],
         "tlspectral": __version__,

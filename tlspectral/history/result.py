@@ -28,11 +28,7 @@ CHECKPOINT_STEP, N_HEADS, ICL_SCORE, FREQUENCY = columns("""
 """)
 
 
-def percentile_column(name: str) -> Column:
-    """Describe the percentile of a head table's column at one step of a training."""
-    return Column(
-        f"{name}_pct", f"Percentile of {name} within the model of that step: rank / n, average ties.", "share"
-    )
+_OF_STEP = "Percentile of {} within the model of that step: rank / n, average ties."
 
 
 def median_column(name: str) -> Column:
@@ -50,7 +46,14 @@ def _null_columns(name: str) -> tuple[Column, ...]:
 
 
 _TABLES = {
-    "heads": ("", (*HEAD_COLUMNS, *LATENT_COLUMNS, *map(percentile_column, PERCENTILES))),
+    "heads": (
+        "",
+        (
+            *HEAD_COLUMNS,
+            *LATENT_COLUMNS,
+            *(Column(f"{name}_pct", _OF_STEP.format(name), "share") for name in PERCENTILES),
+        ),
+    ),
     "summary": (
         "; `.track()` sets it beside a head's own rows",
         (

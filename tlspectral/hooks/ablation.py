@@ -6,6 +6,8 @@ from inspect import signature
 from itertools import groupby
 from typing import Any
 
+import torch
+
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.edges.cut import EdgeReceiver, EdgeRun, EdgeSender
 from tlspectral.hooks.edges.reached import reached, refuse_order, warn_of_other_heads
@@ -141,7 +143,13 @@ def ablation_hooks(
         from tlspectral.tasks import scored_sequences, task_of  # an ablation without a task needs no statistics
 
         removed = removed.fixed(view, scored_sequences(view, task_of(task)))
-    removed.require_places()
+    if isinstance(removed.at, str):
+        raise ValueError(f"at={removed.at!r} is a name of a position of a task: give task=")
+    if removed.at is not None and int(torch.as_tensor(removed.at).min()) < 0:
+        raise ValueError(
+            f"at={removed.at!r} counts from the end of each prompt, which a run does not show: give task=, or count "
+            "from the first token"
+        )
     by_layer = heads_by_layer(view, heads)
     if into is not None:
         require_stream(view)
@@ -159,7 +167,8 @@ def ablation_hooks(
     require_writes(view, range(min(one.layer.layer for one in ablations), last))
     run = EdgeRun({one.layer.layer: one.heads for one in ablations})
     warn_of_other_heads(ends)
-    hooks: list[Hook] = [(view.embedding_point, run.forget)]
+    # Every run from token ids passes the embedding first.
+    hooks: list[Hook] = [("hook_embed" if "hook_embed" in view.model.hook_dict else "embed.hook_out", run.forget)]
     for ablation in ablations:
         hooks += EdgeSender(ablation, run).hooks()
     for (layer, what), some in groupby(ends, key=lambda end: (end.receiver.layer, end.receiver.input)):

@@ -127,11 +127,6 @@ class SpectralPreTrained(Swapped):
             vars(self).pop(_ASKING).remove()
 
 
-def is_hugging_face(model: Any) -> bool:
-    """Return whether this is a model of transformers, not in a TransformerLens model."""
-    return hasattr(model, "save_pretrained") and hasattr(model, "get_input_embeddings") and not hasattr(model, "blocks")
-
-
 def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE], *, shared: bool) -> Any:
     """Return a copy of a Hugging Face model with a spectral module in each attention module of `layers`.
 
@@ -184,11 +179,11 @@ def _is_rotated(module: Any) -> bool:
     return is_swapped(module, RotatedAttention)
 
 
-def _rotated(q: Tensor, k: Tensor, cos: Any, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+def _rotated(q: Tensor, k: Any, cos: Any, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
     if isinstance(cos, Tensor):
         raise UnsupportedArchitecture(
-            "the attention rotates queries and keys one by one (Gemma 4), and learned rotations take the place of a "
-            "function of both: take another model"
+            "the attention rotates queries and keys one by one (Gemma 3n and 4), and learned rotations take the place "
+            "of a function of both: take another model"
         )
     q, k = cos.own(q, k, cos.cos, *given, **named)
     if named.get("unsqueeze_dim", 1) == 2:  # [batch, pos, heads, d_head]

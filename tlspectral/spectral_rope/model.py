@@ -18,7 +18,6 @@ from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy, other_parameters
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.hugging_face import (
-    is_hugging_face,
     is_spectral_object,
     logits_of,
     plain_object,
@@ -181,7 +180,7 @@ def to_spectral(
     """
     if is_spectral_object(model) or getattr(model, "spectral_geometry", None) is not None:
         raise ValueError("the model is spectral already: make the new one from its .base")
-    of_transformers = is_hugging_face(model)
+    of_transformers = hasattr(model, "get_input_embeddings") and not hasattr(model, "blocks")
     view = attention_view(load_model(model) if of_transformers else model)
     layers = spectral_layers(
         view,

@@ -85,16 +85,6 @@ class Part(Placed, ABC):
         """Return the part with all but its position settled."""
         return self
 
-    def require_places(self) -> None:
-        """Refuse a position that a run does not show, where there is no task. Raises ValueError."""
-        if isinstance(self.at, str):
-            raise ValueError(f"at={self.at!r} is a name of a position of a task: give task=")
-        if self.at is not None and int(torch.as_tensor(self.at).min()) < 0:
-            raise ValueError(
-                f"at={self.at!r} counts from the end of each prompt, which a run does not show: give task=, or count "
-                "from the first token"
-            )
-
     @abstractmethod
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, Any]:
         """Bind the part to heads by layer; layers on which it removes nothing are left out.

@@ -85,7 +85,8 @@ def layer_effects(
             seeds = [[seed, layer, head, draw] for head, draw in drawn]
             replaced[:, random] = part.places.shuffled(removal.difference[:, random], seeds)
         else:
-            frames = random_frames(seed, layer, drawn, removal.d_head)
+            size = removal.d_head
+            frames = torch.stack([haar_frame(size, size, [seed, layer, head, draw]) for head, draw in drawn])
             replaced[:, random] = random_difference(removal, random, frames)
         return replaced
 
@@ -122,11 +123,6 @@ def effect_rows(
     if not controls.shape[1]:
         return table
     return table.assign(control_delta=controls.mean((1, 2)), **beside_control(deltas, controls))
-
-
-def random_frames(seed: int, layer: int, jobs: list[tuple[int, int]], d_head: int) -> Float[Tensor, "jobs d d"]:
-    """Draw a Haar-random orthogonal matrix for each (head, draw), each from a generator of its own."""
-    return torch.stack([haar_frame(d_head, d_head, [seed, layer, head, draw]) for head, draw in jobs])
 
 
 def random_difference(

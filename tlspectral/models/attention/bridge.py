@@ -16,6 +16,7 @@ from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
 from tlspectral.models.attention.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
 from tlspectral.models.attention.causality import is_causal, is_encoder
+from tlspectral.models.attention.gemma4 import gemma4_projections, shared_keys
 from tlspectral.models.attention.latent import (
     adjacent_pairs,
     complex_tables,
@@ -71,12 +72,12 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[str, Any]:
     """Return weights, biases and norms of queries and keys, by the names of `RawAttention`."""
-    gemma4 = type(wrapped).__name__.startswith("Gemma4")
+    reason = shared_keys(getattr(wrapped, "config", None), layer)
+    if reason is not None:
+        raise UnsupportedArchitecture(f"layer {layer}: {reason}")
     try:
-        if gemma4:
-            from tlspectral.models.attention.gemma4 import gemma4_projections
-
-            found = gemma4_projections(wrapped, layer)
+        if type(wrapped).__name__.startswith("Gemma4"):
+            found = gemma4_projections(wrapped)
         else:
             found = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
             found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qk"}
@@ -88,7 +89,7 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
         ) from error
     if found["b_q"] is not None:  # behind the bias of the queries of a gated attention stands that of its gate
         found["b_q"] = found["b_q"][..., : found["w_q"].shape[-1]]
-    for role in "qkv" if gemma4 else "qk":
+    for role in "qkv" if "v_norm" in attention._modules else "qk":
         heads, _, d_head = found[f"w_{role}"].shape
         found[f"{role}_norm"] = query_key_norm(attention, f"{role}_norm", model, layer, heads, d_head)
     return found

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from tlspectral.errors import UnsupportedArchitecture
-
 
 def shared_keys(config: Any, layer: int) -> str | None:
     """Return why a layer whose keys are those of an earlier one has no operator, None for one with keys of its own."""
@@ -18,14 +16,8 @@ def shared_keys(config: Any, layer: int) -> str | None:
     )
 
 
-def gemma4_projections(wrapped: Any, layer: int) -> dict[str, Any]:
-    """Return weights and biases of a layer, whose heads have another size where they see all keys.
-
-    Raises UnsupportedArchitecture for a layer without keys of its own.
-    """
-    reason = shared_keys(wrapped.config, layer)
-    if reason is not None:
-        raise UnsupportedArchitecture(f"layer {layer}: {reason}")
+def gemma4_projections(wrapped: Any) -> dict[str, Any]:
+    """Return weights and biases of a layer with keys of its own, whose heads have another size where they see all."""
     keys_are_values = wrapped.use_alternative_attention
     modules = {"q": wrapped.q_proj, "k": wrapped.k_proj, "v": wrapped.k_proj if keys_are_values else wrapped.v_proj}
     found: dict[str, Any] = {

@@ -309,7 +309,10 @@ def scores_of_stream(
     rotation = None if tables is None or layer.rotary is None else Rotation(layer.rotary, *tables)
     q = torch.einsum("bpd,hdk->bphk", n, layer.w_q) + layer.b_q
     k = torch.einsum("bpd,hdk->bphk", n, layer.w_k) + layer.b_k
-    at_query, at_key = (norm.of_input(n) if isinstance(norm, Latent) else None for norm in (layer.q_norm, layer.k_norm))
+    at_query, at_key = (
+        norm.scale_of(n @ norm.down + norm.bias_or_zero) if isinstance(norm, Latent) else None
+        for norm in (layer.q_norm, layer.k_norm)
+    )
     return HeadScores(
         layer,
         list(range(layer.n_heads)),

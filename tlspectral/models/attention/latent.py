@@ -92,15 +92,11 @@ class Latent:
 
     def projection(self) -> Float[Tensor, "heads d_model d_head"]:
         """Return `W_D g W_U` of each head, with the columns beside the norm behind; differentiable."""
-        return self._of_heads(self.down)
+        return self.by_head(self.down)
 
     def values(self, up: Float[Tensor, "heads rank d_head"]) -> Float[Tensor, "heads d_model d_head"]:
         """Return `W_D g W_U` of another W_U, without the columns beside the norm."""
         return replace(self, down=self.down[:, : self.rank], bias=None, up=up).projection()
-
-    def projected_bias(self) -> Float[Tensor, "heads d_head"] | None:
-        """Return what the bias of W_D gives in each head, before the factor of the norm."""
-        return None if self.bias is None else self._of_heads(self.bias[None])[:, 0]
 
     def folded_into(self, weight: Float[Tensor, "heads d_model d_head"]) -> Float[Tensor, "heads d_model d_head"]:
         """Return W_K, its columns from the latent times the factor of white input; W_Q, scaled as a whole, as it is."""
@@ -116,10 +112,6 @@ class Latent:
         columns = torch.cat([scale[..., None].expand(*scale.shape, self.up.shape[2]), beside], dim=-1)
         return columns[..., None, :].expand(*scale.shape, len(self.up), columns.shape[-1])
 
-    def of_input(self, n: Float[Tensor, "*batch rows d_model"]) -> Float[Tensor, "*batch rows heads d_head"]:
-        """Return `scale_of` the latents of a normalised residual stream; of a latent that is `behind` its norm."""
-        return self.scale_of(n @ self.down + self.bias_or_zero)
-
     def inputs(self, captured: Float[Tensor, "*batch rows width"]) -> HeadInputs:
         """Return queries or keys of all heads from latents as a run has them, behind W_D and before the norm."""
         latents = widened(captured)
@@ -129,7 +121,7 @@ class Latent:
             return in_float64(value).to(latents.dtype).to(latents.device)
 
         latent = replace(self, gain=None if self.gain is None else alike(self.gain), up=alike(self.up))
-        return HeadInputs(latent._of_heads(latents).movedim(-3, -2), self.scale_of(latents))
+        return HeadInputs(latent.by_head(latents).movedim(-3, -2), self.scale_of(latents))
 
     def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
         """Refuse queries or keys without their latents, of which the norm is. Raises UnsupportedArchitecture."""
@@ -141,7 +133,8 @@ class Latent:
         """Return queries or keys behind the norm, whose gain is in W_U already, given the scale of their latents."""
         return x * (self.token_scale(x) if token_scale is None else token_scale)
 
-    def _of_heads(self, rows: Float[Tensor, "*batch rows width"]) -> Float[Tensor, "*batch heads rows d_head"]:
+    def by_head(self, rows: Float[Tensor, "*batch rows width"]) -> Float[Tensor, "*batch heads rows d_head"]:
+        """Return what W_U of each head makes of rows behind W_D, before the factor of the norm."""
         latents, beside = rows[..., None, :, : self.rank], rows[..., None, :, self.rank :]
         projected = (latents if self.gain is None else latents * self.gain) @ self.up
         return torch.cat([projected, beside.expand(*projected.shape[:-1], beside.shape[-1])], dim=-1)

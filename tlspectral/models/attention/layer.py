@@ -211,7 +211,7 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
     for role, value in _query_key_parameters(raw).items():
         require_readable(value, f"layer {layer}, {role}")
     (w_q, b_q), (w_k, b_k) = (_fold(*projection(raw, what, _double), raw.norm) for what in ("q", "k"))
-    settings: dict[str, Any] = {each.name: getattr(raw, each.name) for each in fields(LayerSettings)}
+    settings: dict[str, Any] = {**vars(raw.without_weights())}
     for name, norm in (("q_norm", raw.q_norm), ("k_norm", raw.k_norm)):
         norm = norm and norm.in_float64()
         settings[name] = norm.behind(_in_float64(raw.norm)) if isinstance(norm, Latent) else norm
@@ -274,7 +274,9 @@ def projection(
     latent = raw.q_norm if what == "q" else raw.k_norm
     if isinstance(latent, Latent):
         latent = latent.as_(cast)
-        return (latent.values(cast(raw.w_v)), None) if what == "v" else (latent.projection(), latent.projected_bias())
+        if what == "v":
+            return latent.values(cast(raw.w_v)), None
+        return latent.projection(), None if latent.bias is None else latent.by_head(latent.bias[None])[:, 0]
     weight, bias = {"q": (raw.w_q, raw.b_q), "k": (raw.w_k, raw.b_k), "v": (raw.w_v, None)}[what]
     return cast(weight), None if bias is None else cast(bias)
 

@@ -62,6 +62,8 @@ def hook_names(block: Any, index: int) -> dict[str, str]:
         "residual_after": f"{here}.hook_resid_post",
         "mlp_out": f"{here}.hook_mlp_out",
     }
+    if "altup" in block._modules:  # Gemma 3n: a layer reads one stream, predicted from all of them
+        names["residual"] = f"{here}.ln1.hook_in"
     if writes_more(block):
         names["middle"] = f"{here}.ln2.hook_in"
     if attention is None:

@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.evaluating import evaluating
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
@@ -53,9 +52,8 @@ class IntactRun:
         """
         tokens = self.tokens[sequences].repeat(copies, 1)
         scored = self.scored if isinstance(self.scored, slice) else self.scored[sequences].repeat(copies, 1)
-        if layer == 0:
+        if layer == 0 or _begins_whole(self.view):
             return logits_at(self.view, tokens, scored)
-        _require_own_indexer(getattr(self.view.model.blocks[layer], "attn", None), layer)
         residual = self.entering[layer][sequences].repeat(copies, 1, 1)
         with self._skipped(layer, residual):
             return logits_at(self.view, tokens, scored)
@@ -72,17 +70,15 @@ class IntactRun:
             yield
 
 
-def _require_own_indexer(attention: Any, layer: int) -> None:
-    """Refuse to begin a run at a layer that sees the keys an earlier layer's indexer picks (GLM 5).
+def _begins_whole(view: AttentionView) -> bool:
+    """Return whether later blocks need more of earlier ones than a residual stream.
 
-    Raises UnsupportedArchitecture.
+    That is their keys (Gemma 3n and 4), the keys that their indexer picks (GLM 5), or several streams (Gemma 3n).
     """
-    wrapped = getattr(attention, "original_component", None)
-    if getattr(wrapped, "indexer", wrapped) is None and wrapped is not None:
-        raise UnsupportedArchitecture(
-            f"layer {layer}: it sees the keys that the indexer of an earlier layer picks, so the model is not run "
-            "again from here, as sweeps do; ablate its heads one by one"
-        )
+    config: Any = getattr(getattr(view.model, "original_model", None), "config", None)
+    config = getattr(config, "text_config", config)
+    modes = (mode for name in ("kv_sharing_modes", "indexer_types") for mode in getattr(config, name, None) or ())
+    return hasattr(config, "altup_num_inputs") or not {"reuse", "shared"}.isdisjoint(modes)
 
 
 def intact_run(
@@ -116,7 +112,7 @@ def intact_run(
         return keep
 
     whole = isinstance(scored, slice)
-    wanted = set(layers)
+    wanted = set() if _begins_whole(view) else set(layers)
     blocks = view.model.blocks
     keeping = [(blocks[layer].register_forward_hook, keeper(layer)) for layer in range(max(wanted, default=0))]
     with exclusive(view.model), torch.no_grad(), module_hooks(keeping):

@@ -55,7 +55,7 @@ def unread(kind: str) -> str:
     if kind.endswith("HybridLayer"):  # of Zamba 2
         return f"a {kind} layer; its attention reads the embedding beside the stream, which is not modelled"
     if kind.endswith("Attention"):
-        return f"a {kind} layer; its bridge has no hook points for attention: make it with tlspectral.load_model"
+        return f"a {kind} layer; its bridge has no hook points for attention: load it by its name with load_model"
     return f"a {kind} layer; {_NO_OPERATOR}"
 
 

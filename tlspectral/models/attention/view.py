@@ -236,11 +236,6 @@ class AttentionView:
         """Return the names of a layer's hook points by what passes there, see `points.hook_names`."""
         return hook_names(self.model.blocks[index], index)
 
-    @property
-    def embedding_point(self) -> str:
-        """Name of the hook point of the embedding, which every run from token ids passes first."""
-        return "hook_embed" if "hook_embed" in self.model.hook_dict else "embed.hook_out"
-
     def embedding(self) -> Tensor:
         """Return W_E [d_vocab, d_model] as stored.
 

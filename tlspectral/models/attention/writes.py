@@ -170,7 +170,7 @@ def require_equal_streams(found: Tensor, expected: Tensor, stored: torch.dtype, 
         stored,
         "stream",
         f"{problem}; they differ",
-        f"{effect}; look for hooks that edit the residual stream",
+        f"{effect}; so it is in Gemma 3n and 4, and under hooks that edit the residual stream",
         UnsupportedArchitecture,
     )
 

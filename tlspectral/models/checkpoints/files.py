@@ -37,10 +37,6 @@ class CheckpointFiles:
         refuse_adapter(self.config_folder, self.name)
         self.file_of = self._tensors()
 
-    def config_digest(self) -> str:
-        """Return the SHA-256 of config.json."""
-        return hashlib.sha256((self.config_folder / "config.json").read_bytes()).hexdigest()
-
     def stored(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return type (as safetensors writes it, `"BF16"`) and shape of tensors, from the files' headers alone.
 

@@ -30,10 +30,10 @@ Side = Literal["query-key", "output", "positions"]
 STREAMED_MODEL_TYPES = (
     "afmoe", "apertus", "arcee", "bamba", "bitnet", "bloom", "codegen", "cohere", "cohere2", "deepseek_v2",
     "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "falcon", "falcon_h1", "flex_olmo", "gemma", "gemma2",
-    "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode",
-    "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "internlm3", "iquestcoder",
-    "jais2", "jamba", "laguna", "lfm2", "lfm2_moe", "llama", "llama4_text", "minimax_m2", "ministral3", "mistral",
-    "mixtral", "mpt", "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe",
+    "gemma3_text", "gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2",
+    "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "internlm3",
+    "iquestcoder", "jais2", "jamba", "laguna", "lfm2", "lfm2_moe", "llama", "llama4_text", "minimax_m2", "ministral3",
+    "mistral", "mixtral", "mpt", "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe",
     "openai-gpt", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe",
     "qwen3_next", "recurrent_gemma", "seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma", "xglm", "youtu",
 )  # fmt: skip
@@ -91,7 +91,7 @@ class CheckpointLayers:
             raise self._unsupported(f"its config.json is not understood ({str(error).rstrip('.')})") from error
         try:
             with misfit(source.record):
-                check_config(whole, self.files.name)
+                whole = check_config(whole, self.files.name)
         except UnsupportedArchitecture as error:
             raise self._unsupported(str(error)) from error
         config = whole.get_text_config()  # of a model that also reads images, the part that reads text

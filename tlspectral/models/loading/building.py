@@ -21,6 +21,8 @@ from tlspectral.models.loading.encoders import has_no_head, is_encoder
 from tlspectral.models.loading.hooked import build_hooked
 
 _ATTENTION = {"nemotron_h": "mixer", "recurrent_gemma": "temporal_block"}
+# The parts of a layer by the names that they have elsewhere.
+_GEMMA3N = {"self_attn": "attn", "input_layernorm": "ln1", "post_attention_layernorm": "ln1_post"}
 
 
 def build_model(
@@ -49,6 +51,8 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
     architecture = type(pretrained).__name__
+    if architecture == "Gemma3nForCausalLM":
+        _register_gemma3n_text()
     try:
         bridge = build_bridge_from_module(
             pretrained,
@@ -74,6 +78,8 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
 def _correct(adapter: Any, pretrained: Any) -> None:
     """Correct TransformerLens' adapter before its bridge is built, in place."""
     correct_packed(adapter, pretrained.config)
+    if pretrained.config.model_type == "gemma3n_text":
+        _hold_text(adapter)
     if (mixer := _ATTENTION.get(pretrained.config.model_type)) is not None:
         _hold_attention(adapter, mixer)
     if has_no_head(pretrained):
@@ -114,6 +120,23 @@ def _hold_attention(adapter: Any, name: str) -> None:
         return component
 
     adapter.get_remote_component = _found
+
+
+def _register_gemma3n_text() -> None:
+    """Give TransformerLens an adapter of Gemma 3n without towers; its own needs the package timm for images."""
+    from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory as Factory
+    from transformer_lens.model_bridge.supported_architectures.gemma3n import Gemma3nArchitectureAdapter as Whole
+
+    Factory.register_adapter("Gemma3nForCausalLM", type("Gemma3nTextAdapter", (Whole,), {"required_libraries": []}))
+
+
+def _hold_text(adapter: Any) -> None:
+    """Let the adapter of Gemma 3n hold a model without towers, with the parts of a layer as other models name them."""
+    for component in adapter.component_mapping.values():
+        component.name = component.name.replace("language_model.", "")
+    blocks = adapter.component_mapping["blocks"]
+    blocks.submodules = {_GEMMA3N.get(part.name, name): part for name, part in blocks.submodules.items()}
+    blocks.hook_aliases = {**blocks.hook_aliases, "hook_attn_out": "ln1_post.hook_out"}
 
 
 def correct_packed(adapter: Any, config: Any) -> None:

@@ -14,7 +14,7 @@ _MODEL_FILE = re.compile(
 _READ_AT_ONCE = 1 << 24  # bytes
 
 
-def _model_files(source: Source) -> list[Path]:
+def model_files(source: Source) -> list[Path]:
     """Return the files of a model on disk, sorted by name; a GGUF file in parts has them in order."""
     if source.parts:
         return list(source.parts)
@@ -30,19 +30,14 @@ def file_name(shown: str, identity: str) -> str:
 
 def files_state(source: Source) -> str:
     """Hash names, sizes and times of a model's files, without reading them."""
-    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in _model_files(source)]
+    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in model_files(source)]
     return hashlib.sha256(repr(states).encode()).hexdigest()
-
-
-def files_size(source: Source) -> int:
-    """Return the bytes of a model's files."""
-    return sum(file.stat().st_size for file in _model_files(source))
 
 
 def files_digest(source: Source) -> str:
     """Hash names and contents of a model's files."""
     digest = hashlib.sha256()
-    for file in _model_files(source):
+    for file in model_files(source):
         digest.update(file.name.encode())
         with file.open("rb") as stream:
             while block := stream.read(_READ_AT_ONCE):

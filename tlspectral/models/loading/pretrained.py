@@ -41,8 +41,7 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
         source, folder = pinned(source)
     check_settings(folder)
     refuse_adapter(folder, name)
-    config = from_files(transformers.AutoConfig.from_pretrained, source, folder)
-    check_config(config, name)
+    config = check_config(from_files(transformers.AutoConfig.from_pretrained, source, folder), name)
     if source.kind == "hub":
         fetch_weights(source, config)
     files = weight_files(folder, config)  # raises if the index names files outside of the folder, before any is opened
@@ -72,9 +71,10 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     return model.eval(), tokenizer, source.record | ({"unused_weights": listed(unused)} if unused else {})
 
 
-def check_config(config: Any, name: str) -> None:
-    """Refuse a config of anything but a causal language model, BERT or RoBERTa in plain floating point.
+def check_config(config: Any, name: str) -> Any:
+    """Return the config that a model is built by: that of Gemma 3n without its towers, which need the package timm.
 
+    Anything but a causal language model, BERT or RoBERTa in plain floating point is refused.
     Raises UnsupportedArchitecture for another encoder or an encoder-decoder model, BadWeights for quantised weights.
     """
     import transformers
@@ -90,7 +90,7 @@ def check_config(config: Any, name: str) -> None:
         )
     quantised = getattr(config, "quantization_config", None)
     if quantised is None:
-        return
+        return config.text_config if config.model_type == "gemma3n" else config
     settings = quantised if isinstance(quantised, dict) else vars(quantised)
     method = settings.get("quant_method")
     method = getattr(method, "value", method) or "bitsandbytes"  # old configs of bitsandbytes do not name it
