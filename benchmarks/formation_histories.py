@@ -10,8 +10,11 @@ equal singular values (`tls.head_history`). Three questions of "Fingerprint, Not
   the null? FP: the median falls after formation. A sign test over runs, and over the free runs alone.
 * Q1, `first`: which passes its level first, `prev` of the eventual head (.5) or its phase percentile (.9)? Rotary runs.
 * Q3, `rank_*`: rank of the eventual head at step 0 by D_head and phase. Mean ranks against those of random heads.
+
+The p over seeds was added when all cells were there: arms of a seed begin with the same weights.
 """
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -70,20 +73,32 @@ def mean_rank_p(ranks: np.ndarray, n_heads: int) -> float:
     return float((1 + (np.abs(drawn - middle) >= abs(ranks.mean() - middle) - 1e-9).sum()) / (1 + DRAWS))
 
 
+def seeds_p(rows: pd.DataFrame, column: str, middle: float) -> float:
+    """Return the p of the mean rank by all sign flips over seeds: the arms of a seed begin with the same weights."""
+    means = rows.groupby("seed")[column].mean().dropna().to_numpy() - middle
+    flips = np.array(list(itertools.product((1, -1), repeat=len(means))))
+    return float((np.abs((flips * means).mean(1)) >= abs(means.mean()) - 1e-9).mean())
+
+
 def print_answers(table: pd.DataFrame) -> None:
     """Print the three answers, over all runs and over the free ones."""
-    for name, rows in (("all runs", table), ("free runs", table[table["arm"].str.endswith("free")])):
+    for which, rows in (("all runs", table), ("free runs", table[table["arm"].str.endswith("free")])):
         below, n = int(rows["below"].sum()), len(rows)
         p = scipy.stats.binomtest(below, n).pvalue if n else float("nan")
-        typer.echo(f"{name}: the median is below its null before formation in {below} of {n}, sign test p = {p:.2g}")
+        typer.echo(f"{which}: the median is below its null before formation in {below} of {n}, sign test p = {p:.2g}")
         typer.echo(f"  first: {rows.loc[rows['first'] != '', 'first'].value_counts(dropna=False).to_dict()}")
         for column in RANKED:
-            ranks = rows["rank_" + column.removesuffix("_pct")].dropna().to_numpy()
+            name = "rank_" + column.removesuffix("_pct")
+            ranks = rows[name].dropna().to_numpy()
             if len(ranks):
                 heads = int(rows["n_heads"].iloc[0])
-                p = mean_rank_p(ranks, heads)
+                p, by_seed = (
+                    mean_rank_p(ranks, heads),
+                    seeds_p(rows, "rank_" + column.removesuffix("_pct"), (heads + 1) / 2),
+                )
                 typer.echo(
-                    f"  {column} at step 0: mean rank {ranks.mean():.2f} of {heads} in {len(ranks)}, p = {p:.2g}"
+                    f"  {column} at step 0: mean rank {ranks.mean():.2f} of {heads} in {len(ranks)}, p = {p:.2g}; over "
+                    f"seeds p = {by_seed:.2g}"
                 )
 
 
