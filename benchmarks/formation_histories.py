@@ -92,10 +92,7 @@ def print_answers(table: pd.DataFrame) -> None:
             ranks = rows[name].dropna().to_numpy()
             if len(ranks):
                 heads = int(rows["n_heads"].iloc[0])
-                p, by_seed = (
-                    mean_rank_p(ranks, heads),
-                    seeds_p(rows, "rank_" + column.removesuffix("_pct"), (heads + 1) / 2),
-                )
+                p, by_seed = mean_rank_p(ranks, heads), seeds_p(rows, name, (heads + 1) / 2)
                 typer.echo(
                     f"  {column} at step 0: mean rank {ranks.mean():.2f} of {heads} in {len(ranks)}, p = {p:.2g}; over "
                     f"seeds p = {by_seed:.2g}"
