@@ -166,7 +166,7 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 BUDGET = {
     "lines of the core": 32_007,
     "lines of the studies": 15_891,
-    "lines of the tests": 40_516,
+    "lines of the tests": 40_515,
     "tokens of the core": 210_742,
     "functions and classes of the core": 1_804,
     "public names": 30,

@@ -23,7 +23,7 @@ from tlspectral.models.loading.building import build_bridge
 
 __all__ = [
     "ARCHITECTURES", "CONTEXT", "ENCODERS", "ENCODERS_HERE", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES",
-    "LATENTS", "LAYERS", "LENGTH_DEPENDENT", "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT", "SEVERAL_STREAMS",
+    "LATENTS", "LAYERS", "LENGTH_DEPENDENT", "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT",
     "VOCABULARY", "WIDTH", "WINDOW", "bridge", "generator", "hf_model", "hooked", "logits", "needs_hooked", "prompt",
     "save_folder", "shared", "temporary",
 ]  # fmt: skip
@@ -32,7 +32,6 @@ PROMPT_LENGTH = 24
 
 REFUSED = ("mamba",)
 ENCODERS = ("bert", "roberta")
-SEVERAL_STREAMS = ("gemma3n",)
 LENGTH_DEPENDENT = ("phi3_longrope", "dynamic")
 ARCHITECTURES: tuple[str, ...] = tuple(name for name in SHAPES if name not in (*REFUSED, *LENGTH_DEPENDENT, *ENCODERS))
 HOOKED_ARCHITECTURES: tuple[str, ...] = (
@@ -156,7 +155,7 @@ def bridge(name: str, seed: int = 0) -> Any:
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
     model = hf_model(name, seed)
-    if name in SEVERAL_STREAMS:  # their bridges are made by `load_model` alone
+    if name == "gemma3n":  # whose bridge is made by `load_model` alone
         return build_bridge(model, None, name)
     return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)
 

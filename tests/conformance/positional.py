@@ -173,7 +173,7 @@ def what_is_left_is_the_softmax_of_the_scores_less_the_part(row, part):
         if attention_view(row.model).delegates_attention(layer):  # z is edited by itself
             value = seen[layer, "value"][0].double().transpose(0, 1)
             groups = row.view.n_heads(layer) // len(value)
-            if row.name == "gemma4":  # values of norm 1
+            if row.name in ("gemma3n", "gemma4"):  # values of norm 1
                 value = value / (value.square().mean(-1, keepdim=True) + 1e-6).sqrt()
             value = value.repeat_interleave(groups, 0)[heads, : query + 1]
             found = seen[layer, "z"][0, query, heads].double()

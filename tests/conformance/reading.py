@@ -196,6 +196,8 @@ def expected_frequencies(name, index):
     if name == "gemma3":
         slow = index % 2
         return standard_frequencies(10000.0 if slow else 100.0, 16) / (2.0 if slow else 1.0), 1.0
+    if name == "gemma3n":
+        return standard_frequencies(config.rope_parameters[config.layer_types[index]]["rope_theta"], 16), 1.0
     if name == "gemma4":  # of twelve pairs of a full layer eight rotate
         return standard_frequencies(10000.0, 24 if index else 16)[:8], 1.0
     if name == "phi3_longrope":
@@ -234,7 +236,7 @@ def frequencies_are_those_of_the_config(row):
 # --- what heads write, and what a layer reads ---
 
 
-@asked(forms=True)
+@asked(lambda row: row.name != "gemma3n", forms=True)  # a layer of which reads one of four streams
 def heads_biases_and_mlp_sum_to_what_a_layer_adds(row):
     view, captured = row.view, row.captured
     for layer in row.layers:

@@ -27,9 +27,7 @@ KINDS = {
 }
 
 # Architectures of which there are bridges alone.
-OF_BRIDGES = ("codegen", "gemma4", "llama4", "nanochat")
-# Those whose stream is no sum of what heads and MLPs write.
-BESIDES = (*zoo.ENCODERS_HERE, *zoo.SEVERAL_STREAMS)
+OF_BRIDGES = ("codegen", "gemma3n", "gemma4", "llama4", "nanochat")
 # Latent attention with and without a latent of queries, with biases, with an indexer. What is refused of it is asked in
 # test_latent_attention.py.
 LATENTS = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm5")
@@ -61,7 +59,6 @@ class Row:
 
     def __init__(self, backend: str, name: str, form: str = "") -> None:
         self.backend, self.name, self.form = backend, name, form
-        self.no_sum = name in (*zoo.ENCODERS, *zoo.SEVERAL_STREAMS)  # the stream is none of what is written
         self.rotary, self.latent = name not in (*NO_ROPE, *zoo.ENCODERS), name in LATENTS
         self.read_right = backend == "hooked" or name not in zoo.READ_WRONG
         # The bridge leaves attention to the wrapped module, so that scores are rebuilt and z is edited.
@@ -132,7 +129,7 @@ def asked(
 
     What costs much has `every`: the fast tests ask it of one row of `KINDS` in so many, another one for each case, and
     the slow tests ask all others. `forms`: it is asked of compatibility mode and of unfolded models too. `encoders`: of
-    these, and of models with several residual streams, too.
+    these too.
     """
 
     def register(holds: Callable[..., None]) -> Callable[..., None]:
@@ -154,14 +151,18 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
     """Every property of every row of a backend, as pytest takes them: the row, what is to hold, and the case."""
     names = zoo.HOOKED_ARCHITECTURES
     if backend == "bridge":
-        names = zoo.ARCHITECTURES
-        names = names if form else (*names, *zoo.LENGTH_DEPENDENT, *OF_BRIDGES, *LATENTS, *BESIDES)
+        names = (
+            zoo.ARCHITECTURES
+            if form
+            else (*zoo.ARCHITECTURES, *zoo.LENGTH_DEPENDENT, *OF_BRIDGES, *LATENTS, *zoo.ENCODERS_HERE)
+        )
     kinds = KINDS[backend]
     for name in names:
         row = Row(backend, name, form)
         for turn, (holds, case, of, every, forms, encoders) in enumerate(PROPERTIES):
-            one_source = row.latent or name == "gemma4"  # of keys and values
-            wrong_kind = (one_source and holds.__module__ in NOT_OF_LATENTS) or (row.no_sum and not encoders)
+            # Keys and values have one source, or the stream is no sum of what is written.
+            no_edges = row.latent or name in ("gemma3n", "gemma4")
+            wrong_kind = (no_edges and holds.__module__ in NOT_OF_LATENTS) or (name in zoo.ENCODERS and not encoders)
             wrong_kind = wrong_kind or (name in NOT_LEARNED and holds.__module__ in OF_LEARNED)
             if wrong_kind or not of(row, *case) or (form and not forms):
                 continue
