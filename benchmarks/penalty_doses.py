@@ -1,0 +1,103 @@
+"""Does a tenth or a hundredth of the penalty delay the circuit as much: constrained runs at weights 1 and 0.1.
+
+    python benchmarks/penalty_doses.py out/doses          # train and print; goes on where it was stopped
+    python benchmarks/penalty_doses.py out/doses --jobs 2
+
+Schedule, fixed before the first run. The arms `ape_sym`, `rope_sym` and `rope_imag` at weights 1 and 0.1, seeds 0 to 4,
+everything else as in `tlspectral study constrained --preset paper`. Weight 10 and the free arms are the published runs,
+which that command reproduces step for step. A run that does not form counts as formed at its last step.
+
+* Delay: formation by both criteria, less that of the free arm of the same positions, mean over seeds. One-sided
+  Mann-Whitney test against the free arm, exact with ties; Benjamini-Hochberg over the nine of arms and weights.
+* Dose: is a larger weight later? Page's test over the weights 0, 0.1, 1 and 10 within seeds, for each arm.
+* What is left: the penalised share at the last evaluation. Does a weight of 0.1 hold the part down at all?
+* Which arm is the costliest? At weight 10, `ape_sym` by the published runs: is it so at 1 and 0.1?
+* Check: the five published runs at weight 1 form at the steps of ours with the same arm and seed.
+
+Arms come in this order, so that a run that is stopped has whole seeds of the first: the symmetric ones, then phase.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+import typer
+
+from tlspectral.stats import benjamini_hochberg
+from tlspectral.studies.fingerprint.constrained import constrained_grid, formation
+from tlspectral.studies.fingerprint.constrained.presets import ARMS
+from tlspectral.studies.fingerprint.published import published_constrained
+from tlspectral.studies.fingerprint.statistics.rank_tests import mann_whitney
+
+VOCABULARY, SEEDS = 64, 5
+WEIGHTS = (1.0, 0.1)
+CONSTRAINED = {"ape_sym": "ape_free", "rope_sym": "rope_free", "rope_imag": "rope_free"}
+
+
+def runs_of(evaluations: pd.DataFrame, weight: float) -> pd.DataFrame:
+    """Return a row per run: arm, weight, seed, steps of formation, share of the penalised part at the end."""
+    rows = formation(evaluations, vocabulary=VOCABULARY)
+    last = evaluations.sort_values("step").groupby(["arm", "seed"])["penalty"].last()
+    rows["share"] = last.loc[list(zip(rows["arm"], rows["seed"], strict=True))].to_numpy()
+    rows["weight"] = np.where(rows["arm"].str.endswith("free"), 0.0, weight)
+    rows["steps"] = rows["formed_both"].fillna(rows["last_step"])
+    return rows[["arm", "weight", "seed", "formed_loss", "formed_both", "steps", "share"]]
+
+
+def trained(folder: Path, jobs: int) -> pd.DataFrame:
+    """Train what is missing and return the runs at the smaller weights, under the names of their arms."""
+    found = []
+    for arms in (["ape_sym", "rope_sym"], ["rope_imag"]):
+        for weight in WEIGHTS:
+            doses = [replace(ARMS[arm], name=f"{arm} at {weight:g}", penalty_weight=weight) for arm in arms]
+            tables = constrained_grid(folder / f"{arms[0]}_{weight:g}", "paper", arms=doses, seeds=SEEDS, n_jobs=jobs)
+            rows = tables["evaluations"].assign(arm=lambda table: table["arm"].str.split(" ").str[0])
+            found.append(runs_of(rows, weight))
+    return pd.concat(found, ignore_index=True)
+
+
+def doses(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per arm and weight: when it formed, how much later than the free arm, and what is left."""
+    steps = runs.groupby(["arm", "weight"])["steps"].apply(np.asarray)
+    rows = []
+    for arm, free in CONSTRAINED.items():
+        for weight in (10.0, *WEIGHTS):
+            these = runs[(runs["arm"] == arm) & (runs["weight"] == weight)]
+            test = mann_whitney(steps[arm, weight], steps[free, 0.0], alternative="greater")
+            row = {"arm": arm, "weight": weight, "formed": int(these["formed_both"].notna().sum()), "runs": len(these)}
+            row |= {"mean_step": these["steps"].mean(), "sd": these["steps"].std(ddof=1)}
+            row |= {"delay": row["mean_step"] - steps[free, 0.0].mean(), "shift": test.hodges_lehmann}
+            rows.append(row | {"p": test.pvalue, "share_left": these["share"].mean()})
+    table = pd.DataFrame(rows)
+    table["q"] = benjamini_hochberg(table["p"].to_numpy()).q
+    return table
+
+
+def main(
+    folder: Path,
+    output: Path = Path("docs/results/constrained"),
+    jobs: Annotated[int, typer.Option(help="Processes, one thread each.")] = 1,
+) -> None:
+    """Train the doses, write a row per run and print the answers."""
+    published = pd.concat([runs_of(published_constrained(10.0).evaluations, 10.0)])
+    ours = trained(folder, jobs)
+    runs = pd.concat([ours, published], ignore_index=True)
+    runs.round(5).to_csv(output / "doses.csv", index=False)
+    table = doses(runs)
+    typer.echo(table.round(4).to_string(index=False))
+    for arm, free in CONSTRAINED.items():
+        by_seed = [runs[(runs["arm"] == free)].sort_values("seed")["steps"].to_numpy()]
+        for weight in sorted((*WEIGHTS, 10.0)):
+            by_seed.append(runs[(runs["arm"] == arm) & (runs["weight"] == weight)].sort_values("seed")["steps"])
+        page = scipy.stats.page_trend_test(np.stack(by_seed, axis=1))
+        typer.echo(f"{arm}: later with a larger weight, Page's test over 0, 0.1, 1, 10: p = {page.pvalue:.2g}")
+    theirs = runs_of(published_constrained(1.0).evaluations, 1.0).query("weight == 1")
+    both = theirs.merge(ours, on=["arm", "weight", "seed"], suffixes=("_published", "_ours"))
+    typer.echo(both[["arm", "seed", "formed_both_published", "formed_both_ours"]].to_string(index=False))
+
+
+if __name__ == "__main__":
+    typer.run(main)
