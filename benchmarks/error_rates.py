@@ -395,9 +395,10 @@ def published_likeness() -> str:
 
 
 def page_tables(results: pd.DataFrame) -> str:
-    """The rates over heads as a Markdown table, by how alike heads are; the others are in the file alone."""
-    kinds = [likeness.name for likeness in LIKENESSES]
+    """The rates over heads as a Markdown table, for three likenesses; the others, and those on ranks, are in the file."""
+    kinds = [likeness.name for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH)]
     over_heads = results[results["heads"].isin(kinds) & results["size"].isin([size_of(shape) for shape in SHAPES])]
+    over_heads = over_heads[~over_heads["test"].str.endswith(", rank")]
     lines = ["| test | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
     for test, found in over_heads.groupby("test", sort=False):
         cells = [found.loc[found["heads"] == kind, "rate"] for kind in kinds]
