@@ -1,14 +1,14 @@
 """Which cheap number finds the heads that matter: the tables and the picture of docs/results/rankers.md.
 
 Run `python benchmarks/head_rankers.py MODEL` for smollm2-135m, gemma3-270m, and the packaged tiny models, then
-`python benchmarks/head_rankers.py page`, which needs no model. Sweeps take some 12 CPU minutes each on SmolLM2 and Gemma 3.
+`python benchmarks/head_rankers.py page`, which needs no model. A sweep takes some 12 CPU minutes on SmolLM2 or Gemma 3.
 Layers that were measured lie under `--work`, and what stands in a table is not measured again.
 
 Schedule, fixed before anything ran.
 
 * Truth: |change of a task's mean score| when one head is taken away, over all heads of SmolLM2-135M-Instruct (270) and
-  Gemma 3 270M (72). Heads that matter are the 5 % with the largest: 14 and 4. Tasks: induction (repeated random tokens),
-  text (the packaged book), indirect objects (S2 swapped), capitals. Mean and resample ablations are made on two halves
+  Gemma 3 270M (72). Heads that matter are the 5 % with the largest: 14 and 4. Tasks: induction (random repeats), text
+  (the packaged book), indirect objects (S2 swapped), capitals. Mean and resample ablations are made on two halves
   with other prompts (3 sequences, or 6 prompts); the truth is the mean of both, and how well one half ranks the other's
   heads bounds what a ranker can reach. Zero ablations are those of docs/results/every_head.md.
 * Rankers: those of `ranker_numbers`. The direction was fixed: a ranker that ranks the other way round has an AUC below

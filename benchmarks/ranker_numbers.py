@@ -1,11 +1,12 @@
 """The numbers of a head that `benchmarks/head_rankers.py` ranks by: the larger the number, the earlier the head.
 
-From weights: D_head and dir_frac (abs(z) against the null) and `k_composition`, the largest score with any later head's
-keys, or as keys' reader. From weights and text: D_head and dir_frac weighted by data (M between S = Cov^1/2 of the
-layer's normed inputs), participation ratio of what the head writes (2605.24059), matrix entropy of rotated queries plus
-that of rotated keys (DoPE, 2511.09146), concentration (TriAttention: lengths of mean query and key, over mean lengths), and
-attention mass beyond the first token. From random repeats: `prev`, `ind`, and how often the largest weight is on the
-token that comes next (retrieval score). From the task: the gradient estimate of zeroing the head.
+From weights: D_head and dir_frac (abs(z) against the null) and `k_composition`, the largest score with any later
+head's keys, or as keys' reader. From weights and text: D_head and dir_frac weighted by data (M between S = Cov^1/2 of
+the layer's normed inputs), participation ratio of what the head writes (2605.24059), matrix entropy of rotated
+queries plus that of rotated keys (DoPE, 2511.09146), concentration (TriAttention: lengths of mean query and key, over
+mean lengths), and attention mass beyond the first token. From random repeats: `prev`, `ind`, and how often the
+largest weight is on the token that comes next (retrieval score). From the task: the gradient estimate of zeroing the
+head.
 """
 
 from collections.abc import Callable
