@@ -59,3 +59,19 @@ def test_an_edited_pattern_is_refused_in_16_bits_too():
         pytest.raises(ScoreMismatch, match="the attention of the run differs"),
     ):
         tls.qk_attribution(model, PROMPT, "L1H2", QUERY, KEY)
+
+
+@pytest.mark.parametrize("name", ["gptj", "codegen"])
+def test_a_table_in_the_models_rotary_module_gives_the_same_frequencies(name):
+    """From transformers 5.24 on GPT-J's table of sin and cos stands in one module of the model, not in each layer."""
+    model = zoo.bridge(name)
+    expected = attention_view(model).rotary(0)
+    attentions = [block.attn.original_component for block in model.blocks]
+    held = torch.nn.Module()
+    held.embed_positions = attentions[0].embed_positions
+    model.original_model.rotary_emb = held
+    for attention in attentions:
+        attention.embed_positions = None
+    found = attention_view(model).rotary(0)
+    for field in ("theta", "real_index", "imag_index"):
+        assert torch.equal(getattr(found, field), getattr(expected, field))

@@ -148,11 +148,11 @@ def rotary_tables(
     if native is not None:
         return native.cos_cached[:n_positions], native.sin_cached[:n_positions]
     attention = model.blocks[layer].attn
-    table = getattr(attention.original_component, "embed_positions", None)
-    if isinstance(table, Tensor):
+    wrapped = attention.original_component
+    table = _sine_table(model, wrapped)
+    if table is not None:
         sin, cos = table[:n_positions].chunk(2, dim=-1)
         return cos, sin
-    wrapped = attention.original_component
     tables = complex_tables(_rotary_module(model, wrapped), n_positions) if rotates_complex(wrapped) else None
     if tables is None and hasattr(attention, "hook_cos"):
         raise UnsupportedArchitecture(
@@ -250,8 +250,9 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
 def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry | None:
     if model.cfg.positional_embedding_type != "rotary" or not _is_rotated(wrapped):
         return None
-    if isinstance(getattr(wrapped, "embed_positions", None), Tensor):  # GPT-J: a table of sin and cos, adjacent pairs
-        sin, cos = wrapped.embed_positions[1].detach().cpu().double().chunk(2)
+    table = _sine_table(model, wrapped)
+    if table is not None:
+        sin, cos = table[1].detach().cpu().double().chunk(2)
         real, imag = pair_columns(2 * len(sin), adjacent=True)
         return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
     native = _native_rotary(wrapped)
@@ -283,6 +284,16 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         attention_scaling=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
         valid_up_to=_switch_length(module, kind, layer_type if prefix else None),
     )
+
+
+def _sine_table(model: Any, wrapped: Any) -> Tensor | None:
+    """Return the table of sin and cos by which GPT-J and CodeGen rotate adjacent pairs, [pos, columns]; None without.
+
+    It stands in each attention module, from transformers 5.24 on in one rotary module of the model.
+    """
+    holders = (wrapped, _rotary_module(model, wrapped))
+    tables = (getattr(holder, "embed_positions", None) for holder in holders)
+    return next((table for table in tables if isinstance(table, Tensor)), None)
 
 
 def _rotary_module(model: Any, wrapped: Any) -> Any:
