@@ -34,7 +34,7 @@ ON_TL4 := $(addprefix tests/test_,$(addsuffix .py,attention_* circuits_elsewhere
 	native_bridges operators query_key_norm readme scaled_queries spectral_families user_hooks verification))
 
 # What `make test-pythons` runs, and with which interpreters: names on PATH, or paths that end in such a name.
-PYTHONS := python3.10 python3.12 python3.13
+PYTHONS := python3.10 python3.12 python3.13 python3.14
 CORE := $(addprefix tests/test_,$(addsuffix .py,spectra_* nulls operators rotary parts tables head_selection head_columns \
 	hook_effects hook_arguments tasks))
 
