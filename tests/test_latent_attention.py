@@ -245,13 +245,8 @@ def test_scores_of_picked_keys_are_read_and_positions_are_not():
 @pytest.mark.parametrize(
     "measured",
     [
-        lambda model: tls.edge_effects(model, "L1H0.k"),
-        lambda model: tls.ablation_hooks(model, "L0H0", "output", into="L1H1.q"),
         lambda model: tls.qk_attribution(model, zoo.prompt(1), "L1H0", 10, 5),
         lambda model: tls.to_spectral(model),
-        lambda model: tls.run_circuit(
-            model, [], tls.logit_difference(zoo.prompt(), [3, 4], [5, 6], counterfactual=zoo.prompt(seed=1))
-        ),
     ],
 )
 def test_what_needs_queries_and_keys_of_their_own_is_refused_by_family_and_layer(measured):

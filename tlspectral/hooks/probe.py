@@ -18,7 +18,7 @@ from tlspectral.models.attention.interrupts import undoing, uninterrupted
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes
 
-Route = Literal["scores", "pattern", "z", "query", "key", "value"]
+Route = Literal["scores", "pattern", "z", "query", "query_up", "key", "value"]
 
 _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
 _summed: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()

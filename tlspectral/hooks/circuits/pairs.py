@@ -86,7 +86,8 @@ def pairs_of(model: Any, task: Task) -> Pairs:
     """Return the pairs of a task on a model.
 
     Raises:
-        ValueError: a task without counterfactual prompts; as `scored_sequences`.
+        ValueError: a task without counterfactual prompts, or with longer ones than all keys of which an indexer lets a
+            query see; as `scored_sequences`.
         EditNotHonored: a run with no edge kept is not that of the counterfactual prompts.
         UnsupportedArchitecture: as `AttentionView.raw` and `mlp_reads`.
     """
@@ -95,6 +96,12 @@ def pairs_of(model: Any, task: Task) -> Pairs:
     sequences = scored_sequences(view, task)
     if sequences.counterfactual is None:
         raise ValueError(f"{sequences.name} has no counterfactual prompts: give Task(..., counterfactual=)")
+    length, picked = sequences.tokens.shape[1], [view.raw(layer).selected_keys for layer in view.layers]
+    if length > min((keys for keys in picked if keys is not None), default=length):
+        raise ValueError(
+            f"the prompts have {length} tokens, but an indexer of this model lets a query see fewer keys, which it "
+            "picks by what no edge carries: give shorter prompts"
+        )
     pairs = Pairs(Graph(view), sequences, sequences.counterfactual)
     _require_both_ends(pairs)
     return pairs

@@ -177,8 +177,8 @@ def edge_effects(
     measure = measure or ("ind" if alone else "task")
     queried = None if measure == "task" else _queried(ends, sequences, chosen_task, measure)
     for receiver in (end.receiver for end in ends if end.receiver.input in INPUT_POINTS):
-        point = view.hook_names(receiver.layer)[INPUT_POINTS[receiver.input]]
-        refuse_open_receivers(view.model.hook_dict[point], [receiver.head])
+        points = [view.model.hook_dict.get(name) for name in view.hook_names(receiver.layer).values()]
+        refuse_open_receivers(points, receiver.input, [receiver.head])
     places = {} if at is None else _places(sequences, at)
     below = min(view.n_layers, 1 + max(end.receiver.layer - (end.receiver.input in "qkv") for end in ends))
     writers = chosen_senders(view, senders, below) if pairs is None or senders is not None else pairs.graph.senders
