@@ -44,9 +44,9 @@ def test_an_edge_is_what_the_modules_of_transformers_make_of_the_changed_stream(
     model = zoo.hf_model(name)
     for what in "qkv":
         expected = edge_in_transformers(model, zoo.prompt(), SENDER, (1, what, 2))
-        # Float32, logits of size 2: measured 2e-6. The edges move them by 5e-3 and more.
-        assert furthest(found[what], expected) < 1e-5, what
-        assert furthest(found[what], plain) > 1e-3, what
+        # Float32, logits of size 2: measured 4e-7. The edges move them by .07 and more.
+        assert furthest(found[what], expected) < 5e-6, what
+        assert furthest(found[what], plain) > 0.05, what
 
 
 # --- receivers ---
@@ -134,8 +134,8 @@ def test_in_bfloat16(name):
         into = f"L1H1.{what}"
         found, reference = with_edge(model, into), with_edge(model_of(name), into)
         assert found.dtype == plain.dtype
-        # Rounding of the model itself, whose experts are picked anew: measured 0.1.
-        assert furthest(found.float() - plain.float(), reference - logits(model_of(name))) < 0.3
+        # Rounding of the model itself: measured .013, of effects of .07 to .6.
+        assert furthest(found.float() - plain.float(), reference - logits(model_of(name))) < 0.04
 
 
 # --- gradients, and an indexer ---
@@ -181,6 +181,6 @@ def test_an_indexer_keeps_the_keys_that_it_picked_and_circuits_of_longer_prompts
     clean, other = prompt_pairs(3, 11, seed=0)
     task = tls.logit_difference(clean, [7, 8, 9], [10, 11, 12], counterfactual=other)
     with pytest.raises(
-        ValueError, match="the prompts have 11 tokens, but an indexer of this model lets a query see fewer"
+        ValueError, match="11 tokens, but an indexer of this model lets a query see 8 keys that it picks, by what"
     ):
         tls.run_circuit(model, [("L0H1", "L1H1.q")], task)

@@ -131,10 +131,7 @@ class _Reading:
         return self.read[place]
 
     def gradients(self) -> Iterator[tuple[slice, Float[Tensor, "receivers batch pos d_model"]]]:
-        """Yield the places of the receivers of each kind in each layer, and the gradients in the streams they read.
-
-        Those of receivers that read at several hook points come in parts.
-        """
+        """Yield places of receivers and the gradients in the streams that these read, in a part for each hook point."""
         graph = self.pairs.graph
         for place, gradient in self.found.items():
             kind, one = graph.readers[place]

@@ -23,15 +23,7 @@ from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.threads import Hook
-from tlspectral.models.attention.writes import (
-    INPUT_POINTS,
-    Input,
-    LayerReads,
-    ReadPoint,
-    head_writes,
-    layer_reads,
-    z_of,
-)
+from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
 
 
 @dataclass
@@ -117,16 +109,13 @@ class EdgeReceiver(HeadCapture):
     """
 
     what: Input
-    point: ReadPoint
+    point: str
     run: EdgeRun
 
     def hooks(self) -> list[Hook]:
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
         require_honoured(self.view, self.layer.layer, self.point)
-        return [(self.names["residual"], self._hold_stream), (self.names[self.point], self._edit)]
-
-    def _hold_stream(self, x: Tensor, hook: Any) -> None:
-        self.hold("residual", x)
+        return [*self.holders("residual"), (self.names[self.point], self._edit)]
 
     @torch.no_grad()
     def _require_own_reads(self, captured: Tensor, x: Tensor, reads: LayerReads) -> None:

@@ -1,7 +1,7 @@
 """The parameters of one attention layer as plain tensors: as a backend stores them, and folded in float64."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -346,6 +346,16 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
             f"layer {index}: the prompt has {n_positions} tokens, and from token {limit} on this model scales "
             "queries by their position (llama_4_scaling_beta, attn_temperature_tuning), which is not modelled; use "
             f"prompts of at most {limit} tokens"
+        )
+
+
+def require_every_key(layers: Iterable[LayerSettings], n_positions: int, advice: str) -> None:
+    """Refuse a prompt that is longer than what an indexer lets a query see. Raises ValueError."""
+    selected = min((one.selected_keys for one in layers if one.selected_keys is not None), default=n_positions)
+    if n_positions > selected:
+        raise ValueError(
+            f"the prompt has {n_positions} tokens, but an indexer of this model lets a query see {selected} keys that "
+            f"it picks, {advice}"
         )
 
 

@@ -23,10 +23,7 @@ from tlspectral.models.attention.view import AttentionView
 Input = Literal["q", "k", "v"]
 """What a head computes from the residual stream: its queries, keys or values."""
 
-ReadPoint = Literal["query", "query_up", "key", "value"]
-"""What passes a hook point where heads read, by its name in `AttentionView.hook_names`."""
-
-INPUT_POINTS: dict[Input, ReadPoint] = {"q": "query", "k": "key", "v": "value"}
+INPUT_POINTS: dict[Input, str] = {"q": "query", "k": "key", "v": "value"}
 """The hook point of each input, by its name in `AttentionView.hook_names`."""
 
 WRITE_POINTS = ("residual", "middle", "residual_after", "attention_out", "mlp_out", "z")
@@ -190,7 +187,7 @@ class LayerReads:
         norm: of the input of the projection.
         weight: with the gain of `norm` folded in, centred under LayerNorm.
         bias: with that of `norm`; None where it is not read. Of values that of W_V is not read.
-        point: the hook point.
+        point: the hook point, by its name in `AttentionView.hook_names`.
         latent: how the latent is read from the stream, of one head, where the heads project a latent; `norm` is then
             the latent's.
         joint: all heads are one receiver, since they read one latent.
@@ -200,7 +197,7 @@ class LayerReads:
     norm: Normalization
     weight: Float[Tensor, "heads d_in d_head"]
     bias: Float[Tensor, "heads d_head"] | None = None
-    point: ReadPoint = "query"
+    point: str = ""
     latent: "LayerReads | None" = None
     joint: bool = False
     before: int = 0
