@@ -9,6 +9,8 @@ from tlspectral.models.attention import attention_view
 
 LENGTH, SEQUENCES = 6, 3
 POINTS = {"q": "query", "k": "key", "v": "value"}
+ENTERING = {"q": "hook_q", "k": "hook_k", "v": "hook_v"}
+"""Of latent attention: rotated queries and keys, and values, of all heads [batch, heads, pos, d_head]."""
 
 
 def edge_of(view):
@@ -36,7 +38,7 @@ def removed_from_stream(model, senders, part, tokens=None):
         if behind is None:
             found = {}
             keep = (names["attention_out"], lambda out, hook, found=found: found.update(out=out.clone()))
-            run_with(model, [(names["z"], lambda _, hook, z=z: z), keep], tokens)
+            run_with(model, [(names["z"], lambda seen, hook, z=z: z.reshape(seen.shape)), keep], tokens)
             total = total + intact[layer, "attention_out"] - found["out"]
             continue
         # RMS norms: what is written is the sum over heads, column by column times one factor, which is held.
@@ -52,18 +54,31 @@ def name_of(model):
     return getattr(getattr(model, "original_model", None), "config", None) and model.original_model.config.model_type
 
 
+def point_of(view, layer, what):
+    """The hook point of queries, keys or values in front of the attention."""
+    if is_latent(view, layer):
+        return f"blocks.{layer}.attn.{ENTERING[what]}"
+    return view.hook_names(layer)[POINTS[what]]
+
+
+def is_latent(view, layer):
+    return hasattr(view.model.blocks[layer].attn, "hook_kv_latent")
+
+
 def read_from(model, layer, what, removed, tokens=None):
     """What passes hook_q, hook_k or hook_v of a layer when `removed` is taken from the stream that enters it."""
-    names = attention_view(model).hook_names(layer)
-    found = {}
-    keep = (names[POINTS[what]], lambda value, hook: found.update(value=value.clone()))
+    view = attention_view(model)
+    names, found = view.hook_names(layer), {}
+    keep = (point_of(view, layer, what), lambda value, hook: found.update(value=value.clone()))
     run_with(model, [(names["residual"], lambda x, hook: x - removed), keep], tokens)
     return found["value"]
 
 
 def columns_of(view, layer, head, what, captured):
-    """Heads of a captured tensor that the head reads: itself, or the key/value head of its group."""
+    """Heads of a captured tensor that the head reads: itself, or the key/value head of its group; all from a latent."""
     raw = view.raw(layer)
+    if is_latent(view, layer):
+        return [head] if what == "q" else list(range(captured.shape[1]))
     if what == "q":  # of a gated attention the gate of each head stands behind its query
         return [head * (captured.shape[2] // len(raw.w_q))]
     assert captured.shape[2] == len(raw.w_k)
@@ -71,12 +86,15 @@ def columns_of(view, layer, head, what, captured):
 
 
 def patched(model, layer, what, columns, values, tokens=None, keep=()):
+    view = attention_view(model)
+    axis = 1 if is_latent(view, layer) else 2
+
     def patch(captured, hook):
         edited = captured.clone()
-        edited[:, :, columns] = values[:, :, columns]
+        edited.movedim(axis, 0)[columns] = values.movedim(axis, 0)[columns]
         return edited
 
-    return run_with(model, [(attention_view(model).hook_names(layer)[POINTS[what]], patch), *keep], tokens)
+    return run_with(model, [(point_of(view, layer, what), patch), *keep], tokens)
 
 
 def recomputed(model, senders, part, layer, head, what, tokens=None):

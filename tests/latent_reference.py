@@ -37,3 +37,51 @@ def queries_and_keys(model, layer, residual):
     x = x * rms_scale(x, block.input_layernorm) * block.input_layernorm.weight.detach().cpu().double()
     down = module.q_proj if module.q_lora_rank is None else module.q_a_proj
     return behind_latents(module, linear(down, x), linear(module.kv_a_proj_with_mqa, x))
+
+
+def edge_in_transformers(model, tokens, sender, receiver):
+    """Logits of a model of transformers of which one receiver reads the stream without what a head writes.
+
+    The receiver is (layer, input, head), of which the head counts for queries alone. The projections are run again on
+    the changed stream by their own modules, and their outputs are put in the place of those of the run.
+    """
+    (layer, what, head), blocks = receiver, model.model.layers
+    block, writer = blocks[layer], blocks[sender[0]].self_attn
+    module, seen = block.self_attn, {}
+    holds = [
+        writer.o_proj.register_forward_pre_hook(lambda module, given: seen.update(z=given[0])),
+        block.register_forward_pre_hook(lambda module, given: seen.update(x=given[0])),
+    ]
+    with torch.no_grad():
+        model(tokens)
+        for hold in holds:
+            hold.remove()
+        width = writer.v_head_dim
+        columns = slice(sender[1] * width, (sender[1] + 1) * width)
+        n = block.input_layernorm(seen["x"] - seen["z"][..., columns] @ writer.o_proj.weight[:, columns].T)
+        heads, content = module.num_heads, module.qk_nope_head_dim
+        if what == "q":
+            latent = module.q_lora_rank is not None
+            last = module.q_b_proj if latent else module.q_proj
+            edits = {last: (last(module.q_a_layernorm(module.q_a_proj(n)) if latent else n), [head], slice(None))}
+        else:
+            both = module.kv_a_proj_with_mqa(n)
+            every = module.kv_b_proj(module.kv_a_layernorm(both[..., : module.kv_lora_rank]))
+            own = slice(content) if what == "k" else slice(content, None)
+            edits = {module.kv_b_proj: (every, range(heads), own)}
+            if what == "k":
+                edits[module.kv_a_proj_with_mqa] = both, [0], slice(module.kv_lora_rank, None)
+        put = []
+        for part, (value, chosen, own) in edits.items():
+            count = 1 if part is module.kv_a_proj_with_mqa else heads
+
+            def edit(module, given, output, value=value, chosen=chosen, own=own, count=count):
+                edited = output.clone().unflatten(-1, (count, -1))
+                edited[..., chosen, own] = value.reshape(output.shape).unflatten(-1, (count, -1))[..., chosen, own]
+                return edited.flatten(-2)
+
+            put.append(part.register_forward_hook(edit))
+        logits = model(tokens).logits
+        for hook in put:
+            hook.remove()
+    return logits

@@ -168,7 +168,7 @@ def test_several_batches_give_what_one_does(monkeypatch):
         np.testing.assert_allclose(parts, whole, atol=2e-6)  # float32 in other batches: 1e-7, effects of 1e-2
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "gptj", "olmo2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "gptj", "olmo2", "deepseek_v2_lite", "deepseek_v3"])
 def test_the_estimate_of_an_edge_is_the_slope_of_its_effect(double, name):
     model, (clean, other) = double(name), prompts()
     task = task_of(clean, other)

@@ -13,7 +13,7 @@ from tlspectral.tables import EXTRA_COLUMNS
 
 
 def test_extras_come_last_in_the_documented_order():
-    table = analyze(built("bridge", "gpt2"), extras=("position_share", "score_asym"))
+    table = analyze(built("bridge", "gpt2"), extras=("content_scale", "position_share", "score_asym"))
     assert list(table) == [*ALL, *[column.name for column in EXTRA_COLUMNS]]
     assert_same(table[ALL], table_of("gpt2"))
     one = analyze(built("bridge", "gpt2"), extras=iter(["position_share"]), heads="L1")
@@ -21,6 +21,7 @@ def test_extras_come_last_in_the_documented_order():
     assert one["position_share"].tolist() == table.loc[4:, "position_share"].tolist()
     without = analyze(built("bridge", "llama"), extras=["position_share"])
     assert without["position_share"].isna().all()  # no learned positions
+    assert table["content_scale"].isna().all()  # no latent attention
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])

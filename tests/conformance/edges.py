@@ -26,7 +26,7 @@ from tlspectral.hooks.parts import part_of
 from tlspectral.hooks.parts.query_key import ScoreRemoval
 from tlspectral.models.attention.mlp import mlp_reads
 
-from .rows import asked, right
+from .rows import asked, of_heads_alone, right
 
 # --- ablate into one head ---
 
@@ -134,7 +134,7 @@ def last_layer_of(row):
     return captured_of(row.view, row.view.n_layers - 1)
 
 
-@asked(every=1)
+@asked(of_heads_alone, every=1)
 def terms_sum_to_the_score_and_each_is_that_of_a_plain_recomputation(row):
     view, name = row.view, row.name
     layer, head = view.n_layers - 1, 3 if view.n_heads(0) > 3 else 2
@@ -173,7 +173,7 @@ def terms_sum_to_the_score_and_each_is_that_of_a_plain_recomputation(row):
     assert list(table["total"].abs()) == sorted(table["total"].abs(), reverse=True)
 
 
-@asked(right, every=2)
+@asked(lambda row: right(row) and of_heads_alone(row), every=2)
 def terms_of_a_part_sum_to_what_ablate_removes_from_the_score(row):
     layer = row.view.n_layers - 1
     for head in (0, row.view.n_heads(layer) - 1):
@@ -190,7 +190,7 @@ def terms_of_a_part_sum_to_what_ablate_removes_from_the_score(row):
             assert table[part].sum() == pytest.approx(-float(added[0, 0, QUERY, KEY]), abs=1e-5), part
 
 
-@asked(right, every=2)
+@asked(lambda row: right(row) and of_heads_alone(row), every=2)
 def what_a_score_loses_is_what_a_run_with_edited_streams_says(row):
     view = row.view
     layer, head, count = view.n_layers - 1, 1, 6

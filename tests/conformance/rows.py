@@ -31,9 +31,11 @@ OF_BRIDGES = ("codegen", "gemma3n", "gemma4", "llama4", "nanochat")
 # Latent attention with and without a latent of queries, with biases, with an indexer. What is refused of it is asked in
 # test_latent_attention.py.
 LATENTS = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm5")
-NOT_OF_LATENTS = {f"conformance.{module}" for module in ("circuits", "edges", "spectral", "spectral_models")}
-# What to_spectral refuses: queries that are rotated inside the wrapped module, or by negative angles.
-NOT_LEARNED, OF_LEARNED = ("llama4", "nanochat"), {"conformance.spectral", "conformance.spectral_models"}
+# The stream is no sum of what is written, or keys and values have one source.
+NO_EDGES, OF_EDGES = ("gemma3n", "gemma4"), {"conformance.circuits", "conformance.edges"}
+# What to_spectral refuses: queries that are rotated inside the wrapped module, or by negative angles; latents.
+NOT_LEARNED = (*NO_EDGES, *LATENTS, "llama4", "nanochat")
+OF_LEARNED = {"conformance.spectral", "conformance.spectral_models"}
 
 
 class Property(NamedTuple):
@@ -110,6 +112,11 @@ def right(row: Row, *case: Any) -> bool:
     return row.read_right
 
 
+def of_heads_alone(row: Row, *case: Any) -> bool:
+    """Whether every head has queries and keys of its own, so that its score can be written as a sum."""
+    return not row.latent
+
+
 def rotating(row: Row, *case: Any) -> bool:
     return row.rotary
 
@@ -160,9 +167,7 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
     for name in names:
         row = Row(backend, name, form)
         for turn, (holds, case, of, every, forms, encoders) in enumerate(PROPERTIES):
-            # Keys and values have one source, or the stream is no sum of what is written.
-            no_edges = row.latent or name in ("gemma3n", "gemma4")
-            wrong_kind = (no_edges and holds.__module__ in NOT_OF_LATENTS) or (name in zoo.ENCODERS and not encoders)
+            wrong_kind = (name in NO_EDGES and holds.__module__ in OF_EDGES) or (name in zoo.ENCODERS and not encoders)
             wrong_kind = wrong_kind or (name in NOT_LEARNED and holds.__module__ in OF_LEARNED)
             if wrong_kind or not of(row, *case) or (form and not forms):
                 continue

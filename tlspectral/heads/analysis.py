@@ -21,7 +21,7 @@ from tlspectral.heads.measure import (
     measure_heads,
     of_heads,
     position_directions,
-    score_asymmetries,
+    read_streams,
     with_null,
 )
 from tlspectral.heads.operators.verification import check_scores
@@ -38,6 +38,7 @@ from tlspectral.tables.progress import bar
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
+_OF_ACTIVATIONS = ("score_asym", "content_scale")
 _PACKAGES = ("transformer-lens", "transformers", "torch", "numpy", "scipy")
 
 
@@ -78,8 +79,9 @@ def analyze_heads(
             spectra, are in float64. The random frames are the same.
         detectors: also run the model on repeated sequences (`detect_heads`), the only slow part for a large model.
         prompts: in any form that `Task` takes (strings, ids [batch, pos], a tokenizer's batch), for the
-            self-check, `outside_m` and `score_asym`; None draws 24 random ids.
-        extras: `"score_asym"`, `"position_share"`.
+            self-check, `outside_m`, `score_asym` and `content_scale`; None draws 24 random ids.
+        extras: `"score_asym"`, `"position_share"`, `"content_scale"`. With the last, M of latent attention weighs its
+            content block by the `b` of the prompts' tokens, without the first, in place of that of white input.
         folder: only for a model that is read from its files: a folder for one file per layer. A run that
             was stopped is resumed from there and gives the same table.
         n_jobs: worker processes, each on one thread: for the null, or for whole layers of a model that is read from
@@ -121,9 +123,9 @@ def analyze_heads(
     else:
         from tlspectral.heads.streamed import streamed_layers
 
-        if prompts is not None or "score_asym" in extras:
-            needs = "score_asym" if prompts is None else "prompts"
-            raise ValueError(f"{needs} needs the model's activations: pass a loaded model, or leave detectors=True")
+        needs = ["prompts"] * (prompts is not None) + [name for name in extras if name in _OF_ACTIVATIONS]
+        if needs:
+            raise ValueError(f"{needs[0]} needs the model's activations: pass a loaded model, or leave detectors=True")
         identity, parts = streamed_layers(source, chosen, null, extras, folder)
     measurement = Measurement(ANALYZE_HEADS, asdict(null), source.source, identity, folder, n_jobs=n_jobs)
     try:
@@ -168,17 +170,20 @@ def _loaded_layers(
     parts = []
     with one_thread(), bar(len(chosen), "spectra", "layer") as shown:
         checks = check_scores(view, prompts)
-        asymmetries = score_asymmetries(view, prompts) if "score_asym" in extras else None
+        streams = read_streams(view, prompts) if {*extras} & {*_OF_ACTIVATIONS} else None
         ends_digest = view.ends_digest()
         moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)
         directions = position_directions(view) if "position_share" in extras else None
         for index, wanted in chosen.items():
-            heads = measure_heads(view.layer(index), index, moments=moments, directions=directions)
+            layer = view.layer(index)
+            if streams is not None and "content_scale" in extras:
+                layer = streams.with_content_scale(layer)
+            heads = measure_heads(layer, index, moments=moments, directions=directions)
             output = view.output(index)
             columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": checks[index].outside_m}
-            if asymmetries is not None:
-                columns["score_asym"] = asymmetries[index]
-            del output  # before the next layer is read
+            if streams is not None and "score_asym" in extras:
+                columns["score_asym"] = streams.score_asymmetry(layer)
+            del layer, output  # before the next layer is read
             digest = layer_digest(view.raw(index)) + ends_digest
             attrs = heads.attrs | {"check": checks[index].record, "digest": digest}
             measured = of_heads([replace(heads, columns=columns, attrs=attrs)], wanted)

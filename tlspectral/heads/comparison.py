@@ -267,6 +267,7 @@ def _joint_rank(ranks: pd.DataFrame) -> pd.Series:
 
 def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     settings = {key: _same_value(key, a.attrs[key], b.attrs[key]) for key in _SETTINGS}
+    _same_value("extra content_scale, which changes M,", *("content_scale" in table for table in (a, b)))
     detectors = a.attrs["detectors"], b.attrs["detectors"]
     if any(table.attrs["detectors"] is None and bool(table[_DETECTORS].isna().to_numpy().all()) for table in (a, b)):
         return {**settings, "detectors": None}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from tlspectral.algebra.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics
@@ -77,6 +77,8 @@ def measure_heads(
         columns["rotary_fraction"] = np.full(layer.n_heads, layer.rotary.rotary_fraction)
     if isinstance(layer.k_norm, Latent):
         columns |= block_columns(layer, w_q, w_k)
+        if layer.k_norm.measured_scale is not None:
+            columns["content_scale"] = np.full(layer.n_heads, layer.k_norm.measured_scale)
     columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, w_k)
     columns["position_share"] = _position_shares(w_q, w_k, directions)
     return MeasuredHeads(
@@ -151,24 +153,51 @@ def forget_blocks() -> None:
     _shared_blocks.cache_clear()
 
 
-def score_asymmetries(view: AttentionView, prompts: Any) -> dict[int, Float64[np.ndarray, "heads"]]:
-    """Return, per layer and head, `mean ||S - S^T|| / mean ||S||` over prompts, `S = n M n^T` (FP section 4).
+@dataclass(frozen=True)
+class ReadStreams:
+    """The residual streams that the layers of a model read on some prompts, and which of their tokens are real."""
 
-    Scores are those of content: all pairs of positions, without mask, rotation, biases and query/key-norm scalars.
-    With `prompts=None` the prompt is the random one of the self-check; FP uses text.
-    """
-    packed = checked_prompts(view, prompts)
-    names = {index: view.hook_names(index)["residual"] for index in view.layers}
-    residuals = view.capture(packed.tokens, names.values(), last=view.hook_names(view.layers[-1])["pattern"])
-    asymmetries = {}
-    for index, name in names.items():
-        layer = view.layer(index)
-        n = layer.norm.normalized(residuals[name].cpu().double()) * packed.real[..., None]  # 0 where filled up
+    view: AttentionView
+    residuals: dict[str, Tensor]
+    real: Bool[Tensor, "batch pos"]
+
+    def normalized(self, layer: AttentionLayer) -> Float64[Tensor, "batch pos d_model"]:
+        """Return what a layer reads behind its norm, without gain and bias; 0 where a prompt is filled up."""
+        residual = self.residuals[self.view.hook_names(layer.layer)["residual"]]
+        return layer.norm.normalized(residual.cpu().double()) * self.real[..., None]
+
+    def score_asymmetry(self, layer: AttentionLayer) -> Float64[np.ndarray, "heads"]:
+        """Return, per head, `mean ||S - S^T|| / mean ||S||` over prompts, `S = n M n^T` (FP section 4).
+
+        Scores are those of content: all pairs of positions, without mask, rotation, biases and query/key-norm scalars.
+        """
+        n = self.normalized(layer)
         w_q, w_k = layer.operator_factors()
         scores = torch.einsum("bpd,hdk->bhpk", n, w_q) @ torch.einsum("bpd,hdk->bhpk", n, w_k).mT
         size = torch.linalg.matrix_norm(scores).mean(0)
-        asymmetries[index] = (torch.linalg.matrix_norm(scores - scores.mT).mean(0) / size).numpy()
-    return asymmetries
+        return (torch.linalg.matrix_norm(scores - scores.mT).mean(0) / size).numpy()
+
+    def with_content_scale(self, layer: AttentionLayer) -> AttentionLayer:
+        """Return a layer whose M has 1/rms of the keys' latent, its mean over all tokens but the first of each prompt.
+
+        Other layers are returned as they are. Raises ValueError for prompts of one token.
+        """
+        latent = layer.k_norm
+        if not isinstance(latent, Latent):
+            return layer
+        counted = self.real & (self.real.cumsum(1) > 1)
+        if not counted.any():
+            raise ValueError("content_scale leaves out the first token of each prompt: give prompts of two or more")
+        scale = latent.scale_of(self.normalized(layer) @ latent.down + latent.bias_or_zero)[..., 0, 0]
+        return replace(layer, k_norm=replace(latent, measured_scale=float(scale[counted].mean())))
+
+
+def read_streams(view: AttentionView, prompts: Any) -> ReadStreams:
+    """Run the prompts, for None the random one of the self-check; FP uses text."""
+    packed = checked_prompts(view, prompts)
+    names = [view.hook_names(index)["residual"] for index in view.layers]
+    residuals = view.capture(packed.tokens, names, last=view.hook_names(view.layers[-1])["pattern"])
+    return ReadStreams(view, residuals, packed.real)
 
 
 def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directions"] | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.edges.cut import EdgeReceiver, EdgeRun, EdgeSender
 from tlspectral.hooks.edges.reached import reached, refuse_order, warn_of_other_heads
@@ -21,6 +22,7 @@ from tlspectral.models.attention.points import seen_at
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
+from tlspectral.models.attention.writes import layer_reads
 from tlspectral.selection import Heads, Receivers
 
 
@@ -50,10 +52,10 @@ def ablate(
     **Edges.** With `into`, the heads run as they are, and the part is taken away only in what the receivers read. What
     removing the part changes of the residual stream is measured at the heads, the norm behind an attention held at its
     scale in the run, and taken out of the receivers' input, their own norms taken again. Only the direct path is cut:
-    what layers in between made of the part stays. Keys and values that a group shares are one receiver (`L18KV2.k`);
-    where it is given by one of its heads (`L18H6.k`), a warning names the others that it reaches. Source: path patching
-    (Goldowsky-Dill et al. 2023, section 2), here with a part of a head. "Fingerprint, Not Blueprint" leaves the
-    mediated phase ablation to future work.
+    what layers in between made of the part stays. Keys and values that a group shares are one receiver (`L18KV2.k`), so
+    are those of all heads of latent attention (`L3KV0.k`); where it is given by one of its heads (`L18H6.k`), a warning
+    names the others that it reaches. Source: path patching (Goldowsky-Dill et al. 2023, section 2), here with a part of
+    a head. "Fingerprint, Not Blueprint" leaves the mediated phase ablation to future work.
 
     Args:
         model: a TransformerBridge or HookedTransformer; the block's `as` target.
@@ -173,7 +175,8 @@ def ablation_hooks(
         hooks += EdgeSender(ablation, run).hooks()
     for (layer, what), some in groupby(ends, key=lambda end: (end.receiver.layer, end.receiver.input)):
         heads_read = [end.receiver.head for end in some]
-        hooks += EdgeReceiver(view, view.layer(layer), heads_read, what, run).hooks()
+        for reads in layer_reads(view.raw(layer), what, widened):
+            hooks += EdgeReceiver(view, view.layer(layer), heads_read, what, reads.point, run).hooks()
     return [*((name, seen_at(name, hook)) for name, hook in hooks), (view.hook_names(last)["z"], run.forget)]
 
 

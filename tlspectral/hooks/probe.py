@@ -4,7 +4,7 @@ Some bridges compute attention elsewhere and discard the edit.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,15 +18,14 @@ from tlspectral.models.attention.interrupts import undoing, uninterrupted
 from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
 from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes
 
-Route = Literal["scores", "pattern", "z", "query", "key", "value"]
-
 _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
 _summed: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 
 
-def require_honoured(view: AttentionView, layer: int, route: Route, *, during: Iterable[Hook] = ()) -> None:
+def require_honoured(view: AttentionView, layer: int, route: str, *, during: Iterable[Hook] = ()) -> None:
     """Prove by one short run, once per model, layer and route, that an edit moves the logits, else EditNotHonored.
 
+    The route is a hook point of scores, pattern, z or what heads read, by its name in `AttentionView.hook_names`.
     The probe runs without the user's hooks, so that they do not record it. The hooks `during` are on the model in the
     run without the edit, and may raise.
     """

@@ -22,6 +22,7 @@ from tlspectral.algebra.rotary import in_float64, rotate, times_phase, with_gain
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped
 from tlspectral.models.attention.head_scores import rotation_tables
+from tlspectral.models.attention.layer import require_every_key
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.attention.view import Hook
 
@@ -139,12 +140,7 @@ def require_reproduced(layer: int, seen: LastQuery, pattern: Float[Tensor, "head
 def require_valid_length(layers: Iterable[RawAttention], length: int) -> None:
     """Refuse a prompt beyond the length up to which every key is scored, and alike. Raises ValueError."""
     layers = list(layers)
-    selected = min((raw.selected_keys for raw in layers if raw.selected_keys is not None), default=length)
-    if length > selected:
-        raise ValueError(
-            f"the prompt has {length} tokens, but an indexer of this model lets a query see {selected} keys that it "
-            "picks, others where blocks swap: use fewer blocks"
-        )
+    require_every_key(layers, length, "others where blocks swap: use fewer blocks")
     limits = [raw.valid_up_to for raw in layers if raw.valid_up_to is not None]
     if limits and length > min(limits):
         raise ValueError(

@@ -106,13 +106,13 @@ def _read() -> Iterator[Column]:
 
 
 _ALL = tuple(_read())
-HEAD_COLUMNS: tuple[Column, ...] = _ALL[:-8]
+HEAD_COLUMNS: tuple[Column, ...] = _ALL[:-9]
 """The columns of `analyze_heads`, in their order."""
 
-LATENT_COLUMNS: tuple[Column, ...] = tuple(replace(column, always=False) for column in _ALL[-8:-2])
+LATENT_COLUMNS: tuple[Column, ...] = tuple(replace(column, always=False) for column in _ALL[-9:-3])
 """What follows them for a model with latent attention."""
 
-EXTRA_COLUMNS: tuple[Column, ...] = _ALL[-2:]
+EXTRA_COLUMNS: tuple[Column, ...] = _ALL[-3:]
 """What `analyze_heads(extras=...)` adds."""
 
 HEAD = HEAD_COLUMNS[:3]
@@ -131,7 +131,7 @@ def column_title(name: str) -> str:
 
 ANALYZE_HEADS = Schema("analyze_heads",
     (*HEAD_COLUMNS, *LATENT_COLUMNS, *(replace(column, always=False) for column in EXTRA_COLUMNS)),
-    "`tls.analyze_heads`, the last two with `extras`; `tlspectral analyze -o FILE` writes it")
+    "`tls.analyze_heads`, the last three with `extras`; `tlspectral analyze -o FILE` writes it")
 
 
 def describe_columns(table: pd.DataFrame | None = None) -> pd.DataFrame:

@@ -82,16 +82,16 @@ class _Reading:
 
     Attributes:
         removed: what is taken out of the clean embedding.
-        read: what all receivers of a kind in a layer read in the run, by layer and kind.
+        read: what passed in the run where each of `Graph.readers` reads, by its place there.
         passed: the streams that receivers read, or their parts, by hook point.
-        found: the gradient of the score in what is read, by layer and kind.
+        found: the gradient of the score in what is read.
     """
 
     pairs: Pairs
     removed: Float[Tensor, "batch pos d_model"]
-    read: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    read: dict[int, Tensor] = field(default_factory=dict)
     passed: dict[str, Tensor] = field(default_factory=dict)
-    found: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    found: dict[int, Tensor] = field(default_factory=dict)
 
     def logits(self, batch: slice) -> Tensor:
         """Return the logits of a batch that are scored."""
@@ -112,11 +112,11 @@ class _Reading:
 
     def _hooks(self) -> list[Hook]:
         readers = self.pairs.graph.readers
-        passing = dict.fromkeys(one.names[point] for one in readers.values() for point in one.streams)
+        passing = dict.fromkeys(one.names[point] for _, one in readers for point in one.streams)
         return [
             (self.pairs.view.hook_names(0)["residual"], self._start),
             *((name, partial(self._note, name)) for name in passing),
-            *((one.point, partial(self._keep, kind)) for kind, one in readers.items()),
+            *((one.point, partial(self._keep, place)) for place, (_, one) in enumerate(readers)),
         ]
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
@@ -125,13 +125,14 @@ class _Reading:
     def _note(self, name: str, activation: Tensor, hook: Any) -> None:
         self.passed[name] = activation.detach()
 
-    def _keep(self, kind: tuple[int, str], activation: Tensor, hook: Any) -> Tensor:
+    def _keep(self, place: int, activation: Tensor, hook: Any) -> Tensor:
         # A node of its own: a stream or norm that others read too has their gradients in it.
-        self.read[kind] = activation.view_as(activation)
-        return self.read[kind]
+        self.read[place] = activation.view_as(activation)
+        return self.read[place]
 
     def gradients(self) -> Iterator[tuple[slice, Float[Tensor, "receivers batch pos d_model"]]]:
-        """Yield the places of the receivers of each kind in each layer, and the gradients in the streams they read."""
+        """Yield places of receivers and the gradients in the streams that these read, in a part for each hook point."""
         graph = self.pairs.graph
-        for kind, gradient in self.found.items():
-            yield graph.kinds[kind], graph.readers[kind].gradient(widened(gradient), self.passed)
+        for place, gradient in self.found.items():
+            kind, one = graph.readers[place]
+            yield graph.kinds[kind], one.gradient(widened(gradient), self.passed)

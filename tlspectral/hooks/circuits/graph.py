@@ -10,9 +10,9 @@ from jaxtyping import Bool, Int
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import BadHead
-from tlspectral.hooks.edges.cutting import Reader, reader
+from tlspectral.hooks.edges.cutting import Reader, readers
 from tlspectral.hooks.edges.measuring import Edge
-from tlspectral.hooks.edges.reached import SHARED_LATENT, reached
+from tlspectral.hooks.edges.reached import reached
 from tlspectral.hooks.edges.senders import EMBEDDING, Sender
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.layer import require_own_projections
@@ -43,11 +43,11 @@ class Graph:
 
     @cached_property
     def n_kv_heads(self) -> list[int]:
-        """Key/value heads of each layer. Raises UnsupportedArchitecture for latent attention."""
+        """Receivers of keys in each layer. Raises UnsupportedArchitecture where values are keys."""
         raw = {layer: self.view.raw(layer) for layer in self.view.layers}
         for layer, one in raw.items():
-            require_own_projections(one, layer, SHARED_LATENT)
-        return [len(raw[layer].w_k) if layer in raw else 0 for layer in range(self.view.n_layers)]
+            require_own_projections(one, layer)
+        return [raw[layer].n_kv_receivers if layer in raw else 0 for layer in range(self.view.n_layers)]
 
     @cached_property
     def mlps(self) -> list[MlpReads | None]:
@@ -98,9 +98,9 @@ class Graph:
         return found
 
     @cached_property
-    def readers(self) -> dict[tuple[int, str], Reader]:
-        """How the receivers of each kind in a layer read."""
-        return {kind: reader(self.view, *kind) for kind in self.kinds}
+    def readers(self) -> list[tuple[tuple[int, str], Reader]]:
+        """How the receivers of each kind in a layer read, at each hook point."""
+        return [(kind, one) for kind in self.kinds for one in readers(self.view, *kind)]
 
     @cached_property
     def writes(self) -> list[HeadWrites | None]:

@@ -16,6 +16,7 @@ from tlspectral.hooks.circuits.run import cut_logits, written_by
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.closeness import require_close
+from tlspectral.models.attention.layer import require_every_key
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.tables.progress import bar
@@ -86,7 +87,7 @@ def pairs_of(model: Any, task: Task) -> Pairs:
     """Return the pairs of a task on a model.
 
     Raises:
-        ValueError: a task without counterfactual prompts; as `scored_sequences`.
+        ValueError: a task without counterfactual prompts; as `require_every_key` and `scored_sequences`.
         EditNotHonored: a run with no edge kept is not that of the counterfactual prompts.
         UnsupportedArchitecture: as `AttentionView.raw` and `mlp_reads`.
     """
@@ -95,6 +96,8 @@ def pairs_of(model: Any, task: Task) -> Pairs:
     sequences = scored_sequences(view, task)
     if sequences.counterfactual is None:
         raise ValueError(f"{sequences.name} has no counterfactual prompts: give Task(..., counterfactual=)")
+    read_by_indexer = "by what no edge carries: give shorter prompts"
+    require_every_key(map(view.raw, view.layers), sequences.tokens.shape[1], read_by_indexer)
     pairs = Pairs(Graph(view), sequences, sequences.counterfactual)
     _require_both_ends(pairs)
     return pairs

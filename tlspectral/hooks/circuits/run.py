@@ -57,7 +57,7 @@ class Stream:
             if mlp is not None:
                 found.append((names["mlp_out"], partial(self._note, place[f"L{layer}MLP"])))
         if self.cut is not None:
-            found += [hook for kind, one in self.graph.readers.items() for hook in one.hooks(partial(self._cuts, kind))]
+            found += [hook for kind, one in self.graph.readers for hook in one.hooks(partial(self._cuts, kind))]
         return found
 
     def _note(self, first: int, written: Float[Tensor, "*some batch pos d_model"], hook: Any = None) -> None:

@@ -6,6 +6,7 @@ patching of the direct path from sender to receiver (Goldowsky-Dill et al. 2023,
 Patching", section 2), with any part of a head as the corruption.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
@@ -20,7 +21,6 @@ from tlspectral.hooks.capture import HeadCapture, acts_first
 from tlspectral.hooks.edges.cutting import without
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.models.attention import folded_bias
 from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.threads import Hook
 from tlspectral.models.attention.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
@@ -105,20 +105,17 @@ class EdgeSender:
 class EdgeReceiver(HeadCapture):
     """The hooks that take what the senders wrote out of the queries, keys or values of one layer that are receivers.
 
-    `heads` are those whose projection is edited: key/value heads for keys and values.
+    `heads` are the receivers: key/value heads for keys and values. `point` is that of the `LayerReads` that is edited.
     """
 
     what: Input
+    point: str
     run: EdgeRun
 
     def hooks(self) -> list[Hook]:
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
-        point = INPUT_POINTS[self.what]
-        require_honoured(self.view, self.layer.layer, point)
-        return [(self.names["residual"], self._hold_stream), (self.names[point], self._edit)]
-
-    def _hold_stream(self, x: Tensor, hook: Any) -> None:
-        self.hold("residual", x)
+        require_honoured(self.view, self.layer.layer, self.point)
+        return [*self.holders("residual"), (self.names[self.point], self._edit)]
 
     @torch.no_grad()
     def _require_own_reads(self, captured: Tensor, x: Tensor, reads: LayerReads) -> None:
@@ -127,15 +124,12 @@ class EdgeReceiver(HeadCapture):
         Compared is the first sequence. Of values, whose bias is not read, what is left has to be the same at every
         token.
         """
-        raw = self.view.raw(self.layer.layer)
-        bias = None
-        if self.what != "v":
-            weight, stored = (raw.w_q, raw.b_q) if self.what == "q" else (raw.w_k, raw.b_k)
-            bias = folded_bias(weight, stored, raw.norm)[self.heads]
-        size = captured.shape[2] // len(reads.weight)  # some models repeat keys per query head
-        found = widened(captured[:1, :, [head * size for head in self.heads]])
-        left = found - reads.of(widened(x[:1]))[:, :, self.heads]
-        off = (left - (left.mean(1, keepdim=True) if bias is None else bias.to(left))).abs().amax((0, 1, 3))
+        heads = [head for one in self.heads for head in range(len(reads.weight))[reads.heads_of(one)]]
+        by_head = reads.by_head(captured[:1])
+        size = by_head.shape[2] // len(reads.weight)  # some models repeat keys per query head
+        found = widened(by_head[:, :, [head * size for head in heads]])
+        left = found - reads.of(widened(x[:1]))[:, :, heads]
+        off = (left - left.mean(1, keepdim=True) if self.what == "v" else left).abs().amax((0, 1, 3))
         largest = found.abs().amax((0, 1, 3))
         require_close(
             off,
@@ -145,34 +139,37 @@ class EdgeReceiver(HeadCapture):
             [
                 f"layer {self.layer.layer}, head {head}: the {INPUT_POINTS[self.what]} of this run is not what the "
                 "operators read from its residual stream; they differ"
-                for head in self.heads
+                for head in heads
             ],
             "a change of the stream cannot be carried to it: look for hooks that edit the input of attention or its "
             "norm, and enter the block after hooks that edit the residual stream, queries, keys or values",
             EditNotHonored,
         )
 
-    def _edit(self, captured: Float[Tensor, "batch pos heads d_head"], hook: Any) -> Tensor:
-        refuse_open_receivers(hook, self.heads, of=self)
+    def _edit(self, captured: Float[Tensor, "batch pos *width"], hook: Any) -> Tensor:
+        refuse_open_receivers([hook], self.what, self.heads, of=self)
         # An activation of a model spread over several devices moves inside a layer.
         x = widened(self.taken("residual")).to(captured.device)
         removed = self.run.total(self.layer.layer, x).to(x.dtype)
-        reads = layer_reads(self.view.raw(self.layer.layer), self.what, widened)
+        every = layer_reads(self.view.raw(self.layer.layer), self.what, widened)
+        reads = next(one for one in every if one.point == self.point)
         if acts_first(hook, self._edit):
             self._require_own_reads(captured, x, reads)
         return without(captured, x, reads, [(head, slice(None), removed) for head in self.heads])
 
 
-def refuse_open_receivers(point: Any, heads: list[int], of: EdgeReceiver | None = None) -> None:
+def refuse_open_receivers(points: Iterable[Any], what: Input, heads: list[int], of: EdgeReceiver | None = None) -> None:
     """Refuse queries, keys or values that another open block edits too. Raises EditNotHonored.
 
-    `point` is the hook point, `heads` those whose projection is meant, and `of` the block that asks.
+    `points` are hook points of a layer, `heads` the receivers that are meant, and `of` the block that asks.
     """
-    for handle in getattr(point, "fwd_hooks", ()):
-        edit = getattr(handle.user_hook, "hook", handle.user_hook)
-        other = getattr(edit, "__self__", None)
-        if isinstance(other, EdgeReceiver) and other is not of and set(other.heads) & set(heads):
-            raise EditNotHonored(
-                f"{point.name}: an open block edits head {min(set(other.heads) & set(heads))} there already; give all "
-                "senders of a receiver in one block, and measure edges outside it"
-            )
+    for point in points:
+        for handle in getattr(point, "fwd_hooks", ()):
+            other = getattr(getattr(handle.user_hook, "hook", handle.user_hook), "__self__", None)
+            if not isinstance(other, EdgeReceiver) or other is of or other.what != what:
+                continue
+            if twice := set(other.heads) & set(heads):
+                raise EditNotHonored(
+                    f"{point.name}: an open block edits head {min(twice)} there already; give all senders of a "
+                    "receiver in one block, and measure edges outside it"
+                )

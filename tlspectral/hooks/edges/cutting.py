@@ -21,7 +21,7 @@ Cut = tuple[int, slice, Tensor]
 
 @dataclass(frozen=True)
 class Reader:
-    """How the receivers of one kind in one layer read the residual stream, prepared once for many runs.
+    """How the receivers of one kind in one layer read the residual stream at a hook point, prepared for many runs.
 
     Attributes:
         layer: its index; the last one for the logits.
@@ -40,7 +40,7 @@ class Reader:
         """Name of the hook point of what is read."""
         if isinstance(self.reads, MlpReads):
             return self.reads.point
-        return self.names["residual_after" if self.reads is None else INPUT_POINTS[self.what]]  # pyright: ignore
+        return self.names["residual_after" if self.reads is None else self.reads.point]
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -79,17 +79,18 @@ class Reader:
         streams = {point: widened(passed[self.names[point]]) for point in self.streams}
         if isinstance(self.reads, MlpReads):
             return self.reads.gradient(of_read, self.reads.stream(streams))[None]
-        count, _, d_head = self.reads.weight.shape
-        by_head = of_read.reshape(*of_read.shape[:2], count, -1, d_head).sum(3)  # of repeated keys together
-        of_stream = torch.einsum("bphd,hmd->hbpm", by_head, self.reads.weight.to(by_head))
-        return self.reads.norm.gradient(of_stream, streams["residual"])
+        by_head = self.reads.by_head(of_read).unflatten(2, (len(self.reads.weight), -1)).sum(3)  # of repeated keys
+        return self.reads.gradient(by_head, streams["residual"])
 
 
-def reader(view: AttentionView, layer: int, what: Any) -> Reader:
-    """Return how one kind of receivers reads. Raises as `AttentionView.raw` and `mlp_reads`."""
+def readers(view: AttentionView, layer: int, what: Any) -> list[Reader]:
+    """Return how one kind of receivers reads, by hook point. Raises as `AttentionView.raw` and `mlp_reads`."""
     layer = min(layer, view.n_layers - 1)
-    reads = layer_reads(view.raw(layer), what, widened) if what in INPUT_POINTS else None
-    return Reader(layer, what, view.hook_names(layer), mlp_reads(view, layer) if what == "mlp" else reads)
+    if what in INPUT_POINTS:
+        reads = layer_reads(view.raw(layer), what, widened)
+    else:
+        reads = [mlp_reads(view, layer) if what == "mlp" else None]
+    return [Reader(layer, what, view.hook_names(layer), one) for one in reads]
 
 
 def without(
@@ -102,13 +103,13 @@ def without(
 
     Where nothing is removed they are kept to the bit.
     """
-    n_heads, _, d_head = reads.weight.shape
-    edited = captured.reshape(*captured.shape[:2], -1, d_head).clone()
-    size = edited.shape[2] // n_heads  # some models repeat keys and values, one per query head
-    for head, rows, removed in cuts:
-        own, stream = LayerReads(reads.norm, reads.weight[[head]]), x[rows]
-        held = edited[rows, :, head * size : (head + 1) * size]
+    edited = captured.clone(memory_format=torch.contiguous_format)
+    by_head = reads.by_head(edited)
+    size = by_head.shape[2] // len(reads.weight)  # some models repeat keys and values, one per query head
+    for receiver, rows, removed in cuts:
+        heads = reads.heads_of(receiver)
+        held = by_head.unflatten(2, (-1, size))[rows, :, heads]
         # An activation of a model spread over several devices moves inside a layer.
-        change = own.change(stream, removed.to(stream)).to(edited.device)
-        edited[rows, :, head * size : (head + 1) * size] = (widened(held) + change).to(edited)
-    return edited.reshape(captured.shape)
+        change = reads.change(x[rows], removed.to(x), heads).to(edited.device)
+        held[:] = (widened(held) + change[:, :, :, None]).to(edited)
+    return edited

@@ -104,8 +104,9 @@ def edge_effects(
     Args:
         model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
         receivers: what reads: `"L18H6.q"`, `"L18KV2.k"`, `"L3MLP"`, `"logits"` or a list (`tlspectral.receivers` makes
-            one of heads), or a table with a column `receiver`. Heads that share keys or values all get the edit; the
-            column `reached` names them. None is everything that reads, of a task of pairs.
+            one of heads), or a table with a column `receiver`. Heads that share keys or values, or a latent that these
+            are projected from, all get the edit; the column `reached` names them. None is everything that reads, of a
+            task of pairs.
         senders: writers of earlier layers, and for an MLP the heads of its own that it reads. None: every such head, of
             pairs every MLP and the embedding too. Heads in any form; or a list of heads and of `"heads"`,
             `"embedding"`, `"L3MLP"`, `"mlps"`, `"L2MIX"`, `"mixers"`. A mixer is what a layer of a hybrid has in the
@@ -177,8 +178,8 @@ def edge_effects(
     measure = measure or ("ind" if alone else "task")
     queried = None if measure == "task" else _queried(ends, sequences, chosen_task, measure)
     for receiver in (end.receiver for end in ends if end.receiver.input in INPUT_POINTS):
-        point = view.hook_names(receiver.layer)[INPUT_POINTS[receiver.input]]
-        refuse_open_receivers(view.model.hook_dict[point], [receiver.head])
+        points = [view.model.hook_dict.get(name) for name in view.hook_names(receiver.layer).values()]
+        refuse_open_receivers(points, receiver.input, [receiver.head])
     places = {} if at is None else _places(sequences, at)
     below = min(view.n_layers, 1 + max(end.receiver.layer - (end.receiver.input in "qkv") for end in ends))
     writers = chosen_senders(view, senders, below) if pairs is None or senders is not None else pairs.graph.senders

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.heads.composition import composition_into
-from tlspectral.hooks.edges.cutting import Cut, reader
+from tlspectral.hooks.edges.cutting import Cut, readers
 from tlspectral.hooks.edges.reached import Reached
 from tlspectral.hooks.edges.receiving import QueryKeyPairs, receiver_layer
 from tlspectral.hooks.edges.senders import CachedRun, Sender
@@ -139,7 +139,7 @@ def _task_deltas(edges: list[Edge], sequences: ScoredSequences, draws: int, prep
     """Return the score with each edge cut, less the intact one."""
     assert prepared.intact is not None
     intact, values = prepared.intact
-    receiver = reader(intact.view, edges[0].end.receiver.layer, edges[0].end.receiver.input)
+    reading = readers(intact.view, edges[0].end.receiver.layer, edges[0].end.receiver.input)
     # In this order what senders of one layer wrote is computed once.
     jobs = sorted(product(range(-1, draws), range(len(edges))), key=lambda job: (job[0], edges[job[1]].sender))
 
@@ -149,9 +149,9 @@ def _task_deltas(edges: list[Edge], sequences: ScoredSequences, draws: int, prep
             removed = prepared.removed(edges[row], draw)[batch]
             rows = slice(len(cuts) * len(removed), (len(cuts) + 1) * len(removed))
             cuts.append((max(0, edges[row].end.receiver.head), rows, removed))
-        return receiver.hooks(lambda: cuts)
+        return [hook for one in reading for hook in one.hooks(lambda: cuts)]
 
-    found = replayed_values(intact, sequences, receiver.layer, len(jobs), hooks_of).numpy() - values
+    found = replayed_values(intact, sequences, reading[0].layer, len(jobs), hooks_of).numpy() - values
     deltas = np.empty((len(edges), draws + 1, len(values)))
     for (draw, row), effect in zip(jobs, found, strict=True):
         deltas[row, draw + 1] = effect

@@ -10,10 +10,6 @@ from tlspectral.models.attention.layer import require_own_projections
 from tlspectral.models.attention.mlp import mlp_reads
 from tlspectral.selection import Receiver, Receivers, head_name, read_receivers
 
-SHARED_LATENT = (
-    "its heads read the residual stream through latents that they share, behind which a norm is taken, and edges into "
-    "such a layer are not measured; ablate the heads instead"
-)
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
 
@@ -22,7 +18,7 @@ class Reached:
     """A receiver of a model, the query heads that were asked for, and those that an edit of it reaches.
 
     Attributes:
-        receiver: under its name in tables: keys and values that heads share are one receiver.
+        receiver: under its name in tables: keys and values that heads share are one receiver, also as a latent.
         asked: query heads; all that read it where it is given by the name of the group.
         heads: query heads whose queries, keys or values change: those that share them, and every head of a layer whose
             query/key norm runs over all heads (OLMo 2).
@@ -36,7 +32,7 @@ class Reached:
 def reached(view: AttentionView, given: Receivers) -> list[Reached]:
     """Return the receivers, sorted by layer, input and head, each once, with the heads that they reach.
 
-    Raises BadHead for a receiver that does not exist, UnsupportedArchitecture for one in latent attention.
+    Raises BadHead for a receiver that does not exist, UnsupportedArchitecture for one whose values are its keys.
     """
     asked: dict[Receiver, set[int]] = {}
     for one in read_receivers(given):
@@ -59,8 +55,8 @@ def _own(view: AttentionView, given: Receiver) -> tuple[Receiver, Iterable[int]]
             raise BadHead(f"{given.name} does not exist: layer {layer} has no MLP")
         return Receiver(layer, -1, what), ()
     raw = view.raw(layer)
-    require_own_projections(raw, layer, SHARED_LATENT)
-    n_heads, n_kv_heads = len(raw.w_q), len(raw.w_k)
+    require_own_projections(raw, layer)
+    n_heads, n_kv_heads = len(raw.w_q), raw.n_kv_receivers
     if head >= (n_kv_heads if shared else n_heads):
         kinds = f"key/value heads 0 to {n_kv_heads - 1}" if shared else f"heads 0 to {n_heads - 1}"
         raise BadHead(f"{given.name} does not exist: layer {layer} has {kinds}")
@@ -79,7 +75,7 @@ def _changed(view: AttentionView, receiver: Receiver) -> tuple[int, ...]:
     norm = {"q": raw.q_norm, "k": raw.k_norm, "v": None}[receiver.input]
     if norm is not None and norm.over_heads:
         return tuple(range(len(raw.w_q)))
-    size = len(raw.w_q) // len(raw.w_k) if receiver.shared else 1
+    size = len(raw.w_q) // raw.n_kv_receivers if receiver.shared else 1
     return tuple(range(receiver.head * size, (receiver.head + 1) * size))
 
 
@@ -111,9 +107,9 @@ def warn_of_other_heads(receivers: list[Reached]) -> None:
         if others:
             warn_caller(
                 f"the {_NAMES[what]} of {_names(layer, asked)} cannot be edited alone: the edit also reaches "
-                f"{_names(layer, others)} (heads of a group share keys and values, and a query/key norm over all heads "
-                f"ties those of a layer), so an effect is that of all of them; name the receiver "
-                f"{', '.join(one.receiver.name for one in some)} where that is meant"
+                f"{_names(layer, others)} (heads of a group share keys and values, those of latent attention a latent, "
+                f"and a query/key norm over all heads ties those of a layer), so an effect is that of all of them; "
+                f"name the receiver {', '.join(one.receiver.name for one in some)} where that is meant"
             )
 
 

@@ -1,6 +1,6 @@
 """The attention of heads to given keys, with what the heads read changed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float64, Int
@@ -8,10 +8,10 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.hooks.edges.senders import CachedRun
-from tlspectral.models.attention import AttentionLayer, require_even_scale
+from tlspectral.models.attention import AttentionLayer, Latent, require_even_scale
 from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern, row_scores, visible_keys
-from tlspectral.models.attention.writes import Input, LayerReads, layer_reads
+from tlspectral.models.attention.writes import Input, LayerReads, change_of_reads, layer_reads
 from tlspectral.selection import head_name
 
 
@@ -27,14 +27,15 @@ class QueryKeyPairs:
 class ReceiverLayer:
     """Queries and keys of one layer in a cached run, before a query/key norm and rotation, and what they read.
 
-    `reads` is how the heads read `what` is changed, `allowed` the pairs of tokens that are not masked, and `tables` are
-    cos and sin of each pair that the run applied, None without rotary positions.
+    Those from a latent are behind its norm, and `layer` is without it. `reads` is how the heads read `what` is changed,
+    `allowed` the pairs of tokens that are not masked, and `tables` are cos and sin of each pair that the run applied,
+    None without rotary positions.
     """
 
     run: CachedRun
     layer: AttentionLayer
     what: Input
-    reads: LayerReads
+    reads: list[LayerReads]
     residual: Float64[Tensor, "sequences pos d_model"]
     query: Float64[Tensor, "sequences pos heads d_head"]
     key: Float64[Tensor, "sequences pos kv_heads d_head"]
@@ -49,7 +50,7 @@ class ReceiverLayer:
         if self.what == "q":
             rows = pairs.queries[..., None].expand(-1, -1, x.shape[-1]).to(x.device)
             x, removed = x.gather(1, rows), removed.gather(2, rows.expand(len(removed), -1, -1, -1))
-        return self.reads.change(x, removed)
+        return change_of_reads(self.reads, x, removed)
 
     def attention(
         self,
@@ -91,6 +92,9 @@ def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
     n_positions = run.sequences.tokens.shape[1]
     require_even_scale(layer, index, n_positions)
     query, key = (in_float64(run.captured[names[point]]) for point in ("query", "key"))
+    if isinstance(layer.k_norm, Latent):
+        query, key = layer.normed("query", query), layer.normed("key", key)
+        layer = replace(layer, q_norm=None, k_norm=None)
     query, key = (x.reshape(*x.shape[:2], -1, layer.d_head) for x in (query, key))
     tables = rotation_tables(view, layer.rotary, index, n_positions, run.captured)
     return ReceiverLayer(

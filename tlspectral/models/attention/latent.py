@@ -43,6 +43,7 @@ class Latent:
         gain: of the norm, None without one.
         up: W_U of each head.
         family: name of the attention's class.
+        measured_scale: 1/rms of the latent of real tokens, which M then has; None for that of white input.
     """
 
     down: Float[Tensor, "d_model width"]
@@ -51,6 +52,7 @@ class Latent:
     eps: float
     up: Float[Tensor, "heads rank columns"]
     family: str
+    measured_scale: float | None = None
 
     over_heads = False
 
@@ -99,11 +101,12 @@ class Latent:
         return replace(self, down=self.down[:, : self.rank], bias=None, up=up).projection()
 
     def folded_into(self, weight: Float[Tensor, "heads d_model d_head"]) -> Float[Tensor, "heads d_model d_head"]:
-        """Return W_K, its columns from the latent times the factor of white input; W_Q, scaled as a whole, as it is."""
+        """Return W_K, its columns from the latent times the factor that M has; W_Q, scaled as a whole, as it is."""
         columns = self.up.shape[2]
         if weight.shape[2] == columns:
             return weight
-        return torch.cat([weight[..., :columns] * self.white_scale, weight[..., columns:]], dim=-1)
+        scale = self.white_scale if self.measured_scale is None else self.measured_scale
+        return torch.cat([weight[..., :columns] * scale, weight[..., columns:]], dim=-1)
 
     def scale_of(self, latents: Float[Tensor, "*batch rows width"]) -> Float[Tensor, "*batch rows heads d_head"]:
         """Return 1/rms of the latents for each column of a head, 1 for those beside the norm."""
@@ -188,13 +191,14 @@ def _latent_norm(module: Any, rank: int, read_norm: Callable[..., Normalization]
 def latent_points(attention: Any, point: str) -> dict[str, str]:
     """Return the hook points that latent attention has for queries, keys and values; none of other attention.
 
-    They are behind W_D of queries (W_Q without a latent of queries) and keys, and behind W_U of values: the bridge's
-    `hook_q` and `hook_k` are behind the rotation.
+    They are behind W_D of queries (W_Q without a latent of queries) and keys, behind W_U of queries, and behind that of
+    keys and values: the bridge's `hook_q` and `hook_k` are behind the rotation.
     """
     if not is_latent(attention):
         return {}
-    query = "q_proj" if attention.original_component.q_lora_rank is None else "q_a_proj"
-    points = {"query": query, "key": "kv_a_proj_with_mqa", "value": "kv_b_proj"}
+    points = {"query": "q_proj", "key": "kv_a_proj_with_mqa", "value": "kv_b_proj"}
+    if attention.original_component.q_lora_rank is not None:
+        points |= {"query": "q_a_proj", "query_up": "q_b_proj"}
     return {name: f"{point}.{module}.hook_out" for name, module in points.items()}
 
 

@@ -1,7 +1,7 @@
 """The parameters of one attention layer as plain tensors: as a backend stores them, and folded in float64."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -91,6 +91,11 @@ class RawAttention(LayerSettings):
     b_q: Tensor | None
     b_k: Tensor | None
 
+    @property
+    def n_kv_receivers(self) -> int:
+        """Receivers of keys, and as many of values: a head each, or all heads together where they read one latent."""
+        return 1 if isinstance(self.k_norm, Latent) else len(self.w_k)
+
 
 @dataclass(frozen=True)
 class OutputFactors:
@@ -161,7 +166,7 @@ class AttentionLayer(LayerSettings):
     ) -> tuple[Float64[Tensor, "heads d_model d_head"], Float64[Tensor, "heads d_model d_head"]]:
         """Return W_Q and W_K with the gains of a query/key norm folded in, and keys repeated, one per query head.
 
-        Columns of keys from a latent carry its 1/rms for white input (`Latent.white_scale`).
+        Columns of keys from a latent carry its 1/rms for white input (`Latent.white_scale`), or what was measured.
         W_Q of a spectral layer also carries its gain and phase, as its M_t do.
         """
         w_q = self.w_q if self.q_norm is None else self.q_norm.folded_into(self.w_q)
@@ -214,7 +219,7 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
     settings: dict[str, Any] = {**vars(raw.without_weights())}
     for name, norm in (("q_norm", raw.q_norm), ("k_norm", raw.k_norm)):
         norm = norm and norm.in_float64()
-        settings[name] = norm.behind(_in_float64(raw.norm)) if isinstance(norm, Latent) else norm
+        settings[name] = norm.behind(raw.norm.as_(_double)) if isinstance(norm, Latent) else norm
     return AttentionLayer(layer=layer, w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, storage_dtype=raw.w_q.dtype, **settings)
 
 
@@ -224,7 +229,7 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
         require_readable(value, f"layer {layer}, {role}")
     w_v = _fold(projection(raw, "v", _double)[0], None, raw.norm)[0]
     if isinstance(raw.k_norm, Latent):
-        w_v = w_v * raw.k_norm.in_float64().behind(_in_float64(raw.norm)).white_scale
+        w_v = w_v * raw.k_norm.in_float64().behind(raw.norm.as_(_double)).white_scale
     return OutputFactors(w_v, _double(raw.w_o), raw.w_v.dtype)
 
 
@@ -282,13 +287,8 @@ def projection(
 
 
 def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Tensor, Tensor]:
-    norm = _in_float64(norm)
+    norm = norm.as_(_double)
     return folded_weight(weight, norm), folded_bias(weight, bias, norm)
-
-
-def _in_float64(norm: Normalization) -> Normalization:
-    gain, bias = (None if value is None else _double(value) for value in (norm.gain, norm.bias))
-    return Normalization(norm.kind, gain, bias, norm.eps)
 
 
 class LiveFactors(NamedTuple):
@@ -349,11 +349,21 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
         )
 
 
-def require_own_projections(layer: LayerSettings, index: int, reason: str) -> None:
-    """Refuse a layer whose keys and values have one source, for a reason. Raises UnsupportedArchitecture."""
+def require_every_key(layers: Iterable[LayerSettings], n_positions: int, advice: str) -> None:
+    """Refuse a prompt that is longer than what an indexer lets a query see. Raises ValueError."""
+    selected = min((one.selected_keys for one in layers if one.selected_keys is not None), default=n_positions)
+    if n_positions > selected:
+        raise ValueError(
+            f"the prompt has {n_positions} tokens, but an indexer of this model lets a query see {selected} keys that "
+            f"it picks, {advice}"
+        )
+
+
+def require_own_projections(layer: LayerSettings, index: int, reason: str | None = None) -> None:
+    """Refuse a layer whose values are its keys, and for a reason one of latents. Raises UnsupportedArchitecture."""
     if layer.keys_are_values:
         raise UnsupportedArchitecture(f"layer {index}: values are keys before norm and rotation, not told apart here")
-    if isinstance(layer.k_norm, Latent):
+    if reason is not None and isinstance(layer.k_norm, Latent):
         raise UnsupportedArchitecture(f"layer {index}: latent attention ({layer.k_norm.family}); {reason}")
 
 

@@ -1,5 +1,6 @@
 """The norms of an attention layer: of its input, and of its queries and keys."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,6 +22,11 @@ class Normalization:
     gain: Float[Tensor, "*width"] | None
     bias: Float[Tensor, "*width"] | None
     eps: float
+
+    def as_(self, cast: Callable[[Tensor], Tensor]) -> "Normalization":
+        """Return the norm with gain and bias cast."""
+        gain, bias = (None if value is None else cast(value) for value in (self.gain, self.bias))
+        return replace(self, gain=gain, bias=bias)
 
     def normalized(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Return `x` without its mean (LN) and scaled to unit variance; gain and bias are folded into weights."""

@@ -6,7 +6,7 @@ a sum over heads.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -15,20 +15,22 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.closeness import require_close
-from tlspectral.models.attention.layer import RawAttention, folded_weight
-from tlspectral.models.attention.norms import Normalization
+from tlspectral.models.attention.latent import Latent
+from tlspectral.models.attention.layer import RawAttention, projection
+from tlspectral.models.attention.norms import Normalization, folded_bias, folded_weight
 from tlspectral.models.attention.view import AttentionView
 
 Input = Literal["q", "k", "v"]
 """What a head computes from the residual stream: its queries, keys or values."""
 
-INPUT_POINTS: dict[Input, Literal["query", "key", "value"]] = {"q": "query", "k": "key", "v": "value"}
+INPUT_POINTS: dict[Input, str] = {"q": "query", "k": "key", "v": "value"}
 """The hook point of each input, by its name in `AttentionView.hook_names`."""
 
 WRITE_POINTS = ("residual", "middle", "residual_after", "attention_out", "mlp_out", "z")
 """The hook points of a layer that show what it writes, by their names in `AttentionView.hook_names`."""
 
 Cast = Callable[[Tensor], Tensor]
+_ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -177,36 +179,111 @@ def require_equal_streams(found: Tensor, expected: Tensor, stored: torch.dtype, 
 
 @dataclass(frozen=True)
 class LayerReads:
-    """The queries, keys or values of some heads of a layer, before a query/key norm, as a function of what they read.
+    """What passes one hook point of some heads of a layer, as a function of the residual stream.
 
-    `weight` has the gain of the input's `norm` folded in and is centred under LayerNorm.
+    That is queries, keys or values before a query/key norm, behind the norm of a latent that they are projected from.
+
+    Attributes:
+        norm: of the input of the projection.
+        weight: with the gain of `norm` folded in, centred under LayerNorm.
+        bias: with that of `norm`; None where it is not read. Of values that of W_V is not read.
+        point: the hook point, by its name in `AttentionView.hook_names`.
+        latent: how the latent is read from the stream, of one head, where the heads project a latent; `norm` is then
+            the latent's.
+        joint: all heads are one receiver, since they read one latent.
+        before, behind: columns of each head at the hook point that stand before and behind those of `weight`.
     """
 
     norm: Normalization
-    weight: Float[Tensor, "heads d_model d_head"]
+    weight: Float[Tensor, "heads d_in d_head"]
+    bias: Float[Tensor, "heads d_head"] | None = None
+    point: str = ""
+    latent: "LayerReads | None" = None
+    joint: bool = False
+    before: int = 0
+    behind: int = 0
 
     def of(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch heads d_head"]:
-        """Return the projection of a residual stream, without biases."""
-        return self._projected(self.norm.centred(x) * self.norm.token_scale(x)[..., None])
+        """Return what the heads read of a residual stream."""
+        x = self._input(x)
+        projected = _projected(self.norm.centred(x) * self.norm.token_scale(x)[..., None], self.weight)
+        return projected if self.bias is None else projected + self.bias
 
     def change(
-        self, x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"]
-    ) -> Float[Tensor, "*copies heads d_head"]:
-        """Return the projection of `x - removed` less that of `x`, the norm taken again; 0 where 0 is removed.
+        self, x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"], heads: slice = _ALL
+    ) -> Float[Tensor, "*copies chosen d_head"]:
+        """Return what heads read of `x - removed` less that of `x`, the norms taken again; 0 where 0 is removed.
 
         With P the projection without the norm, r and r' 1/rms before and after, it is `(r' - r) P x - r' P removed`.
         `removed` has the axes of `x` behind those of its own.
         """
+        if self.latent is not None:
+            x, removed = self._input(x), -self.latent.change(x, removed)[..., 0, :]
         # Of the difference: where most of the stream is removed, a difference of squares would round the rest away.
         before, after = (self.norm.token_scale(stream)[..., None, None] for stream in (x, x - removed))
-        x, removed = self.norm.centred(x), self.norm.centred(removed)
-        return (after - before) * self._projected(x) - after * self._projected(removed)
+        of_x, of_removed = (_projected(self.norm.centred(part), self.weight[heads]) for part in (x, removed))
+        return (after - before) * of_x - after * of_removed
 
-    def _projected(self, x: Tensor) -> Tensor:
-        return torch.einsum("...m,hmd->...hd", x, self.weight)
+    def gradient(
+        self, of_heads: Float[Tensor, "batch pos heads d_head"], x: Float[Tensor, "batch pos d_model"]
+    ) -> Float[Tensor, "receivers batch pos d_model"]:
+        """Carry a gradient at what the heads read back to the stream of each receiver."""
+        of_input = torch.einsum("bphd,hmd->hbpm", of_heads, self.weight.to(of_heads))
+        of_input = self.norm.gradient(of_input.sum(0, keepdim=True) if self.joint else of_input, self._input(x))
+        if self.latent is None:
+            return of_input
+        return self.latent.norm.gradient(of_input @ self.latent.weight[0].mT.to(of_input), x)
+
+    def by_head(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos heads d_head"]:
+        """Return the columns of `weight` of what passes the hook point, a view where the heads stand side by side."""
+        d_head = self.weight.shape[2]
+        by_head = captured.reshape(*captured.shape[:2], -1, self.before + d_head + self.behind)
+        return by_head[..., self.before : self.before + d_head]
+
+    def heads_of(self, receiver: int) -> slice:
+        """Return the heads of one receiver of the layer."""
+        return _ALL if self.joint else slice(receiver, receiver + 1)
+
+    def _input(self, x: Tensor) -> Tensor:
+        return x if self.latent is None else self.latent.of(x)[..., 0, :]
 
 
-def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> LayerReads:
-    """Return the reading side of the heads of a layer (key/value heads for `"k"` and `"v"`)."""
-    weight = {"q": raw.w_q, "k": raw.w_k, "v": raw.w_v}[what]
-    return LayerReads(raw.norm, folded_weight(cast(weight), raw.norm))
+def _projected(x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "heads d_in d_head"]) -> Tensor:
+    return torch.einsum("...m,hmd->...hd", x, weight)
+
+
+def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> list[LayerReads]:
+    """Return the reading side of the heads of a layer (key/value heads for `"k"` and `"v"`), one for each hook point.
+
+    Two are of the keys of latent attention, their columns side by side: those from the latent, of each head, and those
+    that rotate, which all heads share.
+    """
+    norm, latent = raw.norm.as_(cast), raw.q_norm if what == "q" else raw.k_norm
+    if not isinstance(latent, Latent):
+        weight, bias = projection(raw, what, cast)
+        return [LayerReads(norm, folded_weight(weight, norm), folded_bias(weight, bias, norm), INPUT_POINTS[what])]
+    latent, w_v = latent.as_(cast).behind(norm), cast(raw.w_v)
+    rank, content = latent.up.shape[1:]
+    down, bias = latent.down[None], latent.bias_or_zero[None]
+    read_latent = LayerReads(norm, down[..., :rank], bias[..., :rank])
+    norm_of_latent = Normalization("RMS", latent.gain, None, latent.eps)
+    w_u = folded_weight(w_v if what == "v" else latent.up, norm_of_latent)
+    own = LayerReads(norm_of_latent, w_u, None, "query_up", read_latent)
+    if what == "q":
+        return [own]
+    own = replace(own, point="value", joint=True)  # keys and values of a head stand side by side there
+    if what == "v":
+        return [replace(own, before=content)]
+    rotary = LayerReads(norm, down[..., rank:], bias[..., rank:], "key", joint=True, before=rank)
+    return [replace(own, behind=w_v.shape[2]), rotary]
+
+
+def change_of_reads(
+    reads: list[LayerReads], x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"]
+) -> Float[Tensor, "*copies heads d_head"]:
+    """Return `LayerReads.change` of all columns of `layer_reads`."""
+    changes = [one.change(x, removed) for one in reads]
+    if len(changes) == 1:
+        return changes[0]
+    n_heads = max(len(one.weight) for one in reads)
+    return torch.cat([change.expand(*change.shape[:-2], n_heads, -1) for change in changes], dim=-1)
