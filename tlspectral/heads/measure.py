@@ -163,7 +163,8 @@ def score_asymmetries(view: AttentionView, prompts: Any) -> dict[int, Float64[np
     asymmetries = {}
     for index, name in names.items():
         layer = view.layer(index)
-        n = layer.norm.normalized(residuals[name].cpu().double()) * packed.real[..., None]  # 0 where filled up
+        real = packed.real.repeat(view.blocks[index].runs, 1)
+        n = layer.norm.normalized(residuals[name].cpu().double()) * real[..., None]  # 0 where filled up
         w_q, w_k = layer.operator_factors()
         scores = torch.einsum("bpd,hdk->bhpk", n, w_q) @ torch.einsum("bpd,hdk->bhpk", n, w_k).mT
         size = torch.linalg.matrix_norm(scores).mean(0)

@@ -24,6 +24,7 @@ from tlspectral.heads.detectors.sequences import (
     segment_length_of,
 )
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.causality import require_one_run
 from tlspectral.models.attention.padding import PackedTokens, even_rows
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
@@ -156,6 +157,8 @@ def detect_heads(
     if null_draws < 0:
         raise ValueError(f"null_draws is the number of draws of the null, 0 for none; found {null_draws}")
     view = attention_view(model)
+    if null_draws:
+        require_one_run(view, "a draw is compared with one pattern of a head, so leave null_draws out")
     if prompts is None:
         repeated = repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
         sequences = even_rows(repeated)
@@ -307,19 +310,13 @@ def _statistics(
     """
     total: dict[int, Tensor] = {}  # by layer, [2 halves, scores, heads]
     squares: dict[int, Tensor] = {}
+    of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads], mean over the runs of the layer
     reduce_batch: Reduce
-    odd: Tensor
 
-    def reducer(layer: int) -> Callable[[Tensor, Any], None]:
-        def reduce(pattern: Tensor, hook: Any) -> None:
-            scores = reduce_batch(pattern)
-            halves = torch.stack([scores[:, ~odd].sum(1), scores[:, odd].sum(1)])
-            total[layer] = halves + total.get(layer, 0)
-            squares[layer] = scores.square().sum(1) + squares.get(layer, 0)
+    def reduce(layer: int, pattern: Tensor, hook: Any) -> None:
+        of_batch[layer] = reduce_batch(pattern) / view.blocks[layer].runs + of_batch.get(layer, 0)
 
-        return reduce
-
-    hooks = [(view.hook_names(layer)["pattern"], reducer(layer)) for layer in view.layers]
+    hooks = [(view.hook_names(layer)["pattern"], partial(reduce, layer)) for layer in view.layers]
     n_sequences, width = sequences.tokens.shape
     rows_at_once = BATCH if width * BATCH <= _MOST_TOKENS else max(1, _MOST_TOKENS // width)
     sizes = torch.zeros(2, 1, dtype=torch.float64)  # [2 halves, scores]
@@ -329,6 +326,10 @@ def _statistics(
         reduce_batch, counts = scorer(rows)
         sizes = sizes + torch.stack([counts[:, ~odd].sum(1), counts[:, odd].sum(1)])
         view.run(sequences.tokens[rows], hooks, last=hooks[-1][0])
+        for layer, scores in of_batch.items():
+            total[layer] = torch.stack([scores[:, ~odd].sum(1), scores[:, odd].sum(1)]) + total.get(layer, 0)
+            squares[layer] = scores.square().sum(1) + squares.get(layer, 0)
+        of_batch.clear()
         advance(rows.stop - rows.start)
     if len(total) < len(view.layers):
         layer = min({*view.layers} - {*total})

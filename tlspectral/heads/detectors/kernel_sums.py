@@ -62,7 +62,7 @@ class LayerKernels:
         hooks: Hooks = []
         counted = real & averaged[:, None]
         if self.rotary is not None and bool(averaged.any()):
-            self.n_tokens += int(counted.sum())
+            self.n_tokens += int(counted.sum()) * self.view.blocks[self.layer].runs
             hooks += [(names[side], partial(self._add_mean, side, counted)) for side in ("query", "key")]
         if not scores:
             return hooks

@@ -14,6 +14,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
+from tlspectral.models.attention.blocks import blocks_of
 from tlspectral.models.attention.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
 from tlspectral.models.attention.causality import is_causal, is_encoder
 from tlspectral.models.attention.gemma4 import gemma4_projections, shared_keys
@@ -38,7 +39,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
             linear-attention blocks, encoders other than BERT and RoBERTa).
         BadWeights: the weights are quantised.
     """
-    block = model.blocks[layer]
+    block = blocks_of(model)[layer].module
     attention = getattr(block, "attn", None)
     if attention is None or getattr(attention, "original_component", None) is None:
         raise UnsupportedArchitecture(f"layer {layer}: {unread(kind_of(block))}")
@@ -114,7 +115,7 @@ def stated_context(config: Any) -> int | None:
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
     """Return b_O, the norm behind the attention, and the factor on what its heads add to the stream."""
-    block = model.blocks[layer]
+    block = blocks_of(model)[layer].module
     norm = norm_behind(block)
     where = f"layer {layer}, norm behind the attention"
     behind = (
@@ -128,7 +129,7 @@ def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, f
 
 def final_normalization(model: Any) -> Normalization:
     """Return the norm in front of the unembedding."""
-    norm = getattr(model, "ln_final", None)
+    norm = getattr(model, "ln_final", getattr(model, "H_ln_final", None))
     if norm is None:
         return NO_NORM
     return read_normalization(norm.original_component, model, (model.cfg.d_model,), "final norm")
@@ -141,18 +142,18 @@ def rotary_tables(
 
     Raises UnsupportedArchitecture for a layer with rotary geometry whose tables were not applied in the run.
     """
-    cos, sin = (captured.get(f"blocks.{layer}.attn.hook_{part}") for part in ("cos", "sin"))
+    name, block, _ = blocks_of(model)[layer]
+    cos, sin = (captured.get(f"{name}.attn.hook_{part}") for part in ("cos", "sin"))
     if cos is not None and sin is not None:
         return cos, sin
-    native = _native_rotary(model.blocks[layer].attn.original_component)
+    attention, wrapped = block.attn, block.attn.original_component
+    native = _native_rotary(wrapped)
     if native is not None:
         return native.cos_cached[:n_positions], native.sin_cached[:n_positions]
-    attention = model.blocks[layer].attn
-    table = getattr(attention.original_component, "embed_positions", None)
+    table = getattr(wrapped, "embed_positions", None)
     if isinstance(table, Tensor):
         sin, cos = table[:n_positions].chunk(2, dim=-1)
         return cos, sin
-    wrapped = attention.original_component
     tables = complex_tables(_rotary_module(model, wrapped), n_positions) if rotates_complex(wrapped) else None
     if tables is None and hasattr(attention, "hook_cos"):
         raise UnsupportedArchitecture(
@@ -165,11 +166,11 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
     """Return which keys each query sees, [pos, pos], in a layer that delegates its attention."""
     if is_encoder(model):
         return torch.ones(n_positions, n_positions, dtype=torch.bool)
-    stored = getattr(model.blocks[layer].attn.original_component, "bias", None)
+    wrapped = blocks_of(model)[layer].module.attn.original_component
+    stored = getattr(wrapped, "bias", None)
     if isinstance(stored, Tensor) and stored.dtype == torch.bool and stored.ndim == 4:  # GPT-Neo's windowed mask
         return stored[0, 0, :n_positions, :n_positions]
     seen = torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
-    wrapped = model.blocks[layer].attn.original_component
     if _layer_type(wrapped) == "chunked_attention":  # Llama 4: keys of the query's own chunk
         chunk = torch.arange(n_positions) // int(wrapped.config.attention_chunk_size)
         seen &= chunk[:, None] == chunk
@@ -179,7 +180,7 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
 
 def mask_score(model: Any, layer: int, stored: torch.dtype) -> float:
     """Return the score of a masked key in scores of one type; some models mask by -inf instead."""
-    wrapped: Any = getattr(model.blocks[layer].attn, "original_component", None)
+    wrapped: Any = getattr(blocks_of(model)[layer].module.attn, "original_component", None)
     if type(wrapped).__name__ == "CodeGenAttention":  # divides its scores after the mask of the model's type is added
         return torch.finfo(wrapped.qkv_proj.weight.dtype).min / float(wrapped.scale_attn)
     return torch.finfo(stored).min

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tlspectral.models.attention.blocks import Block
 from tlspectral.models.attention.latent import latent_points
 from tlspectral.models.attention.skipped import writes_more
 
@@ -49,14 +50,14 @@ def seen_at(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
-def hook_names(block: Any, index: int) -> dict[str, str]:
-    """Return the names of the hook points of a layer, given its block, by what passes there.
+def hook_names(layer: Block) -> dict[str, str]:
+    """Return the names of the hook points of a layer by what passes there.
 
     `scores` is missing where the layer delegates its attention, cos and sin where it has no hook points for them, and
     all points of attention where it has none. `middle` is the stream in front of the MLP of a layer with a mixer.
     """
-    attention = getattr(block, "attn", None)
-    here, inside = f"blocks.{index}", f"blocks.{index}.attn"
+    here, block, _ = layer
+    attention, inside = getattr(block, "attn", None), f"{here}.attn"
     names = {
         "residual": f"{here}.hook_resid_pre",
         "residual_after": f"{here}.hook_resid_post",
