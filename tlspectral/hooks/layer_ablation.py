@@ -37,11 +37,6 @@ class Removal:
     allowed: Bool[Tensor, "*batch pos pos"] | None
     scores: HeadScores | None
 
-    @property
-    def d_head(self) -> int:
-        """Columns of a head."""
-        return self.difference.shape[-1] if self.scores is None else self.scores.query.content.shape[-1]
-
 
 @dataclass
 class LayerAblation(HeadCapture):

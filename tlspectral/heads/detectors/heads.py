@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads.detectors.sequences import (
     chance_level,
-    detector_offsets,
     repeated_ids,
+    repeated_marks,
     repeated_sequences,
     segment_length_of,
 )
+from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.causality import require_one_run
 from tlspectral.models.attention.padding import PackedTokens, even_rows
@@ -31,15 +31,12 @@ from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Column, Schema, columns
 
 DETECTORS = ("prev", "dup", "ind")
-PROMPT_DETECTORS = ("prev", "dup", "self")
 BATCH = 25
 _MOST_TOKENS = 2**12
 NULL_SEQUENCES = 16
 """Sequences that scores are compared with their null on, as far as they have `_MOST_TOKENS` together."""
 
 Pattern = Callable[[Tensor], Any] | Any
-Reduce = Callable[[Tensor], Float64[Tensor, "scores batch heads"]]
-Scorer = Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]]
 
 
 def _scored(name: str, meaning: str) -> tuple[Column, ...]:
@@ -186,32 +183,29 @@ def measured_detectors(
     """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`."""
     tokens = sequences.tokens
     length = None if on_prompts else segment_length_of(tokens)
-    names = PROMPT_DETECTORS if length is None else (*DETECTORS, "prev_first")
-    names = names if view.causal else (*names, "next")
     attrs: dict[str, Any] = {"n_sequences": len(tokens)}
     if length is not None:
         attrs |= {"segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
-    names = names if pattern is None else (*names, "pattern")
-    marks = None
-    if on_prompts or pattern is not None:
-        from tlspectral.heads.detectors.targets import Marks
-
-        marks = Marks(sequences, on_prompts=on_prompts, pattern=pattern, causal=view.causal)
-    scorer = partial(_scorer, length, marks and marks.scorer, view.causal)
+    if length is not None:
+        patterns: dict[str, Any] = repeated_marks(length, view.causal)
+    else:
+        patterns = {"prev": "previous_token", "dup": "duplicate", "self": "self"}
+        patterns |= {} if view.causal else {"next": "next_token"}
+    names = [*patterns] if pattern is None else [*patterns, "pattern"]
+    marks = Marks(sequences, [*patterns.values(), pattern][: len(names)], causal=view.causal)
     with bar(len(sequences.tokens), "detectors", "seq") as shown:
-        statistics = _statistics(view, sequences, scorer, shown.update)
+        statistics = _statistics(view, sequences, marks.scorer, shown.update)
     if pattern is not None and not statistics.n_counted[-1]:
         raise ValueError("pattern marks no key of any sequence")
     chance: Any = None if length is None else chance_level(length, view.causal)
-    if marks is not None:
-        uniform = torch.cat(marks.uniform, dim=1).sum(1)
-        n_marked = len(uniform)
-        by_mark = zip(names[-n_marked:], (uniform / statistics.n_counted[-n_marked:]).tolist(), strict=True)
-        chance = dict.fromkeys(DETECTORS if length is not None else (), chance) | dict(by_mark)
+    if length is None or pattern is not None:
+        uniform = torch.cat(marks.uniform, dim=1).sum(1) / statistics.n_counted
+        by_mark = [*zip(names, uniform.tolist(), strict=True)]
+        chance = dict.fromkeys(DETECTORS, chance) | dict(by_mark[-1:]) if length is not None else dict(by_mark)
         attrs["n_counted"] = dict(zip(names, statistics.n_counted.long().tolist(), strict=True))
     pvalues: Any = [None] * len(names)
     if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
-        pvalues, n_compared = _pvalues(view, sequences, scorer, null_draws, seed)
+        pvalues, n_compared = _pvalues(view, sequences, marks.scorer, null_draws, seed)
         attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
     scores: dict[str, Any] = {"layer": statistics.layer, "head": statistics.head}
     for name, mean, error, pvalue in zip(names, statistics.mean, statistics.error, pvalues, strict=True):
@@ -253,40 +247,6 @@ def _pvalues(
             view, sequences.tokens[rows], reduce, counts, draws=draws, seed=seed, advance=shown.update
         )
     return pvalues, rows.stop
-
-
-def _scorer(
-    length: int | None, of_marks: Scorer | None, causal: bool, rows: slice
-) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
-    """Return the function of a pattern that gives the scores of a batch, and which sequences count for each score.
-
-    Scores on repeated sequences come first, then those of marked keys.
-    """
-    reduced, counts = [], []
-    if length is not None:
-        reduced.append(partial(_repeated_scores, length, causal))
-        counts.append(torch.ones(len(DETECTORS) + 1 + (not causal), rows.stop - rows.start, dtype=torch.bool))
-    if of_marks is not None:
-        reduce_marks, counted = of_marks(rows)
-        reduced.append(reduce_marks)
-        counts.append(counted)
-    return lambda pattern: torch.cat([reduce(pattern) for reduce in reduced]), torch.cat(counts)
-
-
-def _repeated_scores(length: int, causal: bool, pattern: Tensor) -> Float64[Tensor, "scores batch heads"]:
-    """Return the scores of `DETECTORS` on the copy, `prev` on the segment, and in an encoder `next` on the copy."""
-
-    def mass(offset: int, first: int, end: int | None = None) -> Tensor:
-        # Entry i of the diagonal is query i + offset, key i; above the diagonal query i.
-        queries = pattern.diagonal(-offset, dim1=-2, dim2=-1)
-        shift = max(offset, 0)
-        return in_float64(queries[..., first - shift : end and end - shift]).mean(-1).cpu()
-
-    found = {name: mass(offset, length + 1) for name, offset in detector_offsets(length).items()}
-    found["prev_first"] = mass(1, 2, length + 1)
-    if not causal:
-        found |= {"ind": found["ind"] * torch.nan, "next": mass(-1, length + 1)}
-    return torch.stack([*found.values()])
 
 
 class _Statistics(NamedTuple):

@@ -61,8 +61,8 @@ class LayerKernels:
         names = self.view.hook_names(self.layer)
         hooks: Hooks = []
         counted = real & averaged[:, None]
-        if self.rotary is not None and bool(averaged.any()):
-            self.n_tokens += int(counted.sum()) * self.view.blocks[self.layer].runs
+        if self.rotary is not None and not self.view.two_stacks and bool(averaged.any()):
+            self.n_tokens += int(counted.sum())
             hooks += [(names[side], partial(self._add_mean, side, counted)) for side in ("query", "key")]
         if not scores:
             return hooks

@@ -115,10 +115,7 @@ class EdgeReceiver(HeadCapture):
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
         point = INPUT_POINTS[self.what]
         require_honoured(self.view, self.layer.layer, point)
-        return [(self.names["residual"], self._hold_stream), (self.names[point], self._edit)]
-
-    def _hold_stream(self, x: Tensor, hook: Any) -> None:
-        self.hold("residual", x)
+        return [*self.holders("residual"), (self.names[point], self._edit)]
 
     @torch.no_grad()
     def _require_own_reads(self, captured: Tensor, x: Tensor, reads: LayerReads) -> None:

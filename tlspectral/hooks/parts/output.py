@@ -238,13 +238,11 @@ def _from_reference(
                 real = sequences.real[batch, :, None, None].to(z.device)
                 z = (widened(z) * real).sum(1 if even else (1, 2), keepdim=True)
             outputs[layer].append(z)
-    count = len(sequences.tokens) if even else int(sequences.lengths.sum())
-
-    def gathered(layer: int) -> Tensor:
-        found = torch.cat(outputs[layer], dim=1)
-        return found.sum(1, keepdim=True) / count if how == "mean" else found
-
+    found = {layer: torch.cat(batches, dim=1) for layer, batches in outputs.items()}
+    if how == "mean":
+        count = len(sequences.tokens) if even else int(sequences.lengths.sum())
+        found = {layer: z.sum(1, keepdim=True) / count for layer, z in found.items()}
     return {
-        layer: Replacement(how, part.seed, heads, gathered(layer), reference.donors, at=part.at)
+        layer: Replacement(how, part.seed, heads, found[layer], reference.donors, at=part.at)
         for layer, heads in by_layer.items()
     }

@@ -85,7 +85,8 @@ def layer_effects(
             seeds = [[seed, layer, head, draw] for head, draw in drawn]
             replaced[:, random] = part.places.shuffled(removal.difference[:, random], seeds)
         else:
-            size = removal.d_head
+            assert removal.scores is not None
+            size = removal.scores.query.content.shape[-1]
             frames = torch.stack([haar_frame(size, size, [seed, layer, head, draw]) for head, draw in drawn])
             replaced[:, random] = random_difference(removal, random, frames)
         return replaced

@@ -17,9 +17,8 @@ def blocks_of(model: Any) -> list[Block]:
     if hasattr(model, "L_blocks"):
         cycles = model.original_model.config
         runs = {"L_blocks": cycles.H_cycles * cycles.L_cycles, "H_blocks": cycles.H_cycles}
-    lists = {stack: getattr(model, stack, ()) for stack in runs}
     return [
-        Block(f"{stack}.{index}", module, runs[stack])
-        for stack, modules in lists.items()
-        for index, module in enumerate(modules)
+        Block(f"{stack}.{index}", module, count)
+        for stack, count in runs.items()
+        for index, module in enumerate(getattr(model, stack, ()))
     ]

@@ -147,13 +147,8 @@ def rotary_tables(
     if cos is not None and sin is not None:
         return cos, sin
     attention, wrapped = block.attn, block.attn.original_component
-    native = _native_rotary(wrapped)
-    if native is not None:
-        return native.cos_cached[:n_positions], native.sin_cached[:n_positions]
-    table = getattr(wrapped, "embed_positions", None)
-    if isinstance(table, Tensor):
-        sin, cos = table[:n_positions].chunk(2, dim=-1)
-        return cos, sin
+    if (stored := _stored_tables(wrapped)) is not None:
+        return stored[0][:n_positions], stored[1][:n_positions]
     tables = complex_tables(_rotary_module(model, wrapped), n_positions) if rotates_complex(wrapped) else None
     if tables is None and hasattr(attention, "hook_cos"):
         raise UnsupportedArchitecture(
@@ -176,14 +171,6 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
         seen &= chunk[:, None] == chunk
     window = getattr(wrapped, "sliding_window", None)
     return seen if window is None else seen.triu(1 - int(window))
-
-
-def mask_score(model: Any, layer: int, stored: torch.dtype) -> float:
-    """Return the score of a masked key in scores of one type; some models mask by -inf instead."""
-    wrapped: Any = getattr(blocks_of(model)[layer].module.attn, "original_component", None)
-    if type(wrapped).__name__ == "CodeGenAttention":  # divides its scores after the mask of the model's type is added
-        return torch.finfo(wrapped.qkv_proj.weight.dtype).min / float(wrapped.scale_attn)
-    return torch.finfo(stored).min
 
 
 def prefill_cache(model: Any, tokens: Tensor) -> Any:
@@ -251,15 +238,9 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
 def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry | None:
     if model.cfg.positional_embedding_type != "rotary" or not _is_rotated(wrapped):
         return None
-    if isinstance(getattr(wrapped, "embed_positions", None), Tensor):  # GPT-J: a table of sin and cos, adjacent pairs
-        sin, cos = wrapped.embed_positions[1].detach().cpu().double().chunk(2)
-        real, imag = pair_columns(2 * len(sin), adjacent=True)
-        return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
-    native = _native_rotary(wrapped)
-    if native is not None:  # tables as wide as the rotary columns, each pair's angle twice
-        cos, sin = (table[1, 0::2].detach().cpu().double() for table in (native.cos_cached, native.sin_cached))
-        real, imag = pair_columns(native.rotary_dim, adjacent=True)
-        return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
+    if (stored := _stored_tables(wrapped)) is not None:
+        cos, sin = (table[1].detach().cpu().double() for table in stored)
+        return RotaryGeometry(torch.atan2(sin, cos), *pair_columns(2 * len(cos), adjacent=True), d_head)
     module = _rotary_module(model, wrapped)
     layer_type = _layer_type(wrapped)
     if module is None or not any(hasattr(module, f"{prefix}inv_freq") for prefix in ("", f"{layer_type}_")):
@@ -317,10 +298,15 @@ def _layer_type(wrapped: Any) -> str | None:
     return types[wrapped.layer_idx] if types and getattr(wrapped, "layer_idx", None) is not None else None
 
 
-def _native_rotary(wrapped: Any) -> Any:
-    """Return the module that holds the cos and sin tables of a model made by `boot_native`; None in other models."""
-    rotary = getattr(wrapped, "rotary", None)
-    return rotary if type(rotary).__name__ == "NativeRotary" else None
+def _stored_tables(wrapped: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the cos and sin, [pos, pairs], that an attention holds itself, of adjacent pairs; None for no such one.
+
+    GPT-J has them in one table, a model made by `boot_native` each twice.
+    """
+    rotary, table = getattr(wrapped, "rotary", None), getattr(wrapped, "embed_positions", None)
+    if type(rotary).__name__ == "NativeRotary":
+        return rotary.cos_cached[:, 0::2], rotary.sin_cached[:, 0::2]
+    return table.chunk(2, dim=-1)[::-1] if isinstance(table, Tensor) else None
 
 
 def _switch_length(module: Any, kind: str, layer_type: str | None) -> int | None:

@@ -84,13 +84,9 @@ def hook_names(layer: Block) -> dict[str, str]:
     if getattr(wrapped, "use_alternative_attention", False):  # Gemma 4: values are the raw keys
         names["value"] = names["key"]
     names |= latent_points(attention, inside)
-    if not delegates_attention(block):
+    # A bridge that leaves attention to the wrapped module exposes no scores, and edits of them are discarded.
+    if type(attention).forward.__qualname__ != "AttentionBridge.forward":
         names["scores"] = f"{inside}.hook_attn_scores"
     if hasattr(attention, "hook_cos"):
         names |= {"cos": f"{inside}.hook_cos", "sin": f"{inside}.hook_sin"}
     return names
-
-
-def delegates_attention(block: Any) -> bool:
-    """Return whether a bridge leaves attention to the wrapped module: scores are not exposed, edits are discarded."""
-    return type(block.attn).forward.__qualname__ == "AttentionBridge.forward"

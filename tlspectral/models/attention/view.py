@@ -31,7 +31,7 @@ from tlspectral.models.attention.layer import (
     require_readable,
 )
 from tlspectral.models.attention.norms import NO_NORM, Normalization
-from tlspectral.models.attention.points import delegates_attention, hook_names
+from tlspectral.models.attention.points import hook_names
 from tlspectral.models.attention.skipped import SkippedLayer, kind_of, read_layers, skipped_among, writes_more
 from tlspectral.models.attention.threads import Hook, hooks_on, user_hooks
 from tlspectral.tables.origin import recorded_weights
@@ -89,9 +89,8 @@ class AttentionView:
         name = getattr(self.model.cfg, "model_name", None)
         known = getattr(self.model, "tlspectral_source", None) or {"model": name, "revision": None}
         others = {"user_hooks": user_hooks(self.model), "skipped_layers": [one._asdict() for one in self.skipped]}
-        if self.two_stacks:
-            named = enumerate(self.blocks)
-            others["stacks"] = [{"layer": index, "name": one.name, "runs": one.runs} for index, one in named]
+        blocks = enumerate(self.blocks if self.two_stacks else ())
+        others["stacks"] = [{"layer": index, "name": one.name, "runs": one.runs} for index, one in blocks]
         return {**known, "backend": self.backend, **{name: value for name, value in others.items() if value}}
 
     @cached_property
@@ -201,10 +200,6 @@ class AttentionView:
         """Return the rotary geometry of a layer, None where it has no rotary positions. Raises as `layer`."""
         return self.raw(index).rotary
 
-    def delegates_attention(self, index: int) -> bool:
-        """Return whether the layer exposes only its attention pattern and discards edits of its scores."""
-        return delegates_attention(self.blocks[index].module)
-
     def writes_more(self, index: int) -> bool:
         """Return whether a layer writes more than its heads and its MLP do: a mixer (`"L2MIX"`), or an unnamed MLP."""
         return writes_more(self.blocks[index].module)
@@ -236,7 +231,11 @@ class AttentionView:
 
     def unmasked(self, index: int, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
-        return scores > bridge.mask_score(self.model, index, scores.dtype) / 2
+        wrapped = getattr(self.blocks[index].module.attn, "original_component", None)
+        masked = torch.finfo(scores.dtype).min  # some models mask by -inf instead
+        if type(wrapped).__name__ == "CodeGenAttention":  # divides its scores after the mask of its weights' type
+            masked = torch.finfo(wrapped.qkv_proj.weight.dtype).min / float(wrapped.scale_attn)
+        return scores > masked / 2
 
     @property
     def causal(self) -> bool:
