@@ -268,9 +268,7 @@ def _statistics(
     `scorer` gives the scores of a batch, which are 0 where a sequence does not count, and which do. Hooks reduce the
     patterns, so that none is stored.
     """
-    total: dict[int, Tensor] = {}  # by layer, [2 halves, scores, heads]
-    squares: dict[int, Tensor] = {}
-    of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads], mean over the runs of the layer
+    of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads], mean over the times that the layer runs
     reduce_batch: Reduce
 
     def reduce(layer: int, pattern: Tensor, hook: Any) -> None:
@@ -279,25 +277,25 @@ def _statistics(
     hooks = [(view.hook_names(layer)["pattern"], partial(reduce, layer)) for layer in view.layers]
     n_sequences, width = sequences.tokens.shape
     rows_at_once = BATCH if width * BATCH <= _MOST_TOKENS else max(1, _MOST_TOKENS // width)
-    sizes = torch.zeros(2, 1, dtype=torch.float64)  # [2 halves, scores]
+    by_half = square = sizes = torch.zeros(1, dtype=torch.float64)  # [2 halves, scores, heads], but sizes without heads
+    n_heads: list[int] = []
     for start in range(0, n_sequences, rows_at_once):
         rows = slice(start, min(start + rows_at_once, n_sequences))
         odd = torch.arange(rows.start, rows.stop) % 2 == 1
         reduce_batch, counts = scorer(rows)
-        sizes = sizes + torch.stack([counts[:, ~odd].sum(1), counts[:, odd].sum(1)])
         view.run(sequences.tokens[rows], hooks, last=hooks[-1][0])
-        for layer, scores in of_batch.items():
-            total[layer] = torch.stack([scores[:, ~odd].sum(1), scores[:, odd].sum(1)]) + total.get(layer, 0)
-            squares[layer] = scores.square().sum(1) + squares.get(layer, 0)
-        of_batch.clear()
+        for layer in view.layers:
+            if layer not in of_batch:
+                raise UnsupportedArchitecture(
+                    f"layer {layer}: the attention never returned its pattern; "
+                    'load the model with attn_implementation="eager"'
+                )
+        n_heads = [of_batch[layer].shape[-1] for layer in view.layers]
+        scores = torch.cat([of_batch.pop(layer) for layer in view.layers], dim=-1)
+        by_half = by_half + torch.stack([scores[:, half].sum(1) for half in (~odd, odd)])
+        sizes = sizes + torch.stack([counts[:, half].sum(1) for half in (~odd, odd)])
+        square = square + scores.square().sum(1)
         advance(rows.stop - rows.start)
-    if len(total) < len(view.layers):
-        layer = min({*view.layers} - {*total})
-        raise UnsupportedArchitecture(
-            f'layer {layer}: the attention never returned its pattern; load the model with attn_implementation="eager"'
-        )
-    n_heads = [total[layer].shape[-1] for layer in view.layers]
-    by_half, square = (torch.cat([sums[layer] for layer in view.layers], dim=-1) for sums in (total, squares))
     n_counted = sizes.sum(0)
     count = n_counted[:, None]
     mean = by_half.sum(0) / count
