@@ -41,7 +41,7 @@ def test_layer_norms_of_queries_and_keys_in_compatibility_mode(case):
 def test_native_models(feature, case):
     model = native(feature)
     view = attention_view(model)
-    assert view.delegates_attention(0)
+    assert "scores" not in view.hook_names(0)
     points = ("residual", "value", "pattern", "z")
     tokens = torch.randint(0, 40, (2, 16), generator=torch.Generator().manual_seed(0))
     layers, heads, mask, seen = run_ablated(model, case, points, tokens)

@@ -48,7 +48,7 @@ def test_scores_that_a_bridge_does_not_expose_are_rebuilt(name):
     """Within a query's row, scores are the logarithm of the pattern but for a constant."""
     model, tokens = shared("bridge", name), zoo.prompt(1, 2)
     view = attention_view(model)
-    assert view.delegates_attention(0)
+    assert "scores" not in view.hook_names(0)
     score = relative_position_kernel(model, [(0, 1)], tokens).set_index("offset")["score"]
     name = view.hook_names(0)["pattern"]
     pattern = view.capture(tokens, [name], last=name)[name][0, 1].double()

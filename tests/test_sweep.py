@@ -136,8 +136,9 @@ def test_a_random_part_is_as_large_as_the_one_removed(name):
     bound = Symmetric().on(view, {1: [2]})[1]
 
     def alter(removal):
-        frames = torch.stack([haar_frame(removal.d_head, removal.d_head, [0, 1, 2, draw]) for draw in (0, 1)])
-        eye = torch.eye(removal.d_head, dtype=frames.dtype)
+        size = removal.scores.query.content.shape[-1]
+        frames = torch.stack([haar_frame(size, size, [0, 1, 2, draw]) for draw in (0, 1)])
+        eye = torch.eye(size, dtype=frames.dtype)
         torch.testing.assert_close(frames @ frames.mT, eye.expand_as(frames), rtol=0, atol=1e-12)
         found = random_difference(removal, [0, 0], frames)
         allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, :1]

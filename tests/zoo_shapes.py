@@ -436,6 +436,17 @@ MORE_SHAPES: dict[str, tuple[Callable[[], PretrainedConfig], str]] = {
         "Gemma3nForCausalLM",
     ),
     "gemma4": (_gemma4, "Gemma4ForCausalLM"),
+    "hrm": (  # a layer in each of two stacks, of which a pass runs one four times and the other twice
+        lambda: transformers.HrmTextConfig(
+            **{**LLAMA_SHAPE, "num_hidden_layers": 1, "num_key_value_heads": HEADS},
+            head_dim=16,
+            attention_bias=True,
+            embedding_scale=1.0,
+            H_cycles=2,
+            L_cycles=2,
+        ),
+        "HrmTextForCausalLM",
+    ),
     "llama4": (_llama4, "Llama4ForCausalLM"),
     "nanochat": (_nanochat, "NanoChatForCausalLM"),
     "stablelm": (lambda: _stablelm(qk_layernorm=False), "StableLmForCausalLM"),

@@ -21,7 +21,6 @@ from positional_measurements import (
 from reference_keys import KeysInPlaces
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
 from tlspectral.positional import logit_shares, split_logits
 from tlspectral.positional.exclusion import exclusion_split
 
@@ -170,7 +169,7 @@ def what_is_left_is_the_softmax_of_the_scores_less_the_part(row, part):
         # Model in float32: measured 4e-7; the parts move weights by hundredths and more where they are not 0.
         found = seen[layer, "pattern"][0, heads, query, : query + 1].double()
         torch.testing.assert_close(found, expected[heads], rtol=0, atol=1e-5)
-        if attention_view(row.model).delegates_attention(layer):  # z is edited by itself
+        if "scores" not in row.view.hook_names(layer):  # z is edited by itself
             value = seen[layer, "value"][0].double().transpose(0, 1)
             groups = row.view.n_heads(layer) // len(value)
             if row.name in ("gemma3n", "gemma4"):  # values of norm 1

@@ -171,7 +171,7 @@ def _attention(view: AttentionView, pair: tuple[int, int], prompt: Any) -> Secti
     if n_sequences != 1 or length > MOST_TOKENS:
         raise ValueError(f"one prompt of up to {MOST_TOKENS} tokens can be drawn; found {n_sequences} of {length}")
     pattern = view.hook_names(layer)["pattern"]
-    weights = view.capture(packed.tokens, [pattern], last=pattern)[pattern][0, head].float().cpu().numpy()
+    weights = view.capture(packed.tokens, [pattern], last=pattern)[pattern].float().mean(0)[head].cpu().numpy()
     tokens = [token_text(view, int(token)) for token in packed.tokens[0]]
     strongest = weights.argmax(1)
     lines = [

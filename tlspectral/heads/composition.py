@@ -14,6 +14,7 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.heads.operators.factored import centred_output
 from tlspectral.models.attention import AttentionView, RawAttention, fold_attention, key_value_groups
+from tlspectral.models.attention.causality import require_one_run
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.writes import Input
 from tlspectral.models.opening import open_layers
@@ -67,6 +68,8 @@ def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
     """
     end = head_receiver(receiver)
     source = open_layers(model)
+    if isinstance(source, AttentionView):
+        require_one_run(source, "no layer is earlier than all runs of another")
     [(layer, [head])] = heads_by_layer(source, [end]).items()
     side: Side = "output" if end.input == "v" else "query-key"
     earlier_layers = [index for index in source.layers if index < layer]

@@ -37,11 +37,6 @@ class Removal:
     allowed: Bool[Tensor, "*batch pos pos"] | None
     scores: HeadScores | None
 
-    @property
-    def d_head(self) -> int:
-        """Columns of a head."""
-        return self.difference.shape[-1] if self.scores is None else self.scores.query.content.shape[-1]
-
 
 @dataclass
 class LayerAblation(HeadCapture):
@@ -51,17 +46,21 @@ class LayerAblation(HeadCapture):
         part: what is removed, bound to these heads by `Part.on`.
         alter: function of a `Removal` that returns what is added in place of its `difference`. With it, values that do
             not change need not be equal to the bit. Not for `LongRange`, which adds nothing.
+        n_run: how often the layer has run in the pass so far, of a part that replaces outputs run by run.
     """
 
     part: Bound
     alter: Callable[[Removal], Tensor] | None = None
+    n_run: int = 0
 
     def hooks(self) -> list[Hook]:
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
         self.prove()
         names = self.names
         if isinstance(self.part, Replacement):
-            return [(names["z"], self._edit_output)]
+            # Every pass passes the embedding once, first.
+            begun = [("hook_embed", self._begin)] if self.view.two_stacks and self.part.z is not None else []
+            return [*begun, (names["z"], self._edit_output)]
         if "scores" not in names:
             if self.view.reweighs(self.layer.layer):
                 return [*self.holders("query", "key"), (names["pattern"], self._edit_pattern)]
@@ -186,11 +185,15 @@ class LayerAblation(HeadCapture):
         require_close(off, off, pattern.dtype, "live pattern", *self.not_of_own_keys("pattern"), EditNotHonored)
         return self.with_replaced(pattern, torch.where(before == after, selected, after.to(pattern)), heads_axis=1)
 
+    def _begin(self, embedded: Tensor, hook: Any) -> None:
+        self.n_run = 0
+
     def _edit_output(self, z: Tensor, hook: Any) -> Tensor:
         assert isinstance(self.part, Replacement)
         by_head = z.reshape(*z.shape[:2], self.layer.n_heads, -1)  # bridges of latent attention split it otherwise
         selected = self.selected(by_head, heads_axis=2)
-        edited = self.part.of(selected, self.heads)
+        edited = self.part.of(selected, self.heads, self.n_run)
+        self.n_run += 1
         if self.alter is not None:
             edited = selected + self.alter(Removal((edited - selected).transpose(1, 2), None, None)).transpose(1, 2)
         return self.with_replaced(by_head, edited, heads_axis=2).reshape(z.shape)

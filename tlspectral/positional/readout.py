@@ -21,6 +21,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import in_float64, rotate, times_phase, with_gain_and_phase
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped
+from tlspectral.models.attention.causality import require_one_run
 from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.layer import require_every_key
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
@@ -193,7 +194,8 @@ class LastQueryReader:
     finished: set[int] = field(default_factory=set)
 
     def hooks(self) -> list[Hook]:
-        """A TransformerLens `fwd_hooks` list, for any number of runs in turn."""
+        """A TransformerLens `fwd_hooks` list, for any number of runs in turn. Raises as `require_one_run`."""
+        require_one_run(self.view, "a head has several logits of a key, and no scores of their swaps are defined")
         hooks: list[Hook] = []
         for layer in self.view.layers:
             names = self.view.hook_names(layer)

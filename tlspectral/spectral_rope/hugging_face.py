@@ -137,7 +137,7 @@ def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, Spectra
         parameter.requires_grad_(not shared and parameter.requires_grad)
     paths = {id(module): path for path, module in view.model.original_model.named_modules()}
     for index, rotary in layers.items():
-        path = paths[id(view.model.blocks[index].attn)].replace("_original_component.", "")
+        path = paths[id(view.blocks[index].module.attn)].replace("_original_component.", "")
         attention = copied.get_submodule(path)
         if not hasattr(attention, "layer_idx"):
             attention.layer_idx = index

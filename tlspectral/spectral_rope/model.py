@@ -12,6 +12,7 @@ from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import attention_view
+from tlspectral.models.attention.causality import require_one_run
 from tlspectral.models.attention.interrupts import uninterrupted
 from tlspectral.models.attention.replay import module_hooks
 from tlspectral.models.loading import load_model
@@ -180,8 +181,9 @@ def to_spectral(
     """
     if is_spectral_object(model) or getattr(model, "spectral_geometry", None) is not None:
         raise ValueError("the model is spectral already: make the new one from its .base")
-    of_transformers = hasattr(model, "get_input_embeddings") and not hasattr(model, "blocks")
+    of_transformers = hasattr(model, "get_input_embeddings") and not hasattr(model, "run_with_hooks")
     view = attention_view(load_model(model) if of_transformers else model)
+    require_one_run(view, "one rotation would learn from all of them, most of which record no gradient")
     layers = spectral_layers(
         view,
         scope=scope,

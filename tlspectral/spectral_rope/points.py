@@ -61,7 +61,7 @@ def place(view: AttentionView, layers: dict[int, SpectralRoPE]) -> None:
             name = f"blocks.{index}.attn.hook_{'rot_' if normed else ''}{side[0]}"
             swap(points[name], RotatedPoint)
             points[name].rotation = (rotary, side, name)
-        swap(view.model.blocks[index].attn, PositionedAttention)
+        swap(view.blocks[index].module.attn, PositionedAttention)
 
 
 def _given_positions(attention: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, int]:

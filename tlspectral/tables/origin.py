@@ -6,7 +6,7 @@ from typing import Any
 
 _ORIGIN = (
     "model", "revision", "commit", "sha256", "backend", "weights_sha256", "weights_by_layer", "n_layers",
-    "skipped_layers",
+    "skipped_layers", "stacks",
 )  # fmt: skip
 
 

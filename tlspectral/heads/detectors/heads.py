@@ -11,34 +11,32 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads.detectors.sequences import (
     chance_level,
-    detector_offsets,
     repeated_ids,
+    repeated_marks,
     repeated_sequences,
     segment_length_of,
 )
+from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.causality import require_one_run
 from tlspectral.models.attention.padding import PackedTokens, even_rows
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Column, Schema, columns
 
 DETECTORS = ("prev", "dup", "ind")
-PROMPT_DETECTORS = ("prev", "dup", "self")
 BATCH = 25
 _MOST_TOKENS = 2**12
 NULL_SEQUENCES = 16
 """Sequences that scores are compared with their null on, as far as they have `_MOST_TOKENS` together."""
 
 Pattern = Callable[[Tensor], Any] | Any
-Reduce = Callable[[Tensor], Float64[Tensor, "scores batch heads"]]
-Scorer = Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]]
 
 
 def _scored(name: str, meaning: str) -> tuple[Column, ...]:
@@ -156,6 +154,8 @@ def detect_heads(
     if null_draws < 0:
         raise ValueError(f"null_draws is the number of draws of the null, 0 for none; found {null_draws}")
     view = attention_view(model)
+    if null_draws:
+        require_one_run(view, "a draw is compared with one pattern of a head, so leave null_draws out")
     if prompts is None:
         repeated = repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
         sequences = even_rows(repeated)
@@ -183,32 +183,29 @@ def measured_detectors(
     """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`."""
     tokens = sequences.tokens
     length = None if on_prompts else segment_length_of(tokens)
-    names = PROMPT_DETECTORS if length is None else (*DETECTORS, "prev_first")
-    names = names if view.causal else (*names, "next")
     attrs: dict[str, Any] = {"n_sequences": len(tokens)}
     if length is not None:
         attrs |= {"segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
-    names = names if pattern is None else (*names, "pattern")
-    marks = None
-    if on_prompts or pattern is not None:
-        from tlspectral.heads.detectors.targets import Marks
-
-        marks = Marks(sequences, on_prompts=on_prompts, pattern=pattern, causal=view.causal)
-    scorer = partial(_scorer, length, marks and marks.scorer, view.causal)
+    if length is not None:
+        patterns: dict[str, Any] = repeated_marks(length, view.causal)
+    else:
+        patterns = {"prev": "previous_token", "dup": "duplicate", "self": "self"}
+        patterns |= {} if view.causal else {"next": "next_token"}
+    names = [*patterns] if pattern is None else [*patterns, "pattern"]
+    marks = Marks(sequences, [*patterns.values(), pattern][: len(names)], causal=view.causal)
     with bar(len(sequences.tokens), "detectors", "seq") as shown:
-        statistics = _statistics(view, sequences, scorer, shown.update)
+        statistics = _statistics(view, sequences, marks.scorer, shown.update)
     if pattern is not None and not statistics.n_counted[-1]:
         raise ValueError("pattern marks no key of any sequence")
     chance: Any = None if length is None else chance_level(length, view.causal)
-    if marks is not None:
-        uniform = torch.cat(marks.uniform, dim=1).sum(1)
-        n_marked = len(uniform)
-        by_mark = zip(names[-n_marked:], (uniform / statistics.n_counted[-n_marked:]).tolist(), strict=True)
-        chance = dict.fromkeys(DETECTORS if length is not None else (), chance) | dict(by_mark)
+    if length is None or pattern is not None:
+        uniform = torch.cat(marks.uniform, dim=1).sum(1) / statistics.n_counted
+        by_mark = [*zip(names, uniform.tolist(), strict=True)]
+        chance = dict.fromkeys(DETECTORS, chance) | dict(by_mark[-1:]) if length is not None else dict(by_mark)
         attrs["n_counted"] = dict(zip(names, statistics.n_counted.long().tolist(), strict=True))
     pvalues: Any = [None] * len(names)
     if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
-        pvalues, n_compared = _pvalues(view, sequences, scorer, null_draws, seed)
+        pvalues, n_compared = _pvalues(view, sequences, marks.scorer, null_draws, seed)
         attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
     scores: dict[str, Any] = {"layer": statistics.layer, "head": statistics.head}
     for name, mean, error, pvalue in zip(names, statistics.mean, statistics.error, pvalues, strict=True):
@@ -252,40 +249,6 @@ def _pvalues(
     return pvalues, rows.stop
 
 
-def _scorer(
-    length: int | None, of_marks: Scorer | None, causal: bool, rows: slice
-) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
-    """Return the function of a pattern that gives the scores of a batch, and which sequences count for each score.
-
-    Scores on repeated sequences come first, then those of marked keys.
-    """
-    reduced, counts = [], []
-    if length is not None:
-        reduced.append(partial(_repeated_scores, length, causal))
-        counts.append(torch.ones(len(DETECTORS) + 1 + (not causal), rows.stop - rows.start, dtype=torch.bool))
-    if of_marks is not None:
-        reduce_marks, counted = of_marks(rows)
-        reduced.append(reduce_marks)
-        counts.append(counted)
-    return lambda pattern: torch.cat([reduce(pattern) for reduce in reduced]), torch.cat(counts)
-
-
-def _repeated_scores(length: int, causal: bool, pattern: Tensor) -> Float64[Tensor, "scores batch heads"]:
-    """Return the scores of `DETECTORS` on the copy, `prev` on the segment, and in an encoder `next` on the copy."""
-
-    def mass(offset: int, first: int, end: int | None = None) -> Tensor:
-        # Entry i of the diagonal is query i + offset, key i; above the diagonal query i.
-        queries = pattern.diagonal(-offset, dim1=-2, dim2=-1)
-        shift = max(offset, 0)
-        return in_float64(queries[..., first - shift : end and end - shift]).mean(-1).cpu()
-
-    found = {name: mass(offset, length + 1) for name, offset in detector_offsets(length).items()}
-    found["prev_first"] = mass(1, 2, length + 1)
-    if not causal:
-        found |= {"ind": found["ind"] * torch.nan, "next": mass(-1, length + 1)}
-    return torch.stack([*found.values()])
-
-
 class _Statistics(NamedTuple):
     """Scores of all heads over the sequences that count, of which there are `n_counted` for each score."""
 
@@ -305,38 +268,34 @@ def _statistics(
     `scorer` gives the scores of a batch, which are 0 where a sequence does not count, and which do. Hooks reduce the
     patterns, so that none is stored.
     """
-    total: dict[int, Tensor] = {}  # by layer, [2 halves, scores, heads]
-    squares: dict[int, Tensor] = {}
+    of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads], mean over the times that the layer runs
     reduce_batch: Reduce
-    odd: Tensor
 
-    def reducer(layer: int) -> Callable[[Tensor, Any], None]:
-        def reduce(pattern: Tensor, hook: Any) -> None:
-            scores = reduce_batch(pattern)
-            halves = torch.stack([scores[:, ~odd].sum(1), scores[:, odd].sum(1)])
-            total[layer] = halves + total.get(layer, 0)
-            squares[layer] = scores.square().sum(1) + squares.get(layer, 0)
+    def reduce(layer: int, pattern: Tensor, hook: Any) -> None:
+        of_batch[layer] = reduce_batch(pattern) / view.blocks[layer].runs + of_batch.get(layer, 0)
 
-        return reduce
-
-    hooks = [(view.hook_names(layer)["pattern"], reducer(layer)) for layer in view.layers]
+    hooks = [(view.hook_names(layer)["pattern"], partial(reduce, layer)) for layer in view.layers]
     n_sequences, width = sequences.tokens.shape
     rows_at_once = BATCH if width * BATCH <= _MOST_TOKENS else max(1, _MOST_TOKENS // width)
-    sizes = torch.zeros(2, 1, dtype=torch.float64)  # [2 halves, scores]
+    by_half = square = sizes = torch.zeros(1, dtype=torch.float64)  # [2 halves, scores, heads], but sizes without heads
+    n_heads: list[int] = []
     for start in range(0, n_sequences, rows_at_once):
         rows = slice(start, min(start + rows_at_once, n_sequences))
         odd = torch.arange(rows.start, rows.stop) % 2 == 1
         reduce_batch, counts = scorer(rows)
-        sizes = sizes + torch.stack([counts[:, ~odd].sum(1), counts[:, odd].sum(1)])
         view.run(sequences.tokens[rows], hooks, last=hooks[-1][0])
+        for layer in view.layers:
+            if layer not in of_batch:
+                raise UnsupportedArchitecture(
+                    f"layer {layer}: the attention never returned its pattern; "
+                    'load the model with attn_implementation="eager"'
+                )
+        n_heads = [of_batch[layer].shape[-1] for layer in view.layers]
+        scores = torch.cat([of_batch.pop(layer) for layer in view.layers], dim=-1)
+        by_half = by_half + torch.stack([scores[:, half].sum(1) for half in (~odd, odd)])
+        sizes = sizes + torch.stack([counts[:, half].sum(1) for half in (~odd, odd)])
+        square = square + scores.square().sum(1)
         advance(rows.stop - rows.start)
-    if len(total) < len(view.layers):
-        layer = min({*view.layers} - {*total})
-        raise UnsupportedArchitecture(
-            f'layer {layer}: the attention never returned its pattern; load the model with attn_implementation="eager"'
-        )
-    n_heads = [total[layer].shape[-1] for layer in view.layers]
-    by_half, square = (torch.cat([sums[layer] for layer in view.layers], dim=-1) for sums in (total, squares))
     n_counted = sizes.sum(0)
     count = n_counted[:, None]
     mean = by_half.sum(0) / count

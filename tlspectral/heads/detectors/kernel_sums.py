@@ -10,13 +10,13 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.errors import EditNotHonored, ScoreMismatch
+from tlspectral.errors import EditNotHonored
 from tlspectral.heads.detectors.distance import Preference, preference
 from tlspectral.heads.detectors.rotated_keys import at_pattern
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.attention.run_scores import require_own_pattern
 from tlspectral.models.attention.threads import user_hooks
 
 BATCH = 25
@@ -61,7 +61,7 @@ class LayerKernels:
         names = self.view.hook_names(self.layer)
         hooks: Hooks = []
         counted = real & averaged[:, None]
-        if self.rotary is not None and bool(averaged.any()):
+        if self.rotary is not None and not self.view.two_stacks and bool(averaged.any()):
             self.n_tokens += int(counted.sum())
             hooks += [(names[side], partial(self._add_mean, side, counted)) for side in ("query", "key")]
         if not scores:
@@ -71,7 +71,11 @@ class LayerKernels:
             return [*hooks, (names["scores"], lambda values, hook: self._add_scores(values, real, averaged))]
 
         def rebuild(captured: dict[str, Tensor], pattern: Tensor) -> None:
-            self._add_scores(_rebuilt(self.view, self.layer, captured, pattern), real, averaged)
+            # A layer that exposes only its pattern.
+            mask = ~self.view.seen_keys(self.layer, pattern.shape[-1]).cpu()
+            scores = rebuilt_scores(self.view, self.layer, captured).total.masked_fill(mask, -torch.inf)
+            require_own_pattern(scores, pattern, pattern.dtype, f"layer {self.layer}")
+            self._add_scores(scores, real, averaged)
             captured.clear()
 
         return [*hooks, *at_pattern(self.view, self.layer, rebuild)]
@@ -145,21 +149,3 @@ def measured_kernels(
     for kernel in kernels:
         kernel.predict(max(run.tokens.shape[1] for run, _, _ in runs))
     return kernels
-
-
-def _rebuilt(
-    view: AttentionView, layer: int, captured: dict[str, Tensor], pattern: Tensor
-) -> Float64[Tensor, "batch heads pos pos"]:
-    """Return the scores of a layer that exposes only its pattern, -inf where it masks. Raises ScoreMismatch."""
-    mask = ~view.seen_keys(layer, pattern.shape[-1]).cpu()
-    scores = rebuilt_scores(view, layer, captured).total.masked_fill(mask, -torch.inf)
-    require_close(
-        (scores.softmax(-1) - pattern.double()).abs().max(),
-        scores.masked_fill(mask, 0.0).abs().max(),
-        pattern.dtype,
-        "pattern",
-        f"layer {layer}: the pattern rebuilt from the folded weights differs from the model's own",
-        LOOK_FOR_HOOKS,
-        ScoreMismatch,
-    )
-    return scores

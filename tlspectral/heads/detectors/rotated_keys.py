@@ -21,17 +21,17 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.errors import ScoreMismatch
+from tlspectral.heads.detectors.targets import Reduce
 from tlspectral.models.attention import AttentionLayer, AttentionView, Latent
 from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.head_scores import HeadScores, key_side, rotation_tables, scores_of_stream
 from tlspectral.models.attention.layer import require_even_scale
 from tlspectral.models.attention.run_scores import visible_keys
+from tlspectral.models.attention.threads import holding
 
 TIE = 1e-6
 """Relative difference up to which a draw reaches the observed score. Rounding to float32 is 1e-7, and a score that no
 key can change (a pattern that marks all keys) must have p of 1."""
-
-Reduce = Callable[[Tensor], Float64[Tensor, "scores batch heads"]]
 
 
 def rotated_key_pvalues(
@@ -91,12 +91,11 @@ def at_pattern(
     """
     names, captured = view.hook_names(index), {}
     points = [names[point] for point in ("residual", "cos", "sin", "scores") if point in names]
-    hooks = [(name, partial(_hold, captured, name)) for name in points if name in view.model.hook_dict]
-    return [*hooks, (names["pattern"], lambda pattern, hook: measure(captured, pattern.detach().cpu()))]
-
-
-def _hold(captured: dict[str, Tensor], name: str, activation: Tensor, hook: Any) -> None:
-    captured[name] = activation.detach()
+    known = view.model.hook_dict
+    return [
+        *holding(captured, (name for name in points if name in known)),
+        (names["pattern"], lambda pattern, hook: measure(captured, pattern.detach().cpu())),
+    ]
 
 
 @dataclass(frozen=True)

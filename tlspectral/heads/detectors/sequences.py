@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
@@ -86,6 +86,22 @@ def segment_length_of(tokens: Int[Tensor, "sequences pos"]) -> int | None:
 def detector_offsets(length: int) -> dict[str, int]:
     """Return how far behind a query of the second copy the key of each detector lies, for segments of L tokens."""
     return {"prev": 1, "dup": length, "ind": length - 1}
+
+
+def repeated_marks(length: int, causal: bool) -> dict[str, Bool[Tensor, "query key"]]:
+    """Return the keys that queries are scored on, by score; in an encoder `next` too.
+
+    An encoder has none for `ind`: what follows a token is seen there, not remembered.
+    """
+    copy = range(length + 1, 2 * length + 1)
+    wanted = {name: (copy, back) for name, back in detector_offsets(length).items()}
+    wanted["prev_first"] = range(2, length + 1), 1
+    if not causal:
+        wanted |= {"ind": (copy[:0], 0), "next": (copy[:-1], -1)}
+    marks = {name: torch.zeros(2 * length + 1, 2 * length + 1, dtype=torch.bool) for name in wanted}
+    for name, (queries, back) in wanted.items():
+        marks[name][list(queries), [query - back for query in queries]] = True
+    return marks
 
 
 def chance_level(length: int, causal: bool = True) -> float:

@@ -12,6 +12,8 @@ from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.models.attention.padding import PackedTokens
 
 Weights = Float64[Tensor, "batch query key"]
+Reduce = Callable[[Float[Tensor, "batch heads query key"]], Float64[Tensor, "scores batch heads"]]
+Scorer = Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]]
 
 
 def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: bool) -> Weights:
@@ -73,24 +75,27 @@ def _matrix(given: Any, index: int | None = None) -> Tensor:
 
 
 class Marks:
-    """The keys that sequences are scored on beside those of repeated segments: of prompts, and of a caller's pattern.
+    """The keys that sequences are scored on, by patterns: names of `PATTERNS`, matrices or functions.
 
     `uniform` collects what uniform attention would score in each batch, [scores, batch].
     """
 
-    def __init__(self, sequences: PackedTokens, *, on_prompts: bool, pattern: Any, causal: bool):
-        self.sequences, self.causal = sequences, causal
-        self.patterns = ["previous_token", "duplicate", "self"] if on_prompts else []  # `PROMPT_DETECTORS`
-        self.patterns += [] if causal or not on_prompts else ["next_token"]
-        self.patterns += [] if pattern is None else [pattern]
+    def __init__(self, sequences: PackedTokens, patterns: list[Any], *, causal: bool):
+        self.sequences, self.patterns, self.causal = sequences, patterns, causal
         self.uniform: list[Float64[Tensor, "scores batch"]] = []
 
-    def scorer(self, rows: slice) -> tuple[Callable[[Tensor], Tensor], Bool[Tensor, "scores batch"]]:
+    def scorer(self, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
         """Return the function of a pattern that gives the scores of a batch, and which of its sequences count."""
         weights = [_pattern_weights(pattern, self.sequences, rows, self.causal) for pattern in self.patterns]
         self.uniform.append(torch.stack([_uniform_attention(marked, self.causal) for marked in weights]))
-        counted = torch.stack([scored_queries(marked) > 0 for marked in weights])
-        return lambda attention: torch.stack([weighted_attention(attention, marked) for marked in weights]), counted
+        n_queries = torch.stack([scored_queries(marked) for marked in weights])
+        marks = [(marked.nonzero(as_tuple=True), marked[marked != 0]) for marked in weights]
+
+        def reduce(attention: Tensor) -> Tensor:
+            total = torch.stack([weighted_attention(attention, *marked) for marked in marks])
+            return total / n_queries.clamp_min(1)[..., None]
+
+        return reduce, n_queries > 0
 
 
 def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:
@@ -99,18 +104,16 @@ def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:
 
 
 def weighted_attention(
-    pattern: Float[Tensor, "batch heads query key"], weights: Weights
+    pattern: Float[Tensor, "batch heads query key"], where: tuple[Tensor, ...], weights: Float64[Tensor, "marks"]
 ) -> Float64[Tensor, "batch heads"]:
-    """Return the weighted attention of a query, averaged over the queries with a weight; 0 where there are none."""
-    row, query, key = weights.nonzero(as_tuple=True)
-    where = [index.to(pattern.device) for index in (row, query, key)]
-    attention = in_float64(pattern[where[0], :, where[1], where[2]]).cpu() * weights[row, query, key][:, None]
-    total = torch.zeros(pattern.shape[:2], dtype=torch.float64).index_add_(0, row, attention)
-    return total / scored_queries(weights).clamp_min(1)[:, None]
+    """Return the weighted sum of the attention of each prompt to the keys at `where`: prompt, query and key."""
+    row, query, key = (index.to(pattern.device) for index in where)
+    attention = in_float64(pattern[row, :, query, key]).cpu() * weights[:, None]
+    return torch.zeros(pattern.shape[:2], dtype=torch.float64).index_add_(0, where[0], attention)
 
 
 def _uniform_attention(weights: Weights, causal: bool) -> Float64[Tensor, "batch"]:
-    """Return what `weighted_attention` is for a head that attends alike to all keys that its queries see."""
+    """Return the mean of `weighted_attention` for a head that attends alike to all keys that its queries see."""
     width = weights.shape[-1]
     keys_seen = torch.arange(1, width + 1) if causal else torch.tensor(width)
     return (weights.sum(-1) / keys_seen).sum(-1) / scored_queries(weights).clamp_min(1)

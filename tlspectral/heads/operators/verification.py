@@ -33,10 +33,10 @@ class LayerCheck(NamedTuple):
 def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
     """Rebuild every layer's attention scores from its folded weights and compare them with the model's own.
 
-    The input of each layer is taken from a run of the model; norm, biases, M, rotation (the model's own cos and sin
-    tables), scale and softcap are ours, in float64. Masked entries are left out. Where a bridge exposes no scores, the
-    softmax is compared with the model's pattern. ALiBi is compared up to a shift of each query's row, which the softmax
-    does not see.
+    The input of each layer is taken from a pass of the model, in HRM of each time that the layer runs in it; norm,
+    biases, M, rotation (the model's own cos and sin tables), scale and softcap are ours, in float64. Masked entries are
+    left out. Where a bridge exposes no scores, the softmax is compared with the model's pattern. ALiBi is compared up
+    to a shift of each query's row, which the softmax does not see.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -68,7 +68,10 @@ def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerChe
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for points_of_layer in names.values() for point, name in points_of_layer.items() if point in points]
     captured = view.capture(packed.tokens, wanted, last=names[max(names)]["pattern"])
-    return {index: _check_layer(view, index, names[index], captured, packed.real) for index in names}
+    return {
+        index: _check_layer(view, index, names[index], captured, packed.real.repeat(view.blocks[index].runs, 1))
+        for index in names
+    }
 
 
 def checked_prompts(view: AttentionView, prompts: Any) -> PackedTokens:

@@ -16,6 +16,7 @@ from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, noise_of, require_close
 from tlspectral.models.attention.head_scores import Tables
 from tlspectral.models.attention.run_scores import require_own_pattern, row_scores
+from tlspectral.models.attention.threads import holding
 from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes, mixed, require_equal_streams, z_of
 from tlspectral.selection import head_name
 
@@ -31,7 +32,7 @@ class TwoTokens:
         written: what each of them wrote at the query token and at the key token.
         residual: what enters the head's layer there.
         norm_behind: some earlier layer has a norm behind its attention, whose scale was held.
-        captured: whole activations of the head's layer: queries, keys and rotation tables, by hook point.
+        captured: whole activations of the head's layer, by hook point.
         scores: the model's own scores of the query, as it has them before the softmax; None where it exposes none.
         unmasked: keys that `scores` do not mask; None without scores.
         largest: the largest |score| of the layer outside its mask; None without scores.
@@ -63,36 +64,26 @@ def trace(
         wanted = [name for point, name in view.hook_names(earlier).items() if point in WRITE_POINTS]
         hooks += [(name, partial(_keep, kept, name, token_pair)) for name in wanted if name in view.model.hook_dict]
     hooks.append((names["residual"], partial(_keep, kept, names["residual"], token_pair)))
-    whole = [names[point] for point in ("query", "key", "cos", "sin") if point in names]
-    hooks += [(name, partial(_keep, kept, name, slice(None))) for name in whole]
-
-    def keep_row(scores: Tensor, hook: Any) -> None:
-        unmasked = view.unmasked(layer, scores)
-        kept["largest"] = float(scores.detach().where(unmasked, 0.0).abs().max())
-        row = scores[0, head, query].detach().cpu()
-        kept["row"] = row.double()
-        kept["unmasked"] = unmasked[0, head, query].cpu() & (torch.arange(len(row)) <= query)
-
-    if "scores" in names:
-        hooks.append((names["scores"], keep_row))
-
-    def keep_pattern(pattern: Tensor, hook: Any) -> None:
-        kept["pattern"] = pattern[0, head, query].detach().cpu().double()
-
-    hooks.append((names["pattern"], keep_pattern))
+    whole = [names[point] for point in ("query", "key", "cos", "sin", "scores", "pattern") if point in names]
+    hooks += holding(kept, whole)
     view.run(tokens, hooks, last=names["pattern"])
     residual = in_float64(kept[names["residual"]])[0].cpu()
     sources, written, norm_behind = _sources(view, tokens, layer, token_pair, kept)
     problem = f"layer {layer}: what enters it is not the sum of what earlier layers wrote"
     require_equal_streams(written.sum(1), residual, kept[names["residual"]].dtype, problem, _UNDIVIDED)
     captured = {name: kept[name] for name in whole if name in kept}
-    row, unmasked_row, largest = (kept.get(name) for name in ("row", "unmasked", "largest"))
-    return TwoTokens(
-        sources, written, residual, norm_behind, captured, row, unmasked_row, largest, pattern=kept["pattern"]
-    )
+    row = unmasked_row = largest = None
+    if "scores" in names:
+        scores = captured[names["scores"]]
+        unmasked = view.unmasked(layer, scores)
+        largest = float(scores.where(unmasked, 0.0).abs().max())
+        row = scores[0, head, query].cpu().double()
+        unmasked_row = unmasked[0, head, query].cpu() & (torch.arange(len(row)) <= query)
+    pattern = captured[names["pattern"]][0, head, query].cpu().double()
+    return TwoTokens(sources, written, residual, norm_behind, captured, row, unmasked_row, largest, pattern)
 
 
-def _keep(kept: dict[str, Any], name: str, positions: Any, activation: Tensor, hook: Any) -> None:
+def _keep(kept: dict[str, Any], name: str, positions: list[int], activation: Tensor, hook: Any) -> None:
     kept[name] = activation[:, positions].detach()
 
 

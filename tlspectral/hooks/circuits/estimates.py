@@ -17,7 +17,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.pairs import Pairs
 from tlspectral.models.attention.replay import logits_at
-from tlspectral.models.attention.threads import Hook, hooks_on
+from tlspectral.models.attention.threads import Hook, holding, hooks_on
 from tlspectral.tables.progress import bar
 
 Method = Literal["EAP", "EAP-IG"]
@@ -115,15 +115,12 @@ class _Reading:
         passing = dict.fromkeys(one.names[point] for _, one in readers for point in one.streams)
         return [
             (self.pairs.view.hook_names(0)["residual"], self._start),
-            *((name, partial(self._note, name)) for name in passing),
+            *holding(self.passed, passing),
             *((one.point, partial(self._keep, place)) for place, (_, one) in enumerate(readers)),
         ]
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
         return (x.detach() - self.removed.to(x)).requires_grad_()
-
-    def _note(self, name: str, activation: Tensor, hook: Any) -> None:
-        self.passed[name] = activation.detach()
 
     def _keep(self, place: int, activation: Tensor, hook: Any) -> Tensor:
         # A node of its own: a stream or norm that others read too has their gradients in it.

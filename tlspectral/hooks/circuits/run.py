@@ -18,7 +18,7 @@ from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.edges.cutting import Cut
 from tlspectral.models.attention.replay import Positions, logits_at
-from tlspectral.models.attention.threads import Hook, hooks_on
+from tlspectral.models.attention.threads import Hook, holding, hooks_on
 from tlspectral.models.attention.writes import HeadWrites, mixed, z_of
 
 
@@ -51,7 +51,7 @@ class Stream:
                 found.append((names["z"], partial(self._note_heads, place[f"L{layer}H0"], writes)))
             if self.graph.mixers[layer]:
                 before = ("residual",) if writes is None else ("residual", "attention_out")
-                found += [(names[point], partial(self._hold, names[point])) for point in before]
+                found += holding(self.held, (names[point] for point in before))
                 behind = "residual_after" if mlp is None else "middle"
                 found.append((names[behind], partial(self._note_mixer, layer, behind)))
             if mlp is not None:
@@ -69,9 +69,6 @@ class Stream:
     def _note_heads(self, first: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:
         z = z_of(z, writes.w_o)
         self._note(first, writes.of(z, writes.token_scale(z)))
-
-    def _hold(self, name: str, activation: Tensor, hook: Any) -> None:
-        self.held[name] = activation
 
     def _note_mixer(self, layer: int, behind: Literal["residual_after", "middle"], x: Tensor, hook: Any) -> None:
         view = self.graph.view

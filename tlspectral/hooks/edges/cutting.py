@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.mlp import MlpReads, mlp_reads
-from tlspectral.models.attention.threads import Hook
+from tlspectral.models.attention.threads import Hook, holding
 from tlspectral.models.attention.writes import INPUT_POINTS, LayerReads, layer_reads
 
 Cut = tuple[int, slice, Tensor]
@@ -51,21 +50,21 @@ class Reader:
         """Return hooks that take what is cut out of what the receivers read; `cuts` is called while the model runs."""
         held: dict[str, Tensor] = {}
 
-        def hold(name: str, activation: Tensor, hook: Any) -> None:
-            held[name] = activation
-
         def edit(read: Tensor, hook: Any) -> Tensor:
+            x = self._stream(held) if self.reads is not None else widened(read)
             if isinstance(self.reads, LayerReads):
-                return without(read, widened(held["residual"]), self.reads, cuts())
-            x = widened(read)
-            if self.reads is not None:
-                x = self.reads.stream({point: widened(held[point]) for point in self.reads.reads})
+                return without(read, x, self.reads, cuts())
             removed = torch.zeros_like(x)
             for _, rows, one in cuts():
                 removed[rows] += one.to(x)
             return (x - removed).to(read) if self.reads is None else self.reads.changed(read, x, removed)
 
-        return [*((self.names[point], partial(hold, point)) for point in self.streams), (self.point, edit)]
+        return [*holding(held, (self.names[point] for point in self.streams)), (self.point, edit)]
+
+    def _stream(self, passed: Mapping[str, Tensor]) -> Float[Tensor, "batch pos d_model"]:
+        """Return the stream that is read, from what passed the points of `streams`, by their hook points."""
+        streams = {point: widened(passed[self.names[point]]) for point in self.streams}
+        return self.reads.stream(streams) if isinstance(self.reads, MlpReads) else streams["residual"]
 
     def gradient(
         self, of_read: Float[Tensor, "*shape"], passed: Mapping[str, Tensor]
@@ -76,11 +75,11 @@ class Reader:
         """
         if self.reads is None:
             return of_read[None]
-        streams = {point: widened(passed[self.names[point]]) for point in self.streams}
+        x = self._stream(passed)
         if isinstance(self.reads, MlpReads):
-            return self.reads.gradient(of_read, self.reads.stream(streams))[None]
+            return self.reads.gradient(of_read, x)[None]
         by_head = self.reads.by_head(of_read).unflatten(2, (len(self.reads.weight), -1)).sum(3)  # of repeated keys
-        return self.reads.gradient(by_head, streams["residual"])
+        return self.reads.gradient(by_head, x)
 
 
 def readers(view: AttentionView, layer: int, what: Any) -> list[Reader]:

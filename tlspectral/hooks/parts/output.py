@@ -149,28 +149,28 @@ class Replacement(Placed):
         how: zeros, the mean over sequences, the z of another sequence, or that of the pair of each prompt.
         seed: of the draw of that sequence.
         heads: heads that `z` holds, in order.
-        z: of the reference; its mean over sequences for `"mean"`, with one position where sequences are of unequal
-            length. None: the sequences of the run itself.
+        z: of the reference, each time that the layer runs in a pass; its mean over sequences for `"mean"`, with one
+            position where sequences are of unequal length. None: the sequences of the run itself.
         donors: the reference's sequence for each sequence of the run; None draws them as the model runs.
     """
 
     how: Replace
     seed: int
     heads: list[int] = field(default_factory=list)
-    z: Float[Tensor, "sequences pos heads d_head"] | None = None
+    z: Float[Tensor, "runs sequences pos heads d_head"] | None = None
     donors: Int[Tensor, "rows"] | None = None
 
-    def of(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int]) -> Tensor:
-        """Return what replaces the z of these heads, as a constant for gradients.
+    def of(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int], run: int = 0) -> Tensor:
+        """Return what replaces the z of these heads the `run`-th time that their layer runs, a constant for gradients.
 
         Raises ValueError for a run of one sequence that is its own reference, or of another length than the sequences
         that it is resampled from.
         """
         acts = self.acts(*z.shape[:2])
-        replaced = torch.zeros_like(z) if self.how == "zero" else self._replaced(z, heads)
+        replaced = torch.zeros_like(z) if self.how == "zero" else self._replaced(z, heads, run)
         return replaced if acts is None else torch.where(acts[..., None, None].to(z.device), replaced, z)
 
-    def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int]) -> Tensor:
+    def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int], run: int) -> Tensor:
         """Return what replaces z at every position."""
         if self.z is None:
             if len(z) < 2:
@@ -180,7 +180,7 @@ class Replacement(Placed):
                 )
             reference = z.detach()
         else:
-            reference = self.z[:, :, [self.heads.index(head) for head in heads]]
+            reference = self.z[run % len(self.z)][:, :, [self.heads.index(head) for head in heads]]
         if self.how == "mean":
             mean = widened(reference).mean(0, keepdim=True)
             if mean.shape[1] != z.shape[1]:
@@ -233,19 +233,16 @@ def _from_reference(
         captured = view.capture(sequences.tokens[batch], names.values(), last=names[max(names)])
         for layer, heads in by_layer.items():
             z = z_of(captured[names[layer]], view.raw(layer).w_o)[:, :, heads]
+            z = z.unflatten(0, (view.blocks[layer].runs, -1))
             if how == "mean":
                 real = sequences.real[batch, :, None, None].to(z.device)
-                z = (widened(z) * real).sum(0 if even else (0, 1))
+                z = (widened(z) * real).sum(1 if even else (1, 2), keepdim=True)
             outputs[layer].append(z)
-    count = len(sequences.tokens) if even else int(sequences.lengths.sum())
-
-    def gathered(layer: int) -> Tensor:
-        if how in ("resample", "counterfactual"):
-            return torch.cat(outputs[layer])
-        mean: Any = sum(outputs[layer]) / count
-        return mean[None] if even else mean[None, None]
-
+    found = {layer: torch.cat(batches, dim=1) for layer, batches in outputs.items()}
+    if how == "mean":
+        count = len(sequences.tokens) if even else int(sequences.lengths.sum())
+        found = {layer: z.sum(1, keepdim=True) / count for layer, z in found.items()}
     return {
-        layer: Replacement(how, part.seed, heads, gathered(layer), reference.donors, at=part.at)
+        layer: Replacement(how, part.seed, heads, found[layer], reference.donors, at=part.at)
         for layer, heads in by_layer.items()
     }

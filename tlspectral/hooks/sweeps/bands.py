@@ -280,4 +280,4 @@ def _score_products(
     hooks = LayerAblation(view, layer, heads, every, alter=add_products).hooks()
     for batch in sequences.batches(view):
         view.run(sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
-    return (total / len(sequences.tokens)).numpy()
+    return (total / (len(sequences.tokens) * view.blocks[layer.layer].runs)).numpy()

@@ -33,8 +33,8 @@ HeadSet = list[tuple[int, int]]
 class LayerEffects:
     """Scores of a model with a layer's heads ablated; `controls` with a random part of equal size removed instead.
 
-    `score_rms` is the root mean square of the removed part, over the unmasked pairs of a sequence and then over
-    sequences; NaN for a part of the mask or of z.
+    `score_rms` is the root mean square of the removed part, over the unmasked pairs of a sequence, over
+    the runs of the layer and then over sequences; NaN for a part of the mask or of z.
     """
 
     values: Float64[np.ndarray, "heads sequences"]
@@ -69,14 +69,14 @@ def layer_effects(
     """
     view, folded = intact.view, intact.view.layer(layer)
     jobs = [(head, draw) for head in heads for draw in range(-1, draws)]
-    n = len(sequences.tokens)
-    squares = torch.full((len(jobs), n), torch.nan, dtype=torch.float64)
+    n, scored = len(sequences.tokens), isinstance(part, ScoreRemoval | BlockRemoval)
+    squares = torch.full((len(jobs), n), 0.0 if scored else torch.nan, dtype=torch.float64)
 
     def altered(chunk: slice, batch: slice, removal: Removal) -> Tensor:
-        """Record the mean square of each removed part, and substitute random parts for the jobs of the control."""
+        """Add up the mean square of each removed part, and substitute random parts for the jobs of the control."""
         removal = unpadded(removal, sequences, batch)
         assert removal.allowed is not None
-        squares[chunk, batch] = root_mean_square(removal.difference, removal.allowed).square().T.cpu().double()
+        squares[chunk, batch] += root_mean_square(removal.difference, removal.allowed).square().T.cpu().double()
         random = [index for index, (_, draw) in enumerate(jobs[chunk]) if draw >= 0]
         if not random:
             return removal.difference
@@ -85,7 +85,8 @@ def layer_effects(
             seeds = [[seed, layer, head, draw] for head, draw in drawn]
             replaced[:, random] = part.places.shuffled(removal.difference[:, random], seeds)
         else:
-            size = removal.d_head
+            assert removal.scores is not None
+            size = removal.scores.query.content.shape[-1]
             frames = torch.stack([haar_frame(size, size, [seed, layer, head, draw]) for head, draw in drawn])
             replaced[:, random] = random_difference(removal, random, frames)
         return replaced
@@ -93,13 +94,13 @@ def layer_effects(
     def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
         heads = [head for head, _ in jobs[chunk]]
         ablation = LayerAblation(view, folded, heads, part.of_rows(batch), stacked=True)
-        if isinstance(part, ScoreRemoval | BlockRemoval):
+        if scored:
             ablation.alter = partial(altered, chunk, batch)
         return ablation.hooks()
 
     values = replayed_values(intact, sequences, layer, len(jobs), hooks_of)
     by_head = values.view(len(heads), draws + 1, n).numpy()
-    score_rms = squares.view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
+    score_rms = (squares / view.blocks[layer].runs).view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
     return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
 
 

@@ -13,6 +13,7 @@ from tlspectral.hooks.parts import Part
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.hooks.sweeps.effects import root_mean_square, unpadded
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.causality import require_one_run
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.threads import hooks_on
 from tlspectral.tasks import ScoredSequences
@@ -37,6 +38,7 @@ def gradient_screen(
     Return a DataFrame `layer, head, estimate, score_rms`; the last is NaN for a part of the mask or of z. Raises
     ValueError for a metric that has no gradient.
     """
+    require_one_run(view, "the first runs record no gradient, so leave screen= out")
     gates: dict[int, Tensor] = {}
     squares = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
     hooks, batch = [], slice(0, 0)

@@ -9,7 +9,6 @@ from jaxtyping import Float64
 
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part
-from tlspectral.hooks.parts.output import Replacement
 from tlspectral.hooks.sweeps.effects import HeadSet, effect_rows, head_sets
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import IntactRun
@@ -48,7 +47,7 @@ def set_table(
         n_heads = {layer: view.n_heads(layer) for layer in by_layer}
         sets += head_sets(n_heads, by_layer, draws, np.random.default_rng(seed))
     every = part.on(view, {layer: list(range(view.n_heads(layer))) for layer in by_layer})
-    values = np.concatenate([_values(part, every, intact, sequences, one) for one in sets])
+    values = np.concatenate([_values(every, intact, sequences, one) for one in sets])
     deltas = values - intact_value
     names = {"layer": [-1], "head": [-1], "name": [name]}
     table = effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed).assign(score_rms=np.nan)
@@ -57,21 +56,18 @@ def set_table(
 
 
 def _values(
-    part: Part, every: Mapping[int, Any], intact: IntactRun, sequences: ScoredSequences, chosen: HeadSet
+    bound: Mapping[int, Any], intact: IntactRun, sequences: ScoredSequences, chosen: HeadSet
 ) -> Float64[np.ndarray, "one sequences"]:
-    """Return the score of each sequence without the part of all heads of a set."""
+    """Return the score of each sequence without a part, bound to all heads of the layers, of the heads of a set."""
     view = intact.view
     by_layer: dict[int, list[int]] = {}
     for layer, head in chosen:
         by_layer.setdefault(layer, []).append(head)
-    # What replaces outputs is taken from one run for all heads; other parts are of their heads.
-    replaced = all(isinstance(bound, Replacement) for bound in every.values())
-    of_heads = every if replaced else part.on(view, by_layer)
 
     def hooks_of(jobs: slice, batch: slice) -> list[Hook]:
         hooks = []
         for layer, heads in by_layer.items():
-            hooks += LayerAblation(view, view.layer(layer), heads, of_heads[layer].of_rows(batch)).hooks()
+            hooks += LayerAblation(view, view.layer(layer), heads, bound[layer].of_rows(batch)).hooks()
         return hooks
 
     return replayed_values(intact, sequences, min(by_layer), 1, hooks_of).numpy()

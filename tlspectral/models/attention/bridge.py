@@ -14,6 +14,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
+from tlspectral.models.attention.blocks import blocks_of
 from tlspectral.models.attention.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
 from tlspectral.models.attention.causality import is_causal, is_encoder
 from tlspectral.models.attention.gemma4 import gemma4_projections, shared_keys
@@ -38,7 +39,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
             linear-attention blocks, encoders other than BERT and RoBERTa).
         BadWeights: the weights are quantised.
     """
-    block = model.blocks[layer]
+    block = blocks_of(model)[layer].module
     attention = getattr(block, "attn", None)
     if attention is None or getattr(attention, "original_component", None) is None:
         raise UnsupportedArchitecture(f"layer {layer}: {unread(kind_of(block))}")
@@ -114,7 +115,7 @@ def stated_context(config: Any) -> int | None:
 
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
     """Return b_O, the norm behind the attention, and the factor on what its heads add to the stream."""
-    block = model.blocks[layer]
+    block = blocks_of(model)[layer].module
     norm = norm_behind(block)
     where = f"layer {layer}, norm behind the attention"
     behind = (
@@ -128,7 +129,7 @@ def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, f
 
 def final_normalization(model: Any) -> Normalization:
     """Return the norm in front of the unembedding."""
-    norm = getattr(model, "ln_final", None)
+    norm = getattr(model, "ln_final", getattr(model, "H_ln_final", None))
     if norm is None:
         return NO_NORM
     return read_normalization(norm.original_component, model, (model.cfg.d_model,), "final norm")
@@ -141,18 +142,13 @@ def rotary_tables(
 
     Raises UnsupportedArchitecture for a layer with rotary geometry whose tables were not applied in the run.
     """
-    cos, sin = (captured.get(f"blocks.{layer}.attn.hook_{part}") for part in ("cos", "sin"))
+    name, block, _ = blocks_of(model)[layer]
+    cos, sin = (captured.get(f"{name}.attn.hook_{part}") for part in ("cos", "sin"))
     if cos is not None and sin is not None:
         return cos, sin
-    native = _native_rotary(model.blocks[layer].attn.original_component)
-    if native is not None:
-        return native.cos_cached[:n_positions], native.sin_cached[:n_positions]
-    attention = model.blocks[layer].attn
-    wrapped = attention.original_component
-    table = _sine_table(model, wrapped)
-    if table is not None:
-        sin, cos = table[:n_positions].chunk(2, dim=-1)
-        return cos, sin
+    attention, wrapped = block.attn, block.attn.original_component
+    if (stored := _stored_tables(model, wrapped)) is not None:
+        return stored[0][:n_positions], stored[1][:n_positions]
     tables = complex_tables(_rotary_module(model, wrapped), n_positions) if rotates_complex(wrapped) else None
     if tables is None and hasattr(attention, "hook_cos"):
         raise UnsupportedArchitecture(
@@ -165,24 +161,16 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
     """Return which keys each query sees, [pos, pos], in a layer that delegates its attention."""
     if is_encoder(model):
         return torch.ones(n_positions, n_positions, dtype=torch.bool)
-    stored = getattr(model.blocks[layer].attn.original_component, "bias", None)
+    wrapped = blocks_of(model)[layer].module.attn.original_component
+    stored = getattr(wrapped, "bias", None)
     if isinstance(stored, Tensor) and stored.dtype == torch.bool and stored.ndim == 4:  # GPT-Neo's windowed mask
         return stored[0, 0, :n_positions, :n_positions]
     seen = torch.ones(n_positions, n_positions, dtype=torch.bool).tril()
-    wrapped = model.blocks[layer].attn.original_component
     if _layer_type(wrapped) == "chunked_attention":  # Llama 4: keys of the query's own chunk
         chunk = torch.arange(n_positions) // int(wrapped.config.attention_chunk_size)
         seen &= chunk[:, None] == chunk
     window = getattr(wrapped, "sliding_window", None)
     return seen if window is None else seen.triu(1 - int(window))
-
-
-def mask_score(model: Any, layer: int, stored: torch.dtype) -> float:
-    """Return the score of a masked key in scores of one type; some models mask by -inf instead."""
-    wrapped: Any = getattr(model.blocks[layer].attn, "original_component", None)
-    if type(wrapped).__name__ == "CodeGenAttention":  # divides its scores after the mask of the model's type is added
-        return torch.finfo(wrapped.qkv_proj.weight.dtype).min / float(wrapped.scale_attn)
-    return torch.finfo(stored).min
 
 
 def prefill_cache(model: Any, tokens: Tensor) -> Any:
@@ -250,16 +238,9 @@ def _softcap(wrapped: Any, layer: int) -> float | None:
 def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry | None:
     if model.cfg.positional_embedding_type != "rotary" or not _is_rotated(wrapped):
         return None
-    table = _sine_table(model, wrapped)
-    if table is not None:
-        sin, cos = table[1].detach().cpu().double().chunk(2)
-        real, imag = pair_columns(2 * len(sin), adjacent=True)
-        return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
-    native = _native_rotary(wrapped)
-    if native is not None:  # tables as wide as the rotary columns, each pair's angle twice
-        cos, sin = (table[1, 0::2].detach().cpu().double() for table in (native.cos_cached, native.sin_cached))
-        real, imag = pair_columns(native.rotary_dim, adjacent=True)
-        return RotaryGeometry(torch.atan2(sin, cos), real, imag, d_head)
+    if (stored := _stored_tables(model, wrapped)) is not None:
+        cos, sin = (table[1].detach().cpu().double() for table in stored)
+        return RotaryGeometry(torch.atan2(sin, cos), *pair_columns(2 * len(cos), adjacent=True), d_head)
     module = _rotary_module(model, wrapped)
     layer_type = _layer_type(wrapped)
     if module is None or not any(hasattr(module, f"{prefix}inv_freq") for prefix in ("", f"{layer_type}_")):
@@ -284,16 +265,6 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         attention_scaling=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
         valid_up_to=_switch_length(module, kind, layer_type if prefix else None),
     )
-
-
-def _sine_table(model: Any, wrapped: Any) -> Tensor | None:
-    """Return the table of sin and cos by which GPT-J and CodeGen rotate adjacent pairs, [pos, columns]; None without.
-
-    It stands in each attention module, from transformers 5.24 on in one rotary module of the model.
-    """
-    holders = (wrapped, _rotary_module(model, wrapped))
-    tables = (getattr(holder, "embed_positions", None) for holder in holders)
-    return next((table for table in tables if isinstance(table, Tensor)), None)
 
 
 def _rotary_module(model: Any, wrapped: Any) -> Any:
@@ -327,10 +298,18 @@ def _layer_type(wrapped: Any) -> str | None:
     return types[wrapped.layer_idx] if types and getattr(wrapped, "layer_idx", None) is not None else None
 
 
-def _native_rotary(wrapped: Any) -> Any:
-    """Return the module that holds the cos and sin tables of a model made by `boot_native`; None in other models."""
+def _stored_tables(model: Any, wrapped: Any) -> tuple[Tensor, Tensor] | None:
+    """Return stored cos and sin, [pos, pairs], by which an attention rotates adjacent pairs; None for no such one.
+
+    GPT-J has them in one table, in each attention or, from transformers 5.24 on, in the model's rotary module. A model
+    made by `boot_native` has each twice.
+    """
     rotary = getattr(wrapped, "rotary", None)
-    return rotary if type(rotary).__name__ == "NativeRotary" else None
+    if type(rotary).__name__ == "NativeRotary":
+        return rotary.cos_cached[:, 0::2], rotary.sin_cached[:, 0::2]
+    tables = (getattr(holder, "embed_positions", None) for holder in (wrapped, _rotary_module(model, wrapped)))
+    table = next((table for table in tables if isinstance(table, Tensor)), None)
+    return None if table is None else table.chunk(2, dim=-1)[::-1]
 
 
 def _switch_length(module: Any, kind: str, layer_type: str | None) -> int | None:

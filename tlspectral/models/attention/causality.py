@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention.blocks import blocks_of
 
 if TYPE_CHECKING:
     from tlspectral.models.attention.view import AttentionView
@@ -26,7 +27,7 @@ def is_causal(model: Any, attention: Any) -> bool:
 
 def is_encoder(model: Any) -> bool:
     """Return whether a bridge holds one of the encoders that are read, BERT or RoBERTa."""
-    attention = getattr(model.blocks[0], "attn", None)
+    attention = getattr(blocks_of(model)[0].module, "attn", None)
     kind = type(getattr(attention, "original_component", None)).__name__
     return kind in _READ and not is_causal(model, attention)
 
@@ -37,6 +38,16 @@ def require_causal(view: "AttentionView", why: str) -> None:
         raise UnsupportedArchitecture(f"{view.source['model']} is an encoder, whose tokens see later ones too: {why}")
 
 
+def require_one_run(view: "AttentionView", why: str) -> None:
+    """Refuse a model whose layers run several times in a pass, with the reason. Raises UnsupportedArchitecture."""
+    if view.two_stacks:
+        name, _, runs = view.blocks[0]
+        raise UnsupportedArchitecture(
+            f"{view.source['model']}, layer 0 ({name}) runs {runs} times in a pass, each time on another stream: {why}"
+        )
+
+
 def require_stream(view: "AttentionView") -> None:
-    """Refuse an encoder where writes to the residual stream are told apart. Raises UnsupportedArchitecture."""
+    """Refuse a model in which writes to the residual stream are not told apart. Raises UnsupportedArchitecture."""
     require_causal(view, "its norms act on the residual stream, which is no sum of what heads and MLPs write")
+    require_one_run(view, "what a head writes goes through norms between the runs, so no later layer reads a sum of it")

@@ -66,13 +66,13 @@ class MlpReads:
 
 def mlp_reads(view: AttentionView, index: int) -> MlpReads | None:
     """Return what the MLP of a layer reads; None without one. Raises UnsupportedArchitecture for its norm."""
-    block, cfg = view.model.blocks[index], view.model.cfg
+    (name, block, _), cfg = view.blocks[index], view.model.cfg
     if block._modules.get("mlp") is None:
         return None
     own, where = block._modules.get("ln2"), f"layer {index}, norm before the MLP"
-    point = f"blocks.{index}.ln2.{'hook_out' if view.backend == 'bridge' else 'hook_normalized'}"
+    point = f"{name}.ln2.{'hook_out' if view.backend == 'bridge' else 'hook_normalized'}"
     if own is None or own is bridge_norms.norm_behind(block) or getattr(own, "name", None) in _BEHIND:
-        norm, point = view.raw(index).norm if own is None else NO_NORM, f"blocks.{index}.mlp.hook_in"
+        norm, point = view.raw(index).norm if own is None else NO_NORM, f"{name}.mlp.hook_in"
     elif view.backend == "hooked":
         norm = hooked.read_normalization(own, cfg, where)
     else:

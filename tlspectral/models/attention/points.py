@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tlspectral.models.attention.blocks import Block
 from tlspectral.models.attention.latent import latent_points
 from tlspectral.models.attention.skipped import writes_more
 
@@ -49,14 +50,14 @@ def seen_at(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
-def hook_names(block: Any, index: int) -> dict[str, str]:
-    """Return the names of the hook points of a layer, given its block, by what passes there.
+def hook_names(layer: Block) -> dict[str, str]:
+    """Return the names of the hook points of a layer by what passes there.
 
     `scores` is missing where the layer delegates its attention, cos and sin where it has no hook points for them, and
     all points of attention where it has none. `middle` is the stream in front of the MLP of a layer with a mixer.
     """
-    attention = getattr(block, "attn", None)
-    here, inside = f"blocks.{index}", f"blocks.{index}.attn"
+    here, block, _ = layer
+    attention, inside = getattr(block, "attn", None), f"{here}.attn"
     names = {
         "residual": f"{here}.hook_resid_pre",
         "residual_after": f"{here}.hook_resid_post",
@@ -83,13 +84,9 @@ def hook_names(block: Any, index: int) -> dict[str, str]:
     if getattr(wrapped, "use_alternative_attention", False):  # Gemma 4: values are the raw keys
         names["value"] = names["key"]
     names |= latent_points(attention, inside)
-    if not delegates_attention(block):
+    # A bridge that leaves attention to the wrapped module exposes no scores, and edits of them are discarded.
+    if type(attention).forward.__qualname__ != "AttentionBridge.forward":
         names["scores"] = f"{inside}.hook_attn_scores"
     if hasattr(attention, "hook_cos"):
         names |= {"cos": f"{inside}.hook_cos", "sin": f"{inside}.hook_sin"}
     return names
-
-
-def delegates_attention(block: Any) -> bool:
-    """Return whether a bridge leaves attention to the wrapped module: scores are not exposed, edits are discarded."""
-    return type(block.attn).forward.__qualname__ == "AttentionBridge.forward"

@@ -66,19 +66,20 @@ class IntactRun:
                 n_others = self.companions[index]
                 output = residual if n_others < 0 else (residual, *[None] * n_others)
                 forward = partial(_handed_on, output)
-                skipped.enter_context(methods_replaced(self.view.model.blocks[index], {"forward": forward}))
+                skipped.enter_context(methods_replaced(self.view.blocks[index].module, {"forward": forward}))
             yield
 
 
 def _begins_whole(view: AttentionView) -> bool:
     """Return whether later blocks need more of earlier ones than a residual stream.
 
-    That is their keys (Gemma 3n and 4), the keys that their indexer picks (GLM 5), or several streams (Gemma 3n).
+    That is their keys (Gemma 3n and 4), the keys that their indexer picks (GLM 5), several streams (Gemma 3n), or
+    another run (HRM).
     """
     config: Any = getattr(getattr(view.model, "original_model", None), "config", None)
     config = getattr(config, "text_config", config)
     modes = (mode for name in ("kv_sharing_modes", "indexer_types") for mode in getattr(config, name, None) or ())
-    return hasattr(config, "altup_num_inputs") or not {"reuse", "shared"}.isdisjoint(modes)
+    return view.two_stacks or hasattr(config, "altup_num_inputs") or not {"reuse", "shared"}.isdisjoint(modes)
 
 
 def intact_run(
@@ -113,8 +114,8 @@ def intact_run(
 
     whole = isinstance(scored, slice)
     wanted = set() if _begins_whole(view) else set(layers)
-    blocks = view.model.blocks
-    keeping = [(blocks[layer].register_forward_hook, keeper(layer)) for layer in range(max(wanted, default=0))]
+    blocks = view.blocks
+    keeping = [(blocks[layer].module.register_forward_hook, keeper(layer)) for layer in range(max(wanted, default=0))]
     with exclusive(view.model), torch.no_grad(), module_hooks(keeping):
         for start in range(0, len(tokens), batch):
             current = slice(start, min(start + batch, len(tokens)))

@@ -135,6 +135,15 @@ def hooks_on(
         )
 
 
+def holding(held: dict[str, Any], names: Iterable[str]) -> list[Hook]:
+    """Return hooks that hold what passes the named points last, by name."""
+    return [(name, partial(_hold, held, name)) for name in names]
+
+
+def _hold(held: dict[str, Any], name: str, activation: Any, hook: Any) -> None:
+    held[name] = activation.detach()
+
+
 def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
     for _, point, handle in placed:
         handle.hook.remove()

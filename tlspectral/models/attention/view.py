@@ -1,6 +1,7 @@
 """The view of a model: where it came from, its layers one by one, and runs with hooks."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -14,6 +15,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import RotaryGeometry, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge
+from tlspectral.models.attention.blocks import Block, blocks_of
 from tlspectral.models.attention.causality import is_encoder, require_causal
 from tlspectral.models.attention.digests import digest_of, digest_of_named
 from tlspectral.models.attention.evaluating import evaluating
@@ -29,7 +31,7 @@ from tlspectral.models.attention.layer import (
     require_readable,
 )
 from tlspectral.models.attention.norms import NO_NORM, Normalization
-from tlspectral.models.attention.points import delegates_attention, hook_names
+from tlspectral.models.attention.points import hook_names
 from tlspectral.models.attention.skipped import SkippedLayer, kind_of, read_layers, skipped_among, writes_more
 from tlspectral.models.attention.threads import Hook, hooks_on, user_hooks
 from tlspectral.tables.origin import recorded_weights
@@ -82,17 +84,29 @@ class AttentionView:
 
         `user_hooks`: number of the user's hooks that are on the model now, by hook point or module, if there are any.
         `skipped_layers`: `layer, kind, reason` of each layer without heads that can be read, if there are any.
+        `stacks`: `layer, name, runs` of each layer, the last how often it runs in a pass, in a model of two stacks.
         """
         name = getattr(self.model.cfg, "model_name", None)
         known = getattr(self.model, "tlspectral_source", None) or {"model": name, "revision": None}
         others = {"user_hooks": user_hooks(self.model), "skipped_layers": [one._asdict() for one in self.skipped]}
+        blocks = enumerate(self.blocks if self.two_stacks else ())
+        others["stacks"] = [{"layer": index, "name": one.name, "runs": one.runs} for index, one in blocks]
         return {**known, "backend": self.backend, **{name: value for name, value in others.items() if value}}
 
     @cached_property
     def skipped(self) -> list[SkippedLayer]:
         """Layers without heads that can be read: the state-space layers of a hybrid, for one."""
-        blocks = self.model.blocks
-        return skipped_among(range(self.n_layers), self._stored, lambda index: kind_of(blocks[index]))
+        return skipped_among(range(self.n_layers), self._stored, lambda index: kind_of(self.blocks[index].module))
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers as the model holds them, in the order of their numbers."""
+        return blocks_of(self.model)
+
+    @property
+    def two_stacks(self) -> bool:
+        """Whether the model is HRM: two stacks of layers, through which a pass goes several times."""
+        return hasattr(self.model, "L_blocks")
 
     @cached_property
     def layers(self) -> list[int]:
@@ -153,7 +167,7 @@ class AttentionView:
         if weight.requires_grad or not torch.is_grad_enabled():
             return
         trainable = {True: [], False: []}
-        for parameter in self.model.blocks[index].attn.parameters():
+        for parameter in self.blocks[index].module.attn.parameters():
             trainable[parameter.requires_grad].append(parameter.untyped_storage().data_ptr())
         if trainable[True] and weight.untyped_storage().data_ptr() not in trainable[False]:
             raise UnsupportedArchitecture(
@@ -175,7 +189,7 @@ class AttentionView:
 
     def attention_factor(self, index: int) -> float:
         """Return the factor between what passes `attention_out` and what the layer adds: 1, but in Falcon-H1."""
-        wrapped = getattr(self.model.blocks[index], "original_component", None)
+        wrapped = getattr(self.blocks[index].module, "original_component", None)
         return float(getattr(wrapped, "attn_out_multiplier", 1.0))
 
     def n_heads(self, index: int) -> int:
@@ -186,21 +200,17 @@ class AttentionView:
         """Return the rotary geometry of a layer, None where it has no rotary positions. Raises as `layer`."""
         return self.raw(index).rotary
 
-    def delegates_attention(self, index: int) -> bool:
-        """Return whether the layer exposes only its attention pattern and discards edits of its scores."""
-        return delegates_attention(self.model.blocks[index])
-
     def writes_more(self, index: int) -> bool:
         """Return whether a layer writes more than its heads and its MLP do: a mixer (`"L2MIX"`), or an unnamed MLP."""
-        return writes_more(self.model.blocks[index])
+        return writes_more(self.blocks[index].module)
 
     def reweighs(self, index: int) -> bool:
         """Return whether a layer that delegates its attention takes up an edit of its pattern (native, from 4.0 on)."""
-        return bool(getattr(self.model.blocks[index].attn.original_component, "accepts_pattern_fn", False))
+        return bool(getattr(self.blocks[index].module.attn.original_component, "accepts_pattern_fn", False))
 
     def expect_edited_pattern(self, index: int, expected: bool) -> None:
         """Let hooks edit the pattern that a wrapped attention hands on next without TransformerLens' warning."""
-        attention = self.model.blocks[index].attn
+        attention = self.blocks[index].module.attn
         if not expected:
             attention.__dict__.pop("_fire_post_hoc_hook", None)
         elif hasattr(attention, "_fire_post_hoc_hook"):
@@ -221,7 +231,11 @@ class AttentionView:
 
     def unmasked(self, index: int, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
-        return scores > bridge.mask_score(self.model, index, scores.dtype) / 2
+        wrapped = getattr(self.blocks[index].module.attn, "original_component", None)
+        masked = torch.finfo(scores.dtype).min  # some models mask by -inf instead
+        if type(wrapped).__name__ == "CodeGenAttention":  # divides its scores after the mask of its weights' type
+            masked = torch.finfo(wrapped.qkv_proj.weight.dtype).min / float(wrapped.scale_attn)
+        return scores > masked / 2
 
     @property
     def causal(self) -> bool:
@@ -234,7 +248,7 @@ class AttentionView:
 
     def hook_names(self, index: int) -> dict[str, str]:
         """Return the names of a layer's hook points by what passes there, see `points.hook_names`."""
-        return hook_names(self.model.blocks[index], index)
+        return hook_names(self.blocks[index])
 
     def embedding(self) -> Tensor:
         """Return W_E [d_vocab, d_model] as stored.
@@ -298,35 +312,40 @@ class AttentionView:
     def run(self, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook], *, last: str) -> None:
         """Run the model on `tokens` under `hooks`, without gradients, and stop once the hook point `last` has fired.
 
-        Stopping there leaves out the last MLP and the unembedding. Hooks that are already on the model stay in force
-        and act first; the model's training flags are set to evaluation for the run and put back. Raises as `logits`.
+        Stopping there leaves out the last MLP and the unembedding. A model of two stacks is not stopped, and hooks fire
+        each time that their layer runs. Hooks that are already on the model stay in force and act first; the model's
+        training flags are set to evaluation for the run and put back. Raises as `logits`.
         """
         self._require_positions(tokens)
+        fired = []
 
         def stop(activation: Tensor, hook: Any) -> None:
-            raise _ForwardStopped
+            fired.append(last)
+            if not self.two_stacks:
+                raise _ForwardStopped
 
         placed = hooks_on(self.model, self.model.hook_dict, [*hooks, (last, stop)])
-        with torch.no_grad(), evaluating(self.model), placed:
-            try:
-                self.model(tokens.to(self.device), return_type=None)
-            except _ForwardStopped:
-                return
-        raise UnsupportedArchitecture(
-            f"{last} never fired: the wrapped attention does not return its pattern; "
-            'load the model with attn_implementation="eager"'
-        )
+        with torch.no_grad(), evaluating(self.model), placed, suppress(_ForwardStopped):
+            self.model(tokens.to(self.device), return_type=None)
+        if not fired:
+            raise UnsupportedArchitecture(
+                f"{last} never fired: the wrapped attention does not return its pattern; "
+                'load the model with attn_implementation="eager"'
+            )
 
     def capture(self, tokens: Int[Tensor, "batch pos"], names: Iterable[str], *, last: str) -> dict[str, Tensor]:
-        """Return what passes the named hook points in such a `run`; points that did not fire are missing."""
-        captured: dict[str, Tensor] = {}
+        """Return what passes the named hook points in such a `run`; points that did not fire are missing.
+
+        Where layers run several times in a pass, the batch is one copy of `tokens` for each time, in their order.
+        """
+        captured: dict[str, list[Tensor]] = {}
 
         def keep(name: str, activation: Tensor, hook: Any) -> None:
-            captured[name] = activation.detach()
+            captured.setdefault(name, []).append(activation.detach())
 
         known = self.model.hook_dict
         self.run(tokens, [(name, partial(keep, name)) for name in names if name in known], last=last)
-        return captured
+        return {name: torch.cat(runs) if self.two_stacks else runs[-1] for name, runs in captured.items()}
 
     def _require_positions(self, tokens: Tensor) -> None:
         # Rotary positions can be computed past the context; tables of positions and ALiBi end there.
@@ -344,15 +363,14 @@ def _fired(point: Callable[[Tensor], Tensor], activation: Tensor, hook_label: st
 def attention_view(model: Any) -> AttentionView:
     """Return the view of a TransformerBridge or HookedTransformer, however loaded, folded or raw.
 
-    Raises TypeError for another object, UnsupportedArchitecture for a bridge without one list of blocks (HRM).
+    Raises TypeError for another object, UnsupportedArchitecture for a bridge of an encoder with a decoder.
     """
     if hasattr(model, "original_model") and hasattr(model, "adapter"):
         backend = "bridge"
-        if not hasattr(model, "blocks"):
+        if not blocks_of(model):
             lists = ", ".join(name for name in model.adapter.component_mapping if "blocks" in name) or "none"
             raise UnsupportedArchitecture(
-                f"{type(model.original_model).__name__} has no single list of layers (its lists: {lists}); only models "
-                "that pass through their layers once are read"
+                f"{type(model.original_model).__name__} has no list of layers that is read (its lists: {lists})"
             )
     elif hasattr(model, "blocks") and hasattr(model, "cfg") and hasattr(model, "run_with_hooks"):
         backend = "hooked"
@@ -365,7 +383,7 @@ def attention_view(model: Any) -> AttentionView:
     return AttentionView(
         model=model,
         backend=backend,
-        n_layers=int(cfg.n_layers),
+        n_layers=len(blocks_of(model)),
         d_model=int(cfg.d_model),
         d_vocab=int(cfg.d_vocab),
         n_ctx=bridge.context_length(model) if backend == "bridge" else int(cfg.n_ctx),
