@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from constrained_preset import TINY
+from figure_parts import offsets, part
 from typer.testing import CliRunner
 
 from tlspectral.cli import app
@@ -108,11 +109,6 @@ def model(low: float, high: float, *, rotary: bool) -> pd.DataFrame:
     return heads.assign(rope_imag_frac=0.5 if rotary else np.nan)
 
 
-def part(figure, gid):
-    (found,) = figure.findobj(lambda artist: artist.get_gid() == gid)
-    return found
-
-
 def test_the_contrast_groups_by_phase_tests_in_one_direction_and_is_drawn():
     bounds = {"a": (0.6, 0.9), "b": (0.7, 0.8), "c": (0.1, 0.3)}
     tables = {name: model(*ends, rotary=name != "c") for name, ends in bounds.items()}
@@ -125,15 +121,15 @@ def test_the_contrast_groups_by_phase_tests_in_one_direction_and_is_drawn():
     turned = scheme_contrast({"a": model(0.1, 0.3, rotary=True), "c": model(0.6, 0.9, rotary=False)})
     assert turned.test.pvalue == 1.0
     figure = drawn.scheme_percentiles(found)
-    assert part(figure, "heads of a").get_ydata().tolist() == pytest.approx([0.6, 0.7, 0.8, 0.9, 1.0])
-    assert part(figure, "median of c").get_ydata().tolist() == [0.3, 0.3]
+    assert part(figure, "heads of a")[0].get_ydata().tolist() == pytest.approx([0.6, 0.7, 0.8, 0.9, 1.0])
+    assert part(figure, "median of c")[0].get_ydata().tolist() == [0.3, 0.3]
 
 
 def test_all_figures_of_the_paper_are_drawn():
     figures = drawn.published_figures()
     assert list(figures) == ["figure_1", "figure_2a", "figure_2b", "figure_3", "figure_4", "figure_5"]
     assert [len(figures[f"figure_{name}"].axes) for name in ("4", "5")] == [3, 4]
-    points = part(figures["figure_1"], "heads").get_offsets()
+    points = offsets(figures["figure_1"], "heads")
     np.testing.assert_array_equal(points, published_heads("gpt2")[["dir_frac", "D_head"]])
     # The bars are Table 3's: Pythia-410m, Pythia-1.4b, Llama-3-8B.
     heights = [[bar.get_height() for bar in bars] for bars in figures["figure_2b"].axes[0].containers]
@@ -156,6 +152,7 @@ def test_the_figure_stands_where_the_tables_say(tiny_grid):
     for arm in ARMS:
         for curve in (*wide[arm].to_numpy().T, wide[arm].mean(axis=1).to_numpy()):
             assert tuple(np.round(curve, 9)) in drawn
+    assert [places_around(3, n, 0.2).tolist() for n in (1, 3)] == [[3], [2.8, 3.0, 3.2]]  # points that share a place
     hollow, filled, arrows = formed_at.lines[:3]
     np.testing.assert_array_equal(hollow.get_ydata(), [2, np.nan])
     np.testing.assert_array_equal(filled.get_ydata(), [4, np.nan])
@@ -180,8 +177,3 @@ def test_the_figure_stands_where_the_tables_say(tiny_grid):
     assert figure.axes[2].get_xlabel().endswith("raw weights")
     assert figure.axes[2].lines[0].get_xdata().tolist() == raw.loc[raw["arm"] == "ape_free", "dir_frac_raw"].tolist()
     assert figure.axes[0].lines[0].get_ydata().tolist() == wide["ape_free"][0].tolist()
-
-
-def test_points_that_share_a_place_stand_beside_one_another():
-    assert places_around(3, 1, 0.2).tolist() == [3]
-    assert places_around(3, 3, 0.2).tolist() == [2.8, 3.0, 3.2]

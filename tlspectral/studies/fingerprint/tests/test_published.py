@@ -1,6 +1,7 @@
-"""The published tables in the package, how they fit one another, and a grid of the paper preset beside them."""
+"""The published tables in the package, and a grid of the paper preset beside them.
 
-import itertools
+What they hold is asked of every number and sentence made from them, in test_replication.py and test_sentences.py.
+"""
 
 import numpy as np
 import pandas as pd
@@ -20,67 +21,28 @@ from tlspectral.studies.fingerprint.published import (
 from tlspectral.studies.fingerprint.replication import beside_markdown, beside_published
 from tlspectral.tables import read_table, write_table
 
-SIZES = [(12, 12), (24, 32), (24, 16), (24, 16), (24, 16), (24, 16), (32, 32)]
-ROTARY = {"pythia-410m", "pythia-1.4b", "llama-3-8b"}
-
-
-def test_every_head_of_every_model_is_there():
-    for name, (layers, heads) in zip(PUBLISHED_HEADS, SIZES, strict=True):
-        table = published_heads(name)
-        places = sorted(zip(table["layer"], table["head"], strict=True))
-        assert places == list(itertools.product(range(layers), range(heads)))
-        assert table.notna().all().all()
-        assert ("rope_imag_frac" in table) == (name in ROTARY)
-        assert table[["dir_frac", "D_head", "prev", "ind"]].apply(lambda column: column.between(0, 1).all()).all()
-
 
 def test_tables_say_whose_they_are():
-    heads, tracks = map(published_heads, PUBLISHED_HEADS), map(published_checkpoints, PUBLISHED_CHECKPOINTS)
-    alone = [published_kernels(), *vars(published_constrained()).values()]
-    for tables in (list(heads), list(tracks), *([table] for table in alone)):
-        for table in tables:
-            assert table.attrs["licence"] == "CC-BY-4.0"
-            assert "qk-spectral-fingerprint" in table.attrs["source"]
+    tracks = [published_checkpoints(name) for name in PUBLISHED_CHECKPOINTS]
+    for table in (
+        *map(published_heads, PUBLISHED_HEADS),
+        *tracks,
+        published_kernels(),
+        *vars(published_constrained()).values(),
+    ):
+        assert table.attrs["licence"] == "CC-BY-4.0"
+        assert "qk-spectral-fingerprint" in table.attrs["source"]
     assert published_heads("gpt2").attrs["baseline_ce"] == pytest.approx(3.657209)
-    curves = published_kernels().groupby(["ablated", "layer", "head"])["offset"].agg(list)
-    assert curves.index.tolist() == [(False, 3, 1), (False, 4, 9), (False, 5, 2), (False, 9, 5), (True, 5, 2)]
-    assert all(sorted(offsets) == list(range(-20, 1)) for offsets in curves)
+    assert [track["tokens"].iloc[-1] for track in tracks] == [143_000 * 1024 * 2048] * 2
 
 
-def test_histories_have_the_same_names_and_end_in_the_static_table():
-    tracks = {name: published_checkpoints(name) for name in PUBLISHED_CHECKPOINTS}
-    for name, track in tracks.items():
-        assert len(track) == 22
-        assert track["step"].is_monotonic_increasing
-        assert track["tokens"].iloc[-1] == 143_000 * 1024 * 2048
-        percentiles = track[["D_head_pct", "rope_imag_frac_pct"]].to_numpy() * track["n_heads"].to_numpy()[:, None]
-        # Percentiles are ranks over a number of heads: multiples of 1/2 up to rounding.
-        np.testing.assert_allclose(2 * percentiles, np.rint(2 * percentiles), atol=1e-9, err_msg=name)
-    last = tracks["pythia-410m"].iloc[-1]
-    head = published_heads("pythia-410m").set_index(["layer", "head"]).loc[(5, 2)]
-    columns = ["dir_frac", "D_head", "rope_imag_frac"]
-    assert last[columns].tolist() == head[columns].tolist()
-    assert last["prev"] == pytest.approx(head["prev"], abs=2e-4)  # detectors on 150 sequences instead of 200
-
-
-def test_constrained_runs_are_complete():
+def test_heads_of_constrained_runs_are_those_of_their_evaluations():
     tables = published_constrained()
-    evaluations, heads = tables.evaluations, tables.heads
-    runs = evaluations.groupby(["arm", "seed"]).size()
-    assert (len(runs), set(runs)) == (25, {61})
-    assert len(heads) == 8 * len(evaluations)
-    free = evaluations["arm"].str.endswith("_free")
-    assert (evaluations["strength"] == np.where(free, 0.0, 10.0)).all()
-    phase = heads.groupby(heads["arm"].str.startswith("ape"))["rope_imag_frac_raw"]
-    assert phase.apply(lambda values: values.isna().mean()).to_dict() == {True: 1.0, False: 0.0}
-    assert set(tables.kernels["step"]) == {6000}
-    assert len(tables.kernels) == 25 * 8 * 9
     keys = ["arm", "seed", "step"]
-    largest = heads.groupby(keys)[["prev", "ind"]].max()
-    # Single precision; neighbouring evaluations differ by 1e-3 and more.
-    np.testing.assert_allclose(
-        largest, evaluations.set_index(keys).loc[largest.index, ["prev_best", "ind_best"]], atol=1e-6
-    )
+    largest = tables.heads.groupby(keys)[["prev", "ind"]].max()
+    assert (len(largest), len(tables.heads), len(tables.kernels)) == (25 * 61, 25 * 61 * 8, 25 * 8 * 9)
+    expected = tables.evaluations.set_index(keys).loc[largest.index, ["prev_best", "ind_best"]]
+    np.testing.assert_allclose(largest, expected, atol=1e-6)  # single precision; neighbours differ by 1e-3 and more
 
 
 # --- a grid of the paper preset beside the published runs ---
