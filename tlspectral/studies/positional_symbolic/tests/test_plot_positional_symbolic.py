@@ -1,10 +1,23 @@
-"""Figures of the canonical sweep: what is drawn is what the tables say, and no panel is empty."""
+"""Figures of the canonical sweep and of positional and symbolic scores: what is drawn is what the tables say."""
 
 from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
+from figure_parts import offsets, part, said
+from positional_tables import (
+    N_FREQUENCIES,
+    N_HEADS,
+    N_LAYERS,
+    by_query,
+    head_scores,
+    joined,
+    norms,
+    of_head,
+    per_frequency,
+    traces,
+)
 
 from tlspectral.studies.positional_symbolic import figures
 
@@ -98,3 +111,103 @@ def test_paths_lead_to_the_last_step():
             expected = rows[["x", "y"]].to_numpy().reshape(-1, 3, 2)
             assert np.array(found[f"{kind} paths"].get_segments()) == pytest.approx(expected)
             assert np.asarray(found[f"{kind} ends"].get_offsets()) == pytest.approx(expected[:, -1])
+
+
+# --- maps, histograms, profiles, norms and traces of scores ---
+
+
+def test_heat_maps_hold_each_score_at_its_layer_and_head():
+    table = head_scores().drop(index=[4]).sample(frac=1, random_state=0)
+    table.loc[7, "s_sym"] = np.nan
+    figure = figures.score_heatmaps(table)
+    for within, score in ((figure, "s_pos"), (figure, "s_sym"), (figures.exclusion_heatmap(table), "exclusion_index")):
+        (mesh,) = part(within, score)
+        values = np.ma.filled(mesh.get_array().reshape(N_HEADS, N_LAYERS), np.nan)
+        expected = np.full((N_HEADS, N_LAYERS), np.nan)
+        expected[table["head"], table["layer"]] = table[score]
+        np.testing.assert_array_equal(values, expected)
+        assert (mesh.norm.vmin, mesh.norm.vmax) == (0, 1)
+    assert "blank: 1 row with NaN in s_sym" in said(figure)
+
+
+def test_histograms_count_the_heads_of_each_queried_block():
+    table = by_query()
+    for figure, scores in (
+        (figures.score_histograms(table), ("s_pos", "s_sym")),
+        (figures.exclusion_histograms(table), ("exclusion_index",)),
+    ):
+        for query, axes in zip((0, 8, 16, 24, 32), figure.axes, strict=True):
+            for score in scores:
+                (steps,) = part(axes, score)
+                counts, edges, _ = steps.get_data()
+                expected, _ = np.histogram(table.loc[table["query"] == query, score], edges)
+                np.testing.assert_array_equal(counts, expected)
+                assert counts.sum() == N_LAYERS * N_HEADS
+
+
+def test_agreement_shows_three_columns_and_the_statistics_it_is_given():
+    table = joined()
+    table.loc[2, "prev"] = np.nan
+    statistics = pd.DataFrame({"score": ["s_sym", "s_pos", "s_pos"], "column": ["D_head", "rope_imag_frac", "D_head"]})
+    statistics = statistics.assign(
+        spearman=[0.9, 0.31, -0.42], null_low=-0.12, null_high=0.13, null_share=[0.5, 0.99, 0]
+    )
+    figure = figures.score_agreement(table, statistics)
+    for column in ("rope_imag_frac", "D_head", "prev"):
+        kept = table.dropna(subset=column)
+        np.testing.assert_array_equal(offsets(figure, column), kept[[column, "s_pos"]])
+    titles = [axes.get_title() for axes in figure.axes[:3]]
+    assert [title.split("\n")[0] for title in titles] == ["Spearman 0.31", "Spearman \N{MINUS SIGN}0.42", ""]
+    assert titles[0].endswith("percentile 99")
+
+
+def test_the_grid_has_each_profile_in_its_cell_and_one_axes_for_all():
+    table = per_frequency()
+    table.loc[(table["layer"] == 2) & (table["head"] == 1) & (table["frequency"] == 3), "s_pos"] = np.nan
+    figure = figures.frequency_grid(table)
+    for score in ("s_pos", "s_sym"):
+        (lines,) = part(figure, score)
+        profiles = [path.vertices for path in lines.get_paths()]
+        assert len(profiles) == N_LAYERS * N_HEADS
+        for number, path in enumerate(profiles):
+            layer, head = divmod(number, N_HEADS)
+            rows = of_head(table, layer, head)
+            across = (path[:, 0] - head - 0.06) / 0.88 * (N_FREQUENCIES - 1)
+            np.testing.assert_allclose(across, rows["frequency"], atol=1e-9)  # rounding
+            np.testing.assert_allclose((layer + 0.92 - path[:, 1]) / 0.84, rows[score], atol=1e-9)
+
+
+def test_the_path_joins_the_frequencies_in_order():
+    table = per_frequency()
+    figure = figures.frequency_path(table, "L1H1")
+    places = of_head(table, 1, 1)[["s_pos", "s_sym"]].to_numpy()
+    np.testing.assert_array_equal(offsets(figure, "frequencies"), places)
+    steps = part(figure, "path")[0].get_segments()
+    np.testing.assert_array_equal(np.array(steps), np.stack([places[:-1], places[1:]], axis=1))
+    assert len(np.unique(part(figure, "frequencies")[0].get_facecolors(), axis=0)) == N_FREQUENCIES
+
+
+def test_norms_are_bars_over_frequencies():
+    table = norms()
+    rows = of_head(table, 0, 1)
+    figure = figures.frequency_norms(table, (0, 1))
+    for axes, column in zip(figure.axes, ("logit_norm", "key_norm"), strict=True):
+        bars = part(axes, column)
+        assert [bar.get_height() for bar in bars] == pytest.approx(rows[column].tolist())
+        assert [bar.get_x() + bar.get_width() / 2 for bar in bars] == pytest.approx(rows["frequency"].tolist())
+
+
+def test_traces_have_a_row_per_frequency_and_a_column_per_swap():
+    table = traces()
+    figure = figures.attention_traces(table)
+    for number, axes in enumerate(figure.axes):
+        frequency, (i, j) = (None, 0, 5)[number // 2], ((1, 3), (2, 4))[number % 2]
+        same = table["frequency"].isna() if frequency is None else table["frequency"].eq(frequency).fillna(False)
+        rows = table[same & (table["swap_i"] == i) & (table["swap_j"] == j)].sort_values("block")
+        for when in ("before", "after"):
+            (line,) = part(axes, when)
+            np.testing.assert_array_equal(line.get_xdata(), rows["block"])
+            np.testing.assert_array_equal(line.get_ydata(), rows[when])
+        bands = part(axes, "swapped block")
+        assert [band.get_x() + band.get_width() / 2 for band in bands] == pytest.approx([i, j])
+    assert len(figure.axes) == 6
