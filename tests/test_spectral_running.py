@@ -1,14 +1,19 @@
-"""Running a spectral model: every way gives the same, under hooks and after failures."""
+"""Running a spectral model: every way gives the same, with caches, under hooks, in threads and after failures."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
 import zoo
 from model_state import assert_unchanged, state_of
-from spectral_zoo import NORMED, base, logits, moved, some_models
+from spectral_families import gradients
+from spectral_zoo import NORMED, base, greedy, logits, moved, on_both_backends, some_models
 from torch.utils.checkpoint import checkpoint
 
+from tlspectral.errors import EditNotHonored
+from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 
 
@@ -106,40 +111,17 @@ def test_runs_and_resets_of_hooks_inside_a_run_leave_the_rotation_on(backend, na
     assert torch.equal(found[0], expected)
 
 
-on_or_off = pytest.mark.parametrize("reentrant", [True, False])
-
-
-def gradients(spectral, run):
-    """Gradients by name after `run` has made the loss."""
-    spectral.zero_grad()
-    run().backward()
-    return {name: value.grad.clone() for name, value in spectral.named_parameters() if value.grad is not None}
+# --- gradient checkpointing of one's own; what transformers switches on is asked in test_spectral_families.py ---
 
 
 def assert_same(found, wanted):
     assert found.keys() == wanted.keys()
-    assert any("spectral" in name for name in wanted)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("gptj", marks=pytest.mark.slow)])
-@on_or_off
-def test_switched_on_in_the_wrapped_model(name, reentrant):
-    spectral = moved("bridge", name, share_weights=False).train()
-
-    def loss():
-        return spectral(zoo.prompt(), return_type="loss")
-
-    wanted, expected = gradients(spectral, loss), logits(spectral)
-    spectral.original_model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    assert_same(gradients(spectral, loss), wanted)
-    assert not any(getattr(module, "gradient_checkpointing", False) for module in base("bridge", name).modules())
-    assert torch.equal(logits(spectral.eval()), expected)
-
-
 @some_models
-@on_or_off
-def test_put_around_the_blocks_or_the_whole_model(backend, name, reentrant):
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_around_the_blocks_or_the_whole_model(backend, name, reentrant):
     spectral, options = moved(backend, name, share_weights=False), {"return_type": "loss"}
     if backend == "bridge":
         options["use_cache"] = False
@@ -148,6 +130,7 @@ def test_put_around_the_blocks_or_the_whole_model(backend, name, reentrant):
         return spectral(zoo.prompt(), **options)
 
     wanted = gradients(spectral, loss)
+    assert any("spectral" in name for name in wanted)
     if not reentrant:
         assert_same(gradients(spectral, lambda: checkpoint(loss, use_reentrant=False)), wanted)
     for block in spectral.blocks:
@@ -156,3 +139,133 @@ def test_put_around_the_blocks_or_the_whole_model(backend, name, reentrant):
             lambda *inputs: own(*inputs, **named), *given, use_reentrant=reentrant
         )
     assert_same(gradients(spectral, loss), wanted)
+
+
+# --- key/value caches and positions of the caller's own ---
+
+# Rotated at hook_q and at hook_rot_q, sliding windows, a partial rotation; the other backend.
+CACHED = [("bridge", name) for name in ("llama", "gemma3", "neox")]
+CACHED += [pytest.param("bridge", name, marks=pytest.mark.slow) for name in ("qwen3", "mistral")]
+CACHED += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwen3", "neox")]
+
+
+@pytest.mark.parametrize(("backend", "name"), CACHED)
+def test_a_cache_handed_over_gives_the_same_logits(backend, name):
+    spectral = moved(backend, name)
+    tokens = zoo.prompt(length=20)
+    first, rest = tokens[:, :13], tokens[:, 13:]
+    ways = (spectral, spectral.run_with_hooks, lambda *given, **named: spectral.run_with_cache(*given, **named)[0])
+    for run in ways:
+        with torch.no_grad():
+            if backend == "hooked":
+                from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+                cache = TransformerLensKeyValueCache.init_cache(spectral.cfg, first.device, len(first))
+                spectral(first, past_kv_cache=cache, attention_mask=torch.ones_like(first))
+                found = run(rest, past_kv_cache=cache, attention_mask=torch.ones_like(rest))
+            else:
+                from transformers import DynamicCache
+
+                cache = DynamicCache(config=spectral.original_model.config)
+                spectral(first, past_key_values=cache, use_cache=True)
+                found = run(rest, past_key_values=cache, use_cache=True)
+        # Rounding 1e-6; positions that start again at 0 move some logit by tenths.
+        torch.testing.assert_close(found, logits(spectral, tokens)[:, 13:], rtol=0, atol=5e-5)
+
+
+@on_both_backends
+@pytest.mark.parametrize("cached", [True, False])
+def test_generation_is_that_of_whole_passes(backend, name, cached):
+    spectral = moved(backend, name)
+    tokens = zoo.prompt(batch=1, length=6)
+    options = {"max_new_tokens": 4, "do_sample": False, "stop_at_eos": False, "use_past_kv_cache": cached}
+    expected = greedy(spectral, tokens, 4)
+    assert torch.equal(spectral.generate(tokens, **options, verbose=False), expected)
+    if backend == "bridge":
+        wrapped = spectral.original_model  # which hf_generate runs
+        found = wrapped.generate(tokens, max_new_tokens=4, do_sample=False, use_cache=cached, eos_token_id=None)
+        assert torch.equal(found, expected)
+        stream = spectral.generate_stream(tokens, max_tokens_per_yield=1, return_type="tokens", **options)
+        assert torch.equal(torch.cat(list(stream), dim=1), expected)
+    assert not torch.equal(spectral.base.generate(tokens, **options, verbose=False), expected)
+
+
+def test_positions_of_the_callers_own_are_those_that_turn():
+    spectral, tokens = moved("bridge", "llama"), zoo.prompt()
+    later = torch.arange(24)[None] + 100
+    # Rounding of angles of 100 radians: 1e-5. Positions that are not passed on would leave no difference at all below.
+    torch.testing.assert_close(logits(spectral, tokens, position_ids=later), logits(spectral), rtol=0, atol=2e-4)
+    spread = logits(spectral, tokens, position_ids=3 * torch.arange(24)[None])
+    unturned = logits(moved("bridge", "llama", log_omega=False, frequencies=[0]), tokens)
+    assert float((spread - logits(spectral)).abs().max()) > 0.1
+    assert float((spread - unturned).abs().max()) > 0.1
+
+
+@some_models
+def test_left_padding_changes_nothing(backend, name):
+    spectral = moved(backend, name)
+    tokens = zoo.prompt(length=12)
+    padded = torch.cat([torch.zeros(2, 5, dtype=torch.long), tokens], dim=1)
+    mask = torch.cat([torch.zeros(2, 5, dtype=torch.long), torch.ones_like(tokens)], dim=1)
+    found = logits(spectral, padded, attention_mask=mask)[:, 5:]
+    # Rounding 1e-6; the effect of the spectral parameters themselves is above 0.1.
+    torch.testing.assert_close(found, logits(spectral, tokens), rtol=0, atol=2e-5)
+    assert float((logits(spectral, tokens) - logits(base(backend, name), tokens)).abs().max()) > 0.05
+
+
+# --- threads ---
+
+PROMPTS = [zoo.prompt(length=length, seed=length) for length in (24, 17, 9, 5)]
+ROUNDS = 6  # of four threads that start together, each with a prompt of its own length
+
+
+@on_both_backends
+def test_threads_of_spectral_models_of_one_base_get_their_own_logits(backend, name):
+    spectral, other = moved(backend, name), moved(backend, name, scope="layer")
+    jobs = [(spectral, prompt) for prompt in PROMPTS] + [(other, PROMPTS[0])]
+    expected, about = [logits(*job) for job in jobs], state_of(spectral.base)
+    together = Barrier(len(jobs))
+
+    def run(job):
+        together.wait()
+        return [logits(*job) for _ in range(ROUNDS)]
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        results = list(pool.map(run, jobs))
+    for wanted, found in zip(expected, results, strict=True):
+        assert all(torch.equal(one, wanted) for one in found)
+    assert_unchanged(spectral.base, about)
+
+
+@some_models
+def test_the_base_in_another_thread_is_not_turned(backend, name):
+    """While the spectral model is inside its first block, where its rotations are on the hook points of the base."""
+    spectral = moved(backend, name)
+    own, expected, found = logits(spectral.base), logits(spectral), []
+
+    def run_base(activation, hook):
+        if not found:
+            found.append(None)
+            with ThreadPoolExecutor(1) as pool:
+                found[0] = pool.submit(logits, spectral.base).result()
+
+    with spectral.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", run_base)]):
+        assert torch.equal(logits(spectral), expected)
+    assert torch.equal(found[0], own)
+
+
+def test_an_open_ablation_refuses_passes_of_other_threads():
+    """An ablation of the base is none of the spectral model."""
+    spectral = moved("bridge", "llama")
+    expected = logits(spectral)
+    with ThreadPoolExecutor(1) as pool:
+        for model in (spectral, spectral.base):
+            intact = logits(model)
+            with ablate(model, [(0, 1)], "symmetric"):
+                ablated = logits(model)
+                with pytest.raises(EditNotHonored, match="another thread"):
+                    pool.submit(logits, model).result()
+                if model is not spectral:
+                    assert torch.equal(pool.submit(logits, spectral).result(), expected)
+            assert not torch.equal(ablated, intact)
+        assert torch.equal(pool.submit(logits, spectral).result(), expected)

@@ -55,6 +55,7 @@ def scores_are_proved(row):
 @asked(mergeable, every=3)
 def tables_are_those_of_the_merged_model(row):
     spectral, merged = merged_of(row)
+    assert type(merged) is type(row.model)
     found, expected = logits(merged), logits(spectral)
     # Rounding of W_Q in float32: 2e-6 of the largest logit, which gain and phase move by a tenth of it and more.
     scale = float(expected.abs().max())

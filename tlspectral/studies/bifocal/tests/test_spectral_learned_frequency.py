@@ -100,15 +100,6 @@ def test_a_run_is_that_of_the_trainer(found):
     assert row["accuracy"] == right["correct"].sum() / right["n"].sum()
 
 
-def test_a_finished_run_is_not_trained_again(found, monkeypatch):
-    folder, runs, _, _ = found
-    monkeypatch.setattr("tlspectral.studies.bifocal.learned_frequency.train_canonical", None)
-    run_experiment("learned-frequency", folder, heads=QUICK_FREQUENCY, command="twice")
-    again = read_table(folder / "headline_runs.parquet")
-    pd.testing.assert_frame_equal(again, runs)
-    assert again.attrs["command"] == "twice"
-
-
 def test_the_command_draws_what_is_there(found, tmp_path):
     folder, *_ = found
     done = CliRunner().invoke(app, ["study", "evolution", str(folder)])

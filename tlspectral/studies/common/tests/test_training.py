@@ -1,4 +1,4 @@
-"""The random-map task against its definition, the plain model against TransformerLens, the trainer, the packaging."""
+"""The random-map task against its definition, the plain model against TransformerLens, trainer, files, packaging."""
 
 import itertools
 from dataclasses import replace
@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 import typer
 import zoo
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typer.testing import CliRunner
 from zoo import generator
 
+from tlspectral.errors import BadWeights, IncompatibleCheckpoint
 from tlspectral.models.loading.packaged import read_packaged
 from tlspectral.studies.common import (
     AttentionOnlyTransformer,
@@ -24,6 +26,8 @@ from tlspectral.studies.common import (
     train,
 )
 from tlspectral.studies.common.random_map import follows_a_copy, token_losses
+from tlspectral.studies.common.saved_training import SavedTraining, saved_digest, saved_model, saved_steps
+from tlspectral.studies.common.trainer import begin_training, training_steps
 from tlspectral.studies.fingerprint import packaged_models as package
 
 POSITIONS = ("rotary", "standard")
@@ -261,6 +265,77 @@ def test_the_learning_rate_warms_up_stays_and_falls_along_a_cosine():
     assert rates[99] < 0.01
     flat = TrainingSettings(steps=100, learning_rate=1.0, warmup_steps=0, decay_share=0.0)
     assert {flat.learning_rate_at(step) for step in range(100)} == {1.0}
+
+
+# --- a training that is saved ---
+
+
+def trained(training, until, done=0):
+    for step in training_steps(training, SMALL_TASK, SHORT, done=done):
+        if step == until:
+            return training
+    raise AssertionError
+
+
+def same(one, other):
+    assert set(one) == set(other)
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize(("positions", "stop"), [("rotary", 0), ("standard", 3)])
+def test_a_training_goes_on_to_the_same_bits(tmp_path, positions, stop):
+    config = replace(SMALL, positional_embedding_type=positions)
+    whole = trained(begin_training(config, SHORT), 8)
+    saved = SavedTraining(tmp_path / "run", {"seed": 0})
+    assert saved.resume(begin_training(config, SHORT)) is None
+    saved.save(trained(begin_training(config, SHORT), stop), stop, {"loss": [0.1, float("inf")]})
+    resumed = begin_training(config, SHORT)
+    assert saved.resume(resumed) == (stop, {"loss": [0.1, float("inf")]})
+    trained(resumed, 8, done=stop)
+    same(resumed.model.state_dict(), whole.model.state_dict())
+    moments = [training.optimizer.state_dict()["state"] for training in (resumed, whole)]
+    for index, values in moments[1].items():
+        same(moments[0][index], values)
+    assert torch.equal(resumed.stream.get_state(), whole.stream.get_state())
+
+
+def test_the_files_of_a_saved_training(tmp_path):
+    saved = SavedTraining(tmp_path, {"seed": 0})
+    training = begin_training(SMALL, SHORT)
+    saved.save(training, 0, {})
+    saved.save(trained(training, 2), 2, {})
+    assert list(saved_steps(tmp_path)) == [0, 2]
+    assert saved_steps(tmp_path / "nothing") == {}
+    file = tmp_path / "step2.safetensors"
+    for weights in (load_file(file), saved_model(file).state_dict()):
+        same(weights, training.model.state_dict())
+    assert saved_digest(tmp_path / "step0.safetensors") != saved_digest(file)
+
+
+def test_the_state_of_another_training_is_refused(tmp_path):
+    SavedTraining(tmp_path, {"seed": 0}).save(begin_training(SMALL, SHORT), 0, {})
+    with pytest.raises(IncompatibleCheckpoint, match="is the state of another training"):
+        SavedTraining(tmp_path, {"seed": 1}).resume(begin_training(SMALL, SHORT))
+    with pytest.raises(IncompatibleCheckpoint, match="is the state of another training"):
+        SavedTraining(tmp_path, {"seed": 0}).resume(begin_training(replace(SMALL, rotary_base=100), SHORT))
+
+
+@pytest.mark.parametrize("name", ["state", "step0"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "foreign"])
+def test_a_damaged_file_is_refused(tmp_path, name, damage):
+    saved = SavedTraining(tmp_path, {})
+    saved.save(begin_training(SMALL, SHORT), 0, {})
+    file = tmp_path / f"{name}.safetensors"
+    data = bytearray(file.read_bytes())
+    if damage == "flipped":
+        data[-5] ^= 1
+    file.write_bytes({"cut": data[:-5], "flipped": data, "foreign": b"weights"}[damage])
+    if name == "state":
+        with pytest.raises(IncompatibleCheckpoint, match=f"remove {tmp_path}, and the training starts"):
+            saved.resume(begin_training(SMALL, SHORT))
+    else:
+        with pytest.raises(BadWeights, match=r"step0\.safetensors"):
+            saved_model(file)
 
 
 # --- packaging ---

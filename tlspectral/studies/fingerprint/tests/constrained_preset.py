@@ -31,17 +31,6 @@ def model(positions="rotary", seed=0, **changes):
     return built
 
 
-def hooked(positions):
-    """The HookedTransformer of the same shape."""
-    from transformer_lens import HookedTransformer
-
-    config = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_head": 8, "d_vocab": 8, "n_ctx": 16, "attn_only": True}
-    rotary = {"rotary_dim": 8} if positions == "rotary" else {}
-    return HookedTransformer(
-        {**config, "normalization_type": "LN", "positional_embedding_type": positions, "device": "cpu"} | rotary
-    )
-
-
 def dense_phase(w_q, w_k, adjacent=False):
     """M_t of one head as complex [pairs, d, d]: columns (2t, 2t + 1) are a pair, or (t, t + d_head / 2)."""
     pairs = w_q.shape[-1] // 2

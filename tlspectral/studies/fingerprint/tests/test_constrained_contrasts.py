@@ -29,9 +29,6 @@ def formed(steps, last_step=6000):
     return pd.DataFrame(rows, columns=["arm", "seed", "formed_loss", "formed_both", "last_step"])
 
 
-# --- formation ---
-
-
 def test_formation_is_the_first_evaluation_that_meets_the_criteria():
     threshold = loss_threshold(32)  # 1.808
     runs = (
@@ -50,9 +47,6 @@ def test_formation_is_the_first_evaluation_that_meets_the_criteria():
     assert found["last_step"].tolist() == [100] * 5
     crossing = [25 + 25 * (2.0 - threshold) / 0.5, 25 * (3.5 - threshold) / 2.5, 25 + 25 * (3.0 - threshold) / 1.3]
     np.testing.assert_allclose(found["crossing_loss"], [*crossing, np.nan, 0])
-
-
-# --- contrasts ---
 
 
 def test_the_papers_table_4():
@@ -109,9 +103,6 @@ def test_contrasts_of_the_arms_and_seeds_that_are_there():
     tested = table.loc[("loss", "P1")]
     assert tested["pvalue"] == tested["q"] == pytest.approx(1 / 6)  # the only test of its family
     assert tested["verdict"] == "not shown"
-
-
-# --- rerouting ---
 
 
 def run_tables(arm, seed, best, curves, step=10):

@@ -1,20 +1,61 @@
-"""The commands `replicate` and `schemes`, and the figures of the paper: what they print, write and draw."""
+"""The published tables, the commands `replicate`, `beside-published` and `schemes`, and the figures of the paper.
+
+What the tables hold is asked of every number and sentence made from them, in test_replication.py.
+"""
 
 import numpy as np
 import pandas as pd
 import pytest
 from constrained_preset import TINY
+from figure_parts import offsets, part
 from typer.testing import CliRunner
 
 from tlspectral.cli import app
 from tlspectral.studies.fingerprint import replication
-from tlspectral.studies.fingerprint.constrained import ARMS
+from tlspectral.studies.fingerprint.constrained import ARMS, PRESETS
 from tlspectral.studies.fingerprint.figures import replication as drawn
 from tlspectral.studies.fingerprint.figures.formation import formation as formation_figure
 from tlspectral.studies.fingerprint.figures.formation import places_around
-from tlspectral.studies.fingerprint.published import PUBLISHED_HEADS, published_heads, published_kernels
-from tlspectral.studies.fingerprint.replication import matched_null, scheme_contrast, sentences, strong_heads, table
+from tlspectral.studies.fingerprint.published import (
+    PUBLISHED_CHECKPOINTS,
+    PUBLISHED_HEADS,
+    published_checkpoints,
+    published_constrained,
+    published_heads,
+    published_kernels,
+)
+from tlspectral.studies.fingerprint.replication import (
+    beside_markdown,
+    beside_published,
+    matched_null,
+    scheme_contrast,
+    sentences,
+    strong_heads,
+    table,
+)
 from tlspectral.tables import read_table, write_table
+
+
+def test_tables_say_whose_they_are():
+    tracks = [published_checkpoints(name) for name in PUBLISHED_CHECKPOINTS]
+    others = [published_kernels(), *vars(published_constrained()).values()]
+    for one in (*map(published_heads, PUBLISHED_HEADS), *tracks, *others):
+        assert one.attrs["licence"] == "CC-BY-4.0"
+        assert "qk-spectral-fingerprint" in one.attrs["source"]
+    assert published_heads("gpt2").attrs["baseline_ce"] == pytest.approx(3.657209)
+    assert [track["tokens"].iloc[-1] for track in tracks] == [143_000 * 1024 * 2048] * 2
+
+
+def test_heads_of_constrained_runs_are_those_of_their_evaluations():
+    tables = published_constrained()
+    keys = ["arm", "seed", "step"]
+    largest = tables.heads.groupby(keys)[["prev", "ind"]].max()
+    assert (len(largest), len(tables.heads), len(tables.kernels)) == (25 * 61, 25 * 61 * 8, 25 * 8 * 9)
+    expected = tables.evaluations.set_index(keys).loc[largest.index, ["prev_best", "ind_best"]]
+    np.testing.assert_allclose(largest, expected, atol=1e-6)  # single precision; neighbours differ by 1e-3 and more
+
+
+# --- replicate ---
 
 
 def run(*arguments):
@@ -67,6 +108,86 @@ def test_a_grid_is_put_beside_the_published_one(few_claims, tmp_path):
     assert "rope_imag" in done.output
 
 
+# --- a grid of the paper preset beside the published runs ---
+
+GRID = ("rope_imag", "ape_free")
+
+
+@pytest.fixture
+def grid():
+    """Published runs of two arms, seed 1, until step 1000, in place of a grid that got so far."""
+    published = published_constrained()
+    tables = {}
+    for name in ("evaluations", "heads"):
+        table = getattr(published, name)
+        # In another order of the arms than the published one.
+        table = pd.concat([table[(table["arm"] == arm) & (table["seed"] == 1)] for arm in GRID])
+        table = table[table["step"] <= 1000].drop(columns="strength").reset_index(drop=True)
+        table.attrs = {"preset": PRESETS["paper"].settings()}
+        tables[name] = table
+    return tables
+
+
+def moved(tables, arm, step, by):
+    rows = (tables["evaluations"]["arm"] == arm) & (tables["evaluations"]["step"] == step)
+    tables["evaluations"].loc[rows, "ce_pred"] += by
+
+
+def test_runs_that_are_the_published_ones(grid):
+    found = beside_published(grid)
+    assert (found.steps["difference"] == 0).all()
+    assert found.steps.groupby("arm").size().to_dict() == {"ape_free": 11 * 4, "rope_imag": 11 * 5}
+    assert found.runs["arm"].tolist() == list(GRID)
+    runs = found.runs.set_index("arm")
+    assert (runs[["last_step", "same_until"]] == 1000).all(axis=None)
+    # FP: seed 1 of rope_imag forms at 1400, of ape_free at 600.
+    assert runs["formed_loss_published"].to_dict() == {"rope_imag": 1400, "ape_free": 600}
+    assert np.isnan(runs.loc["rope_imag", "formed_loss"])
+    assert runs.loc["ape_free", ["formed_loss", "formed_both"]].tolist() == [600, 600]
+    heads = found.heads
+    assert (heads["step"] == 1000).all()
+    for name in ("layer", "head", "prev", "dir_frac_raw", "D_head_raw"):
+        assert (heads[name] == heads[f"{name}_published"]).all()
+    spread = found.steps[(found.steps["arm"] == "rope_imag") & (found.steps["measure"] == "ce_pred")]
+    evaluations = published_constrained().evaluations
+    expected = evaluations[evaluations["arm"] == "rope_imag"].groupby("step")["ce_pred"].std(ddof=1)
+    assert spread["published_sd"].to_numpy() == pytest.approx(expected.loc[:1000].to_numpy())
+
+
+def test_where_runs_part_and_the_command(grid, tmp_path):
+    moved(grid, "rope_imag", 300, 5e-6)
+    moved(grid, "rope_imag", 500, -0.25)
+    moved(grid, "ape_free", 600, 2.0)
+    found = beside_published(grid)
+    runs = found.runs.set_index("arm")
+    assert runs.loc["rope_imag", ["same_until", "largest_at"]].tolist() == [400, 500]
+    assert runs["largest_difference"].to_dict() == pytest.approx({"rope_imag": 0.25, "ape_free": 2.0})
+    assert runs.loc["ape_free", "formed_loss"] == 700
+    for name, rows in grid.items():
+        write_table(rows, tmp_path / f"{name}.parquet")
+    done = run("beside-published", tmp_path, "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "| `rope_imag` | 1 | 1000 | 400 | 0.25 at 500 | none (1400) | none (1400) |" in done.output
+    assert "| -2.5e-01 |" in done.output
+    assert beside_markdown(found) in done.output
+    for name in ("steps", "runs", "heads"):
+        pd.testing.assert_frame_equal(read_table(tmp_path / "out" / f"{name}.parquet"), getattr(found, name))
+    moved(grid, "ape_free", 0, 0.5)
+    assert np.isnan(beside_published(grid).runs.set_index("arm").loc["ape_free", "same_until"])
+
+
+def test_other_grids_are_refused(grid):
+    with pytest.raises(ValueError, match="has none of the published arms and seeds"):
+        beside_published({name: table.assign(seed=7) for name, table in grid.items()})
+    for preset, said in (
+        (PRESETS["quick"].settings(), "preset quick has another config, task, training than"),
+        (None, "preset that is not recorded has another"),
+    ):
+        grid["evaluations"].attrs["preset"] = preset
+        with pytest.raises(ValueError, match=said):
+            beside_published(grid)
+
+
 # --- schemes ---
 
 
@@ -108,11 +229,6 @@ def model(low: float, high: float, *, rotary: bool) -> pd.DataFrame:
     return heads.assign(rope_imag_frac=0.5 if rotary else np.nan)
 
 
-def part(figure, gid):
-    (found,) = figure.findobj(lambda artist: artist.get_gid() == gid)
-    return found
-
-
 def test_the_contrast_groups_by_phase_tests_in_one_direction_and_is_drawn():
     bounds = {"a": (0.6, 0.9), "b": (0.7, 0.8), "c": (0.1, 0.3)}
     tables = {name: model(*ends, rotary=name != "c") for name, ends in bounds.items()}
@@ -125,15 +241,15 @@ def test_the_contrast_groups_by_phase_tests_in_one_direction_and_is_drawn():
     turned = scheme_contrast({"a": model(0.1, 0.3, rotary=True), "c": model(0.6, 0.9, rotary=False)})
     assert turned.test.pvalue == 1.0
     figure = drawn.scheme_percentiles(found)
-    assert part(figure, "heads of a").get_ydata().tolist() == pytest.approx([0.6, 0.7, 0.8, 0.9, 1.0])
-    assert part(figure, "median of c").get_ydata().tolist() == [0.3, 0.3]
+    assert part(figure, "heads of a")[0].get_ydata().tolist() == pytest.approx([0.6, 0.7, 0.8, 0.9, 1.0])
+    assert part(figure, "median of c")[0].get_ydata().tolist() == [0.3, 0.3]
 
 
 def test_all_figures_of_the_paper_are_drawn():
     figures = drawn.published_figures()
     assert list(figures) == ["figure_1", "figure_2a", "figure_2b", "figure_3", "figure_4", "figure_5"]
     assert [len(figures[f"figure_{name}"].axes) for name in ("4", "5")] == [3, 4]
-    points = part(figures["figure_1"], "heads").get_offsets()
+    points = offsets(figures["figure_1"], "heads")
     np.testing.assert_array_equal(points, published_heads("gpt2")[["dir_frac", "D_head"]])
     # The bars are Table 3's: Pythia-410m, Pythia-1.4b, Llama-3-8B.
     heights = [[bar.get_height() for bar in bars] for bars in figures["figure_2b"].axes[0].containers]
@@ -156,6 +272,7 @@ def test_the_figure_stands_where_the_tables_say(tiny_grid):
     for arm in ARMS:
         for curve in (*wide[arm].to_numpy().T, wide[arm].mean(axis=1).to_numpy()):
             assert tuple(np.round(curve, 9)) in drawn
+    assert [places_around(3, n, 0.2).tolist() for n in (1, 3)] == [[3], [2.8, 3.0, 3.2]]  # points that share a place
     hollow, filled, arrows = formed_at.lines[:3]
     np.testing.assert_array_equal(hollow.get_ydata(), [2, np.nan])
     np.testing.assert_array_equal(filled.get_ydata(), [4, np.nan])
@@ -180,8 +297,3 @@ def test_the_figure_stands_where_the_tables_say(tiny_grid):
     assert figure.axes[2].get_xlabel().endswith("raw weights")
     assert figure.axes[2].lines[0].get_xdata().tolist() == raw.loc[raw["arm"] == "ape_free", "dir_frac_raw"].tolist()
     assert figure.axes[0].lines[0].get_ydata().tolist() == wide["ape_free"][0].tolist()
-
-
-def test_points_that_share_a_place_stand_beside_one_another():
-    assert places_around(3, 1, 0.2).tolist() == [3]
-    assert places_around(3, 3, 0.2).tolist() == [2.8, 3.0, 3.2]

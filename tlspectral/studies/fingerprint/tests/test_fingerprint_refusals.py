@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import zoo
-from constrained_preset import TINY
+from constrained_preset import TINY, model
 
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
@@ -16,6 +16,7 @@ from tlspectral.studies.fingerprint.constrained import (
     constrained_grid,
     formation,
     formation_tests,
+    phase_penalty,
     previous_token_heads,
     rerouting,
     symmetric_penalty,
@@ -136,6 +137,7 @@ REFUSED = {
     "not draws": (lambda: placebo_attenuation(heads(), heads()), "draws has no column draw.*permuted_pairing"),
     "heads twice": (lambda: placebo_attenuation(twice(heads()), draws()), "table of heads has more than one row"),
     # constrained training
+    "no phase": (lambda: phase_penalty(model("standard")), "without rotary positions"),
     "half a constraint": (lambda: Arm("mine", "rotary", symmetric_penalty), "give both, or neither"),
     "evaluations": (
         lambda: formation(run().drop(columns=["ce_pred", "ind_best"]), vocabulary=32),

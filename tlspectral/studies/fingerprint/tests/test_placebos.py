@@ -110,9 +110,6 @@ def test_layers_without_rope_have_no_placebo():
     assert empty.to_numpy().any()
 
 
-# --- pseudo-RoPE ---
-
-
 def test_pseudo_rope_is_rotate_half_at_base_10000():
     model = zoo.shared("bridge", "gpt2")
     table = pseudo_rope(model)

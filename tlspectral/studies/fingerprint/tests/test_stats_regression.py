@@ -1,4 +1,4 @@
-"""Nested regressions against statsmodels formulas, rank correlations against scipy, triage by pairs of heads."""
+"""Nested regressions and classes of heads against statsmodels, rank correlations against scipy, triage by pairs."""
 
 import numpy as np
 import pandas as pd
@@ -6,9 +6,17 @@ import pytest
 import scipy.special
 import scipy.stats
 import statsmodels.formula.api as smf
+from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.anova import anova_lm
 
-from tlspectral.studies.fingerprint.statistics import nested_r_squared, spearman_table, triage
+from tlspectral.studies.fingerprint.printed_pvalues import class_pvalue, mann_whitney_pvalue
+from tlspectral.studies.fingerprint.statistics import (
+    class_test,
+    mann_whitney,
+    nested_r_squared,
+    spearman_table,
+    triage,
+)
 
 
 def columns_of(seed=0, n=40):
@@ -51,21 +59,27 @@ def test_without_a_base_it_is_one_regression_and_rows_with_nan_are_counted():
     assert found.pvalue == nested_r_squared(heads.dropna(), "delta", "dir_frac", "D_head").pvalue
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"delta": 0.1}, "delta is constant"),
-        ({"D_head": 0.1}, "D_head are linear functions of dir_frac"),
-        ({"D_head": lambda h: 3 - h["dir_frac"]}, "D_head are linear functions of dir_frac"),
-        ({"delta": lambda h: h["D_head"] + h["dir_frac"]}, "the columns explain delta without a remainder"),
-        ({"D_head": lambda h: h["D_head"].where(h.index < 3)}, "3 rows are too few for 2 columns"),
-        ({"D_head": np.nan}, "0 rows are too few"),
-    ],
-)
-def test_what_cannot_be_compared_is_nan_with_a_reason(change, reason):
-    found = nested_r_squared(columns_of(3).assign(**change), "delta", "dir_frac", "D_head")
-    assert found.reason == reason
-    assert np.isnan([found.statistic, found.pvalue]).all()
+def classed_heads(seed=0, n=80):
+    rng = np.random.default_rng(seed)
+    heads = pd.DataFrame({"dir_frac": rng.uniform(0.5, 0.8, n), "prev": rng.beta(0.3, 2, n)})
+    return heads.assign(D_head=heads["dir_frac"] + 0.3 * (heads["prev"] > 0.3) + 0.1 * rng.standard_normal(n))
+
+
+def test_a_class_is_compared_by_its_residuals():
+    heads = classed_heads()
+    found = class_test(heads, threshold=0.3)
+    left = OLS(heads["D_head"], np.column_stack([np.ones(80), heads["dir_frac"]])).fit().resid.to_numpy()
+    above = heads["prev"].to_numpy() > 0.3
+    expected = mann_whitney(left[above], left[~above])
+    assert found.statistic == pytest.approx(expected.rank_biserial, abs=1e-12)
+    assert found.pvalue == pytest.approx(expected.pvalue, rel=1e-10)
+    assert class_pvalue(heads, 0.3) == pytest.approx(mann_whitney_pvalue(left[above], left[~above]), rel=1e-10)
+    assert (found.n, found.n_class) == (80, above.sum())
+    assert found.statistic > 0.5
+    # The threshold itself is not above it.
+    assert class_test(heads, threshold=heads["prev"].nlargest(4).min()).n_class == 3
+    dropped = class_test(heads.assign(D_head=heads["D_head"].where(heads.index > 1)), threshold=0.3)
+    assert (dropped.n, dropped.n_dropped) == (78, 2)
 
 
 def test_columns_that_repeat_each_other_count_once_and_have_no_coefficient():
@@ -77,9 +91,6 @@ def test_columns_that_repeat_each_other_count_once_and_have_no_coefficient():
     assert np.isnan(list(found.coefficients.values())).all()
     kept = nested_r_squared(heads, "delta", ["dir_frac", "again"], "D_head")
     assert kept.coefficients["D_head"] == pytest.approx(expected.coefficients["D_head"], rel=1e-8)
-
-
-# --- pair by pair ---
 
 
 def test_every_pair_is_in_the_table_with_scipys_numbers():
@@ -203,20 +214,44 @@ def test_every_score_has_a_row_and_the_percentile_is_made_from_d_head_where_it_i
     assert found.loc[0, "direction"] == "none"
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"prev": 0.0}, "no head has prev above 0.5"),
-        ({"prev": 1.0}, "every head has prev above 0.5"),
-        ({"rope_imag_frac": 0.3}, "rope_imag_frac is constant"),
-        ({"rope_imag_frac": np.nan}, "no head has both rope_imag_frac and prev"),
-    ],
-)
-def test_a_table_without_two_classes_has_no_auc(change, reason):
-    found = one(heads_of(7).assign(**change))
-    assert found.reason == reason
-    assert np.isnan([found.auc, found.auc_low, found.auc_high]).all()
-    assert found.direction == "none"
+def without_a_fit(**changes):
+    return nested_r_squared(columns_of(3).assign(**changes), "delta", "dir_frac", "D_head")
+
+
+def without_a_class(threshold=0.3, **changes):
+    return class_test(classed_heads().assign(**changes), threshold=threshold)
+
+
+def without_an_auc(**changes):
+    return one(heads_of(7).assign(**changes))
+
+
+NO_NUMBER = [
+    (without_a_fit, {"delta": 0.1}, "delta is constant"),
+    (without_a_fit, {"D_head": 0.1}, "D_head are linear functions of dir_frac"),
+    (without_a_fit, {"D_head": lambda h: 3 - h["dir_frac"]}, "D_head are linear functions of dir_frac"),
+    (without_a_fit, {"delta": lambda h: h["D_head"] + h["dir_frac"]}, "the columns explain delta without a remainder"),
+    (without_a_fit, {"D_head": lambda h: h["D_head"].where(h.index < 3)}, "3 rows are too few for 2 columns"),
+    (without_a_fit, {"D_head": np.nan}, "0 rows are too few"),
+    (without_a_class, {"threshold": 2.0}, "no head has prev above 2.0"),
+    (without_a_class, {"threshold": -1.0}, "every head has prev above -1.0"),
+    (without_a_class, {"D_head": 0.1}, "D_head is constant"),
+    (without_a_class, {"D_head": lambda h: 2 * h["dir_frac"] - 1}, "D_head is a linear function of the controls"),
+    (without_a_class, {"D_head": np.nan}, "no head has prev"),
+    (without_an_auc, {"prev": 0.0}, "no head has prev above 0.5"),
+    (without_an_auc, {"prev": 1.0}, "every head has prev above 0.5"),
+    (without_an_auc, {"rope_imag_frac": 0.3}, "rope_imag_frac is constant"),
+    (without_an_auc, {"rope_imag_frac": np.nan}, "no head has both rope_imag_frac and prev"),
+]
+
+
+@pytest.mark.parametrize(("measure", "changes", "reason"), NO_NUMBER)
+def test_what_cannot_be_compared_is_nan_with_a_reason(measure, changes, reason):
+    found = measure(**changes)
+    assert reason in found.reason
+    names = ("auc", "auc_low", "auc_high") if measure is without_an_auc else ("statistic", "pvalue")
+    assert np.isnan([getattr(found, name) for name in names]).all()
+    assert getattr(found, "direction", "none") == "none"
 
 
 def test_an_auc_without_an_interval_says_why():

@@ -1,18 +1,16 @@
 """Traces are the model's own attention on swapped prompts, and norms those of keys that are turned one by one."""
 
-import functools
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import zoo
+from positional_measurements import block_prompt
+from reference_keys import KeysInPlaces
+from zoo import shared
 
-import tlspectral as tls
-from tlspectral.algebra.rotary import rotate
 from tlspectral.models.attention import attention_view
-from tlspectral.positional.measure import positional_symbolic
-from tlspectral.positional.prompts import BlockPrompt
+from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.scores import swap_scores
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 
@@ -23,21 +21,8 @@ SLOW = [("bridge", name) for name in ("qwen3", "mistral", "opt", "neox")]
 if zoo.HAS_HOOKED:
     MODELS.append(("hooked", "llama"))
     SLOW.append(("hooked", "gpt2"))
-ROTARY = [("bridge", name) for name in ("yarn", "qwen3", "neox")]
 SWAPS = [(1, 3), (0, 4), (2, 3)]
 HEADS = [(0, 1), (1, 0), (1, 2)]
-
-
-@functools.cache
-def built(backend, name):
-    return tls.load_model(name) if backend == "packaged" else getattr(zoo, backend)(name)
-
-
-def block_prompt(vocabulary=zoo.VOCABULARY):
-    """Five blocks of unequal lengths, 24 tokens in all."""
-    tokens = zoo.prompt(batch=1, length=zoo.PROMPT_LENGTH)[0] % vocabulary
-    prefix, *blocks, suffix = tokens.split([2, 4, 3, 5, 4, 3, 3])
-    return BlockPrompt(prefix, blocks, suffix)
 
 
 def model_means(model, prompt, layer, head):
@@ -50,24 +35,6 @@ def model_means(model, prompt, layer, head):
     return [float(row[start:stop].mean()) for start, stop in prompt.spans()]
 
 
-def turned(model, prompt, layer):
-    """Query of the last position and keys, rotated by explicit tables: [heads, d_head], [pos, heads, d_head]; pairs."""
-    view = attention_view(model)
-    raw, names = view.raw(layer), view.hook_names(layer)
-    with torch.no_grad():
-        _, cache = model.run_with_cache(prompt.tokens()[None])
-
-    def normed(role, norm):
-        x = cache[names[role]][0].double()
-        return x if norm is None else x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.gain.double()
-
-    q, k = normed("query", raw.q_norm), normed("key", raw.k_norm)
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    tables = raw.rotary.position_tables(len(q))
-    q, k = (rotate(x.transpose(0, 1), *tables, raw.rotary).transpose(0, 1).detach() for x in (q, k))
-    return q[-1], k, list(zip(raw.rotary.real_index.tolist(), raw.rotary.imag_index.tolist(), strict=True))
-
-
 def of(table, layer, head, frequency, swap):
     which = table["frequency"].isna() if frequency is None else table["frequency"].eq(frequency).fillna(False)
     which &= (table["layer"] == layer) & (table["head"] == head)
@@ -78,7 +45,7 @@ def of(table, layer, head, frequency, swap):
     ("backend", "name"), [*MODELS, *(pytest.param(*model, marks=pytest.mark.slow) for model in SLOW)]
 )
 def test_traces_are_block_means_of_the_models_own_pattern(backend, name):
-    model, prompt = built(backend, name), block_prompt()
+    model, prompt = shared(backend, name), block_prompt()
     table = attention_traces(model, prompt, HEADS, swaps=SWAPS)
     assert len(table) == len(HEADS) * len(SWAPS) * 5
     for layer, head in HEADS:
@@ -93,8 +60,8 @@ def test_traces_are_block_means_of_the_models_own_pattern(backend, name):
 
 @pytest.mark.parametrize(("mode", "per_frequency"), [("prompt", False), ("prompt", True), ("key", True)])
 def test_scores_of_the_traces_are_those_of_positional_symbolic(mode, per_frequency):
-    model, prompt = built("packaged", "tiny-rope"), block_prompt(vocabulary=32)
-    pairs = [0, 3, 7]
+    model, prompt = shared("bridge", "llama"), block_prompt()
+    pairs = [0, 3, 5]
     table = attention_traces(model, prompt, HEADS, swaps=SWAPS, frequencies=pairs, mode=mode)
     scores = positional_symbolic(model, prompt, mode=mode, swaps=SWAPS, per_frequency=per_frequency)
     for layer, head in HEADS:
@@ -110,32 +77,23 @@ def test_scores_of_the_traces_are_those_of_positional_symbolic(mode, per_frequen
             assert float(found.s_sym) == pytest.approx(row["s_sym"], abs=1e-8)
 
 
-@pytest.mark.parametrize(("backend", "name"), ROTARY)
-def test_key_traces_are_those_of_keys_turned_one_by_one(backend, name):
-    model, prompt, swap = built(backend, name), block_prompt(), (1, 3)
+@pytest.mark.parametrize("name", ["yarn", "qwen3", "neox"])
+def test_key_traces_are_those_of_keys_turned_one_by_one(name):
+    model, prompt, swap = shared("bridge", name), block_prompt(), (1, 3)
     table = attention_traces(model, prompt, [(1, 2)], swaps=[swap], frequencies=[1], mode="key")
-    raw = attention_view(model).raw(1)
-    q, k, pairs = turned(model, prompt, 1)
+    keys = KeysInPlaces(attention_view(model), 1, prompt.tokens())
     # Where the token at each place of the swapped prompt came from, by moving labels instead of tokens.
-    first, *blocks, last = torch.arange(len(prompt.tokens())).split([len(piece) for piece in prompt.pieces])
-    source = BlockPrompt(first, blocks, last).swapped(*swap).tokens()
-    cos, sin = raw.rotary.position_tables(len(k))
-    scale = raw.rotary.attention_scaling**2
-    back = rotate(k.transpose(0, 1), cos / scale, -sin / scale, raw.rotary)  # undoes the rotation and its scaling
-    again = rotate(back[:, source], cos, sin, raw.rotary)
-    logits = raw.score_scale * torch.einsum("d,nd->n", q[2], again[2])
-    spans = prompt.swapped(*swap).spans()
-    expected = [float(logits.softmax(0)[start:stop].mean()) for start, stop in spans]
-    # Float32 tables of the model against float64 ones: 1e-6 when measured; keys that are not turned differ by 1e-2.
-    np.testing.assert_allclose(of(table, 1, 2, None, swap)["after"], expected, atol=1e-5)
-    columns = list(pairs[1])
-    alone = (raw.score_scale * torch.einsum("d,nd->n", q[2][columns], again[2][:, columns])).softmax(0)
-    expected = [float(alone[start:stop].mean()) for start, stop in spans]
-    np.testing.assert_allclose(of(table, 1, 2, 1, swap)["after"], expected, atol=1e-5)
+    first, *blocks, last = torch.arange(keys.n).split([len(piece) for piece in prompt.pieces])
+    swapped = BlockPrompt(first, blocks, last).swapped(*swap)
+    source = swapped.tokens().tolist()
+    for frequency, weights in ((None, keys.heads(source)[2]), (1, keys.pairs(source)[2, 1])):
+        expected = [float(weights[start:stop].mean()) for start, stop in swapped.spans()]
+        # Float32 queries and keys of the model: 1e-6 when measured; keys that are not turned differ by 1e-2.
+        np.testing.assert_allclose(of(table, 1, 2, frequency, swap)["after"], expected, atol=1e-5)
 
 
 def test_both_modes_agree_in_the_first_layer_and_not_beyond():
-    model, prompt = built("packaged", "tiny-rope"), block_prompt(vocabulary=32)
+    model, prompt = shared("bridge", "llama"), block_prompt()
     by_mode = [attention_traces(model, prompt, HEADS, swaps=SWAPS, frequencies=[2], mode=m) for m in ("prompt", "key")]
     first = by_mode[0]["layer"] == 0
     # The model's float32 keys: 4e-8 when measured.
@@ -144,39 +102,32 @@ def test_both_modes_agree_in_the_first_layer_and_not_beyond():
     np.testing.assert_array_equal(*(table["before"] for table in by_mode))
 
 
-@pytest.mark.parametrize(("backend", "name"), ROTARY)
-def test_norms_are_those_of_an_explicit_rotation(backend, name):
-    model, prompt = built(backend, name), block_prompt()
+@pytest.mark.parametrize("name", ["yarn", "qwen3", "neox", "mistral"])
+def test_norms_are_those_of_an_explicit_rotation(name):
+    """Over the tokens before the query, of which Mistral's window shows the last ones."""
+    model, prompt = shared("bridge", name), block_prompt()
     table = frequency_norms(model, prompt, [(1, 2), (0, 0), (1, 1)])
     assert table[["layer", "head"]].drop_duplicates().to_numpy().tolist() == [[0, 0], [1, 1], [1, 2]]
     for (layer, head), rows in table.groupby(["layer", "head"]):
-        q, k, pairs = turned(model, prompt, int(layer))  # pandas 2 gives integers of numpy
-        assert rows["frequency"].tolist() == list(range(len(pairs)))
-        context = k[:-1, head]  # the tokens before the query
-        for row, (real, imag) in zip(rows.itertuples(), pairs, strict=True):
-            logits = q[head, real] * context[:, real] + q[head, imag] * context[:, imag]
-            lengths = context[:, real].square() + context[:, imag].square()
-            # Float32 tables of the model against float64 ones: 1e-6 when measured; the query's own key, a wrong group
-            # of heads or YaRN's factor left out are 1e-2 or more.
-            assert row.logit_norm == pytest.approx(float(logits.square().mean().sqrt()), rel=1e-5)
-            assert row.key_norm == pytest.approx(float(lengths.mean().sqrt()), rel=1e-5)
-
-
-def test_norms_leave_out_keys_beyond_the_window():
-    model, prompt = built("bridge", "mistral"), block_prompt()
-    (row,) = frequency_norms(model, prompt, [(0, 2)]).query("frequency == 1").itertuples()
-    _, k, pairs = turned(model, prompt, 0)
-    seen = k[-zoo.WINDOW : -1, 2][:, list(pairs[1])]
-    assert row.key_norm == pytest.approx(float(seen.square().sum(-1).mean().sqrt()), rel=1e-5)
+        keys = KeysInPlaces(attention_view(model), int(layer), prompt.tokens())  # pandas 2 gives integers of numpy
+        rotary, context = keys.raw.rotary, [position for position in range(keys.n - 1) if keys.seen[position]]
+        assert rows["frequency"].tolist() == list(range(rotary.n_pairs))
+        logits = keys.pair_logits(range(keys.n))[head][:, context] / keys.raw.score_scale
+        turned = torch.stack([keys.turned(keys.k[position], position)[head] for position in context])
+        lengths = turned[:, rotary.real_index].square() + turned[:, rotary.imag_index].square()
+        # Float32 tables of the model against float64 ones: 1e-6 when measured; the query's own key, a wrong group
+        # of heads or YaRN's factor left out are 1e-2 or more.
+        np.testing.assert_allclose(rows["logit_norm"], logits.square().mean(-1).sqrt(), rtol=1e-5)
+        np.testing.assert_allclose(rows["key_norm"], lengths.mean(0).sqrt(), rtol=1e-5)
 
 
 def test_tables_are_sorted_typed_and_say_where_they_come_from():
-    model, prompt = built("packaged", "tiny-rope"), block_prompt(vocabulary=32)
+    model, prompt = shared("bridge", "llama"), block_prompt()
     heads = pd.DataFrame({"layer": [1, 0], "head": [2, 3]})
     table = attention_traces(model, prompt, heads, swaps=[(3, 1), (1, 3)], frequencies=[4, 4, 1])
     norms = frequency_norms(model, prompt, heads)
     for found in (table, norms):
-        assert found.attrs["n_tokens"] == zoo.PROMPT_LENGTH
+        assert found.attrs["n_tokens"] == len(prompt.tokens())
     assert str(table["frequency"].dtype) == "Int64"
     keys = ["layer", "head", "frequency", "swap_i", "swap_j", "block"]
     assert table[keys].drop_duplicates().to_numpy(object).tolist() == [

@@ -1,4 +1,4 @@
-"""Tables in which every sentence of FP is true by its own words, made from the published ones."""
+"""Published tables, changed: so that every sentence of FP is true by its own words, and in four blind ways."""
 
 import numpy as np
 import pandas as pd
@@ -119,52 +119,65 @@ def claimed_tables() -> PublishedTables:
     )
 
 
-def contrary_tables() -> PublishedTables:
-    """The opposite of `claimed_tables`: scores, effects and scores of runs upside down, everything before it forms."""
-    tables = claimed_tables()
-    flipped = {}
-    for name, heads in tables.heads.items():
-        upside = {
-            column: -heads[column] for column in ("dup", "hi_freq_dir", "imag_mass", "henrici") if column in heads
-        }
-        upside |= {"D_head": -heads["D_head"] - 5 * heads["prev"], "content_pos_frac": -heads["content_pos_frac"]}
-        upside |= {"dir_frac": 1.5 - heads["dir_frac"], "copying": heads["dir_frac"]}
-        if name == "gpt2":
-            upside |= {"dICL_sym": heads["imag_mass"], "dCE_sym": 10 * heads["dCE_sym"]}
-        if "dInd_rope" in heads:
-            upside |= {"dInd_rope": 0.01 * heads["D_head"].abs() + 0.01 * (heads["prev"] < 0.1)}
-            upside |= {
-                "rope_imag_frac": -heads["rope_imag_frac"],
-                "freq_centroid": heads["prev"] ** 2 if name != "llama-3-8b" else heads["imag_mass"],
-            }
-        flipped[name] = heads.assign(**upside)
-    tracks = {name: contrary_track(track) for name, track in tables.checkpoints.items()}
-    runs = tables.constrained
-    worst = runs.evaluations.assign(ce_pred=3.0 + runs.evaluations["ce_pred"], prev_best=0.1)
-    heads = runs.heads.assign(
-        dir_frac_raw=np.where(runs.heads["arm"] == "ape_free", 0.1, runs.heads["dir_frac_raw"]),
-        prev=np.where(runs.heads["arm"] == "ape_sym", 0.99, 0.5 * runs.heads["prev"]),
-    )
-    heads.loc[heads["arm"] == "ape_sym", "dir_frac_raw"] = 0.001
-    kernels = runs.kernels.assign(score=runs.kernels["score"] + 1000.0 * (runs.kernels["arm"] == "rope_sym"))
+# --- blind changes ---
+
+PLACES = {"layer", "head", "name", "step", "tokens", "n_heads", "offset", "ablated", "arm", "seed", "strength"}
+
+
+def values_of(table):
+    return [name for name in table if name not in PLACES]
+
+
+def shuffled(table):
+    """Every column but those of PLACES in an order of its own."""
+    generator = np.random.default_rng(0)
+    return table.assign(**{name: generator.permutation(table[name].to_numpy()) for name in values_of(table)})
+
+
+def aligned(table):
+    """Every column but those of PLACES rising in one common order."""
+    place = np.random.default_rng(1).permutation(len(table)).argsort()
+    return table.assign(**{name: np.sort(table[name].to_numpy())[place] for name in values_of(table)})
+
+
+def doubled(table):
+    """All rows twice, the copies further up in a deeper model."""
+    copy = table.copy()
+    if "layer" in table:
+        copy["layer"] += table["layer"].max() + 1
+    return pd.concat([table, copy], ignore_index=True)
+
+
+def stretched(table):
+    """Ten times each number and a little more; scores of one constrained arm apart from the others."""
+    wider = table.assign(**{name: 10 * table[name] + 0.05 for name in values_of(table)})
+    if "arm" in table and "score" in table:
+        wider["score"] += 1000.0 * (table["arm"] == "rope_sym")
+    return wider
+
+
+def longer(track):
+    """One checkpoint more."""
+    return pd.concat([track, track.tail(1).assign(step=10**6)])
+
+
+def shrunk(track):
+    """A tenth of each number: nothing forms."""
+    return track.assign(**{name: 0.1 * track[name] for name in values_of(track)})
+
+
+def changed(change):
+    """All tables after a change; histories and runs, which have no heads to double, after one like it."""
+    tables = PublishedTables()
+    of_track = {doubled: longer, stretched: shrunk}.get(change, change)
+    of_runs = (lambda table: table) if change is doubled else change
     return PublishedTables(
-        flipped,
-        tracks,
-        tables.kernels.assign(score=-tables.kernels["offset"].astype(float)),
-        ConstrainedTables(worst, heads, kernels),
-        ConstrainedTables(worst, heads, kernels),
+        {name: change(heads) for name, heads in tables.heads.items()},
+        {name: of_track(track) for name, track in tables.checkpoints.items()},
+        of_runs(tables.kernels),
+        ConstrainedTables(*(of_runs(one) for one in vars(tables.constrained).values())),
+        tables.weak,
     )
 
 
-def contrary_track(track: pd.DataFrame) -> pd.DataFrame:
-    """The median falls first, the phase is high from the start and lost, and nothing else moves in time."""
-    row = np.arange(len(track))
-    last = row == row[-1]
-    columns = {
-        "D_head_median": np.where(row < 5, 0.7, 0.4),
-        "rope_imag_frac_pct": np.where(row < FORMED, 0.95, 0.1),
-        "D_head_pct": 0.99,
-        "D_head": np.where(last, 0.2, 0.61),
-        "icl_score": np.where(last, -12.5, 0.0),
-    }
-    return track.assign(**columns)
+CHANGES = (shuffled, aligned, doubled, stretched)
