@@ -26,7 +26,6 @@ from tlspectral.positional import (
     PromptFile,
     Question,
     median_tests,
-    positional_contrast,
     positional_symbolic,
     task_answers,
 )
@@ -72,14 +71,8 @@ def bound(swaps="kept", **settings):
     return positional_symbolic(reader(), BindingTask(**{"n_blocks": 9, **settings}), swaps=swaps)
 
 
-@functools.cache
-def by_draw(name="llama", kind=Marks, **options):
-    task = kind(queries=3, draws=2)
-    return positional_symbolic(shared("bridge", name), task, **{"mode": "key", "by": "draw", **options})
-
-
-class Others(Marks):
-    """Another task by its name."""
+def by_draw():
+    return positional_symbolic(shared("bridge", "llama"), Marks(queries=3, draws=2), mode="key", by="draw")
 
 
 class NegativeAnswer(Marks):
@@ -218,25 +211,12 @@ REFUSED = {
         lambda: read_file(f"{json.dumps(LINE)}\n{json.dumps({**LINE, 'blocks': ['a'] * 4})}"),
         r"\[3, 4\] blocks",
     ),
-    # Averages, tests and contrasts.
+    # Averages and tests.
     "draws of other heads": (
         lambda: averaged([{0: score_rows()}, {0: score_rows().iloc[:2]}], None),
         "do not have the same rows",
     ),
     "medians by draw": (lambda: median_tests(by_draw()), "one row per head"),
-    "contrast of heads": (lambda: positional_contrast(by_draw(), by_draw(by=None)), "no column draw"),
-    "contrast of frequencies": (
-        lambda: positional_contrast(by_draw(), by_draw(per_frequency=True)),
-        "several rows of one draw",
-    ),
-    "contrast with another tau": (
-        lambda: positional_contrast(by_draw(), by_draw(tau=0.02)),
-        "made with other tau: ",
-    ),
-    "contrast of other tasks and models": (
-        lambda: positional_contrast(by_draw(), by_draw("qwen3", Others)),
-        "on the same prompts, and task differ",
-    ),
     # Agreement with weights.
     "agreement without a column": (
         lambda: score_agreement(score_rows(), head_rows().drop(columns="prev")),

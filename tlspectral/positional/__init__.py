@@ -4,7 +4,6 @@ from tlspectral.positional.agreement import frequency_agreement, score_agreement
 from tlspectral.positional.answers import task_answers
 from tlspectral.positional.binding import BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
-from tlspectral.positional.contrast import positional_contrast
 from tlspectral.positional.exclusion import ExclusionSplit, exclusion_split, exclusion_split_factored
 from tlspectral.positional.measure import median_tests, positional_symbolic
 from tlspectral.positional.prompts import BlockPrompt
@@ -30,7 +29,6 @@ __all__ = [
     "frequency_agreement",
     "logit_shares",
     "median_tests",
-    "positional_contrast",
     "positional_symbolic",
     "score_agreement",
     "score_correlation",
