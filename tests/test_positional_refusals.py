@@ -29,7 +29,6 @@ from tlspectral.positional import (
     positional_symbolic,
     task_answers,
 )
-from tlspectral.positional.agreement import frequency_agreement, score_agreement
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.measure import averaged
 from tlspectral.positional.prompts import chosen_swaps
@@ -98,18 +97,9 @@ def read_file(text):
     return PromptFile(str(file))
 
 
-def head_rows(**columns):
-    table = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "rope_imag_frac": 0.5, "D_head": 0.5, "prev": 0.5})
-    return table.assign(**columns)
-
-
 def score_rows():
-    return head_rows()[["layer", "head"]].assign(s_pos=[0.1, 0.2, 0.3], **dict.fromkeys(SCORES[1:], 0.5))
-
-
-def frequency_rows(**columns):
-    index = pd.MultiIndex.from_product([range(2), range(2), range(3)], names=["layer", "head", "frequency"])
-    return index.to_frame(index=False).assign(**columns)
+    rows = {"layer": [0, 0, 1], "head": [0, 1, 0], "s_pos": [0.1, 0.2, 0.3]}
+    return pd.DataFrame({**rows, **dict.fromkeys(SCORES[1:], 0.5)})
 
 
 REFUSED = {
@@ -217,24 +207,6 @@ REFUSED = {
         "do not have the same rows",
     ),
     "medians by draw": (lambda: median_tests(by_draw()), "one row per head"),
-    # Agreement with weights.
-    "agreement without a column": (
-        lambda: score_agreement(score_rows(), head_rows().drop(columns="prev")),
-        "table of heads has no column prev",
-    ),
-    "agreement without scores": (
-        lambda: score_agreement(score_rows()[["layer", "head"]], head_rows()),
-        "none of the columns s_pos",
-    ),
-    "agreement with another model": (lambda: score_agreement(score_rows(), head_rows(layer=100)), "of one model"),
-    "agreement without shares": (
-        lambda: frequency_agreement(frequency_rows(s_pos=0.5), frequency_rows(s_pos=0.5)),
-        "table of weights has no column im_share",
-    ),
-    "agreement of other frequencies": (
-        lambda: frequency_agreement(frequency_rows(s_pos=0.5).iloc[1:], frequency_rows(im_share=0.5)),
-        "different numbers",
-    ),
 }
 
 

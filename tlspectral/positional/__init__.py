@@ -1,6 +1,5 @@
 """Positional and symbolic attention: scores per head and frequency, and the block tasks they are measured on."""
 
-from tlspectral.positional.agreement import frequency_agreement, score_agreement
 from tlspectral.positional.answers import task_answers
 from tlspectral.positional.binding import BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
@@ -26,11 +25,9 @@ __all__ = [
     "Question",
     "exclusion_split",
     "exclusion_split_factored",
-    "frequency_agreement",
     "logit_shares",
     "median_tests",
     "positional_symbolic",
-    "score_agreement",
     "score_correlation",
     "split_logits",
     "task_answers",
