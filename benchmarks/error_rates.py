@@ -40,12 +40,13 @@ from tlspectral.hooks import ablation_sweep, edge_effects, summarize_sweep
 from tlspectral.hooks.sweeps.effects import head_sets
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import median_tests
-from tlspectral.stats import benjamini_hochberg, intraclass_correlation, model_permutation_test, top_head_percentile
+from tlspectral.stats import benjamini_hochberg, model_permutation_test, top_head_percentile
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.studies.fingerprint.published import PUBLISHED_HEADS, published_heads
 from tlspectral.studies.fingerprint.statistics import (
     class_test,
     hypergeometric_overlap,
+    intraclass_correlation,
     mann_whitney,
     nested_r_squared,
     triage,

@@ -127,17 +127,23 @@ def effects(view: AttentionView, task: Retrieval, name: str, heads: Any, intact:
 
 def bands_by_place(view: AttentionView, task: Retrieval, heads: pd.DataFrame) -> pd.DataFrame:
     """What dropping a third of a head's frequencies costs where the block asked for is a first, middle or last one."""
-    answers = task.answers
-
-    def log_probability(logits: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return logits[:, -1].log_softmax(-1).gather(-1, answers.to(logits.device)[:, None])[:, 0]
-
     starts = block_places(view.model, task.prompts[0]).starts
-    block = np.searchsorted(starts, task.places.numpy(), side="right") - 1
-    labels = pd.DataFrame({"answer": np.array(["first", "middle", "last"])[block * 3 // len(starts)]})
-    scored = tls.Task(task.tokens, log_probability, predict=-1, labels=labels, higher_is_better=True, name="copy")
-    table = tls.hooks.band_effects(view.model, heads, task=scored, by="answer")
-    return table.drop(columns=["first", "last", "random_delta_min", "random_delta_max"])
+    third = (np.searchsorted(starts, task.places.numpy(), side="right") - 1) * 3 // len(starts)
+    tables = []
+    for place, name in enumerate(("first", "middle", "last")):
+        answers = task.answers[third == place]
+
+        def log_probability(
+            logits: torch.Tensor, tokens: torch.Tensor, mask: torch.Tensor, answers: torch.Tensor = answers
+        ) -> torch.Tensor:
+            return logits[:, -1].log_softmax(-1).gather(-1, answers.to(logits.device)[:, None])[:, 0]
+
+        scored = tls.Task(task.tokens[third == place], log_probability, predict=-1, higher_is_better=True, name="copy")
+        table = tls.hooks.band_effects(view.model, heads, task=scored)
+        table.insert(4, "label", name)
+        table.insert(5, "n_sequences", len(answers))
+        tables.append(table.drop(columns=["first", "last", "random_delta_min", "random_delta_max"]))
+    return pd.concat(tables, ignore_index=True)
 
 
 def main(

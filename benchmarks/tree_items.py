@@ -111,7 +111,6 @@ def sweep_items(heads: list[str]) -> Iterator[Item]:
     yield Item("sweep-stored", "sweep", {"part": "antisymmetric", "control": "random", **stored})
     yield Item("sweep-screen", "sweep", {"part": "symmetric", "task": "own", "screen": "gradient"})
     yield Item("bands", "bands", {"heads": heads[:2], "task": "induction"})
-    yield Item("bands-labels", "bands", {"heads": heads[:1], "task": "own", "by": "label"})
 
 
 def edge_items(heads: list[str]) -> Iterator[Item]:

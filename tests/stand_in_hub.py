@@ -2,7 +2,6 @@
 
 import hashlib
 import http.server
-import json
 import shutil
 import threading
 from pathlib import Path
@@ -65,8 +64,6 @@ class StandInHub:
 
     def _answer(self, path):
         """Repository, file, status, headers and content."""
-        if path.startswith("/api/models/") and path.endswith("/refs"):
-            return self._refs(path.removeprefix("/api/models/").removesuffix("/refs"))
         name, _, rest = path.strip("/").partition("/resolve/")
         revision, _, file = rest.partition("/")
         known = any(repository == name for repository, _ in self._commits)
@@ -83,18 +80,6 @@ class StandInHub:
         content = place.read_bytes()
         headers = {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
         return name, file, 200, headers, content
-
-    def _refs(self, name):
-        """The list of a repository's branches, as `_answer`."""
-        commits = {branch: commit for (repository, branch), commit in self._commits.items() if repository == name}
-        if name in self.refused or not commits:
-            return name, "", self.refused.get(name, 401), {"X-Error-Code": "RepoNotFound"}, b""
-        refs = [
-            {"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": commit}
-            for branch, commit in commits.items()
-            if branch != commit
-        ]
-        return name, "", 200, {}, json.dumps({"branches": refs, "tags": [], "converts": []}).encode()
 
     def _handler(hub):
         class Handler(http.server.BaseHTTPRequestHandler):

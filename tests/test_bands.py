@@ -3,7 +3,6 @@
 import functools
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from zoo import shared
@@ -17,7 +16,7 @@ from tlspectral.hooks.parts import Band
 from tlspectral.hooks.sweeps.bands import BANDS, equal_sets
 from tlspectral.hooks.sweeps.effects import root_mean_square
 from tlspectral.models.attention import attention_view
-from tlspectral.tasks import Task, evaluate, induction, induction_loss
+from tlspectral.tasks import induction, induction_loss
 
 MODELS = ("mistral", "qwen3", "gemma2", "phi", "gptj")  # the last: delegated, adjacent pairs
 
@@ -127,44 +126,12 @@ def test_random_losses_are_those_of_the_sets(monkeypatch):
     assert overlap[["high", "middle"]].to_numpy() == pytest.approx(alone / whole, rel=1e-4)  # noise 1e-6
 
 
-def test_rows_by_label_are_means_over_the_sequences_that_have_it():
-    model, tokens = shared("bridge", "llama"), drawn("llama")
-    labels = pd.DataFrame({"answer": ["first", "last", "last", "first"], "draw": 0})
-
-    def metric(logits, tokens, mask):
-        return logits[:, -1].log_softmax(-1)[:, 3]
-
-    task = Task(tokens, metric, predict=-1, labels=labels, name="answers")
-    options = {"heads": ["L1H2"], "draws": 2}
-    found, whole = effects(model, task=task, by="answer", **options), effects(model, task=task, **options)
-    assert list(zip(found["band"], found["label"], strict=True)) == [(b, a) for b in BANDS for a in ("first", "last")]
-    assert found["n_sequences"].tolist() == [2] * 6
-    assert found.attrs["by"] == "answer"
-    for band, rows in found.groupby("band"):
-        every = whole[whole["band"] == band].iloc[0]
-        for column in ("delta", "random_delta"):  # two groups of equal size
-            assert rows[column].mean() == pytest.approx(every[column], rel=1e-12)
-        assert rows["score_rms"].tolist() == [every["score_rms"]] * 2
-        for row in rows.itertuples():
-            with ablate(model, [(1, 2)], Band(thirds("llama", 1)[BANDS.index(band)])):
-                ablated = evaluate(model, task)
-            difference = ablated.per_sequence - evaluate(model, task).per_sequence
-            chosen = difference[(labels["answer"] == row.label).to_numpy()]
-            # float32 in other batches: measured 1e-7; effects are hundredths.
-            assert row.delta == pytest.approx(chosen.mean(), abs=1e-5)
-            assert row.delta_se == pytest.approx(abs(chosen[0] - chosen[1]) / 2, abs=1e-5)
-    assert found["delta"].diff().abs().max() > 1e-4
-    with pytest.raises(ValueError, match="this task has the labels answer, draw"):
-        effects(model, task=task, by="place", **options)
-
-
 @pytest.mark.parametrize(
     ("name", "heads", "options", "error", "said"),
     [
         ("gpt2", "L1H0", {}, UnsupportedArchitecture, "layer 1: no rotary positions"),
         ("neox", "L0H0", {}, ValueError, "layer 0: 2 rotary frequencies do not make three bands"),
         ("llama", "L0H99", {}, BadHead, "L0H99 does not exist"),
-        ("llama", "L0H0", {"by": "answer"}, ValueError, "this task has no labels"),
     ],
 )
 def test_refusals_say_what_was_found(name, heads, options, error, said):

@@ -29,17 +29,9 @@ def llama(monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **named: real(self, path, **{**named, "dpi": 20}))
 
 
-@pytest.fixture
-def table(tmp_path):
-    heads = tlspectral.analyze_heads(reader("llama"), null_draws=2, detectors=False)
-    heads["prev"] = heads.index / len(heads)
-    write_table(heads, tmp_path / "heads.parquet")
-    return tmp_path / "heads.parquet"
-
-
 @pytest.mark.usefixtures("llama")
-def test_positional_writes_what_the_library_measures_once(table, tmp_path, monkeypatch):
-    options = [*SMALL, "--table", table, "--mode", "both", "--swaps", "all", "-o", tmp_path / "out"]
+def test_positional_writes_what_the_library_measures_once(tmp_path, monkeypatch):
+    options = [*SMALL, "--mode", "both", "--swaps", "all", "-o", tmp_path / "out"]
     done = run("positional", "any", *options, "--seed", 3)
     assert done.exit_code == 0, done.output
     measured = {}
@@ -62,13 +54,11 @@ def test_positional_writes_what_the_library_measures_once(table, tmp_path, monke
         assert scores["heads"].attrs["answers"]["first"] < 0.5
         assert "warning: the model does not answer this task" in done.output
         assert "p = " not in done.output
-        assert f"Rank correlation with the table of heads, swaps by {mode}" in done.output
         for figure in ("plane", "exclusion_plane"):
             assert (tmp_path / "out" / f"{figure}_{mode}.png").read_bytes().startswith(b"\x89PNG")
     for name, one in measured.items():
         found = read_table(tmp_path / "out" / f"{name}.parquet")
         pd.testing.assert_frame_equal(found, one)
-    assert set(read_table(tmp_path / "out" / "agreement_key.parquet")["column"]) == {"rope_imag_frac", "D_head", "prev"}
     # What was measured is kept: the same command measures nothing again, and refuses other settings.
     monkeypatch.setattr(draws, "BlockReading", lambda *_, **__: pytest.fail("measured again"))
     again = run("positional", "any", *options, "--seed", 3)
@@ -82,13 +72,19 @@ def test_positional_writes_what_the_library_measures_once(table, tmp_path, monke
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("llama")
-def test_further_figures_are_drawn_from_the_folder(table, tmp_path):
+def test_further_figures_are_drawn_from_the_folder(tmp_path):
+    heads = tlspectral.analyze_heads(reader("llama"), null_draws=2, detectors=False)
+    heads["prev"] = heads.index / len(heads)
+    write_table(heads, table := tmp_path / "heads.parquet")
     empty = run("study", "positional-figures", tmp_path)
     assert empty.exit_code == 2
     assert "holds no heads_prompt.parquet" in empty.stderr
-    run("positional", "any", *SMALL, "--mode", "both", "--table", table, "-o", tmp_path / "out")
+    run("positional", "any", *SMALL, "--mode", "both", "-o", tmp_path / "out")
     drawn = run("study", "positional-figures", tmp_path / "out", "--table", table)
     assert drawn.exit_code == 0, drawn.output
+    assert "Rank correlation with the table of heads, swaps by prompt" in drawn.output
+    statistics = read_table(tmp_path / "out" / "agreement_key.parquet")
+    assert set(statistics["column"]) == {"rope_imag_frac", "D_head", "prev"}
     for figure in ("heatmaps", "plane_by_query", "histograms", "exclusion_heatmap", "agreement", "frequencies"):
         for mode in ("prompt", "key"):
             assert (tmp_path / "out" / f"{figure}_{mode}.png").read_bytes().startswith(b"\x89PNG")
@@ -96,15 +92,17 @@ def test_further_figures_are_drawn_from_the_folder(table, tmp_path):
 
 def test_a_model_without_rotary_positions_has_no_frequencies(monkeypatch, tmp_path):
     monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: reader("gpt2"), raising=False)
-    heads = tlspectral.analyze_heads(reader("gpt2"), null_draws=2, detectors=False)
-    write_table(heads, tmp_path / "heads.parquet")
-    done = run("positional", "any", *SMALL, "--table", tmp_path / "heads.parquet", "-o", tmp_path)
+    done = run("positional", "any", *SMALL, "-o", tmp_path)
     assert done.exit_code == 0, done.output
-    assert {path.name for path in tmp_path.glob("*agreement_key.parquet")} == {"agreement_key.parquet"}
+    assert {path.name for path in tmp_path.glob("*.parquet")} == {
+        "heads_key.parquet",
+        "queries_key.parquet",
+        "draws_key.parquet",
+    }
 
 
 @pytest.mark.usefixtures("llama")
-def test_prompts_come_from_a_file(table, tmp_path):
+def test_prompts_come_from_a_file(tmp_path):
     draw = BindingTask("plain", 4).draw(1)
     line = {
         "prefix": draw.prefix,
@@ -113,7 +111,7 @@ def test_prompts_come_from_a_file(table, tmp_path):
     }
     (tmp_path / "mine.jsonl").write_text(json.dumps(line), encoding="utf-8")
     # Without --blocks and --queries all blocks of the file swap and are asked about.
-    options = ["--prompts", tmp_path / "mine.jsonl", "--table", table]
+    options = ["--prompts", tmp_path / "mine.jsonl"]
     done = run("positional", "any", *options, "--swaps", "per_query")
     assert done.exit_code == 0, done.output
     assert "PromptFile" in done.output
@@ -135,8 +133,7 @@ def test_prompts_come_from_a_file(table, tmp_path):
         (["--pairs", "60"], "at most n_blocks="),
     ],
 )
-def test_refusals_are_one_line(monkeypatch, options, said):
-    monkeypatch.setattr(tlspectral, "analyze_heads", None)  # not reached: a table that is not given is made later
+def test_refusals_are_one_line(options, said):
     done = run("positional", "any", *SMALL[:2], *SMALL[4:], *options)
     assert done.exit_code == 2
     assert done.output.startswith("tlspectral: error: ")

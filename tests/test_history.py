@@ -18,9 +18,10 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.history import (
     head_history,
-    in_context_score,
     population_medians,
+    recording,
 )
+from tlspectral.history.measure import copy_losses
 from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.packaged import bridge_from_weights
 from tlspectral.positional import BlockPrompt, positional_symbolic
@@ -32,6 +33,7 @@ from tlspectral.studies.common import (
     train,
 )
 from tlspectral.studies.common.checkpoints import training_checkpoints
+from tlspectral.tasks import induction
 
 CONFIG = TransformerConfig(d_model=24, n_heads=3, d_head=8, d_vocab=20, n_ctx=40)
 STEPS = (0, 3, 10)
@@ -111,7 +113,7 @@ def test_the_simulated_null_is_that_of_real_random_heads():
 
 
 @pytest.mark.parametrize("length", [12, 64])
-def test_the_in_context_score_is_second_minus_first_copy(length):
+def test_losses_of_the_copies_are_those_of_a_whole_pass(length):
     """Against a whole forward pass and FP's slices: nll[65:128) minus nll[1:64) for a segment of 64."""
     model = native(d_vocab=70, n_ctx=129)
     tokens = repeated_sequences(attention_view(model), 6, length, seed=1)
@@ -119,20 +121,16 @@ def test_the_in_context_score_is_second_minus_first_copy(length):
         logits = model(tokens, return_type="logits").double()
     nll = -logits[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1).numpy()
     first, second = nll[:, 1:length].mean(1), nll[:, length + 1 : 2 * length].mean(1)
-    found = in_context_score(model, prompts=tokens)
+    found_first, found_second = copy_losses(model, induction(tokens))
     # Float32 sums in another order: measured 2e-7; leaving out or adding one position moves a mean by 1e-3 or more.
-    assert found.first.per_sequence == pytest.approx(first, abs=1e-5)
-    assert found.second.per_sequence == pytest.approx(second, abs=1e-5)
-    assert found.value == pytest.approx((second - first).mean(), abs=1e-5)
-    assert found.se == pytest.approx((second - first).std(ddof=1) / 6**0.5, abs=1e-5)
-    assert in_context_score(model, n_sequences=6, segment_length=length, seed=1).value == pytest.approx(found.value)
+    assert found_first.per_sequence == pytest.approx(first, abs=1e-5)
+    assert found_second.per_sequence == pytest.approx(second, abs=1e-5)
 
 
 def test_only_the_copy_can_be_easy_for_a_model_that_copies():
-    copying = in_context_score(load_model("tiny-rope"), n_sequences=20)
-    assert copying.value < -2
-    assert copying.second.value < 0.3
-    assert copying.first.value > np.log(32)  # worse than knowing nothing: the warning of the docstring
+    first, second = copy_losses(load_model("tiny-rope"), induction(n_sequences=20))
+    assert second.value < 0.3
+    assert first.value > np.log(32)  # worse than knowing nothing: the warning of the docstring
 
 
 # A history is the tables of its steps
@@ -157,11 +155,12 @@ def test_every_step_is_the_head_table_of_its_model(history, run):
             at = at[(at["sender_layer"] == layer) & (at["sender_head"] == head)]
             row = at[(at["receiver_layer"] == receiver[0]) & (at["receiver_head"] == receiver[1])]
             assert row[["score", "chance", "rank"]].to_numpy().tolist() == [[score, chance, rank]]
-        score = in_context_score(model)
+        first, second = copy_losses(model, induction())
+        difference = second.per_sequence - first.per_sequence
         row = history.summary[history.summary["step"] == step].iloc[0]
-        assert row["icl_score"] == score.value
-        assert row["icl_score_se"] == score.se
-        assert (row["first_copy_loss"], row["second_copy_loss"]) == (score.first.value, score.second.value)
+        assert row["icl_score"] == difference.mean()
+        assert row["icl_score_se"] == pytest.approx(difference.std(ddof=1) / len(difference) ** 0.5, rel=1e-12)
+        assert (row["first_copy_loss"], row["second_copy_loss"]) == (first.value, second.value)
         assert row["D_head_median"] == expected["D_head"].median()
         assert row["n_heads"] == 6
     assert len(history.heads) == 6 * len(STEPS)
@@ -216,7 +215,8 @@ def test_public_architectures(name, detectors):
     for model, state in zip(models, before, strict=True):
         assert_unchanged(model, state)
     if detectors:
-        assert found.summary["icl_score"].iloc[1] == in_context_score(models[1], seed=3).value
+        losses = [loss.value for loss in copy_losses(models[1], induction(seed=3))]
+        assert found.summary[["first_copy_loss", "second_copy_loss"]].iloc[1].tolist() == losses
     rotary = name == "neox"
     assert found.heads["rope_imag_frac_pct"].notna().all() == rotary
     assert found.summary["rope_imag_frac_null_median"].notna().all() == rotary
@@ -280,20 +280,13 @@ def test_a_generator_of_models_is_not_run_ahead():
 # Continuing
 
 
-def counted(checkpoints, loaded):
-    """The checkpoints, noting which steps are loaded."""
-
-    def loader(step, checkpoint):
-        return lambda: loaded.append(step) or checkpoint.load()
-
-    return [(step, dataclasses.replace(at, load=loader(step, at))) for step, at in checkpoints]
-
-
-def test_stored_steps_of_a_run_are_not_loaded(run, tmp_path):
-    checkpoints, loaded, options = training_checkpoints(run), [], {**QUICK, "detectors": False, "folder": tmp_path}
+def test_a_run_goes_on_from_its_stored_steps(run, tmp_path, monkeypatch):
+    checkpoints, options = training_checkpoints(run), {**QUICK, "detectors": False, "folder": tmp_path}
     first = head_history(checkpoints[:2], **options)
-    whole = head_history(counted(checkpoints, loaded), **options)
-    assert loaded == [10]
+    measured, real = [], recording.measure_step
+    monkeypatch.setattr(recording, "measure_step", lambda view, **how: measured.append(view) or real(view, **how))
+    whole = head_history(checkpoints, **options)
+    assert [view.model.tlspectral_source["revision"] for view in measured] == ["step10"]
     pd.testing.assert_frame_equal(whole.heads[whole.heads["step"] < 10], first.heads)
     other = dataclasses.replace(run, checkpoints={0: run.checkpoints[10]})
     with pytest.raises(IncompatibleCheckpoint, match="step 0 of another model"):

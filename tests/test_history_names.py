@@ -1,6 +1,7 @@
 """Histories of names, folders and models: their labels, reading from files, and what a stored step came from."""
 
 import shutil
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -10,7 +11,7 @@ from streamed_checkpoints import NOT_STREAMED
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.history import recording, sources, suite_checkpoints
-from tlspectral.history.sources import named_checkpoint
+from tlspectral.history.sources import identity_of, source_of
 
 QUICK = {"null_draws": 4}
 WEIGHTS = {**QUICK, "detectors": False}
@@ -106,7 +107,9 @@ def test_packaged_models_are_loaded():
 def test_without_detectors_the_steps_are_read_from_their_files(tmp_path, name, sizes, monkeypatch):
     for step in (0, 8):
         zoo.save_folder(name, tmp_path / f"step{step}", seed=step)
-    loaded = tls.head_history([(step, at.load) for step, at in suite_checkpoints(tmp_path)], pairs=PAIRS, **WEIGHTS)
+    loaded = tls.head_history(
+        [(step, lambda load=load: load()) for step, load in suite_checkpoints(tmp_path)], pairs=PAIRS, **WEIGHTS
+    )
     sizes.clear()
     monkeypatch.setattr(sources, "load_model", refuse)
     streamed = tls.head_history(tmp_path, pairs=PAIRS, **WEIGHTS)
@@ -155,26 +158,46 @@ def test_a_step_that_was_read_from_files_is_not_taken_for_a_model_in_memory(suit
 def test_a_gguf_file_is_known_by_its_bytes(tmp_path):
     file = tmp_path / "step1.gguf"
     file.write_bytes(b"GGUF and weights")
-    before = named_checkpoint(file).identity()
-    assert before == named_checkpoint(file).identity()
-    assert named_checkpoint(file).files() is None
+    load = partial(tls.load_model, file)
+    before = identity_of(load)
+    assert before == identity_of(load)
+    assert not source_of(load).streams
     file.write_bytes(b"GGUF and others")
-    assert named_checkpoint(file).identity() != before
+    assert identity_of(load) != before
+    assert identity_of(lambda: load()) is None
+    assert identity_of(partial(tls.load_model, file, dtype="float64")) is None
 
 
 @pytest.mark.parametrize("kind", ["adapter", "spectral"])
 def test_an_adapter_and_a_spectral_model_are_known_by_their_files(tmp_path, kind):
     (tmp_path / f"{kind}_config.json").write_text("{}")
     (tmp_path / f"{kind}_model.safetensors").write_bytes(b"weights")
-    identity = named_checkpoint(tmp_path).identity
-    before = identity()
+    load = partial(tls.load_model, tmp_path)
+    before = identity_of(load)
     (tmp_path / "trainer_state.json").write_text("{}")
-    assert identity() == before
+    assert identity_of(load) == before
     (tmp_path / f"{kind}_model.safetensors").write_bytes(b"other weights")
-    after = identity()
+    after = identity_of(load)
     assert after != before
     (tmp_path / f"{kind}_config.json").write_text('{"rank": 2}')
-    assert identity() not in (before, after)
+    assert identity_of(load) not in (before, after)
+
+
+def test_a_revision_of_a_hub_model_is_read_from_its_files_and_known_by_its_commit(hub, suite, tmp_path):
+    commit = hub.publish("maker/suite", suite / "step16", branch="stage1-step8-tokens1B")
+    checkpoints = [(8, partial(tls.load_model, "maker/suite", revision="stage1-step8-tokens1B"))]
+    options = {"folder": tmp_path / "parts", **WEIGHTS}
+    history = tls.head_history(checkpoints, **options)
+    assert history.heads.attrs["backend"] == "bridge, layer by layer"
+    assert history.heads.attrs["checkpoints"][0]["commit"] == commit
+    pd.testing.assert_frame_equal(history.heads, tls.head_history([(8, suite / "step16")], **WEIGHTS).heads)
+    # The cache keeps the commit that it has.
+    other = hub.publish("maker/suite", shutil.copytree(suite / "step0", tmp_path / "0"), branch="stage1-step8-tokens1B")
+    pd.testing.assert_frame_equal(tls.head_history(checkpoints, **options).heads, history.heads)
+    shutil.rmtree(hub.cache)
+    expected = f"holds step 8 of another model.*maker/suite at commit {commit} there, .* commit {other} now"
+    with pytest.raises(IncompatibleCheckpoint, match=expected):
+        tls.head_history(checkpoints, **options)
 
 
 def test_facts_of_single_steps_are_not_facts_of_the_history():

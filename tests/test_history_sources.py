@@ -41,6 +41,7 @@ def test_hub_checkpoints_are_loaded_by_step_when_called(calls):
 
 def test_other_suites_are_asked_when_loading(calls):
     [(step, load)] = suite_checkpoints("stanford-crfm/alias-gpt2-small-x21", [300])
+    assert calls == []
     load()
     assert calls == [(("stanford-crfm/alias-gpt2-small-x21",), {"checkpoint": step})]
 
@@ -80,5 +81,4 @@ def test_the_steps_of_a_run_are_its_models(run):
         # Float32 sums in another order: measured 1e-6; weights four steps apart differ by more than 1e-2.
         assert found[1][1]()(tokens) == pytest.approx(run.model(tokens), abs=1e-4)
         assert (found[0][1]()(tokens) - run.model(tokens)).abs().max() > 1e-3
-    assert found[0][1].identity() != found[1][1].identity()
     assert found[1][1]().tlspectral_source["revision"] == "step4"

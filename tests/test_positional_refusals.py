@@ -26,11 +26,9 @@ from tlspectral.positional import (
     PromptFile,
     Question,
     median_tests,
-    positional_contrast,
     positional_symbolic,
     task_answers,
 )
-from tlspectral.positional.agreement import frequency_agreement, score_agreement
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.measure import averaged
 from tlspectral.positional.prompts import chosen_swaps
@@ -72,14 +70,8 @@ def bound(swaps="kept", **settings):
     return positional_symbolic(reader(), BindingTask(**{"n_blocks": 9, **settings}), swaps=swaps)
 
 
-@functools.cache
-def by_draw(name="llama", kind=Marks, **options):
-    task = kind(queries=3, draws=2)
-    return positional_symbolic(shared("bridge", name), task, **{"mode": "key", "by": "draw", **options})
-
-
-class Others(Marks):
-    """Another task by its name."""
+def by_draw():
+    return positional_symbolic(shared("bridge", "llama"), Marks(queries=3, draws=2), mode="key", by="draw")
 
 
 class NegativeAnswer(Marks):
@@ -105,18 +97,9 @@ def read_file(text):
     return PromptFile(str(file))
 
 
-def head_rows(**columns):
-    table = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "rope_imag_frac": 0.5, "D_head": 0.5, "prev": 0.5})
-    return table.assign(**columns)
-
-
 def score_rows():
-    return head_rows()[["layer", "head"]].assign(s_pos=[0.1, 0.2, 0.3], **dict.fromkeys(SCORES[1:], 0.5))
-
-
-def frequency_rows(**columns):
-    index = pd.MultiIndex.from_product([range(2), range(2), range(3)], names=["layer", "head", "frequency"])
-    return index.to_frame(index=False).assign(**columns)
+    rows = {"layer": [0, 0, 1], "head": [0, 1, 0], "s_pos": [0.1, 0.2, 0.3]}
+    return pd.DataFrame({**rows, **dict.fromkeys(SCORES[1:], 0.5)})
 
 
 REFUSED = {
@@ -218,43 +201,12 @@ REFUSED = {
         lambda: read_file(f"{json.dumps(LINE)}\n{json.dumps({**LINE, 'blocks': ['a'] * 4})}"),
         r"\[3, 4\] blocks",
     ),
-    # Averages, tests and contrasts.
+    # Averages and tests.
     "draws of other heads": (
         lambda: averaged([{0: score_rows()}, {0: score_rows().iloc[:2]}], None),
         "do not have the same rows",
     ),
     "medians by draw": (lambda: median_tests(by_draw()), "one row per head"),
-    "contrast of heads": (lambda: positional_contrast(by_draw(), by_draw(by=None)), "no column draw"),
-    "contrast of frequencies": (
-        lambda: positional_contrast(by_draw(), by_draw(per_frequency=True)),
-        "several rows of one draw",
-    ),
-    "contrast with another tau": (
-        lambda: positional_contrast(by_draw(), by_draw(tau=0.02)),
-        "made with other tau: ",
-    ),
-    "contrast of other tasks and models": (
-        lambda: positional_contrast(by_draw(), by_draw("qwen3", Others)),
-        "on the same prompts, and task differ",
-    ),
-    # Agreement with weights.
-    "agreement without a column": (
-        lambda: score_agreement(score_rows(), head_rows().drop(columns="prev")),
-        "table of heads has no column prev",
-    ),
-    "agreement without scores": (
-        lambda: score_agreement(score_rows()[["layer", "head"]], head_rows()),
-        "none of the columns s_pos",
-    ),
-    "agreement with another model": (lambda: score_agreement(score_rows(), head_rows(layer=100)), "of one model"),
-    "agreement without shares": (
-        lambda: frequency_agreement(frequency_rows(s_pos=0.5), frequency_rows(s_pos=0.5)),
-        "table of weights has no column im_share",
-    ),
-    "agreement of other frequencies": (
-        lambda: frequency_agreement(frequency_rows(s_pos=0.5).iloc[1:], frequency_rows(im_share=0.5)),
-        "different numbers",
-    ),
 }
 
 

@@ -1,14 +1,11 @@
 """The table of `positional_symbolic`: what it says of its making, and the model as before."""
 
 import json
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.stats
 import zoo
-from block_marks import Marks
 from model_state import assert_unchanged, state_of
 from positional_measurements import SCORES, block_prompt, differ, measure_queries, measured, modes
 from zoo import shared
@@ -16,7 +13,7 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
-from tlspectral.positional import BlockPrompt, positional_contrast, positional_symbolic
+from tlspectral.positional import BlockPrompt, positional_symbolic
 
 
 @modes
@@ -122,46 +119,3 @@ def test_every_query_is_scored_as_if_the_prompt_ended_there(mode):
         # float32 behind a cache: 3e-5 as in test_positional_batches; queries differ by tenths.
         assert differ(own, alone) < 1e-3
     assert differ(own, heads[heads["query"] == 17].reset_index(drop=True)) > 1e-2
-
-
-@dataclass(frozen=True)
-class Others(Marks):
-    """Other lists under another name."""
-
-    def draw(self, seed):
-        return super().draw(seed + 1)
-
-
-def scored(name="llama", kind=Marks):
-    task = kind(queries=3, draws=3)
-    return tls.positional_symbolic(zoo.shared("bridge", name), task, mode="key", by="draw", seed=4)
-
-
-def test_two_tasks_on_one_model_are_paired_head_by_head():
-    a, b = scored("smollm3"), scored("smollm3", Others)
-    table = positional_contrast(a, b)
-    for row in table.to_dict("records"):
-        means = [one.groupby(["layer", "head"])[row["score"]].mean() for one in (a, b)]
-        differences = means[0] - means[1]
-        assert row["difference"] == pytest.approx(differences.mean(), abs=1e-12)
-        assert row["difference"] == pytest.approx(row["a"] - row["b"], abs=1e-12)
-        # With as many heads in each layer, leaving layers out gives the t interval of the layers' means.
-        by_layer = differences.groupby("layer").mean()
-        half = scipy.stats.t.ppf(0.975, len(by_layer) - 1) * by_layer.sem()
-        assert (row["low"], row["high"]) == pytest.approx((by_layer.mean() - half, by_layer.mean() + half), abs=1e-12)
-        assert (row["n"], row["paired_by"]) == (4, "head, over layers")
-    itself = positional_contrast(a, a)
-    assert (itself[["difference", "low", "high"]] == 0).all(axis=None)
-
-
-def test_two_models_on_one_task_are_paired_draw_by_draw():
-    a, b = scored("llama"), scored("qwen3")
-    table = positional_contrast(a, b)
-    for row in table.to_dict("records"):
-        means = [one.groupby("draw")[row["score"]].mean() for one in (a, b)]
-        differences = means[0] - means[1]
-        half = scipy.stats.t.ppf(0.975, 2) * differences.sem()
-        assert row["difference"] == pytest.approx(differences.mean(), abs=1e-12)
-        assert row["high"] - row["low"] == pytest.approx(2 * half, abs=1e-12)
-        assert (row["n"], row["paired_by"]) == (3, "draw")
-    assert np.isfinite(table[["low", "high", "pvalue"]]).all(axis=None)

@@ -14,11 +14,11 @@ from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.heads.same_model import require_table_of
 from tlspectral.hooks import ablation_sweep, summarize_sweep
 from tlspectral.models.attention import attention_view
-from tlspectral.positional import score_agreement
 from tlspectral.report import report
 from tlspectral.studies.fingerprint.statistics import weight_noise_band
 from tlspectral.studies.fingerprint.statistics.model_row import another_model
 from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation
+from tlspectral.studies.positional_symbolic.agreement import score_agreement
 from tlspectral.tables.same_model import require_same_model
 
 OTHER = "made from other weights than"
@@ -86,7 +86,6 @@ def test_a_table_of_other_weights_is_refused(chosen):
     "arguments",
     [
         ("ablate", "tiny-rope", "TABLE", "--part", "output", "--top", "1"),
-        ("positional", "tiny-rope", "--table", "TABLE"),
         ("study", "statistics", "TABLE", "--model", "tiny-rope"),
     ],
 )

@@ -9,7 +9,6 @@ import pytest
 from tlspectral.stats import (
     attenuation,
     benjamini_hochberg,
-    intraclass_correlation,
     layer_bootstrap,
     model_permutation_test,
     partial_spearman,
@@ -49,8 +48,6 @@ INFINITE = np.where(np.arange(20) == 3, np.inf, X)
         (lambda: layer_bootstrap(HEADS, level=0.0), "level"),
         (lambda: attenuation(HEADS, []), "at least one control"),
         (lambda: attenuation(HEADS, draws=1), "two draws"),
-        (lambda: intraclass_correlation(HEADS, "prev", "kv_head"), "numbered anew"),
-        (lambda: intraclass_correlation(HEADS.assign(x=INFINITE), "x"), "column 'x' holds infinite values"),
         (lambda: top_head_percentile(HEADS, k=21), "k=21 heads were asked for, and 20 have both D_head and prev"),
         (lambda: top_head_percentile(HEADS, k=0), "at least 1"),
         (lambda: top_head_percentile(HEADS.drop(columns="layer")), r"no column \['layer'\]"),

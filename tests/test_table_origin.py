@@ -13,13 +13,14 @@ import tlspectral as tls
 from tlspectral.heads import kernel_prediction
 from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.models.attention import attention_view
-from tlspectral.positional import frequency_agreement, logit_shares
+from tlspectral.positional import logit_shares
 from tlspectral.studies.fingerprint.statistics import (
     permuted_pairing,
     pseudo_rope,
     weight_noise_band,
     weight_noise_draws,
 )
+from tlspectral.studies.positional_symbolic.agreement import frequency_agreement
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tables import every_schema, join
 from tlspectral.tasks import induction

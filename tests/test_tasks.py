@@ -210,7 +210,6 @@ REPEATED = torch.tensor([[1, 5, 6, 7, 5, 6, 7]] * 2)
 
 READERS = {
     "induction": lambda model, tokens: tls.tasks.induction_loss(model, tokens),
-    "in context": lambda model, tokens: tls.history.in_context_score(model, prompts=tokens),
     "language": lambda model, tokens: tls.tasks.language_loss(model, tokens),
     "prompts": lambda model, tokens: tls.detect_heads(model, prompts=tokens),
     "kernels": lambda model, tokens: tls.relative_position_kernel(model, prompts=tokens),

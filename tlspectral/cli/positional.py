@@ -21,7 +21,6 @@ from tlspectral.cli.app import (
     require_writable,
     write_figure,
 )
-from tlspectral.cli.summary import read_heads
 from tlspectral.errors import MissingParts
 
 if TYPE_CHECKING:
@@ -72,27 +71,24 @@ def positional(
     mode: Annotated[
         str, typer.Option(help="key (keys of one pass swap), prompt (words swap, a pass each) or both.")
     ] = "key",
-    table: Annotated[
-        Path | None,
-        typer.Option(metavar="TABLE", help="Table of heads to compare with; none: it is made first."),
-    ] = None,
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for tables and figures.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of draws, nulls and random bands.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the lists.")] = 0,
     shard: Shard = None,
     quiet: Quiet = False,
 ) -> None:
     """Score every head on a block task: does its attention keep its position, or follow the words that swap?
 
-    Example: tlspectral positional smollm2-135m --table heads.parquet -o out/positional
+    Example: tlspectral positional smollm2-135m -o out/positional
 
     Where the model answers the task in half of the prompts or fewer, a warning says so: read heads on tasks that are
     answered. With -o, what was measured is kept in FOLDER/runs, and the same command continues there. `tlspectral
-    study positional-figures FOLDER` draws further figures from the tables in FOLDER.
+    study positional-figures FOLDER` draws further figures from the tables in FOLDER, and with --table TABLE compares
+    the scores with a table of heads.
     """
     if mode not in _MODES:
         raise ValueError(f"--mode is prompt, key or both; not {mode!r}")
@@ -101,13 +97,10 @@ def positional(
         require_writable(output / "heads_prompt.parquet")
         import_module("tlspectral.plots")  # refuses here where matplotlib is missing, not after the work
     import tlspectral
-    from tlspectral.heads.same_model import require_table_of
     from tlspectral.models.attention import attention_view
-    from tlspectral.positional import PromptFile, frequency_agreement, score_agreement
+    from tlspectral.positional import PromptFile
     from tlspectral.positional.ready_tasks import block_task
-    from tlspectral.tables.sharing import sharing
 
-    heads = None if table is None else read_heads(table)
     if prompts is not None and pairs is not None:
         raise ValueError("--pairs is for a task by name: the lines of --prompts have their own number of blocks")
     given = block_task(task) if prompts is None else PromptFile(str(prompts))
@@ -116,11 +109,7 @@ def positional(
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     view = attention_view(loaded)
     rotary = any(view.rotary(layer) is not None for layer in view.layers)
-    if heads is not None and table is not None:
-        require_table_of(loaded, heads)
-    weights = tlspectral.frequency_table(loaded) if rotary else None
     say = (lambda text: None) if quiet else typer.echo
-    tables: dict[str, pd.DataFrame] = {}
     scored: dict[str, dict[str, pd.DataFrame]] = {}
     unfinished: list[MissingParts] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -130,32 +119,21 @@ def positional(
             scores = partial(tlspectral.positional_symbolic, loaded, asked, **settings)
             try:  # a shard makes its parts of both
                 # Parts with frequencies serve the other tables too.
-                scored[way] = {} if weights is None else {"frequencies": scores(per_frequency=True)}
+                scored[way] = {"frequencies": scores(per_frequency=True)} if rotary else {}
                 scored[way] |= {"heads": scores(), "queries": scores(by="query"), "draws": scores(by="draw")}
             except MissingParts as error:
                 unfinished.append(error)
         if unfinished:
             raise unfinished[0]
-        for way, way_tables in scored.items():
-            if heads is None:  # after the scores, which refuse in seconds what cannot be measured
-                with sharing(None):
-                    heads = tlspectral.analyze_heads(loaded, null_draws=2)
-            columns = tuple(name for name in ("rope_imag_frac", "D_head", "prev") if name in heads)
-            way_tables["agreement"] = score_agreement(way_tables["heads"], heads, columns=columns, seed=seed)
-            say(_scores_text(way_tables["heads"], way_tables["draws"]) + "\n")
-            say(_named_heads(way_tables["heads"]) + "\n")
-            say(f"Rank correlation with the table of heads, swaps by {way}")
-            say(way_tables["agreement"].round(2).to_string(index=False) + "\n")
-            if weights is not None:
-                way_tables["frequency_agreement"] = frequency_agreement(way_tables["frequencies"], weights, seed=seed)
-            if output is not None:
-                plots, scored_heads = tlspectral.plots, way_tables["heads"]
-                write_figure(plots.positional_symbolic_plane(scored_heads), output / f"plane_{way}.png")
-                write_figure(plots.exclusion_plane(scored_heads), output / f"exclusion_plane_{way}.png")
-            tables |= {f"{name}_{way}": frame for name, frame in way_tables.items()}
+    for way, tables in scored.items():
+        say(_scores_text(tables["heads"], tables["draws"]) + "\n")
+        say(_named_heads(tables["heads"]) + "\n")
+        if output is not None:
+            for name, frame in tables.items():
+                tlspectral.write_table(frame, output / f"{name}_{way}.parquet")
+            write_figure(tlspectral.plots.positional_symbolic_plane(tables["heads"]), output / f"plane_{way}.png")
+            write_figure(tlspectral.plots.exclusion_plane(tables["heads"]), output / f"exclusion_plane_{way}.png")
     if output is not None:
-        for name, frame in tables.items():
-            tlspectral.write_table(frame, output / f"{name}.parquet")
         say(str(output))
 
 

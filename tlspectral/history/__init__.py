@@ -3,18 +3,15 @@
 Source: "Fingerprint, Not Blueprint" (FP, section 9 and Fig. 4).
 """
 
-from tlspectral.history.measure import InContextScore, in_context_score, population_medians
+from tlspectral.history.measure import population_medians
 from tlspectral.history.recording import head_history
 from tlspectral.history.result import HeadHistory
-from tlspectral.history.sources import PYTHIA_STEPS, LazyCheckpoint, suite_checkpoints
+from tlspectral.history.sources import PYTHIA_STEPS, suite_checkpoints
 
 __all__ = [
     "PYTHIA_STEPS",
     "HeadHistory",
-    "InContextScore",
-    "LazyCheckpoint",
     "head_history",
-    "in_context_score",
     "population_medians",
     "suite_checkpoints",
 ]

@@ -3,14 +3,12 @@ null, the in-context score, K-composition of pairs of heads.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from tlspectral.errors import BadHead
 from tlspectral.heads import analyze_heads
@@ -63,9 +61,10 @@ def measure_step(
             tables["frequencies"] = positional_symbolic(model, blocks, mode="key", per_frequency=True)
     numbers = {} if score is None else {"value": score.value, "value_se": score.se}
     if options["detectors"]:
-        copies = in_context_score(model, seed=options["seed"])
-        numbers |= {"icl_score": copies.value, "icl_score_se": copies.se}
-        numbers |= {"first_copy_loss": copies.first.value, "second_copy_loss": copies.second.value}
+        first, second = copy_losses(model, induction(seed=options["seed"]))
+        difference = second.per_sequence - first.per_sequence
+        numbers |= {"icl_score": float(difference.mean()), "icl_score_se": standard_error(difference)}
+        numbers |= {"first_copy_loss": first.value, "second_copy_loss": second.value}
     table = bundled(tables)
     shape["heads"] = heads.groupby("layer").size().tolist()
     table.attrs |= heads.attrs | {"numbers": numbers, "shape": shape}
@@ -92,60 +91,18 @@ def _composition(model: Any, pairs: Sequence[tuple[Head, Head]]) -> pd.DataFrame
     return pd.DataFrame(rows, columns=[*_PAIR, *_COMPOSITION]).astype({"rank": np.int64})
 
 
-@dataclass(frozen=True)
-class InContextScore:
-    """Losses on the two copies of repeated segments, and their difference.
+def copy_losses(model: Any, task: Task) -> tuple[Score, Score]:
+    """Return the losses on the first and on the second copy of the repeated segments of `tasks.induction`.
 
-    Attributes:
-        first, second: losses of the first and of the second copy, over the same sequences.
+    With segments of L tokens, positions 1 .. L-1 predict the first copy and L+1 .. 2L-1 the second, L - 1 each.
     """
-
-    first: Score
-    second: Score
-
-    @property
-    def value(self) -> float:
-        """Mean over sequences of second minus first, in nats per token; negative where the copy is easier."""
-        return float((self.second.per_sequence - self.first.per_sequence).mean())
-
-    @property
-    def se(self) -> float:
-        """Standard error of the mean of the differences, sequence by sequence."""
-        return standard_error(self.second.per_sequence - self.first.per_sequence)
-
-
-def in_context_score(
-    model: Any,
-    *,
-    n_sequences: int = 200,
-    segment_length: int = 64,
-    prompts: Int[Tensor, "sequences pos"] | None = None,
-    seed: int = 0,
-) -> InContextScore:
-    """Loss on the second copy of random repeated segments minus that on the first (FP section 9).
-
-    The sequences are those of `detect_heads`. With segments of L tokens, positions 1 .. L-1 predict the first copy and
-    L+1 .. 2L-1 the second, L - 1 each; FP has L = 64. Hooks on the model stay in force.
-
-    Args:
-        model, n_sequences, segment_length, seed: as of `induction_loss`.
-        prompts: sequences [BOS, r, r] of your own, [sequences, 1 + 2 L]; None draws them.
-
-    Raises:
-        ValueError: as `induction_loss`.
-
-    What it does not establish: that copying got better. The difference falls as well when the first copy gets worse,
-    and late in training it does: a model that has learned text finds random tokens ever less likely, far above
-    log(d_vocab). Read `second` by itself, or `induction_loss`, before calling a lower score better induction.
-    """
-    task = induction(prompts, n_sequences=n_sequences, segment_length=segment_length, seed=seed)
     view = attention_view(model)
     second = scored_sequences(view, task)
     # Attention is causal, so the second copy does not change the losses of the first.
     width = second.tokens.shape[1] // 2 + 1
     lengths = torch.full((len(second.tokens),), width)
     first = replace(second, tokens=second.tokens[:, :width], lengths=lengths, scored=slice(1, width - 1))
-    return InContextScore(score_of(view, first), score_of(view, second))
+    return score_of(view, first), score_of(view, second)
 
 
 def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float]:

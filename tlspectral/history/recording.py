@@ -15,7 +15,7 @@ import pandas as pd
 from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
 from tlspectral.history.measure import measure_step, population_medians
 from tlspectral.history.result import HEAD_HISTORY, Head, HeadHistory
-from tlspectral.history.sources import Label, LazyCheckpoint, called, check_labels, labelled_checkpoints
+from tlspectral.history.sources import Label, called, check_labels, identity_of, labelled_checkpoints, source_of
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loading.model_files import file_name
 from tlspectral.models.loading.source import Source
@@ -32,7 +32,6 @@ _STORED = ("control_variate", "identity", "numbers", "shape", "tables", "weights
 def head_history(
     checkpoints: Any,
     *,
-    revisions: str | None = None,
     steps: Iterable[int] | None = None,
     pairs: Iterable[tuple[Head, Head]] = (),
     null_draws: int = 100,
@@ -52,13 +51,13 @@ def head_history(
     deleted, and no checkpoint is changed.
 
     Args:
-        checkpoints: a hub model or a folder that holds the steps of a training, chosen by `revisions` and `steps`; or
-            checkpoints, each a name or path for `load_model`, a TransformerBridge or HookedTransformer, or a pair
-            (label, checkpoint), in which the checkpoint may also be a function that loads a model. Labels are training
-            steps, which have to rise, or names. A name that ends in `step{N}` or `checkpoint-{N}` is step N; others
-            are labels as they are.
-        revisions, steps: of one hub model or folder: how its revisions are named, and which training steps, as for
-            `suite_checkpoints`, which makes such pairs.
+        checkpoints: a folder with sub-folders `step{N}` or `checkpoint-{N}`, or a hub model of the Pythia or
+            stanford-crfm suites; or checkpoints, each a name or path for `load_model`, a TransformerBridge or
+            HookedTransformer, or a pair (label, checkpoint), in which the checkpoint may also be a function that loads
+            a model. Labels are training steps, which have to rise, or names. A name that ends in `step{N}` or
+            `checkpoint-{N}` is step N; others are labels as they are. `functools.partial(load_model, name,
+            revision=...)` is read from its files and known by them, as a name is.
+        steps: which training steps of one hub model or folder, see `history.suite_checkpoints`.
         pairs: (sender, receiver) heads, each (layer, head), of which K-composition is followed.
         null_draws: draws of the null per head, fresh ones for every head: shared draws would have one error in common,
             which a median over heads does not average out. See `analyze_heads` for the error of a single z.
@@ -80,8 +79,8 @@ def head_history(
 
     Raises:
         ValueError: no checkpoints, steps that do not rise, labels that come twice, steps mixed with names, models of
-            different shapes, something that is no model, revisions or steps that are not there, or a pair whose sender
-            is not in an earlier layer.
+            different shapes, something that is no model, steps of which nothing is known, or a pair whose sender is not
+            in an earlier layer.
         IncompatibleCheckpoint: the folder was made with other settings, or a step in it from other weights.
         BadHead: a pair of heads that the model does not have.
         ScoreMismatch, UnsupportedArchitecture, BadWeights: as `analyze_heads`.
@@ -90,6 +89,8 @@ def head_history(
 
     What it does not establish: what caused what. A history shows an order, as finely as steps were saved, and not the
     order of two changes between the same two steps. Names have no order: figures and questions of formation need steps.
+    The in-context score says nothing of copying alone: it falls as well when the first copy gets worse, and late in
+    training it does, as a model that has learned text finds random tokens ever less likely. Read `second_copy_loss`.
 
     Example:
         >>> import tlspectral as tls
@@ -99,7 +100,7 @@ def head_history(
         ['tiny-rope-sym', 'tiny-rope']
     """
     wanted = _checked_pairs(pairs)
-    labelled = labelled_checkpoints(checkpoints, revisions, steps)
+    labelled = labelled_checkpoints(checkpoints, steps)
     if isinstance(labelled, Sequence):  # all of them, before the first is measured
         check_labels([label for label, _ in labelled])
     options = {"null_draws": null_draws, "null_dtype": null_dtype, "detectors": detectors, "seed": seed}
@@ -143,7 +144,7 @@ class _Step:
     """
 
     label: Label
-    checkpoint: LazyCheckpoint
+    load: Callable[[], Any]
     stream: bool
     folder: str | os.PathLike[str] | None
     shapes: dict[Label, dict[str, Any]]
@@ -157,8 +158,8 @@ class _Step:
         """Return the view of its model, or the source that is read from its files."""
         gc.collect()  # models hold reference cycles, and must be freed before the next one is loaded
         with _naming(self.label):
-            source = self.checkpoint.files() if self.stream else None
-            return attention_view(self.checkpoint.load()) if source is None else source
+            source = source_of(self.load) if self.stream else None
+            return attention_view(self.load()) if source is None or not source.streams else source
 
     def measured(self, measure: Callable[..., pd.DataFrame]) -> pd.DataFrame:
         """Open and measure it."""
@@ -166,14 +167,14 @@ class _Step:
         with _naming(self.label):
             table = measure(opened)
         if self.folder is not None:
-            table.attrs["identity"] = self.checkpoint.identity()
+            table.attrs["identity"] = identity_of(self.load)
             table.attrs["weights"] = opened.weights_digest() if isinstance(opened, AttentionView) else None
         self._require_same_shape(table)
         return table
 
     def require_same_model(self, table: pd.DataFrame) -> None:
         """Compare a stored table with the checkpoint, which is loaded only if its weights cannot be told otherwise."""
-        stored, identity = table.attrs["identity"], self.checkpoint.identity()
+        stored, identity = table.attrs["identity"], identity_of(self.load)
         if stored is not None and identity is not None:
             same = stored == identity
         else:

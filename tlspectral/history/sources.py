@@ -1,12 +1,11 @@
-"""What `head_history` accepts as checkpoints: names, folders, hub models, models, as (label, checkpoint) pairs.
+"""What `head_history` accepts as checkpoints: names, folders, hub models, models, as (label, function) pairs.
 
-Those of a name or path are opened when they are needed.
+A function loads its model when it is called.
 """
 
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import nn
 
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.finding import find_source
-from tlspectral.models.loading.hub import hub_revisions, pinned
+from tlspectral.models.loading.hub import pinned
 from tlspectral.models.loading.model_files import files_digest
 from tlspectral.models.loading.source import Source
 
@@ -28,182 +27,85 @@ PYTHIA_STEPS = (
 )  # fmt: skip
 """The 22 checkpoints of Pythia in FP section 9; a step is 1024 x 2048 tokens."""
 
-STEP_NAME = re.compile(r"(?:step|checkpoint-)(0|[1-9]\d*)")
-"""Name of the folder or revision of a training step."""
-
-_PUBLIC_PYTHIA_STEPS = frozenset([0, *(2**i for i in range(10)), *range(1000, 143_001, 1000)])
-_FIELD = re.compile(r"\{(\w+)\}")  # of a pattern of revisions
-# A digit beside a field would belong to its number.
-_STEP, _NUMBER = r"(?<!\d)(\d+)(?!\d)", r"(?<!\d)\d+(?:\.\d+)?(?!\d)"
+_STEP_NAME = re.compile(r"(?:step|checkpoint-)(0|[1-9]\d*)")  # of the folder or revision of a training step
 _NUMBER_ALONE = re.compile(r"[+-]?[\d.]+")
 
 
-@dataclass(frozen=True)
-class LazyCheckpoint:
-    """A checkpoint that is loaded when it is called.
-
-    Attributes:
-        load: returns the model.
-        identity: returns what names the weights, without loading the model; a resumed history compares it. None says
-            nothing, and the weights are compared instead.
-        files: returns the folder or hub model whose layers can be read from its files; None where it has to be loaded.
-    """
-
-    load: Callable[[], Any] = field(repr=False)
-    identity: Callable[[], str | None] = field(repr=False, default=lambda: None)
-    files: Callable[[], Source | None] = field(repr=False, default=lambda: None)
-
-    def __call__(self) -> Any:
-        """The model, loaded anew."""
-        return self.load()
-
-
-def named_checkpoint(name: str | os.PathLike[str], **choice: Any) -> LazyCheckpoint:
-    """Return the checkpoint of a name or path for `load_model`; `choice` is its `revision` or `checkpoint`."""
-
-    def identity() -> str | None:
-        source = find_source(name, **choice)
-        if source.kind == "hub":
-            return f"{source.location} at commit {pinned(source)[0].revision}"
-        return None if source.kind == "tiny" else f"files with SHA-256 {files_digest(source)}"
-
-    def files() -> Source | None:
-        source = find_source(name, **choice)
-        return source if source.streams else None
-
-    return LazyCheckpoint(partial(load_model, name, **choice), identity, files)
-
-
 def suite_checkpoints(
-    suite: str | os.PathLike[str], steps: Iterable[int] | None = None, revisions: str | None = None
-) -> list[tuple[int, LazyCheckpoint]]:
+    suite: str | os.PathLike[str], steps: Iterable[int] | None = None
+) -> list[tuple[int, Callable[[], Any]]]:
     """List the training steps of a hub model, or of a folder with sub-folders `step{N}` or `checkpoint-{N}`.
 
-    They are opened one by one. Files are fetched into the hub's cache as `load_model` does, and stay there: nothing is
-    ever deleted. The 22 steps of a model take 22 times its size on disk.
+    Each is a function that loads its model. Files are fetched into the hub's cache as `load_model` does, and stay
+    there: the 22 steps of a model take 22 times its size on disk.
 
     Args:
-        suite: hub id or folder.
-        steps: training steps, rising. None for all that the folder has or that fit `revisions`, or the 22 of
-            `PYTHIA_STEPS` of a Pythia model.
-        revisions: how a hub model names its branches or tags, with `{step}` where the training step stands and other
-            names in braces for other numbers: `"step{step}"` (Pythia), `"step{step}-tokens{tokens}B"` or
-            `"stage1-step{step}-tokens{tokens}B"` (OLMo). The hub is asked which there are; where it cannot be reached,
-            those in its cache are used. None: as Pythia and stanford-crfm name them, without asking.
+        suite: folder, or hub id of a model of the Pythia or stanford-crfm suites.
+        steps: training steps, rising. None for all that the folder has, or the 22 of `PYTHIA_STEPS` of a Pythia model.
 
     Raises:
-        FileNotFoundError: a path that leads nowhere.
-        ValueError: a folder without checkpoints; two of one step; steps that the suite does not have; `revisions`
-            without `{step}`, or that fits none; of a hub model without `revisions` a step that Pythia did not publish,
-            or no steps of another suite, of which the hub reports a missing step when it is loaded.
+        FileNotFoundError: a path that leads nowhere, or a step that the folder does not have.
+        ValueError: a folder without checkpoints, or a hub model of which it is not known how it names its steps or,
+            without `steps`, which there are. The hub reports a step that is missing there when it is loaded.
 
     What it does not establish: that the hub still has them, unchanged; the table's `attrs` hold the weights' hash and
     the commit.
     """
     name, folder = os.fspath(suite), Path(suite).expanduser()
-    if folder.is_dir():
-        if revisions is not None:
+    if steps is None and folder.is_dir():
+        matches = (_STEP_NAME.fullmatch(inner.name) for inner in folder.iterdir() if inner.is_dir())
+        steps = sorted(int(match[1]) for match in matches if match)
+        if not steps:
+            raise ValueError(f"{folder} has no sub-folder step{{N}} or checkpoint-{{N}}")
+    elif steps is None:
+        find_source(name)
+        if not name.lower().split("/")[-1].startswith("pythia"):
             raise ValueError(
-                f"{folder} is a folder, whose steps are sub-folders step{{N}} or checkpoint-{{N}}, and has no "
-                "revisions: leave revisions= out"
+                f"it is not known which training steps of {name} there are: give steps=, or (label, checkpoint) pairs"
             )
-        names = sorted(subfolder.name for subfolder in folder.iterdir() if subfolder.is_dir())
-        what = "sub-folder step{N} or checkpoint-{N}"
-        by_step = _by_step(names, STEP_NAME, steps, f"{folder} has", what, "remove one")
-        return [(step, named_checkpoint(folder, checkpoint=step)) for step in by_step]
-    source = find_source(name)
-    if revisions is not None:
-        by_step = _revisions_by_step(source, revisions, steps)
-        return [(step, named_checkpoint(name, revision=revision)) for step, revision in by_step.items()]
-    is_pythia = name.lower().split("/")[-1].startswith("pythia")
-    if steps is None and not is_pythia:
-        raise ValueError(
-            f"it is not known which training steps of {name} there are: give revisions=, such as 'step{{step}}' or "
-            "'step{step}-tokens{tokens}B', or steps=; of single checkpoints, give a list"
-        )
-    chosen = [int(step) for step in (PYTHIA_STEPS if steps is None else steps)]
-    missing = [step for step in chosen if step not in _PUBLIC_PYTHIA_STEPS]
-    if missing and is_pythia:
-        raise ValueError(
-            f"{name} has no public checkpoint of steps {missing}: there are step 0, the powers of two from 1 to 512, "
-            "and every thousand from 1000 to 143000"
-        )
-    return [(step, named_checkpoint(name, checkpoint=step)) for step in chosen]
+        steps = PYTHIA_STEPS
+    chosen = [int(step) for step in steps]
+    for step in chosen:
+        find_source(name, checkpoint=step)
+    return [(step, partial(load_model, name, checkpoint=step)) for step in chosen]
 
 
-def _revisions_by_step(source: Source, pattern: str, steps: Iterable[int] | None) -> dict[int, str]:
-    """Return the names of a hub model's revisions by training step, as `_by_step`."""
-    name = source.record["model"]
-    if source.kind != "hub":
-        raise ValueError(
-            f"{name} is no hub model and has no revisions: leave revisions= out, and give the folder of its steps or a "
-            "list of (step, name) pairs"
-        )
-    pieces = _FIELD.split(pattern)
-    if pieces[1::2].count("step") != 1:
-        raise ValueError(
-            f"revisions={pattern!r} does not say once where the training step stands: write {{step}} there, as in "
-            "'step{step}' (Pythia) or 'step{step}-tokens{tokens}B' (OLMo)"
-        )
-    pieces[::2] = map(re.escape, pieces[::2])
-    pieces[1::2] = [_STEP if field == "step" else _NUMBER for field in pieces[1::2]]
-    advice = "write out in the pattern what tells them apart"
-    fits = re.compile("".join(pieces))
-    return _by_step(hub_revisions(source), fits, steps, f"{name} has", f"revision that fits {pattern!r}", advice)
-
-
-def _by_step(
-    names: Iterable[str], fits: re.Pattern[str], steps: Iterable[int] | None, has: str, what: str, advice: str
-) -> dict[int, str]:
-    """Return the names that fit by training step, rising, or those of `steps` in their order.
-
-    Raises ValueError, with the other arguments in its words, where none fits, two are of one step, or a step of `steps`
-    is not there.
-    """
-    by_step: dict[int, str] = {}
-    names = list(names)
-    for name in names:
-        if (match := fits.fullmatch(name)) is None:
-            continue
-        step = int(match[1])
-        if step in by_step:
-            raise ValueError(f"{has} step {step} twice, as {by_step[step]} and {name}: {advice}")
-        by_step[step] = name
-    if not by_step:
-        raise ValueError(f"{has} no {what}; it has {_some(names) or 'none at all'}")
-    known = sorted(by_step)
-    chosen = known if steps is None else [int(step) for step in steps]
-    if missing := [step for step in chosen if step not in by_step]:
-        raise ValueError(f"{has} no {what} of steps {missing}; it has steps {_some(list(map(str, known)))}")
-    return {step: by_step[step] for step in chosen}
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} others" if len(names) > 8 else "")
-
-
-def labelled_checkpoints(
-    checkpoints: Any, revisions: str | None, steps: Iterable[int] | None
-) -> Iterable[tuple[Any, Any]]:
-    """Return (label, checkpoint) pairs of what `head_history` is given.
+def labelled_checkpoints(checkpoints: Any, steps: Iterable[int] | None) -> Iterable[tuple[Any, Callable[[], Any]]]:
+    """Return (label, function) pairs of what `head_history` is given.
 
     Those of a generator are made one by one, and no label is checked.
     """
     if isinstance(checkpoints, str | os.PathLike):
-        return suite_checkpoints(checkpoints, steps, revisions)
-    if revisions is not None or steps is not None:
+        return suite_checkpoints(checkpoints, steps)
+    if steps is not None:
         raise ValueError(
-            "revisions= and steps= choose among the checkpoints of one hub model or folder: give its name alone, or "
-            "leave them out"
+            "steps= chooses among the checkpoints of one hub model or folder: give its name alone, or leave it out"
         )
     if isinstance(checkpoints, nn.Module) or not isinstance(checkpoints, Iterable):
         raise TypeError(
             "checkpoints are the hub name of a suite, a folder, or a list of names, folders, models or (label, "
             f"checkpoint) pairs; found {type(checkpoints).__name__}: put one model into a list"
         )
-    if isinstance(checkpoints, Sequence):
-        return [_labelled(item) for item in checkpoints]
-    return map(_labelled, checkpoints)
+    labelled = map(_labelled, checkpoints)
+    return list(labelled) if isinstance(checkpoints, Sequence) else labelled
+
+
+def source_of(load: Callable[[], Any]) -> Source | None:
+    """Return what `partial(load_model, name)` reads, also at a revision or step; None of other functions."""
+    if not isinstance(load, partial) or load.func is not load_model or not load.args:
+        return None
+    named = isinstance(load.args[0], str | os.PathLike) and load.keywords.keys() <= {"revision", "checkpoint"}
+    return find_source(*load.args, **load.keywords) if named else None
+
+
+def identity_of(load: Callable[[], Any]) -> str | None:
+    """Return what names the weights without loading them; None of a function, and of what this package holds."""
+    source = source_of(load)
+    if source is None or source.kind == "tiny":
+        return None
+    if source.kind == "hub":
+        return f"{source.location} at commit {pinned(source)[0].revision}"
+    return f"files with SHA-256 {files_digest(source)}"
 
 
 def check_labels(labels: Sequence[Any]) -> None:
@@ -231,8 +133,8 @@ def called(label: Label) -> str:
     return repr(label) if isinstance(label, str) else f"step {label}"
 
 
-def _labelled(item: Any) -> tuple[Any, LazyCheckpoint]:
-    """Return an item with its label, as a checkpoint that is opened when it is needed."""
+def _labelled(item: Any) -> tuple[Any, Callable[[], Any]]:
+    """Return the label of an item, and the function that loads its model."""
     if isinstance(item, tuple | list) and len(item) == 2:
         label, checkpoint = item
         label = int(label) if isinstance(label, Integral) and not isinstance(label, bool) else label
@@ -250,19 +152,17 @@ def _labelled(item: Any) -> tuple[Any, LazyCheckpoint]:
             "pairs"
         )
     if isinstance(checkpoint, str | os.PathLike):
-        return label, named_checkpoint(checkpoint)
-    if isinstance(checkpoint, LazyCheckpoint):
-        return label, checkpoint
+        return label, partial(load_model, os.fspath(checkpoint))
     if isinstance(checkpoint, nn.Module):  # a model is callable, too
-        return label, LazyCheckpoint(lambda: checkpoint)
+        return label, lambda: checkpoint
     if not callable(checkpoint):
         raise ValueError(
             f"{called(label)}: found {type(checkpoint).__name__}, which is neither a model nor its name nor a function "
             "that loads one"
         )
-    return label, LazyCheckpoint(checkpoint)
+    return label, checkpoint
 
 
 def _label(name: str, last_part: str) -> Label:
-    match = STEP_NAME.fullmatch(last_part)
+    match = _STEP_NAME.fullmatch(last_part)
     return name if match is None else int(match[1])

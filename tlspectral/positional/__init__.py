@@ -1,10 +1,8 @@
 """Positional and symbolic attention: scores per head and frequency, and the block tasks they are measured on."""
 
-from tlspectral.positional.agreement import frequency_agreement, score_agreement
 from tlspectral.positional.answers import task_answers
 from tlspectral.positional.binding import BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
-from tlspectral.positional.contrast import positional_contrast
 from tlspectral.positional.exclusion import ExclusionSplit, exclusion_split, exclusion_split_factored
 from tlspectral.positional.measure import median_tests, positional_symbolic
 from tlspectral.positional.prompts import BlockPrompt
@@ -27,12 +25,9 @@ __all__ = [
     "Question",
     "exclusion_split",
     "exclusion_split_factored",
-    "frequency_agreement",
     "logit_shares",
     "median_tests",
-    "positional_contrast",
     "positional_symbolic",
-    "score_agreement",
     "score_correlation",
     "split_logits",
     "task_answers",

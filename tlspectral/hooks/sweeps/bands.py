@@ -44,8 +44,6 @@ BAND_EFFECTS = Schema(
         *columns("""
             band             | label         | Third of the frequencies that was dropped: high (the fastest pairs),
                              |               | middle or low.
-            label?           | as the label  | Value of the task's label that df.attrs['by'] names. With by=.
-            n_sequences?     | count         | Sequences of the task with that value. With by=.
             first            | index         | The band's first frequency, the head's pairs sorted from fast to slow.
             last             | index         | The band's last frequency in that order.
             delta            | of the metric | Score without the band's contribution to the scores less the intact one.
@@ -74,7 +72,6 @@ def band_effects(
     heads: Heads,
     *,
     task: Task | Literal["induction", "language"] = "induction",
-    by: str | None = None,
     draws: int = 5,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -87,20 +84,18 @@ def band_effects(
         model: a TransformerBridge or HookedTransformer.
         heads: as in `ablate`.
         task: as in `ablation_sweep`.
-        by: a column of the task's labels, such as where the answer stands: a row for each of its values, over the
-            sequences that have it. Sets, and the RMS that they have, are those of all sequences.
         draws: random sets per band. `control_p` is not below 1 / (1 + random_draws): 19 reach .05.
         seed: of the sets and of the task's sequences.
 
     Returns:
-        DataFrame, one row per head and band (with `by` per value too). Columns: `layer, head, name, band, label?,
-        n_sequences?, first, last, delta, delta_se, score_rms, random_delta, random_delta_se, random_delta_min,
-        random_delta_max, control_excess, control_p, random_score_rms, random_overlap, random_draws`.
+        DataFrame, one row per head and band. Columns: `layer, head, name, band, first, last, delta, delta_se,
+        score_rms, random_delta, random_delta_se, random_delta_min, random_delta_max, control_excess, control_p,
+        random_score_rms, random_overlap, random_draws`.
 
     Raises:
         BadHead: a head that does not exist.
         UnsupportedArchitecture: a layer without rotary positions.
-        ValueError: fewer than three frequencies, prompts that the task refuses, or `by` that is no label of the task.
+        ValueError: fewer than three frequencies, or prompts that the task refuses.
 
     What it does not establish: that the head was trained to use the band. Frequencies act together in a softmax: the
     effects of the three bands do not add up to that of the head. Where `random_overlap` is near 1, as in a head with
@@ -116,7 +111,6 @@ def band_effects(
             raise ValueError(f"layer {layer}: {geometry.n_pairs} rotary frequencies do not make three bands")
     chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
     sequences = scored_sequences(view, chosen_task)
-    groups = _groups(sequences, by)
     intact, intact_value = intact_values(view, sequences, by_layer)
     rows = []
     total = sum(len(chosen) for chosen in by_layer.values())
@@ -124,9 +118,9 @@ def band_effects(
         for layer, chosen in by_layer.items():
             folded = view.layer(layer)
             for head, products in zip(chosen, _score_products(view, sequences, folded, chosen), strict=True):
-                rows += _head_rows(intact, sequences, intact_value, groups, folded, head, products, draws, seed)
+                rows += _head_rows(intact, sequences, intact_value, folded, head, products, draws, seed)
                 shown.update(1)
-    settings = {"task": sequences.name, "by": by, "draws": draws, "seed": seed}
+    settings = {"task": sequences.name, "draws": draws, "seed": seed}
     return Measurement(BAND_EFFECTS, settings, view.origin()).table(
         pd.DataFrame(rows),
         n_sequences=len(sequences.tokens),
@@ -135,26 +129,10 @@ def band_effects(
     )
 
 
-_Group = tuple[dict[str, Any], Bool[np.ndarray, "sequences"]]
-
-
-def _groups(sequences: ScoredSequences, by: str | None) -> list[_Group]:
-    """Return the columns that name each group of sequences, in the order in which labels appear, and its members."""
-    if by is None:
-        return [({}, np.ones(len(sequences.tokens), dtype=bool))]
-    labels = sequences.labels
-    if labels is None or by not in labels:
-        found = "no labels" if labels is None else f"the labels {', '.join(map(str, labels))}"
-        raise ValueError(f"by={by!r} is a column of the task's labels, and this task has {found}")
-    members = {value: (labels[by] == value).to_numpy() for value in labels[by].dropna().unique()}
-    return [({"label": value, "n_sequences": int(inside.sum())}, inside) for value, inside in members.items()]
-
-
 def _head_rows(
     intact: IntactRun,
     sequences: ScoredSequences,
     intact_value: Float64[np.ndarray, "sequences"],
-    groups: list[_Group],
     layer: AttentionLayer,
     head: int,
     products: Float64[np.ndarray, "pairs pairs"],
@@ -176,21 +154,19 @@ def _head_rows(
         replayed = [replayed_values(intact, sequences, layer.layer, 1, lambda *_, each=each: each) for each in hooks]
         values = np.concatenate(replayed)
         delta, random = values[0] - intact_value, values[1:] - intact_value  # [sequences], [sets, sequences]
-        rows += [
+        rows.append(
             {
                 "layer": layer.layer,
                 "head": head,
                 "band": band,
-                **columns,
                 "first": int(third[0]),
                 "last": int(third[-1]),
-                "delta": float(delta[inside].mean()),
-                "delta_se": standard_error(delta[inside]),
+                "delta": float(delta.mean()),
+                "delta_se": standard_error(delta),
                 "score_rms": _set_rms(products, chosen),
-                **_random_columns(products, chosen, sets, delta[inside], random[:, inside]),
+                **_random_columns(products, chosen, sets, delta, random),
             }
-            for columns, inside in groups
-        ]
+        )
     return rows
 
 

@@ -3,7 +3,6 @@
 huggingface_hub marks in the cache which files the hub does not have, and these are not asked for again.
 """
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -92,35 +91,6 @@ def _cached(source: Source, file: str) -> Any:
     import huggingface_hub
 
     return huggingface_hub.try_to_load_from_cache(source.location, file, revision=source.revision)
-
-
-def hub_revisions(source: Source) -> list[str]:
-    """Return the branches and tags of a hub model; where no hub can be reached, those that its cache has.
-
-    A warning says so if the hub was not switched off by HF_HUB_OFFLINE. Raises ValueError, which says why, if the hub
-    does not list them, or cannot be reached and the cache has none.
-    """
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    try:
-        refs = HfApi().list_repo_refs(source.location)
-    except Exception as error:  # as in first_file
-        reason = _reason(source, error)
-        refs_folder = Path(constants.HF_HUB_CACHE, f"models--{source.location.replace('/', '--')}", "refs")
-        reached = isinstance(error, HfHubHTTPError)
-        found = [] if reached else sorted(path for path in refs_folder.rglob("*") if path.is_file())
-        names = [path.relative_to(refs_folder).as_posix() for path in found]
-        if not names:
-            raise ValueError(f"the revisions of {source.location} are not known: {reason}.") from error
-        if not isinstance(error, OfflineModeIsEnabled):
-            warnings.warn(
-                f"only the revisions of {source.location} in the hub's cache are used, since the hub did not list "
-                f"them: {reason}",
-                stacklevel=2,
-            )
-        return names
-    return list(dict.fromkeys(ref.name for ref in (*refs.branches, *refs.tags)))
 
 
 def _refusal(source: Source, file: str, reason: str) -> str:

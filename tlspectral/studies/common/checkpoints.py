@@ -1,20 +1,19 @@
 """Weights that a training kept, in memory or in files, as checkpoints for `head_history`."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from tlspectral.history.sources import LazyCheckpoint
-from tlspectral.models.attention import digest_of_named
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
-from tlspectral.studies.common.saved_training import saved_digest, saved_model, saved_steps
+from tlspectral.studies.common.saved_training import saved_model, saved_steps
 from tlspectral.studies.common.trainer import TrainingRun
 
 
-def training_checkpoints(run: TrainingRun) -> list[tuple[int, LazyCheckpoint]]:
-    """Return the weights that a run kept as TransformerLens models, `(step, checkpoint)` by step.
+def training_checkpoints(run: TrainingRun) -> list[tuple[int, Callable[[], Any]]]:
+    """Return the weights that a run kept, as functions that make TransformerLens models, by step.
 
     Args:
         run: of `train(..., keep_steps=...)`.
@@ -25,23 +24,17 @@ def training_checkpoints(run: TrainingRun) -> list[tuple[int, LazyCheckpoint]]:
     if not run.checkpoints:
         raise ValueError("the run kept no checkpoints: name the steps to train(..., keep_steps=...)")
     config = run.model.config
-    return [
-        (step, LazyCheckpoint(partial(_from_memory, config, weights, step), partial(digest_of_named, weights)))
-        for step, weights in sorted(run.checkpoints.items())
-    ]
+    return [(step, partial(_from_memory, config, weights, step)) for step, weights in sorted(run.checkpoints.items())]
 
 
-def saved_checkpoints(folder: Path, name: str) -> list[tuple[int, LazyCheckpoint]]:
-    """Return the weights in the folder of a `SavedTraining` as TransformerLens models, `(step, checkpoint)` by step.
+def saved_checkpoints(folder: Path, name: str) -> list[tuple[int, Callable[[], Any]]]:
+    """Return the weights in the folder of a `SavedTraining`, as functions that make TransformerLens models, by step.
 
     Args:
         folder: with files of weights; none gives no checkpoints.
         name: of the model, in tables that are made of it.
     """
-    return [
-        (step, LazyCheckpoint(partial(_from_file, file, name, step), partial(saved_digest, file)))
-        for step, file in saved_steps(folder).items()
-    ]
+    return [(step, partial(_from_file, file, name, step)) for step, file in saved_steps(folder).items()]
 
 
 def _from_memory(config: TransformerConfig, weights: dict[str, Tensor], step: int) -> Any:

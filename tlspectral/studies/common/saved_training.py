@@ -96,12 +96,6 @@ def saved_steps(path: Path) -> dict[int, Path]:
     return dict(sorted(steps.items()))
 
 
-def saved_digest(file: Path) -> str:
-    """Return the hash of the weights that a file was written with, without reading them."""
-    with _opened(file) as (_, facts):
-        return facts["sha256"]
-
-
 def saved_model(file: Path) -> AttentionOnlyTransformer:
     """Return the model of a file of weights, on the CPU.
 

@@ -73,23 +73,32 @@ def positional_figures(
         Path, typer.Argument(metavar="FOLDER", help="Folder that `tlspectral positional -o FOLDER` has written.")
     ],
     table: Annotated[
-        Path | None, typer.Option(metavar="TABLE", help="Table of heads, to draw the scores against its columns.")
+        Path | None, typer.Option(metavar="TABLE", help="Table of heads, whose columns the scores are compared with.")
     ] = None,
 ) -> None:
     """Draw the paper's figures of heads on a block task from the tables of `tlspectral positional`, into their folder.
 
     Example: tlspectral study positional-figures out/positional --table heads.parquet
+
+    With a table of heads also prints and writes the rank correlations of the scores with its columns.
     """
     from tlspectral.cli.summary import read_heads
+    from tlspectral.studies.positional_symbolic.agreement import score_agreement
     from tlspectral.studies.positional_symbolic.figures import task_figures
-    from tlspectral.tables import read_table
+    from tlspectral.tables import read_table, write_table
 
+    heads = None if table is None else read_heads(table)
     ways = [way for way in ("prompt", "key") if (folder / f"heads_{way}.parquet").exists()]
     if not ways:
         raise ValueError(f"{folder} holds no heads_prompt.parquet or heads_key.parquet: run tlspectral positional -o")
     for way in ways:
-        files = {name: folder / f"{name}_{way}.parquet" for name in ("heads", "queries", "frequencies", "agreement")}
+        files = {name: folder / f"{name}_{way}.parquet" for name in ("heads", "queries", "frequencies")}
         tables = {name: read_table(path) for name, path in files.items() if path.exists()}
-        for name, figure in task_figures(tables, None if table is None else read_heads(table)).items():
+        if heads is not None:
+            tables["agreement"] = agreement = score_agreement(tables["heads"], heads)
+            write_table(agreement, folder / f"agreement_{way}.parquet")
+            typer.echo(f"Rank correlation with the table of heads, swaps by {way}")
+            typer.echo(agreement.round(2).to_string(index=False))
+        for name, figure in task_figures(tables, heads).items():
             write_figure(figure, folder / f"{name}_{way}.png")
             typer.echo(str(folder / f"{name}_{way}.png"))

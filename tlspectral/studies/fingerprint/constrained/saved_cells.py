@@ -2,9 +2,10 @@
 
 import glob
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from tlspectral.history.sources import LazyCheckpoint
 from tlspectral.studies.common.checkpoints import saved_checkpoints
 from tlspectral.studies.common.model import AttentionOnlyTransformer
 from tlspectral.studies.common.saved_training import SavedTraining, saved_model, saved_steps
@@ -48,8 +49,8 @@ def cell_model(
     return saved_model(files[step])
 
 
-def cell_checkpoints(output: str | os.PathLike[str], arm: str, seed: int = 0) -> list[tuple[int, LazyCheckpoint]]:
-    """Return the saved steps of a cell for `head_history`, each loaded when it is needed.
+def cell_checkpoints(output: str | os.PathLike[str], arm: str, seed: int = 0) -> list[tuple[int, Callable[[], Any]]]:
+    """Return the saved steps of a cell for `head_history`, as functions that load them.
 
     Args:
         output: folder of the grid.
@@ -57,7 +58,7 @@ def cell_checkpoints(output: str | os.PathLike[str], arm: str, seed: int = 0) ->
         seed: of the cell.
 
     Returns:
-        `(step, checkpoint)` by step, 0 first.
+        `(step, function)` by step, 0 first.
 
     Raises:
         ValueError: the folder has no such cell.

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from tlspectral.stats import intraclass_correlation, partial_spearman
+from tlspectral.stats import partial_spearman
 from tlspectral.studies.fingerprint.printed_pvalues import class_pvalue
 from tlspectral.studies.fingerprint.replication.claims import Claim, PublishedTables, needs_weights
 from tlspectral.studies.fingerprint.replication.positional_schemes import ROTARY
-from tlspectral.studies.fingerprint.statistics import class_test
+from tlspectral.studies.fingerprint.statistics import class_test, intraclass_correlation
 
 _WHERE = "FP, section 6"
 _KV_GROUP = 4  # query heads of Llama-3-8B that share keys

@@ -1,5 +1,6 @@
 """The statistics of "Fingerprint, Not Blueprint": tests and tables, placebos, rounding, rows for another model."""
 
+from tlspectral.studies.fingerprint.statistics.intraclass import intraclass_correlation
 from tlspectral.studies.fingerprint.statistics.model_groups import leave_one_model_out, top_k_sensitivity
 from tlspectral.studies.fingerprint.statistics.model_row import another_model
 from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
@@ -17,6 +18,7 @@ __all__ = [
     "another_model",
     "class_test",
     "hypergeometric_overlap",
+    "intraclass_correlation",
     "leave_one_model_out",
     "mann_whitney",
     "nested_r_squared",

@@ -14,6 +14,7 @@ from positional_tables import joined
 import tlspectral as tls
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.studies.positional_symbolic import figures
+from tlspectral.studies.positional_symbolic.agreement import frequency_agreement, score_agreement
 from tlspectral.studies.positional_symbolic.canonical import CanonicalHeads, CanonicalRun, answer_shape, canonical_sweep
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 from tlspectral.studies.positional_symbolic.exact_heads import positional_head, sufficient_logit_scale, symbolic_head
@@ -43,6 +44,20 @@ def normed(positions="rope", head=(0, 1)):
 
 def sweep(tasks=("index",), **options):
     return canonical_sweep(tasks, **{"preset": SHORT, "angles": (0.0,), "seeds": 1, **options})
+
+
+def head_rows(**columns):
+    table = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "rope_imag_frac": 0.5, "D_head": 0.5, "prev": 0.5})
+    return table.assign(**columns)
+
+
+def score_rows():
+    return head_rows()[["layer", "head"]].assign(s_pos=[0.1, 0.2, 0.3], s_sym=0.5, exclusion_index=0.5)
+
+
+def frequency_rows(**columns):
+    index = pd.MultiIndex.from_product([range(2), range(2), range(3)], names=["layer", "head", "frequency"])
+    return index.to_frame(index=False).assign(**columns)
 
 
 REFUSED = {
@@ -86,6 +101,24 @@ REFUSED = {
     "bins": (lambda: figures.accuracy_against_position(RUNS, bin_width=0), "bin_width is 0"),
     "two seeds": (lambda: figures.query_key_paths(pd.concat([PATHS, PATHS.assign(seed=1)])), "seeds 0, 1"),
     "statistics": (lambda: figures.score_agreement(joined(), STATISTICS), "no column spearman, null_share"),
+    # agreement with weights
+    "agreement without a column": (
+        lambda: score_agreement(score_rows(), head_rows().drop(columns="prev")),
+        "table of heads has no column prev",
+    ),
+    "agreement without scores": (
+        lambda: score_agreement(score_rows()[["layer", "head"]], head_rows()),
+        "none of the columns s_pos",
+    ),
+    "agreement with another model": (lambda: score_agreement(score_rows(), head_rows(layer=100)), "of one model"),
+    "agreement without shares": (
+        lambda: frequency_agreement(frequency_rows(s_pos=0.5), frequency_rows(s_pos=0.5)),
+        "table of weights has no column im_share",
+    ),
+    "agreement of other frequencies": (
+        lambda: frequency_agreement(frequency_rows(s_pos=0.5).iloc[1:], frequency_rows(im_share=0.5)),
+        "different numbers",
+    ),
     # traces
     "mode": (lambda: traced(mode="keys"), "'prompt', 'key'"),  # past the check of annotations
     "swap": (lambda: traced(swap=(2, 2)), "does not swap with itself"),

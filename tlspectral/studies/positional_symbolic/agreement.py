@@ -39,8 +39,8 @@ SCORE_AGREEMENT = Schema(
             layer_null_share | share       | As null_share, with heads shuffled within their layer.
         """),
     ),
-    "`tlspectral.positional.score_agreement`; `tlspectral positional -o FOLDER` writes it as agreement_prompt.parquet "
-    "and agreement_key.parquet",
+    "`tlspectral.studies.positional_symbolic.agreement.score_agreement`; `tlspectral study positional-figures FOLDER "
+    "--table TABLE` writes it as agreement_prompt.parquet and agreement_key.parquet",
 )
 FREQUENCY_AGREEMENT = Schema(
     "frequency_agreement",
@@ -52,8 +52,7 @@ FREQUENCY_AGREEMENT = Schema(
             others       | correlation | Mean correlation of this head's im_share with s_pos of all other heads.
         """),
     ),
-    "`tlspectral.positional.frequency_agreement`; `tlspectral positional -o FOLDER` writes it as "
-    "frequency_agreement_prompt.parquet and frequency_agreement_key.parquet",
+    "`tlspectral.studies.positional_symbolic.agreement.frequency_agreement`",
 )
 
 

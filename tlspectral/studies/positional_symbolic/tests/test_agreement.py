@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from tlspectral.positional.agreement import frequency_agreement, score_agreement
+from tlspectral.studies.positional_symbolic.agreement import frequency_agreement, score_agreement
 
 LAYERS, HEADS, PAIRS = 6, 5, 12
 
