@@ -31,9 +31,16 @@ OF_BRIDGES = ("codegen", "gemma3n", "gemma4", "hrm", "llama4", "nanochat")
 # Latent attention with and without a latent of queries, with biases, with an indexer. What is refused of it is asked in
 # test_latent_attention.py.
 LATENTS = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm5")
-NOT_OF_LATENTS = {f"conformance.{module}" for module in ("circuits", "edges", "spectral", "spectral_models")}
-# What to_spectral refuses: queries that are rotated inside the wrapped module, or by negative angles.
-NOT_LEARNED, OF_LEARNED = ("llama4", "nanochat"), {"conformance.spectral", "conformance.spectral_models"}
+LEARNED = {"conformance.spectral", "conformance.spectral_models"}
+NO_SUMS = {"conformance.circuits", "conformance.edges", *LEARNED}
+NOT_ASKED = {
+    # Keys and values have one source, or the stream is no sum of what is written.
+    **dict.fromkeys((*LATENTS, "gemma3n", "gemma4"), NO_SUMS),
+    # What to_spectral refuses: queries that are rotated inside the wrapped module, or by negative angles.
+    **dict.fromkeys(("llama4", "nanochat"), LEARNED),
+    # A layer runs several times in a pass, so that a head has no one score of a pair of tokens.
+    "hrm": {*NO_SUMS, "conformance.positional"},
+}
 
 
 class Property(NamedTuple):
@@ -110,6 +117,11 @@ def right(row: Row, *case: Any) -> bool:
     return row.read_right
 
 
+def once(row: Row, *case: Any) -> bool:
+    """Whether each layer runs once in a pass."""
+    return row.name != "hrm"
+
+
 def rotating(row: Row, *case: Any) -> bool:
     return row.rotary
 
@@ -160,10 +172,7 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
     for name in names:
         row = Row(backend, name, form)
         for turn, (holds, case, of, every, forms, encoders) in enumerate(PROPERTIES):
-            # Keys and values have one source, or the stream is no sum of what is written.
-            no_edges = row.latent or name in ("gemma3n", "gemma4")
-            wrong_kind = (no_edges and holds.__module__ in NOT_OF_LATENTS) or (name in zoo.ENCODERS and not encoders)
-            wrong_kind = wrong_kind or (name in NOT_LEARNED and holds.__module__ in OF_LEARNED)
+            wrong_kind = holds.__module__ in NOT_ASKED.get(name, ()) or (name in zoo.ENCODERS and not encoders)
             if wrong_kind or not of(row, *case) or (form and not forms):
                 continue
             marks = [*getattr(holds, "pytestmark", []), *([zoo.needs_hooked] if backend == "hooked" else [])]

@@ -303,10 +303,13 @@ def _stored_tables(wrapped: Any) -> tuple[Tensor, Tensor] | None:
 
     GPT-J has them in one table, a model made by `boot_native` each twice.
     """
-    rotary, table = getattr(wrapped, "rotary", None), getattr(wrapped, "embed_positions", None)
+    rotary: Any = getattr(wrapped, "rotary", None)
     if type(rotary).__name__ == "NativeRotary":
         return rotary.cos_cached[:, 0::2], rotary.sin_cached[:, 0::2]
-    return table.chunk(2, dim=-1)[::-1] if isinstance(table, Tensor) else None
+    if not isinstance(getattr(wrapped, "embed_positions", None), Tensor):
+        return None
+    sin, cos = wrapped.embed_positions.chunk(2, dim=-1)
+    return cos, sin
 
 
 def _switch_length(module: Any, kind: str, layer_type: str | None) -> int | None:
