@@ -58,16 +58,17 @@ def a_part(name):
 
 @contextmanager
 def recording(model, names):
-    """What passes the named hook points, as it is when every hook entered so far has acted."""
-    seen = {}
+    """What passes the named hook points, as it is when every hook entered so far has acted.
 
-    def keeper(name):
-        def keep(activation, hook):
-            seen[name] = activation.detach().clone()
+    In HRM the batch is that of every time that a layer runs in a pass, one after the other.
+    """
+    seen, several = {}, hasattr(model, "L_blocks")
 
-        return keep
+    def keep(activation, hook, name):
+        runs = [seen[name]] if several and name in seen else []
+        seen[name] = torch.cat([*runs, activation.detach()])
 
-    with model.hooks(fwd_hooks=[(name, keeper(name)) for name in names]):
+    with model.hooks(fwd_hooks=[(name, functools.partial(keep, name=name)) for name in names]):
         yield seen
 
 

@@ -31,11 +31,16 @@ OF_BRIDGES = ("codegen", "gemma3n", "gemma4", "hrm", "llama4", "nanochat")
 # Latent attention with and without a latent of queries, with biases, with an indexer. What is refused of it is asked in
 # test_latent_attention.py.
 LATENTS = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm5")
-# The stream is no sum of what is written, or keys and values have one source.
-NO_EDGES, OF_EDGES = ("gemma3n", "gemma4"), {"conformance.circuits", "conformance.edges"}
-# What to_spectral refuses: queries that are rotated inside the wrapped module, or by negative angles; latents.
-NOT_LEARNED = (*NO_EDGES, *LATENTS, "llama4", "nanochat")
-OF_LEARNED = {"conformance.spectral", "conformance.spectral_models"}
+LEARNED = {"conformance.spectral", "conformance.spectral_models"}
+SUMS = {"conformance.circuits", "conformance.edges"}
+NOT_ASKED = {
+    # Keys and values have one source, or the stream is no sum of what is written.
+    **dict.fromkeys(("gemma3n", "gemma4"), {*SUMS, *LEARNED}),
+    # What to_spectral refuses: latents, queries that are rotated inside the wrapped module, or by negative angles.
+    **dict.fromkeys((*LATENTS, "llama4", "nanochat"), LEARNED),
+    # A layer runs several times in a pass, so that a head has no one score of a pair of tokens.
+    "hrm": {*SUMS, *LEARNED, "conformance.positional"},
+}
 
 
 class Property(NamedTuple):
@@ -117,6 +122,11 @@ def of_heads_alone(row: Row, *case: Any) -> bool:
     return not row.latent
 
 
+def once(row: Row, *case: Any) -> bool:
+    """Whether each layer runs once in a pass."""
+    return row.name != "hrm"
+
+
 def rotating(row: Row, *case: Any) -> bool:
     return row.rotary
 
@@ -167,8 +177,7 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
     for name in names:
         row = Row(backend, name, form)
         for turn, (holds, case, of, every, forms, encoders) in enumerate(PROPERTIES):
-            wrong_kind = (name in NO_EDGES and holds.__module__ in OF_EDGES) or (name in zoo.ENCODERS and not encoders)
-            wrong_kind = wrong_kind or (name in NOT_LEARNED and holds.__module__ in OF_LEARNED)
+            wrong_kind = holds.__module__ in NOT_ASKED.get(name, ()) or (name in zoo.ENCODERS and not encoders)
             if wrong_kind or not of(row, *case) or (form and not forms):
                 continue
             marks = [*getattr(holds, "pytestmark", []), *([zoo.needs_hooked] if backend == "hooked" else [])]

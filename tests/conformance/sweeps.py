@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 import zoo
-from ablation_runs import recording
+from ablation_runs import recorded
 from described import assert_described
 
 from tlspectral.heads import relative_position_kernel
@@ -16,7 +16,7 @@ from .rows import asked
 def a_replay_is_the_whole_forward(row):
     """At every layer, under a user's hooks in front of it, at it and behind it."""
     view, tokens, scored, seen = row.view, zoo.prompt(5, 21), slice(11, 20), {}
-    hooks = [(f"blocks.{layer}.hook_resid_pre", lambda x, hook: x * 1.1) for layer in (0, row.layers[-1])]
+    hooks = [(view.hook_names(layer)["residual"], lambda x, hook: x * 1.1) for layer in (0, row.layers[-1])]
     with torch.no_grad(), row.model.hooks(fwd_hooks=hooks):
         whole = view.logits(tokens)[:, scored]
         keep = lambda now, logits: seen.update({now.start: logits})  # noqa: E731
@@ -26,16 +26,14 @@ def a_replay_is_the_whole_forward(row):
             again = intact.replay(layer, slice(1, 3), copies=2)
             # Measured: 2e-7, another batch size.
             torch.testing.assert_close(again, whole[1:3].repeat(2, 1, 1), rtol=0, atol=1e-5)
-        assert [block.__dict__.get("forward") for block in row.model.blocks] == [None for _ in row.layers]
+        assert [block.module.__dict__.get("forward") for block in view.blocks] == [None for _ in row.layers]
     torch.testing.assert_close(torch.cat([seen[0], seen[3]]), whole, rtol=0, atol=1e-5)
 
 
 def plain_kernel(model, layer, head, tokens, farthest=20):
     """Mean kept score by offset, one loop over sequences, queries and offsets."""
-    name = f"blocks.{layer}.attn.hook_attn_scores"
-    with torch.no_grad(), recording(model, [name]) as seen:
-        model(tokens)
-    scores, n, means = seen[name][:, head].double().numpy(), tokens.shape[1], []
+    seen = recorded(model, ("scores",), tokens, [layer])
+    scores, n, means = seen[layer, "scores"][:, head].double().numpy(), tokens.shape[1], []
     for back in range(min(farthest, n - 1), -1, -1):
         values = [each[i, i - back] for each in scores for i in range(back, n)]
         kept = [value for value in values if value > -1e30]

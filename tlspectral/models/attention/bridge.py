@@ -304,12 +304,15 @@ def _stored_tables(model: Any, wrapped: Any) -> tuple[Tensor, Tensor] | None:
     GPT-J has them in one table, in each attention or, from transformers 5.24 on, in the model's rotary module. A model
     made by `boot_native` has each twice.
     """
-    rotary = getattr(wrapped, "rotary", None)
+    rotary: Any = getattr(wrapped, "rotary", None)
     if type(rotary).__name__ == "NativeRotary":
         return rotary.cos_cached[:, 0::2], rotary.sin_cached[:, 0::2]
     tables = (getattr(holder, "embed_positions", None) for holder in (wrapped, _rotary_module(model, wrapped)))
     table = next((table for table in tables if isinstance(table, Tensor)), None)
-    return None if table is None else table.chunk(2, dim=-1)[::-1]
+    if table is None:
+        return None
+    sin, cos = table.chunk(2, dim=-1)
+    return cos, sin
 
 
 def _switch_length(module: Any, kind: str, layer_type: str | None) -> int | None:

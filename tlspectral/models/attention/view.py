@@ -231,7 +231,7 @@ class AttentionView:
 
     def unmasked(self, index: int, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
-        wrapped = getattr(self.blocks[index].module.attn, "original_component", None)
+        wrapped: Any = getattr(self.blocks[index].module.attn, "original_component", None)
         masked = torch.finfo(scores.dtype).min  # some models mask by -inf instead
         if type(wrapped).__name__ == "CodeGenAttention":  # divides its scores after the mask of its weights' type
             masked = torch.finfo(wrapped.qkv_proj.weight.dtype).min / float(wrapped.scale_attn)
