@@ -269,7 +269,7 @@ def a_changed_stream_changes_queries_keys_and_values_as_the_model_has_it(row):
     hooks += [(point, lambda value, hook, point=point: found.update({point: value})) for point in points]
     view.run(zoo.prompt(), hooks, last=names["z"])
     for what, point in INPUT_POINTS.items():
-        reads = layer_reads(raw, what, in_float64)
+        (reads,) = layer_reads(raw, what, in_float64)
         change = reads.change(x, removed)
         expected = in_float64(found[names[point]] - row.run[layer, point])
         expected = expected.reshape(*expected.shape[:2], -1, raw.w_q.shape[-1])

@@ -35,11 +35,11 @@ LEARNED = {"conformance.spectral", "conformance.spectral_models"}
 SUMS = {"conformance.circuits", "conformance.edges"}
 NOT_ASKED = {
     # Keys and values have one source, or the stream is no sum of what is written.
-    **dict.fromkeys(("gemma3n", "gemma4"), {*SUMS, *LEARNED}),
+    **dict.fromkeys(("gemma3n", "gemma4"), SUMS | LEARNED),
     # What to_spectral refuses: latents, queries that are rotated inside the wrapped module, or by negative angles.
     **dict.fromkeys((*LATENTS, "llama4", "nanochat"), LEARNED),
     # A layer runs several times in a pass, so that a head has no one score of a pair of tokens.
-    "hrm": {*SUMS, *LEARNED, "conformance.positional"},
+    "hrm": SUMS | LEARNED | {"conformance.positional"},
 }
 
 
