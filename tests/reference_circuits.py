@@ -124,10 +124,7 @@ def bridge(name):
 
 def edited(name, change, seed=0):
     """A bridge of a zoo model whose weights were changed first."""
-    from transformer_lens.model_bridge.sources import build_bridge_from_module
-
-    model = edited_hf(name, change, seed)
-    return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)
+    return zoo.wrapped(edited_hf(name, change, seed))
 
 
 def edited_hf(name, change, seed=0):

@@ -5,6 +5,8 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from conformance.scoring import padded
+from plain_detectors import kept_patterns, marked_keys, scores_of
 from zoo import shared
 
 import tlspectral as tls
@@ -20,47 +22,17 @@ def rows_of_ids(seed=0):
     return [torch.randint(3, 8, (length,), generator=generator) for length in LENGTHS]
 
 
-def batch_of(rows, side):
-    width = max(map(len, rows))
-    ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
-    for index, row in enumerate(rows):
-        where = slice(width - len(row), width) if side == "left" else slice(0, len(row))
-        ids[index, where], mask[index, where] = row, 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def kept_patterns(model, row):
-    with torch.no_grad():
-        _, cache = model.run_with_cache(row[None])
-    names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.cfg.n_layers)]
-    return np.stack([cache[name][0].double().numpy() for name in names])
-
-
-def plain_scores(patterns, row):
-    """Scores of a prompt from its patterns [layers, heads, query, key], and of uniform ones; NaN without a query."""
-    row = row.tolist()
-    targets = {"prev": {}, "dup": {}, "self": {}}
-    for query in range(2, len(row)):
-        targets["prev"][query] = [query - 1]
-        targets["self"][query] = [query]
-        if earlier := [key for key in range(query) if row[key] == row[query]]:
-            targets["dup"][query] = earlier
-    scores, chance = {}, {}
-    for name, keys_of in targets.items():
-        chance[name] = np.mean([len(keys) / (query + 1) for query, keys in keys_of.items()]) if keys_of else np.nan
-        by_query = [patterns[:, :, query, keys].sum(-1) for query, keys in keys_of.items()]
-        scores[name] = np.mean(by_query, axis=0) if keys_of else np.full(patterns.shape[:2], np.nan)
-    return scores, chance
-
-
 def test_scores_on_prompts_are_those_of_kept_patterns(monkeypatch):
     monkeypatch.setattr(detectors.heads, "BATCH", 2)
     model, rows = shared("bridge", "qwen3"), rows_of_ids()
-    plain = [plain_scores(kept_patterns(model, row), row) for row in rows]
+    marked = [marked_keys(row.tolist(), prompts=True) for row in rows]
+    patterns = [np.concatenate(kept_patterns(model, row[None])) for row in rows]
+    uniform = [np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None] for n in LENGTHS]
+    plain, chance = ([scores_of(*pair) for pair in zip(given, marked, strict=True)] for given in (patterns, uniform))
     table = tls.detect_heads(model, prompts=rows)
     assert list(table) == ["layer", "head", "name", "prev", "prev_se", "dup", "dup_se", "self", "self_se"]
     for name in ("prev", "dup", "self"):
-        by_prompt = np.array([scores[name] for scores, _ in plain]).reshape(len(rows), -1)
+        by_prompt = np.array([scores[name] for scores in plain]).reshape(len(rows), -1)
         by_prompt = by_prompt[~np.isnan(by_prompt[:, 0])]
         n = len(by_prompt)
         assert 2 <= n < len(rows)
@@ -68,7 +40,7 @@ def test_scores_on_prompts_are_those_of_kept_patterns(monkeypatch):
         # Measured: 7e-8, float32 runs of other batch shapes; padding that counts moves a score by 1e-2.
         np.testing.assert_allclose(table[name], by_prompt.mean(0), rtol=0, atol=1e-6)
         np.testing.assert_allclose(table[f"{name}_se"], by_prompt.std(0, ddof=1) / np.sqrt(n), rtol=0, atol=1e-6)
-        assert table.attrs["chance"][name] == pytest.approx(np.nanmean([chance[name] for _, chance in plain]))
+        assert table.attrs["chance"][name] == pytest.approx(np.nanmean([one[name] for one in chance]))
     assert table.attrs["n_sequences"] == len(rows)
 
 
@@ -76,7 +48,9 @@ def test_scores_on_prompts_are_those_of_kept_patterns(monkeypatch):
 def test_every_form_of_prompts_is_scored_alike(name):
     model, rows = shared("bridge", name), rows_of_ids()
     expected = tls.detect_heads(model, prompts=rows)
-    for given in (batch_of(rows, "left"), batch_of(rows, "right"), [row.tolist() for row in rows]):
+    batches = [padded([row[None] for row in rows], (side,)) for side in ("left", "right")]
+    batches = [{"input_ids": ids, "attention_mask": mask} for ids, mask in batches]
+    for given in (*batches, [row.tolist() for row in rows]):
         pd.testing.assert_frame_equal(tls.detect_heads(model, prompts=given), expected, check_exact=True)
 
 
@@ -189,10 +163,3 @@ def test_matrices_are_weights():
 def test_what_does_not_fit_is_refused(given, error, words):
     with pytest.raises(error, match=words):
         tls.detect_heads(shared("bridge", "llama"), **{"prompts": rows_of_ids(), **given})
-
-
-def test_one_prompt_has_no_error():
-    table = tls.detect_heads(shared("bridge", "llama"), prompts=zoo.prompt(1, 20))
-    assert table["prev"].notna().all()
-    assert table["prev_se"].isna().all()
-    assert table.attrs["reliability"]["prev"] is None

@@ -141,11 +141,7 @@ def test_docstrings_and_columns_quote_the_file(benchmark, tables, results):
         (another, interval, layers_apart),
         (another, interval, [depth]),
         (another, jackknifed, [depth]),
-        (
-            another,
-            "tlspectral study statistics, p of the top-5 percentile",
-            [very_alike, depth],
-        ),
+        (another, "tlspectral study statistics, p of the top-5 percentile", [very_alike, depth]),
         (median_tests.__doc__, medians, [very_alike]),
         (summarize_sweep.__doc__, "summarize_sweep, rank_correlation", [depth]),
     ):

@@ -1,11 +1,13 @@
-"""Columns of the head table: documented names and order, and the numbers of plain dense references."""
+"""Head table and frequency table: documented columns in order, numbers of dense references, planted heads."""
 
+import json
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+import torch
 import zoo
 from head_tables import (
     ALL,
@@ -13,18 +15,23 @@ from head_tables import (
     BOUNDED,
     COUNTS,
     NULLS,
+    SCALE_FREE,
     TEXTS,
     analyze,
     assert_same,
     built,
+    dense_phase,
     table_of,
 )
-from reference_circuits import dense_copying, dense_self_match, reference
+from reference_circuits import dense_copying, dense_self_match, edited, reference
 from reference_spectra import dense_reference
 
 import tlspectral as tls
 from tlspectral.algebra.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.heads import measure
 from tlspectral.models.attention import attention_view
+from tlspectral.tables import EXTRA_COLUMNS
 
 ROTARY = ["rope_imag_frac", "freq_centroid", "hi_freq_dir", "rotary_fraction"]
 
@@ -137,3 +144,163 @@ def test_detector_columns_are_those_of_detect_heads():
     assert_same(of_layer[BEHAVIOUR], expected.loc[4:, BEHAVIOUR])
     percentiles = scipy.stats.rankdata(of_layer["D_head"]) / len(of_layer)  # of the rows of the table
     np.testing.assert_array_equal(of_layer["D_head_pct"], percentiles)
+
+
+# --- extra columns ---
+
+
+def test_extras_come_last_in_the_documented_order():
+    table = analyze(built("bridge", "gpt2"), extras=("content_scale", "position_share", "score_asym"))
+    assert list(table) == [*ALL, *[column.name for column in EXTRA_COLUMNS]]
+    assert_same(table[ALL], table_of("gpt2"))
+    one = analyze(built("bridge", "gpt2"), extras=iter(["position_share"]), heads="L1")
+    assert list(one) == [*ALL, "position_share"]
+    assert one["position_share"].tolist() == table.loc[4:, "position_share"].tolist()
+    without = analyze(built("bridge", "llama"), extras=["position_share"])
+    assert without["position_share"].isna().all()  # no learned positions
+    assert table["content_scale"].isna().all()  # no latent attention
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+def test_score_asymmetry_is_that_of_plain_content_scores(name):
+    model, tokens = built("bridge", name), zoo.prompt(batch=3)
+    table = analyze(model, extras=["score_asym"], prompts=tokens)
+    with torch.no_grad():
+        _, cache = model.run_with_cache(tokens)
+    expected = []
+    for index, layer in enumerate(reference(name).layers):
+        x = cache[f"blocks.{index}.hook_resid_pre"].double().numpy()
+        if name == "gpt2":
+            x = x - x.mean(-1, keepdims=True)
+        eps = 1e-5 if name == "gpt2" else 1e-6
+        n = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+        for m in layer.qk:
+            scores = n @ m @ n.transpose(0, 2, 1)
+            turned = scores - scores.transpose(0, 2, 1)
+            expected.append(np.linalg.norm(turned, axis=(1, 2)).mean() / np.linalg.norm(scores, axis=(1, 2)).mean())
+    # Measured: 1e-14; a gain left out or scores under a mask move it by 1e-2.
+    np.testing.assert_allclose(table["score_asym"], expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "gptneo"])
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
+def test_position_share_is_the_part_of_m_in_the_span_of_positions(monkeypatch, backend, name):
+    monkeypatch.setattr(measure, "POSITION_DIRECTIONS", 10)
+    model = built(backend, name)
+    table = analyze(model, extras=["position_share"])
+    rows = {
+        "gpt2": lambda hf: hf.transformer.wpe.weight,
+        "gptneo": lambda hf: hf.transformer.wpe.weight,
+        "opt": lambda hf: hf.model.decoder.embed_positions.weight[2:],  # transformers keeps two rows that no token gets
+    }[name](zoo.hf_model(name))
+    rows = rows.detach().double().numpy()
+    span = np.linalg.svd(rows - rows.mean(1, keepdims=True))[2][:10].T
+    operators = [operator.dense().numpy() for operator in tls.qk_operators(model)]
+    expected = [np.linalg.norm(span.T @ m @ span) / np.linalg.norm(m) for m in operators]
+    # Measured: 1e-14 (hooked 1e-6: its positions are centred in float32); one direction more or less moves it by 1e-2.
+    np.testing.assert_allclose(table["position_share"], expected, rtol=1e-10 if backend == "bridge" else 1e-5)
+    assert table["position_share"].between(0.05, 0.6).all()
+
+
+# --- the frequency table ---
+
+
+@pytest.mark.parametrize("name", ["neox", "llama", "qwen3"])
+def test_frequencies_are_those_of_dense_pairs(name):
+    table = tls.frequency_table(built("bridge", name))
+    assert isinstance(table.index, pd.RangeIndex)
+    places = list(zip(table["layer"], table["head"], table["frequency"], strict=True))
+    assert places == sorted(places)
+    for index, layer in enumerate(reference(name).layers):
+        theta, re, im = dense_phase(name, layer)
+        rows = table[table["layer"] == index]
+        assert len(rows) == re.size
+        # Measured: 1e-15, angles 4e-8 (the model keeps them in float32); another base or pairing: 1e-2 and more.
+        np.testing.assert_allclose(rows["theta"], np.tile(theta, len(re)), rtol=1e-6)
+        np.testing.assert_allclose(rows["wavelength"], 2 * np.pi / np.tile(theta, len(re)), rtol=1e-6)
+        np.testing.assert_allclose(rows["re_norm"], re.flatten(), rtol=1e-10)
+        np.testing.assert_allclose(rows["im_norm"], im.flatten(), rtol=1e-10)
+        np.testing.assert_allclose(rows["im_share"], (im / (re + im)).flatten(), rtol=1e-10)
+
+
+def test_the_frequency_table_carries_the_phase_columns():
+    """The three columns of the head table are sums over a head's frequencies."""
+    for name in ("neox", "phi", "gemma3", "smollm3"):
+        heads = table_of(name)
+        table = tls.frequency_table(built("bridge", name))
+        table["turn"] = table["theta"] * table["im_norm"]
+        sums = table.groupby(["layer", "head"])[["re_norm", "im_norm", "turn"]].sum().reset_index()
+        heads = heads.merge(sums, on=["layer", "head"])
+        share = heads["im_norm"] / (heads["im_norm"] + heads["re_norm"])
+        np.testing.assert_allclose(heads["rope_imag_frac"], share, rtol=1e-12)  # sums in another order: 1e-15
+        np.testing.assert_allclose(heads["freq_centroid"], heads["turn"] / heads["im_norm"], rtol=1e-12)
+        # The first half rounded down: phi has three pairs.
+        first = table[table["frequency"] < (table["frequency"].max() + 1) // 2]
+        high = first.groupby(["layer", "head"])["im_norm"].sum().reset_index(drop=True)
+        np.testing.assert_allclose(heads["hi_freq_dir"], high / heads["im_norm"], rtol=1e-12)
+        assert (heads["rotary_fraction"] == {"neox": 0.25, "phi": 0.5}.get(name, 1.0)).all()
+
+
+def test_layers_without_rotary_positions_have_no_rows():
+    assert set(tls.frequency_table(built("bridge", "smollm3"))["layer"]) == {0, 2}
+    assert tls.frequency_table(zoo.bridge("dynamic")).attrs["rotary_valid_up_to"] == 32
+    with pytest.raises(UnsupportedArchitecture, match="none of the 2 layers has rotary positions"):
+        tls.frequency_table(built("bridge", "bloom"))
+
+
+# --- planted heads ---
+
+SPECTRAL = [
+    *SCALE_FREE, "cond_eig", "spectral_radius", "prin_angle_mean", "prin_angle_max", "self_match",
+    "rope_imag_frac", "freq_centroid", "hi_freq_dir", *NULLS,
+]  # fmt: skip
+
+
+def plant_heads(model):
+    """Layer 1 of llama: head 0 is zero, head 1 has rank 3, head 2 reads keys where no query is, head 3 is left."""
+    layer = model.model.layers[1]
+    queries, keys = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
+    queries[:12] = 0
+    generator = torch.Generator().manual_seed(0)
+    queries[12:24] = torch.randn(12, 3, generator=generator) @ torch.randn(3, 48, generator=generator) / 3
+    queries[24:36, 24:] = 0  # key head 1 is read by heads 2 and 3: only this query head moves
+    keys[12:, :24] = 0
+
+
+def test_planted_heads_get_their_status_and_no_false_numbers():
+    model = edited("llama", plant_heads)
+    table = analyze(model, detectors=True)
+    assert table["status"].tolist() == ["ok"] * 4 + ["zero", "rank_deficient", "defective", "ok"]
+    zero, deficient, nilpotent = (table.loc[row] for row in (4, 5, 6))
+    assert zero["rank"] == 0
+    assert zero[SPECTRAL].isna().all()
+    assert zero[["prev", "dup", "ind", "copying", "positivity"]].notna().all()  # it still averages and writes
+    assert deficient["rank"] == 3
+    assert deficient[SPECTRAL].notna().all()
+    assert nilpotent["rank"] == 12
+    # Measured: 1e-16 of the norm.
+    assert nilpotent["lam_mass"] < 1e-12
+    assert nilpotent["henrici"] == pytest.approx(1, abs=1e-12)
+    assert nilpotent["dir_frac"] == pytest.approx(0.5**0.5, abs=1e-12)
+    assert nilpotent[["prin_angle_mean", "prin_angle_max"]].tolist() == pytest.approx([90, 90], abs=1e-6)
+    undefined = ["D_head", "D_head_z", "D_head_null_pct", "D_head_pct"]
+    assert nilpotent[undefined].isna().all()
+    assert nilpotent[[column for column in SPECTRAL if column not in undefined]].notna().all()
+    measured = table["D_head"].dropna()
+    assert table["D_head_pct"].dropna().tolist() == (measured.rank() / len(measured)).tolist()
+    plain = analyze(built("bridge", "llama"), detectors=True)
+    assert_same(table.loc[:3].drop(columns="D_head_pct"), plain.loc[:3].drop(columns="D_head_pct"))
+
+
+def test_a_model_without_a_single_head_that_does_anything():
+    """Only biases are left, which lie outside M."""
+
+    def silence(model):
+        for block in model.transformer.h:
+            block.attn.c_attn.weight.zero_()
+
+    table = analyze(edited("gpt2", silence))
+    assert (table["status"] == "zero").all()
+    assert table["D_head_pct"].isna().all()
+    assert (table["outside_m"] == 1).all()
+    json.dumps(table.attrs, allow_nan=False)

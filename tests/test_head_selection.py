@@ -89,8 +89,7 @@ def test_what_is_no_pair_is_refused_with_the_forms_that_are_read(head):
 
 
 @pytest.mark.parametrize(
-    "heads",
-    ["12", 12, {1: [2]}, TABLE[["layer"]], TABLE["name"], (1, 2, 3), [1, 2, 3], TABLE.assign(head=[True, 1])],
+    "heads", ["12", 12, {1: [2]}, TABLE[["layer"]], TABLE["name"], (1, 2, 3), [1, 2, 3], TABLE.assign(head=[True, 1])]
 )
 def test_what_is_no_list_of_heads_is_refused(heads):
     with pytest.raises(BadHead, match=FORMS):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 import zoo
+from plain_detectors import marked_keys, scores_of
 from zoo import shared
 
 import tlspectral as tls
@@ -21,13 +22,6 @@ FOUR = ["prev", "dup", "ind", "prev_first"]
 TOKENS, POSITIONS, D_HEAD = 60, 80, 80
 WIDTH = 3 * D_HEAD  # a one-hot block for the token, one for the position, one for the token before
 TOKEN, POSITION, BEFORE = 0, D_HEAD, 2 * D_HEAD
-
-
-def bridge_of(model):
-    from transformer_lens.model_bridge.sources import build_bridge_from_module
-
-    model.config.architectures = [type(model).__name__]
-    return build_bridge_from_module(model.eval(), type(model).__name__, hf_config=model.config, tokenizer=None)
 
 
 # --- planted heads ---
@@ -66,7 +60,7 @@ def planted_bridge():
         model.transformer.h[0].attn.c_proj.weight[tokens, BEFORE + tokens] = 0.1
         match(1, 1, TOKEN, BEFORE, identity, identity)
         parts[1][:, 1, 2] = 0
-    return bridge_of(model)
+    return zoo.wrapped(model.eval())
 
 
 def test_planted_heads_have_the_least_p_and_a_head_without_keys_the_largest():
@@ -129,33 +123,7 @@ def with_rotated_keys(name, layer, draw, seed):
     stored.copy_(torch.from_numpy(folded / gain[:, None]))
     if name == "gpt2":  # what the norm's bias adds to the keys stays
         block.attn.c_attn.bias[width : 2 * width] += torch.from_numpy(shift @ (before - folded / gain[:, None])).float()
-    return bridge_of(model)
-
-
-def plain_scores(pattern, rows, prompts):
-    """Scores by head, from the pattern of one layer [sequences, heads, query, key], with loops over queries."""
-    found = {}
-    for of_sequence, row in zip(pattern.double().numpy(), rows, strict=True):
-        row = row.tolist()
-        if prompts:
-            queries = {query: query for query in range(2, len(row))}
-            keys = {
-                "prev": {q: [q - 1] for q in queries},
-                "dup": {q: [k for k in range(q) if row[k] == row[q]] for q in queries},
-                "self": {q: [q] for q in queries},
-            }
-        else:
-            length = (len(row) - 1) // 2
-            copy = range(length + 1, 2 * length + 1)
-            offsets = {"prev": 1, "dup": length, "ind": length - 1}
-            keys = {score: {q: [q - offset] for q in copy} for score, offset in offsets.items()}
-            keys["prev_first"] = {q: [q - 1] for q in range(2, length + 1)}
-        keys["pattern"] = {q: [q - 2] for q in range(2, len(row))}
-        for score, by_query in keys.items():
-            scored = [of_sequence[:, q, marked].sum(-1) for q, marked in by_query.items() if marked]
-            if scored:
-                found.setdefault(score, []).append(np.mean(scored, axis=0))
-    return {score: np.mean(of_sequences, axis=0) for score, of_sequences in found.items()}
+    return zoo.wrapped(model)
 
 
 @pytest.mark.parametrize(("name", "prompts"), [("llama", False), ("gpt2", True), ("qwen3", True), ("olmo2", False)])
@@ -174,16 +142,21 @@ def test_p_counts_copies_of_the_model_whose_keys_are_rotated(name, prompts):
     table = tls.detect_heads(model, **given, pattern=two_back, null_draws=draws, seed=seed)
     rows = rows[:16]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    all_marked = [marked_keys(row.tolist(), prompts=prompts) for row in rows]
+    for marked, row in zip(all_marked, rows, strict=True):
+        marked["pattern"] = {query: [query - 2] for query in range(2, len(row))}
 
-    def scores_of(bridge, layer):
+    def of_layer(bridge, layer):
         with torch.no_grad():
             _, cache = bridge.run_with_cache(padded)
-        return plain_scores(cache[f"blocks.{layer}.attn.hook_pattern"], rows, prompts)
+        patterns = cache[f"blocks.{layer}.attn.hook_pattern"].double().numpy()
+        found = [scores_of(pattern, marked) for pattern, marked in zip(patterns, all_marked, strict=True)]
+        return {score: np.nanmean([one[score] for one in found], axis=0) for score in found[0]}
 
     differ = 0
     for layer in range(model.cfg.n_layers):
-        observed = scores_of(model, layer)
-        copies = [scores_of(with_rotated_keys(name, layer, draw, seed), layer) for draw in range(draws)]
+        observed = of_layer(model, layer)
+        copies = [of_layer(with_rotated_keys(name, layer, draw, seed), layer) for draw in range(draws)]
         for score, values in observed.items():
             expected = (1 + sum(one[score] >= values for one in copies)) / (1 + draws)
             np.testing.assert_array_equal(table.loc[table["layer"] == layer, f"{score}_p"], expected)

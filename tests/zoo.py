@@ -25,7 +25,7 @@ __all__ = [
     "ARCHITECTURES", "CONTEXT", "ENCODERS", "ENCODERS_HERE", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES",
     "LATENTS", "LAYERS", "LENGTH_DEPENDENT", "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT",
     "VOCABULARY", "WIDTH", "WINDOW", "bridge", "generator", "hf_model", "hooked", "logits", "needs_hooked", "prompt",
-    "save_folder", "shared", "temporary",
+    "save_folder", "shared", "temporary", "wrapped",
 ]  # fmt: skip
 
 PROMPT_LENGTH = 24
@@ -150,14 +150,17 @@ def logits(model: Any, tokens: torch.Tensor | None = None, **options: Any) -> to
     return getattr(output, "logits", output)
 
 
-def bridge(name: str, seed: int = 0) -> Any:
-    """A raw TransformerBridge (no compatibility mode, no tokenizer)."""
+def wrapped(model: Any) -> Any:
+    """A raw TransformerBridge of a model of transformers (no compatibility mode, no tokenizer)."""
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
-    model = hf_model(name, seed)
-    if name == "gemma3n":  # whose bridge is made by `load_model` alone
-        return build_bridge(model, None, name)
     return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)
+
+
+def bridge(name: str, seed: int = 0) -> Any:
+    """The raw bridge of `hf_model`."""
+    model = hf_model(name, seed)
+    return build_bridge(model, None, name) if name == "gemma3n" else wrapped(model)  # made by `load_model` alone
 
 
 def hooked(name: str, seed: int = 0, fold_ln: bool = True) -> Any:

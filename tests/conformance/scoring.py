@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from ablation_runs import recorded
 from described import assert_described
+from plain_detectors import kept_patterns, marked_keys, scores_of
 
 import tlspectral as tls
 from tlspectral.heads import relative_position_kernel
@@ -103,33 +103,23 @@ def pattern_name(layer):
     return f"blocks.{layer}.attn.hook_pattern"
 
 
-def kept_patterns(row, tokens):
-    """Patterns of all layers, [sequence, head, query, key], from one pass; in HRM the mean of each time."""
-    kept = recorded(row.model, ("pattern",), tokens).values()
-    return [pattern.double().unflatten(0, (-1, len(tokens))).mean(0).numpy() for pattern in kept]
-
-
-def plain_scores(patterns, length):
-    """The scores, one loop per sequence, head and query, as the specification reads."""
-    rows = []
-    copy, segment = range(length + 1, 2 * length + 1), range(2, length + 1)
-    wanted = {"prev": (copy, 1), "dup": (copy, length), "ind": (copy, length - 1), "prev_first": (segment, 1)}
-    for layer, pattern in enumerate(patterns):
-        for head in range(pattern.shape[1]):
-            row = {"layer": layer, "head": head}
-            for name, (queries, back) in wanted.items():
-                per_sequence = np.array([np.mean([one[head, p, p - back] for p in queries]) for one in pattern])
-                row[name] = per_sequence.mean()
-                row[f"{name}_se"] = per_sequence.std(ddof=1) / np.sqrt(len(per_sequence))
-            rows.append(row)
-    return pd.DataFrame(rows)
+def plain_table(patterns, rows):
+    """The scores, one loop per sequence and query, and their errors over sequences."""
+    tables = []
+    for pattern in patterns:
+        found = [scores_of(one, marked_keys(row)) for one, row in zip(pattern, rows, strict=True)]
+        by_sequence = {score: np.array([one[score] for one in found]) for score in found[0]}
+        means = {score: values.mean(0) for score, values in by_sequence.items()}
+        errors = {f"{score}_se": values.std(0, ddof=1) / len(values) ** 0.5 for score, values in by_sequence.items()}
+        tables.append(pd.DataFrame(means | errors))
+    return pd.concat(tables, ignore_index=True)
 
 
 @asked(every=1)
 def scores_and_errors_are_those_of_the_kept_patterns(row):
     tokens = repeated_sequences(row.view, **SMALL)
     found = tls.detect_heads(row.model, prompts=tokens)
-    expected = plain_scores(kept_patterns(row, tokens), 10)
+    expected = plain_table(kept_patterns(row.model, tokens), tokens.tolist())
     # Measured: 4e-17 on scores of 0.05 (the patterns are the same bits); one query more or less moves them by 1e-3.
     scores, errors = [*SCORES, "prev_first"], [*ERRORS, "prev_first_se"]
     np.testing.assert_allclose(found[scores], expected[scores], rtol=0, atol=1e-14)
