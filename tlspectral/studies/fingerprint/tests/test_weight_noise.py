@@ -6,7 +6,6 @@ import torch
 import zoo
 
 import tlspectral as tls
-from tlspectral.heads.comparison import NOISE_COLUMNS
 from tlspectral.studies.fingerprint.statistics import weight_noise_band, weight_noise_draws
 from tlspectral.studies.fingerprint.statistics.weight_noise import storage_steps
 
