@@ -89,7 +89,6 @@ def detect_heads(
     segment_length: int = 64,
     prompts: Any = None,
     pattern: Pattern | None = None,
-    exclude_special: bool = False,
     null_draws: int = 0,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -124,7 +123,6 @@ def detect_heads(
             ids of a sequence, [pos], and returns [pos, pos]; or the name of one, on queries from position 2 on:
             `"previous_token"`, `"next_token"` (encoders), `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2
             to 8 tokens back), `"self"`.
-        exclude_special: leave the tokenizer's special ids out of the draw.
         null_draws: draws of the null, 0 for none. p is no finer than 1 / (null_draws + 1). Memory does not grow with
             them; a draw takes about as long as the model's attention on 16 sequences.
         seed: of the draw, on the CPU: the same on every device and for every batch size. Also of the null.
@@ -157,7 +155,7 @@ def detect_heads(
         raise ValueError(f"null_draws is the number of draws of the null, 0 for none; found {null_draws}")
     view = attention_view(model)
     if prompts is None:
-        repeated = repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
+        repeated = repeated_sequences(view, n_sequences, segment_length, seed=seed)
         sequences = even_rows(repeated)
     else:
         from tlspectral.models.attention.prompts import packed_prompts, packed_rows
