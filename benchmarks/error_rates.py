@@ -39,7 +39,6 @@ from tlspectral.heads.detectors import detect_heads, repeated_sequences
 from tlspectral.hooks import ablation_sweep, edge_effects, summarize_sweep
 from tlspectral.hooks.sweeps.effects import head_sets
 from tlspectral.models.attention import attention_view
-from tlspectral.positional import median_tests
 from tlspectral.stats import benjamini_hochberg, model_permutation_test, top_head_percentile
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.studies.fingerprint.published import PUBLISHED_HEADS, published_heads
@@ -53,6 +52,7 @@ from tlspectral.studies.fingerprint.statistics import (
 )
 from tlspectral.studies.fingerprint.statistics.model_row import chance_of_percentile
 from tlspectral.studies.fingerprint.statistics.placebos import placebo_attenuation
+from tlspectral.studies.positional_symbolic.medians import median_tests
 from tlspectral.tasks import control_test, induction
 
 ROOT = Path(__file__).parents[1]
@@ -264,9 +264,7 @@ def bands(rng: np.random.Generator, tables: int) -> Iterator[Row]:
     """`compare_heads`: share of heads outside twice a standard deviation that 20 draws per model give."""
     change = rng.standard_normal((tables, 2)).sum(1)
     noise = rng.standard_normal((tables, 2, 20)).std(axis=2, ddof=1)
-    yield row(
-        "compare_heads, outside of the band", "rounding alone", "20 draws", np.abs(change) > 2 * np.hypot(*noise.T)
-    )
+    yield row("compare_heads, outside of the band", "noise alone", "20 draws", np.abs(change) > 2 * np.hypot(*noise.T))
 
 
 def circuits(shape: tuple[int, int], likeness: Likeness, rng: np.random.Generator, tables: int) -> Iterator[Row]:

@@ -13,21 +13,21 @@ from tlspectral.models.attention import AttentionView, attention_view, vocabular
 
 
 @pytest.mark.parametrize(
-    ("ids", "start", "special"),
+    ("ids", "start"),
     [
-        ({"bos_token_id": 5, "eos_token_id": 7, "all_special_ids": [9, 2, 10, 0, 57]}, 5, (0, 2, 9)),
-        ({"bos_token_id": 0, "eos_token_id": 7, "all_special_ids": None}, 0, ()),
-        ({"bos_token_id": None, "eos_token_id": 7}, 7, ()),
-        ({"bos_token_id": None, "eos_token_id": None}, 0, ()),
-        (None, 0, ()),
+        ({"bos_token_id": 5, "eos_token_id": 7}, 5),
+        ({"bos_token_id": 0, "eos_token_id": 7}, 0),
+        ({"bos_token_id": None, "eos_token_id": 7}, 7),
+        ({"bos_token_id": None, "eos_token_id": None}, 0),
+        (None, 0),
     ],
 )
-def test_start_and_special_tokens(ids, start, special):
+def test_start_token(ids, start):
     model = SimpleNamespace(
         tokenizer=None if ids is None else SimpleNamespace(**ids), cfg=SimpleNamespace(), blocks=[None]
     )
     view = AttentionView(model, "bridge", n_layers=1, d_model=4, d_vocab=10, n_ctx=8)
-    assert (view.start_token, view.special_tokens) == (start, special)
+    assert view.start_token == start
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gpt2", "LN"), ("llama", "RMS")])

@@ -132,16 +132,15 @@ def test_show_says_what_is_missing_and_counts_the_heads_that_are_not_ok(tmp_path
 
 def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     output = tmp_path / "out" / "heads.parquet"
-    options = ("--null-draws", 20, "--null-dtype", "float64", "--backend", "hooked", "--jobs", 2, "--seed", 7)
+    options = ("--null-draws", 20, "--jobs", 2, "--seed", 7)
     options += ("--revision", "v2", "--device", "cuda:1", "--dtype", "float64", "--heads", "L0,L-1")
     done = run("analyze", "tiny", "-o", output, *options)
     assert done.exit_code == 0, done.output
-    assert library.load == [("tiny", {"backend": "hooked", "revision": "v2", "device": "cuda:1", "dtype": "float64"})]
+    assert library.load == [("tiny", {"revision": "v2", "device": "cuda:1", "dtype": "float64"})]
     model, passed = library.analyze[0]
     assert model.loaded == "tiny"
     assert passed == {
         "null_draws": 20,
-        "null_dtype": "float64",
         "detectors": True,
         "n_jobs": 2,
         "seed": 7,
@@ -166,10 +165,10 @@ def test_analyze_without_detectors_hands_over_the_files_unloaded(tmp_path, libra
     model, passed = library.analyze[0]
     assert (model.location, model.revision, passed["detectors"]) == ("maker/model", "v2", False)
     assert str(passed["folder"]) == "parts"
-    # A backend, device or type that was asked for is used.
-    for option, value in (("backend", "bridge"), ("device", "cpu"), ("dtype", "float64")):
+    # A device or type that was asked for is used.
+    for option, value in (("device", "cpu"), ("dtype", "float64")):
         run("analyze", "tiny", *options, f"--{option}", value)
-        unset = {"backend": "auto", "revision": None, "device": None, "dtype": None}
+        unset = {"revision": None, "device": None, "dtype": None}
         assert library.load.pop()[1] == unset | {option: value}
 
 
@@ -198,7 +197,7 @@ def test_analyze_of_several_models_says_how_many_failed(tmp_path, many):
     done = run("analyze", "a", "b", "-o", tmp_path / "out", *options)
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == f"{tmp_path}/out/heads: 0 of 2 models failed"
-    passed = {"null_draws": 20, "null_dtype": "float32", "detectors": False, "backend": "auto", "n_jobs": 2, "seed": 7}
+    passed = {"null_draws": 20, "detectors": False, "n_jobs": 2, "seed": 7}
     assert many.given == [(["a", "b"], tmp_path / "out", passed)]
     many.failing = ["b"]
     done = run("analyze", "a", "b", "-o", tmp_path / "out")
@@ -221,7 +220,7 @@ def test_verify_prints_the_worst_error_of_each_layer(library, monkeypatch):
     monkeypatch.setattr(tlspectral, "verify_scores", verify_scores, raising=False)
     done = run("verify", "tiny", "--revision", "v2")
     assert done.exit_code == 0, done.output
-    assert library.load == [("tiny", {"backend": "auto", "revision": "v2", "device": None, "dtype": None})]
+    assert library.load == [("tiny", {"revision": "v2", "device": None, "dtype": None})]
     assert done.stdout.splitlines()[1:3] == ["    0  1.00e-06", "    1  2.50e-06"]
     assert "tiny: the operators reproduce the model's own scores on all 2 layers" in done.stdout
 
@@ -268,8 +267,8 @@ def test_format_prints_the_table_and_nothing_else(library, form):
         (("analyze", "tiny", "-o", "heads"), "heads: a table is a .parquet or .csv file: give -o such a name"),
         (("analyze", "tiny", "-o", "FOLDER"), "is a folder: give -o a file name in it"),
         (("analyze", "tiny", "--heads", "first"), "'first' names no head"),
-        (("analyze", "tiny", "--backend", "brigde"), "did you mean 'bridge'?"),
-        (("analyze", "tiny", "--device", "cpu", "--no-detectors", "--folder", "d"), "without --backend, --devi"),
+        (("analyze", "tiny", "--dtype", "float46"), "did you mean 'float64'?"),
+        (("analyze", "tiny", "--device", "cpu", "--no-detectors", "--folder", "d"), "without --device and"),
         (("analyze", "tiny", "--folder", "d"), "goes with --no-detectors"),
         (("analyze", "a", "b"), "several models need a folder for their dataset"),
         (("analyze", "a", "b", "-o", "out", "--heads", "L3"), "is for one model"),

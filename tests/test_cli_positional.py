@@ -30,35 +30,31 @@ def llama(monkeypatch):
 
 
 @pytest.mark.usefixtures("llama")
-def test_positional_writes_what_the_library_measures_once(tmp_path, monkeypatch):
-    options = [*SMALL, "--mode", "both", "--swaps", "all", "-o", tmp_path / "out"]
+@pytest.mark.parametrize("mode", ["prompt", "key"])
+def test_positional_writes_what_the_library_measures_once(tmp_path, monkeypatch, mode):
+    options = [*SMALL, "--mode", mode, "--swaps", "all", "-o", tmp_path / "out"]
     done = run("positional", "any", *options, "--seed", 3)
     assert done.exit_code == 0, done.output
-    measured = {}
-    for mode in ("prompt", "key"):
-        task = BindingTask("plain", 5, swapped=4, queries=2, draws=2)
-        settings = {"mode": mode, "seed": 3, "swaps": "all"}
-        shown = {"heads": {}, "queries": {"by": "query"}, "draws": {"by": "draw"}}
-        shown["frequencies"] = {"per_frequency": True}
-        scores = {name: positional_symbolic(reader("llama"), task, **settings, **by) for name, by in shown.items()}
-        measured |= {f"{name}_{mode}": one for name, one in scores.items()}
-        said = f"{task.name} on external, swaps all by {mode}, draws: 2\nanswer: mean probability "
-        said += f"{scores['heads'].attrs['answers']['probability']:.3g}, first"
-        assert said in done.output
-        # Both ends of the index are named, with errors over the lists; a task that is not done comes with a warning.
-        for kind, head in (("positional", "idxmax"), ("symbolic", "idxmin")):
-            row = scores["heads"].loc[getattr(scores["heads"]["exclusion_index"], head)()]
-            shown = done.output.split(f"Most {kind} heads by the exclusion index\n")[1 if mode == "prompt" else 2]
-            numbers = [row[name] for name in ("exclusion_index", "exclusion_index_se", "s_pos")]
-            assert shown.splitlines()[1].split()[:4] == [row["name"], *(f"{one:.2f}" for one in numbers)]
-        assert scores["heads"].attrs["answers"]["first"] < 0.5
-        assert "warning: the model does not answer this task" in done.output
-        assert "p = " not in done.output
-        for figure in ("plane", "exclusion_plane"):
-            assert (tmp_path / "out" / f"{figure}_{mode}.png").read_bytes().startswith(b"\x89PNG")
-    for name, one in measured.items():
-        found = read_table(tmp_path / "out" / f"{name}.parquet")
-        pd.testing.assert_frame_equal(found, one)
+    task = BindingTask("plain", 5, swapped=4, queries=2, draws=2)
+    settings = {"mode": mode, "seed": 3, "swaps": "all"}
+    shown = {"heads": {}, "queries": {"by": "query"}, "draws": {"by": "draw"}, "frequencies": {"per_frequency": True}}
+    scores = {name: positional_symbolic(reader("llama"), task, **settings, **by) for name, by in shown.items()}
+    said = f"{task.name} on external, swaps all by {mode}, draws: 2\nanswer: mean probability "
+    said += f"{scores['heads'].attrs['answers']['probability']:.3g}, first"
+    assert said in done.output
+    # Both ends of the index are named, with errors over the lists; a task that is not done comes with a warning.
+    for kind, head in (("positional", "idxmax"), ("symbolic", "idxmin")):
+        row = scores["heads"].loc[getattr(scores["heads"]["exclusion_index"], head)()]
+        lines = done.output.split(f"Most {kind} heads by the exclusion index\n")[1].splitlines()
+        numbers = [row[name] for name in ("exclusion_index", "exclusion_index_se", "s_pos")]
+        assert lines[1].split()[:4] == [row["name"], *(f"{one:.2f}" for one in numbers)]
+    assert scores["heads"].attrs["answers"]["first"] < 0.5
+    assert "warning: the model does not answer this task" in done.output
+    assert "p = " not in done.output
+    for figure in ("plane", "exclusion_plane"):
+        assert (tmp_path / "out" / f"{figure}_{mode}.png").read_bytes().startswith(b"\x89PNG")
+    for name, one in scores.items():
+        pd.testing.assert_frame_equal(read_table(tmp_path / "out" / f"{name}_{mode}.parquet"), one)
     # What was measured is kept: the same command measures nothing again, and refuses other settings.
     monkeypatch.setattr(draws, "BlockReading", lambda *_, **__: pytest.fail("measured again"))
     again = run("positional", "any", *options, "--seed", 3)
@@ -79,7 +75,8 @@ def test_further_figures_are_drawn_from_the_folder(tmp_path):
     empty = run("study", "positional-figures", tmp_path)
     assert empty.exit_code == 2
     assert "holds no heads_prompt.parquet" in empty.stderr
-    run("positional", "any", *SMALL, "--mode", "both", "-o", tmp_path / "out")
+    for mode in ("prompt", "key"):
+        run("positional", "any", *SMALL, "--mode", mode, "-o", tmp_path / "out")
     drawn = run("study", "positional-figures", tmp_path / "out", "--table", table)
     assert drawn.exit_code == 0, drawn.output
     assert "Rank correlation with the table of heads, swaps by prompt" in drawn.output
@@ -126,7 +123,6 @@ def test_prompts_come_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--mode", "words"], "--mode is prompt, key or both; not 'words'"),
         (["--template", "gpt-5"], "'gpt-5' is no template"),
         (["--task", "haystack"], "no ready task: 'binding', 'key-value', 'copying', 'needle', 'list-index'"),
         (["--swaps", "some"], "or pairs of block indices; not 'some'"),

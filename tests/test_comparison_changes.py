@@ -1,15 +1,13 @@
-"""Comparisons of hand-made head tables: bands, ranks, tables that overlap in part, the figure and the command."""
+"""Comparisons of hand-made head tables: bands, ranks, tables that overlap in part, the command."""
 
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
-from figure_parts import offsets, part, said
 from test_cli import heads, run
 
 from tlspectral.heads import compare_heads
-from tlspectral.plots import head_changes
 from tlspectral.tables import read_table, write_table
 
 DETECTED = [f"{name}{end}" for name in ("prev", "dup", "ind") for end in ("", "_se")]
@@ -151,26 +149,6 @@ def test_heads_of_one_table_alone_are_left_out_and_counted():
     assert table["D_head_b"].tolist() == tuned["D_head"].tolist()[1:4]
     with pytest.raises(ValueError, match=r"base \(a\) and tuned \(b\) have no head in common"):
         compare_heads(base.iloc[:3], tuned.iloc[3:])
-
-
-def test_the_figure_draws_the_changes_of_both_families_and_names_the_largest():
-    base, tuned = tables()
-    tuned.loc[5, ["ind", "D_head"]] += 0.3
-    table = compare_heads(base, tuned)
-    figure = head_changes(table)
-    np.testing.assert_allclose(offsets(figure, "behaviour")[:, 1], [0.3, -0.02 * np.sqrt(2)], rtol=1e-9)
-    np.testing.assert_allclose(offsets(figure, "spectrum")[:, 1], [0.3, 0.04 * np.sqrt(2)], rtol=1e-9)
-    names = {label.get_text() for label in part(figure, "changed head")}
-    assert names == {"L1H2 ind", "L1H2 D_head", "L1H0 prev", "L0H1 D_head"}
-    few = {label.get_text() for label in part(head_changes(table, highlight=1), "changed head")}
-    assert few == {"L1H2 ind", "L1H2 D_head"}
-    (band,) = part(figure, "floor")
-    assert (band.get_y(), band.get_height()) == (-0.02, 0.04)
-    assert "no change beyond noise and floor: 3" in said(figure)
-    with pytest.raises(ValueError, match="no column spectrum_change, spectrum_of: give a table of compare_heads"):
-        head_changes(table.drop(columns=["spectrum_change", "spectrum_of"]))
-    with pytest.raises(ValueError, match="highlight is -1"):
-        head_changes(table, highlight=-1)
 
 
 def test_the_command_prints_the_top_changes_and_writes_the_table(tmp_path):

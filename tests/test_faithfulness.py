@@ -174,8 +174,6 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted, task):
     blind = tls.logit_difference(clean, 7, 10, counterfactual=other)
     with pytest.raises(ValueError, match="and a share of it is no number: give more pairs"):
         tls.faithfulness(planted, table, blind)
-    with pytest.raises(ValueError, match="by must be 'absolute' or 'signed'"):
-        room._ranked(pairs.graph, table, "size", 1.0)
     with pytest.raises(ValueError, match="edges have neither estimate nor delta"):
         tls.faithfulness(planted, table[["sender", "receiver"]], asked)
     with pytest.warns(UserWarning, match=r"share of 0\.9999 every random circuit is the circuit itself"):

@@ -47,7 +47,7 @@ def test_a_folder_and_a_list_of_its_folders_are_one_history(suite):
     listed = tls.head_history([str(suite / "step0"), suite / "step16"], **WEIGHTS)
     pd.testing.assert_frame_equal(listed.heads, history.heads[history.heads["step"] <= 16])
     pd.testing.assert_frame_equal(listed.summary, history.summary[:2])
-    last = tls.head_history(str(suite), steps=[100], **WEIGHTS)
+    last = tls.head_history(suite_checkpoints(str(suite), [100]), **WEIGHTS)
     paired = tls.head_history([(100, suite / "checkpoint-100")], **WEIGHTS)
     assert last.steps == [100]
     pd.testing.assert_frame_equal(paired.heads, last.heads)

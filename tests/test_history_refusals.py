@@ -79,10 +79,12 @@ REFUSED = {
     ),
     "a track without detectors": (lambda: history([zoo.shared("bridge", "llama")]).track(), "detectors were not run"),
     # Names and folders.
-    "steps of a list": (lambda: history(["a/b"], steps=[0]), "one hub model or folder: give its name alone"),
     "steps nobody knows": (lambda: history("maker/model"), "which training steps of maker/model there are"),
-    "names of steps nobody knows": (lambda: history("maker/model", steps=[0]), "how maker/model names its training st"),
-    "steps of a packaged model": (lambda: history("tiny-rope", steps=[0]), "no revision or checkpoint to choose"),
+    "names of steps nobody knows": (
+        lambda: suite_checkpoints("maker/model", [0]),
+        "how maker/model names its training st",
+    ),
+    "steps of a packaged model": (lambda: suite_checkpoints("tiny-rope", [0]), "no revision or checkpoint to choose"),
     "an empty folder": (lambda: suite_checkpoints(folder()), r"has no sub-folder step\{N\} or checkpoint-\{N\}"),
     "a step in a folder twice": (lambda: history(folder("step5:llama", "checkpoint-5:llama")), "step 5 comes twice"),
     "a step that is not on the hub": (

@@ -7,7 +7,6 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
-import test_comparison_changes
 import test_plot_effects
 import test_plots
 from matplotlib.figure import Figure
@@ -17,7 +16,6 @@ from positional_tables import by_query, head_scores, joined, norms, per_frequenc
 from test_plot_attribution import terms
 
 from tlspectral import plots
-from tlspectral.heads import compare_heads
 from tlspectral.plots.style import one_panel
 from tlspectral.studies.positional_symbolic import figures
 
@@ -41,15 +39,14 @@ ONE_PANEL = {
     ),
     "plane": (lambda **ax: plots.plane(test_plots.heads(), **ax), "antisymmetric"),
     "exclusion_plane": (lambda **ax: plots.exclusion_plane(head_scores(), **ax), "0 symbolic"),
-    "head_changes": (lambda **ax: plots.head_changes(compare_heads(*test_comparison_changes.tables()), **ax), "layer"),
     "kernel": (lambda **ax: plots.kernel(OFFSETS.iloc[:4], **ax), "tokens"),
     "positional_symbolic_plane": (
         lambda **ax: plots.positional_symbolic_plane(head_scores(), highlight="L1H2", **ax), "(cosine)",
     ),
     "qk_attribution": (lambda **ax: plots.qk_attribution(terms(), **ax), "logits"),
 }  # fmt: skip
-PANELS = {"frequency_profile": (lambda: plots.frequency_profile(per_frequency(), [(0, 0), (1, 2), (3, 1)]), "(cosine)")}
 OF_THE_STUDY = {
+    "frequency_profile": (lambda: figures.frequency_profile(per_frequency(), [(0, 0), (1, 2), (3, 1)]), "(cosine)"),
     "score_heatmaps": (lambda: figures.score_heatmaps(head_scores()), "(cosine)"),
     "score_histograms": (lambda: figures.score_histograms(by_query()), "(cosine)"),
     "plane_by_query": (lambda: figures.plane_by_query(by_query()), "(cosine)"),
@@ -61,12 +58,12 @@ OF_THE_STUDY = {
     "exclusion_heatmap": (lambda: figures.exclusion_heatmap(head_scores()), "0 symbolic"),
     "exclusion_histograms": (lambda: figures.exclusion_histograms(by_query()), "0 symbolic"),
 }
-FIGURES = {**ONE_PANEL, **PANELS, **OF_THE_STUDY}
+FIGURES = {**ONE_PANEL, **OF_THE_STUDY}
 SLOW = {name: pytest.param(name, marks=pytest.mark.slow) for name in OF_THE_STUDY}
 
 
 def test_a_notebook_shows_every_figure():
-    assert set(plots.__all__) == {*ONE_PANEL, *PANELS}
+    assert set(plots.__all__) == {*ONE_PANEL}
     stream = FIGURES["kernel"][0]()._repr_png_()
     assert stream.startswith(b"\x89PNG")
 

@@ -12,7 +12,7 @@ from tlspectral.studies.positional_symbolic import figures
 
 
 def profile(table):
-    return plots.frequency_profile(table, [(0, 0)])
+    return figures.frequency_profile(table, [(0, 0)])
 
 
 def path(table):
@@ -57,7 +57,6 @@ def many_swaps():
 
 plane = plots.positional_symbolic_plane
 REFUSED = {
-    "no such colour": (lambda: plane(head_scores(), color="depth"), ValueError, "no column depth"),
     "a head twice": (lambda: plane(by_query().sort_values(["layer", "head"])), ValueError, "several rows for layer 0"),
     "a head to name": (lambda: plane(head_scores(), highlight=[(9, 9)]), ValueError, "L9H9 has no row in the table"),
     "no name": (lambda: plane(head_scores(), highlight=["head 3"]), BadHead, "'head 3' names no head"),
@@ -68,7 +67,7 @@ REFUSED = {
     ),
     "ten planes": (lambda: figures.plane_by_query(by_query(range(10))), ValueError, "10 queried .* at most 9"),
     "ten histograms": (lambda: figures.score_histograms(by_query(range(10))), ValueError, "10 queried blocks"),
-    "no heads": (lambda: plots.frequency_profile(per_frequency(), []), ValueError, "no heads are named"),
+    "no heads": (lambda: figures.frequency_profile(per_frequency(), []), ValueError, "no heads are named"),
     "another head": (lambda: figures.frequency_path(per_frequency(), "L7H0"), ValueError, "L7H0 has no row"),
     "a frequency twice": (
         lambda: profile(pd.concat([per_frequency()] * 2)), ValueError, "several rows .* one row per head and frequency",

@@ -25,7 +25,6 @@ from tlspectral.positional import (
     BlockPrompt,
     PromptFile,
     Question,
-    median_tests,
     positional_symbolic,
     task_answers,
 )
@@ -68,10 +67,6 @@ def marks(query=2):
 
 def bound(swaps="kept", **settings):
     return positional_symbolic(reader(), BindingTask(**{"n_blocks": 9, **settings}), swaps=swaps)
-
-
-def by_draw():
-    return positional_symbolic(shared("bridge", "llama"), Marks(queries=3, draws=2), mode="key", by="draw")
 
 
 class NegativeAnswer(Marks):
@@ -206,7 +201,6 @@ REFUSED = {
         lambda: averaged([{0: score_rows()}, {0: score_rows().iloc[:2]}], None),
         "do not have the same rows",
     ),
-    "medians by draw": (lambda: median_tests(by_draw()), "one row per head"),
 }
 
 

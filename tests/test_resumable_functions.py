@@ -341,9 +341,7 @@ ROWS = {
         foreign=[
             (other("null_draws"), {"null_draws": 4}),
             (other("seed"), {"seed": 1}),
-            (other("null_blocks"), {"null_blocks": "fresh"}),
             (other("null_dtype"), {"null_dtype": "float64"}),
-            (other("backend"), {"backend": "bridge"}),
             (other("detectors"), {"detectors": True}),
         ],
     ),

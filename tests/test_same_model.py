@@ -15,7 +15,6 @@ from tlspectral.heads.same_model import require_table_of
 from tlspectral.hooks import ablation_sweep, summarize_sweep
 from tlspectral.models.attention import attention_view
 from tlspectral.report import report
-from tlspectral.studies.fingerprint.statistics import weight_noise_band
 from tlspectral.studies.fingerprint.statistics.model_row import another_model
 from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation
 from tlspectral.studies.positional_symbolic.agreement import score_agreement
@@ -126,12 +125,6 @@ def of_placebo(model):
     placebo_attenuation(heads(), permuted_pairing(model, draws=1), lambda table: pd.Series({"statistic": 0.5}))
 
 
-def of_noise(model):
-    table = heads()
-    table.attrs["detectors"] = None
-    tls.compare_heads(table, table, noise_a=weight_noise_band(model, draws=2))
-
-
 def of_scores(model):
     table = heads()
     scores = table[["layer", "head"]].assign(s_pos=table["prev"])
@@ -144,7 +137,7 @@ def of_a_row_of_the_papers(model):
         another_model(heads(), model=model, k=3)
 
 
-@pytest.mark.parametrize("joined", [of_sweep, of_kernels, of_placebo, of_noise, of_scores, of_a_row_of_the_papers])
+@pytest.mark.parametrize("joined", [of_sweep, of_kernels, of_placebo, of_scores, of_a_row_of_the_papers])
 def test_tables_of_other_weights_are_refused(joined):
     joined(shared("bridge", "llama"))
     with pytest.raises(ValueError, match=OTHER):

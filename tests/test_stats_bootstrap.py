@@ -24,9 +24,9 @@ def heads_of(seed=0, layers=8, per_layer=6, shared=1.0):
                          "rope_imag_frac": rif, "freq_centroid": centroid, "D_head": d_head, "prev": prev})  # fmt: skip
 
 
-def resamples(heads, cluster, draws, seed):
-    """Tables of resampled clusters, by the definition."""
-    members = [group for _, group in heads.groupby(cluster)]
+def resamples(heads, draws, seed):
+    """Tables of resampled layers, by the definition."""
+    members = [group for _, group in heads.groupby("layer")]
     drawn = np.random.default_rng(seed).integers(len(members), size=(draws, len(members)))
     return [pd.concat([members[place] for place in chosen], ignore_index=True) for chosen in drawn]
 
@@ -35,14 +35,13 @@ def resamples(heads, cluster, draws, seed):
 
 
 @methods
-@pytest.mark.parametrize("cluster", ["layer", ("layer", "kv_head")])
-def test_it_is_the_loop_over_resampled_tables(method, cluster):
+def test_it_is_the_loop_over_resampled_tables(method):
     heads = heads_of(1)
-    found = layer_bootstrap(heads, cluster=cluster, method=method, draws=60, level=0.9, seed=4)
+    found = layer_bootstrap(heads, method=method, draws=60, level=0.9, seed=4)
     draws = np.array(
         [
             partial_spearman(table["D_head"], table["prev"], table["dir_frac"], method=method).statistic
-            for table in resamples(heads, list(np.atleast_1d(cluster)), 60, 4)
+            for table in resamples(heads, 60, 4)
         ]
     )
     np.testing.assert_allclose(found.interval, np.quantile(draws, [0.05, 0.95]), rtol=1e-12)
@@ -50,14 +49,12 @@ def test_it_is_the_loop_over_resampled_tables(method, cluster):
     assert (
         found.statistic == partial_spearman(heads["D_head"], heads["prev"], heads["dir_frac"], method=method).statistic
     )
-    clusters = {"layer": 8, ("layer", "kv_head"): 24}[cluster]
-    labels = heads.groupby(list(np.atleast_1d(cluster))).ngroup()
-    rest = [layer_bootstrap(heads[labels != label], method=method, draws=2).statistic for label in range(clusters)]
-    law = scipy.stats.t(clusters - 1, found.statistic, np.std(rest) * np.sqrt(clusters - 1))
+    rest = [layer_bootstrap(heads[heads["layer"] != layer], method=method, draws=2).statistic for layer in range(8)]
+    law = scipy.stats.t(7, found.statistic, np.std(rest) * np.sqrt(7))
     assert found.interval_jackknife == pytest.approx((max(-1, law.ppf(0.05)), min(1, law.ppf(0.95))), rel=1e-9)
     assert found.pvalue == pytest.approx(2 * min(law.cdf(0), law.sf(0)), rel=1e-9)
     assert (found.n, found.draws, found.n_degenerate, found.seed) == (48, 60, 0, 4)
-    assert found.n_clusters == clusters
+    assert found.n_clusters == 8
 
 
 def test_a_seed_gives_one_result_whatever_the_order_of_rows():
@@ -133,7 +130,7 @@ def test_the_interval_of_a_share_comes_from_paired_resamples():
     heads = heads_of(11)
     found = attenuation(heads, ["rope_imag_frac"], draws=50, seed=2, level=0.8)
     shares = []
-    for table in resamples(heads, ["layer"], 50, 2):
+    for table in resamples(heads, 50, 2):
         pair = [["dir_frac"], ["dir_frac", "rope_imag_frac"]]
         before, after = (partial_spearman(table["D_head"], table["prev"], table[c]).statistic for c in pair)
         shares.append(1 - after / before)

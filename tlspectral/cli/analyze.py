@@ -8,7 +8,6 @@ import typer
 
 from tlspectral.cli.app import (
     MODEL_HELP,
-    Backend,
     Device,
     DType,
     Format,
@@ -17,7 +16,6 @@ from tlspectral.cli.app import (
     Revision,
     Shard,
     app,
-    choice,
     deliver,
     listed_heads,
     require_shared,
@@ -42,9 +40,6 @@ def analyze(
         ),
     ] = None,
     null_draws: Annotated[int, typer.Option(min=2, help="Draws of the random null per head.")] = 300,
-    null_dtype: Annotated[
-        str, choice("--null-dtype", ("float32", "float64"), "Of the null's eigenvalues.")
-    ] = "float32",
     no_detectors: Annotated[
         bool,
         typer.Option("--no-detectors", help="Weights only: no previous-token, duplicate and induction scores."),
@@ -52,7 +47,6 @@ def analyze(
     heads: Annotated[
         str | None, typer.Option(metavar="L5H1,L-1", help="These heads or layers alone; L-1 is the last layer.")
     ] = None,
-    backend: Backend = "auto",
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
@@ -76,7 +70,7 @@ def analyze(
     Example: tlspectral analyze models.txt gpt2 path/to/checkpoint -o many
 
     With --no-detectors a folder of safetensors or a hub model is read from its files, layer by layer, and not loaded.
-    With --backend, --device or --dtype it is loaded all the same.
+    With --device or --dtype it is loaded all the same.
 
     Several models become one dataset of parquet files in FOLDER/heads, which pandas, duckdb and polars read as it is. A
     model that fails gets a file in FOLDER/failures, the next model follows, and the exit status is 1 at the end. The
@@ -87,7 +81,6 @@ def analyze(
 
     settings: Any = {
         "null_draws": null_draws,
-        "null_dtype": null_dtype,
         "detectors": not no_detectors,
         "n_jobs": jobs,
         "seed": seed,
@@ -96,15 +89,15 @@ def analyze(
         _refuse_of_many(folder=folder, revision=revision, heads=heads, device=device, dtype=dtype)
         if form is not None:
             raise typer.BadParameter("is for one model: several are written to -o", param_hint="--format")
-        _analyze_many(models, output, backend=backend, **settings)
+        _analyze_many(models, output, **settings)
         return
     (model,) = models
     require_table_file(output)
     require_shared(folder, "--folder")
-    streams = no_detectors and (backend, device, dtype) == ("auto", None, None)
+    streams = no_detectors and device is None and dtype is None
     chosen = listed_heads(heads)
     if folder is not None and not streams:
-        said = "goes with --no-detectors, without --backend, --device and --dtype"
+        said = "goes with --no-detectors, without --device and --dtype"
         raise typer.BadParameter(said, param_hint="--folder")
     import tlspectral
     from tlspectral.models.loading.finding import find_source
@@ -112,7 +105,7 @@ def analyze(
     began = time.perf_counter()
     source: Any = find_source(model, revision) if streams else None
     if source is None or not source.streams:
-        source = tlspectral.load_model(model, backend=backend, revision=revision, device=device, dtype=dtype)
+        source = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     table = tlspectral.analyze_heads(source, heads=chosen, folder=folder, **settings)
     deliver(table, output, form)
     if form is None and not quiet:
@@ -150,7 +143,6 @@ def _analyze_many(models: list[str], output: Path | None, **settings: Any) -> No
 @app.command(short_help="do the operators reproduce the model's own scores?")
 def verify(
     model: Model,
-    backend: Backend = "auto",
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
@@ -165,7 +157,7 @@ def verify(
     """
     import tlspectral
 
-    loaded = tlspectral.load_model(model, backend=backend, revision=revision, device=device, dtype=dtype)
+    loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     errors = tlspectral.verify_scores(loaded)
     deliver(errors.rename("worst_error").reset_index(), None, form)
     if form is not None or quiet:

@@ -78,7 +78,6 @@ Device = Annotated[
 DType = Annotated[
     str | None, choice("--dtype", ("float32", "float64", "bfloat16", "float16"), "Of the weights; none: float32.")
 ]
-Backend = Annotated[str, choice("--backend", ("auto", "bridge", "hooked"), "The TransformerLens model class.")]
 Format = Annotated[
     str | None,
     choice("--format", ("json", "csv"), "Print the table in this form, and nothing else, to standard output."),

@@ -17,11 +17,11 @@ from tlspectral.cli.app import (
     Revision,
     Shard,
     app,
+    choice,
     require_shared,
     require_writable,
     write_figure,
 )
-from tlspectral.errors import MissingParts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,6 @@ _WARNING = (
     "\nwarning: the model does not answer this task. The scores are of its attention on this text, and say nothing of "
     "how it does the task: read heads on tasks that are answered above 0.5"
 )
-_MODES = {"both": ("prompt", "key"), "prompt": ("prompt",), "key": ("key",)}
 
 
 def _print_line(wanted: bool) -> bool:
@@ -68,9 +67,7 @@ def positional(
     queries: Annotated[int, typer.Option(min=1, help="How many of them are asked about.")] = 9,
     draws: Annotated[int, typer.Option(min=1, help="Lists of blocks; errors are over them.")] = 10,
     swaps: Annotated[str, typer.Option(help="kept (without the first block), all or per_query.")] = "kept",
-    mode: Annotated[
-        str, typer.Option(help="key (keys of one pass swap), prompt (words swap, a pass each) or both.")
-    ] = "key",
+    mode: Annotated[str, choice("--mode", ("key", "prompt"), "Keys of one pass swap, or words, a pass each.")] = "key",
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
@@ -90,11 +87,9 @@ def positional(
     study positional-figures FOLDER` draws further figures from the tables in FOLDER, and with --table TABLE compares
     the scores with a table of heads.
     """
-    if mode not in _MODES:
-        raise ValueError(f"--mode is prompt, key or both; not {mode!r}")
     require_shared(output, "--output")
     if output is not None:
-        require_writable(output / "heads_prompt.parquet")
+        require_writable(output / f"heads_{mode}.parquet")
         import_module("tlspectral.plots")  # refuses here where matplotlib is missing, not after the work
     import tlspectral
     from tlspectral.models.attention import attention_view
@@ -110,30 +105,20 @@ def positional(
     view = attention_view(loaded)
     rotary = any(view.rotary(layer) is not None for layer in view.layers)
     say = (lambda text: None) if quiet else typer.echo
-    scored: dict[str, dict[str, pd.DataFrame]] = {}
-    unfinished: list[MissingParts] = []
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs" if output is None else output / "runs"
-        for way in _MODES[mode]:
-            settings: dict[str, Any] = {"mode": way, "swaps": swaps, "folder": runs, "seed": seed}
-            scores = partial(tlspectral.positional_symbolic, loaded, asked, **settings)
-            try:  # a shard makes its parts of both
-                # Parts with frequencies serve the other tables too.
-                scored[way] = {"frequencies": scores(per_frequency=True)} if rotary else {}
-                scored[way] |= {"heads": scores(), "queries": scores(by="query"), "draws": scores(by="draw")}
-            except MissingParts as error:
-                unfinished.append(error)
-        if unfinished:
-            raise unfinished[0]
-    for way, tables in scored.items():
-        say(_scores_text(tables["heads"], tables["draws"]) + "\n")
-        say(_named_heads(tables["heads"]) + "\n")
-        if output is not None:
-            for name, frame in tables.items():
-                tlspectral.write_table(frame, output / f"{name}_{way}.parquet")
-            write_figure(tlspectral.plots.positional_symbolic_plane(tables["heads"]), output / f"plane_{way}.png")
-            write_figure(tlspectral.plots.exclusion_plane(tables["heads"]), output / f"exclusion_plane_{way}.png")
+        settings: dict[str, Any] = {"mode": mode, "swaps": swaps, "folder": runs, "seed": seed}
+        scores = partial(tlspectral.positional_symbolic, loaded, asked, **settings)
+        # Parts with frequencies serve the other tables too.
+        tables = {"frequencies": scores(per_frequency=True)} if rotary else {}
+        tables |= {"heads": scores(), "queries": scores(by="query"), "draws": scores(by="draw")}
+    say(_scores_text(tables["heads"], tables["draws"]) + "\n")
+    say(_named_heads(tables["heads"]) + "\n")
     if output is not None:
+        for name, frame in tables.items():
+            tlspectral.write_table(frame, output / f"{name}_{mode}.parquet")
+        write_figure(tlspectral.plots.positional_symbolic_plane(tables["heads"]), output / f"plane_{mode}.png")
+        write_figure(tlspectral.plots.exclusion_plane(tables["heads"]), output / f"exclusion_plane_{mode}.png")
         say(str(output))
 
 

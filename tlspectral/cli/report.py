@@ -9,7 +9,6 @@ import typer
 
 from tlspectral.cli.app import (
     MODEL_HELP,
-    Backend,
     Device,
     DType,
     Quiet,
@@ -47,7 +46,6 @@ def report(
     sweep: Annotated[list[Path] | None, _further("ablation_sweep")] = None,
     edges: Annotated[list[Path] | None, _further("edge_effects")] = None,
     directions: Annotated[list[Path] | None, _further("head_directions")] = None,
-    backend: Backend = "auto",
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
@@ -72,7 +70,7 @@ def report(
     the exit status is then 1.
     """
     from_table = Path(source).suffix == ".parquet"
-    chosen = {"backend": backend != "auto", "device": device, "dtype": dtype, "revision": revision, "seed": seed}
+    chosen = {"device": device, "dtype": dtype, "revision": revision, "seed": seed}
     for option in (name for name, value in chosen.items() if value and from_table):
         raise ValueError(f"--{option} is for a model, and {source} is a table: leave it out")
     if not from_table and output.suffix == ".html":
@@ -89,7 +87,7 @@ def report(
     if from_table:
         heads = read_heads(Path(source))
     else:
-        loaded = tlspectral.load_model(source, backend=backend, revision=revision, device=device, dtype=dtype)
+        loaded = tlspectral.load_model(source, revision=revision, device=device, dtype=dtype)
         heads, measured = _measured(loaded, output, set(further), failures, seed, quiet)
         further |= measured
     write_report(heads, page, **further)

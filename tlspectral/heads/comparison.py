@@ -1,5 +1,6 @@
 """Two head tables of one architecture, such as a base model and its fine-tuned copy, side by side."""
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -8,16 +9,9 @@ from jaxtyping import Float64
 
 from tlspectral.tables.head_columns import COLUMNS, HEAD
 from tlspectral.tables.required import require
-from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import Column, Schema, columns
 
 # fmt: off
-NOISE_COLUMNS = (
-    "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "spectral_radius", "prin_angle_mean",
-    "rope_imag_frac", "freq_centroid", "hi_freq_dir",
-)
-"""The columns that rounding of the weights moves."""
-
 COMPARED_COLUMNS = (
     "outside_m", "rank", "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "self_match",
     "cond_eig", "spectral_radius", "prin_angle_mean", "prin_angle_max", "dir_frac_z", "D_head_z", "imag_mass_z",
@@ -26,15 +20,10 @@ COMPARED_COLUMNS = (
 )
 """The columns of which `compare_heads` gives the difference."""
 
-RANKED_COLUMNS = {
-    "behaviour": ("prev", "dup", "ind"),
-    "spectrum": (
-        "dir_frac", "D_head", "lam_mass", "henrici", "content_pos_frac", "rope_imag_frac", "hi_freq_dir",
-    ),
-}
-"""The columns by which `compare_heads` ranks heads, by family: those with a band, all of which run from 0 to 1."""
-
 # fmt: on
+
+RANKED_COLUMNS = {"behaviour": ("prev", "dup", "ind"), "spectrum": ("dir_frac", "D_head", "henrici")}
+"""The columns by which `compare_heads` ranks heads, by family: those with a band, all of which run from 0 to 1."""
 
 CHANGE_FLOOR = 0.02
 """The least difference by which `compare_heads` ranks a head, in attention or in the share that a column is."""
@@ -42,7 +31,7 @@ CHANGE_FLOOR = 0.02
 _HEAD = ["layer", "head"]
 _ARCHITECTURE = ("kv_head", "bilinear", "rotary_fraction")
 _SETTINGS = ("seed", "null_draws", "null_blocks")
-_DETECTOR_SETTINGS = ("n_sequences", "segment_length", "bos", "seed", "exclude_special")
+_DETECTOR_SETTINGS = ("n_sequences", "segment_length", "bos", "seed")
 _DETECTORS = ["prev", "dup", "ind"]
 _ORIGIN = ("model", "revision", "sha256", "commit", "weights_sha256")
 _WIDTH = 2.0  # standard deviations
@@ -63,7 +52,7 @@ def _compared(name: str) -> tuple[Column, ...]:
         {name}_b?    | {unit} | {name} of the head in table b.
         {name}_diff? | {unit} | {name} of the head in table b less that in table a. NaN where one has no value.
     """)
-    if name not in (*NOISE_COLUMNS, *RANKED_COLUMNS["behaviour"]):
+    if name not in (*chain(*RANKED_COLUMNS.values()), "imag_mass"):
         return values
     return values + columns(f"""
         {name}_band?    | {unit} | Twice the standard deviation that noise gives {name}_diff, the models independent.
@@ -91,29 +80,21 @@ COMPARE_HEADS = Schema(
 )
 
 
-def compare_heads(
-    a: pd.DataFrame,
-    b: pd.DataFrame,
-    *,
-    noise_a: pd.DataFrame | None = None,
-    noise_b: pd.DataFrame | None = None,
-) -> pd.DataFrame:
+def compare_heads(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Compare every head of model b with the same head of model a, and with noise.
 
     Args:
         a, b: tables of `analyze_heads` with the same settings, of two models of the same shape (a base model and its
             fine-tuned or quantised copy). Heads that only one of them has are left out, and so are columns that only
             one has values for, such as the detectors beside a table read from files.
-        noise_a, noise_b: tables of the same models with `<column>_sd`, where their rounding matters: those of the
-            fingerprint study's `weight_noise_band`.
 
     Returns:
         DataFrame, one row per head, the most changed first. It begins with `layer, head, name, change_rank,
         behaviour_of, behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`; for every column
         of `COMPARED_COLUMNS` follow `<column>_a, <column>_b, <column>_diff` and, where a noise is known,
         `<column>_band, <column>_outside`. Of the two families (`RANKED_COLUMNS`: behaviour in attention, spectrum in
-        shares) a difference counts if it exceeds its band and is at least `CHANGE_FLOOR`, 0.02: without noise tables
-        the spectrum is `dir_frac`, `D_head` and `henrici`. `attrs["bands"]` says which noise a band is of, `attrs["a"]`
+        shares) a difference counts if it exceeds its band, of the null or of the standard error over sequences, and is
+        at least `CHANGE_FLOOR`, 0.02. `attrs["bands"]` says which noise a band is of, `attrs["a"]`
         and `attrs["b"]` name the models, `attrs["settings"]` how they were measured, `attrs["left_out"]` the columns,
         each with the reason, and the number of heads of each table.
 
@@ -123,11 +104,11 @@ def compare_heads(
     heads move by at most 0.019 in `D_head` and 0.010 in every other ranked column.
 
     Raises:
-        ValueError: columns, rows or provenance are missing, the tables have no head in common, are of other
-            architectures or settings, or a noise table is of another model.
+        ValueError: columns, rows or provenance are missing, or the tables have no head in common or are of other
+            architectures or settings.
 
     What it does not establish: that a difference is one of function, or what training did to it: two runs of the same
-    fine-tuning may move different heads. One head in twenty lies outside of its band where rounding is all there is.
+    fine-tuning may move different heads. One head in twenty lies outside of its band where noise is all there is.
     The band of a null is how far two heads of random directions and the same singular values lie apart, which is no
     error of either number. A table does not say how large its model is, so heads of two models of different size are
     compared if their architecture agrees in the heads they share.
@@ -140,14 +121,13 @@ def compare_heads(
         left_out["D_head_pct"] = "a percentile among other heads"
     compared: dict[str, Any] = {}
     kinds = {}
-    bands = _bands(first, noise_a, a, "a"), _bands(second, noise_b, b, "b")
     for name in COMPARED_COLUMNS:
         if name in left_out:
             continue
         of_a, of_b = first[name].astype(float), second[name].astype(float)
         difference = of_b - of_a
         compared |= {f"{name}_a": of_a, f"{name}_b": of_b, f"{name}_diff": difference}
-        kind, spreads = _noise(name, first, second, bands)
+        kind, spreads = _noise(name, first, second)
         if kind is not None:
             width = _WIDTH * np.sqrt(np.square(spreads).sum(axis=0))
             outside = pd.Series(difference.abs() > width, dtype="boolean")
@@ -169,17 +149,11 @@ def compare_heads(
     }
     table = pd.DataFrame(summary | compared).sort_values("change_rank", kind="stable", ignore_index=True)
     attrs = {
-        "a": _recorded(a, _ORIGIN),
-        "b": _recorded(b, _ORIGIN),
+        **{key: {name: one.attrs[name] for name in _ORIGIN if name in one.attrs} for key, one in (("a", a), ("b", b))},
         "settings": settings,
         "bands": kinds,
         "floor": CHANGE_FLOOR,
         "left_out": {"columns": left_out, "heads": alone},
-        "noise": {
-            key: _recorded(noise, ("storage", "draws", "seed"))
-            for key, noise in (("a", noise_a), ("b", noise_b))
-            if noise is not None
-        },
     }
     return COMPARE_HEADS.frame(table, attrs)
 
@@ -231,13 +205,8 @@ def _lacking(first: pd.DataFrame, second: pd.DataFrame) -> dict[str, str]:
     return reasons
 
 
-def _noise(
-    name: str, first: pd.DataFrame, second: pd.DataFrame, bands: tuple[pd.DataFrame | None, ...]
-) -> tuple[str | None, list[np.ndarray]]:
+def _noise(name: str, first: pd.DataFrame, second: pd.DataFrame) -> tuple[str | None, list[np.ndarray]]:
     """Return what the band of a column comes from, None without a band, and the standard deviations of it."""
-    spreads = [band[f"{name}_sd"].to_numpy(float) for band in bands if band is not None and f"{name}_sd" in band]
-    if spreads:
-        return "rounding of weights", spreads
     for kind, column in (("null", f"{name}_null_std"), ("standard error over sequences", f"{name}_se")):
         if all(column in table and table[column].notna().any() for table in (first, second)):
             return kind, [table[column].to_numpy(float) for table in (first, second)]
@@ -285,21 +254,3 @@ def _same_value(key: str, of_a: Any, of_b: Any) -> Any:
     if of_a != of_b:
         raise ValueError(f"the tables were made with other settings: {key} is {of_a} in a and {of_b} in b")
     return of_a
-
-
-def _bands(heads: pd.DataFrame, noise: pd.DataFrame | None, table: pd.DataFrame, which: str) -> pd.DataFrame | None:
-    """Return a noise table's rows in the order of the heads."""
-    if noise is None:
-        return None
-    require(noise, (*_HEAD, "dir_frac_sd"), "weight_noise_band", name=f"table noise_{which}")
-    require_same_model(table, noise.attrs, f"the rows of noise_{which}", name=f"table {which}")
-    joined = heads[_HEAD].merge(noise, on=_HEAD, how="left", validate="one_to_one", indicator=True)
-    missing = joined[joined["_merge"] != "both"]
-    if len(missing):
-        layer, head = missing.iloc[0][_HEAD]
-        raise ValueError(f"noise_{which} lacks {len(missing)} of {len(heads)} heads, such as L{layer}H{head}")
-    return joined
-
-
-def _recorded(table: pd.DataFrame, keys: tuple[str, ...]) -> dict[str, Any]:
-    return {key: table.attrs[key] for key in keys if key in table.attrs}

@@ -94,9 +94,7 @@ def analyze_models(
     *,
     null_draws: int = 300,
     null_dtype: Literal["float32", "float64"] = "float32",
-    null_blocks: Literal["shared", "fresh"] = "shared",
     detectors: bool = True,
-    backend: str = "auto",
     n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -112,15 +110,13 @@ def analyze_models(
 
     Args:
         models: names or paths as for `load_model`, and text files that list such, one per line, with `#` comments. What
-            is named twice is analysed once. With `detectors=False` and the automatic backend, folders and hub models
-            are read layer by layer, as by `analyze_heads`.
+            is named twice is analysed once. With `detectors=False` folders and hub models are read layer by layer,
+            as by `analyze_heads`.
         folder: an empty or new folder, or that of an earlier call with the same settings.
-        null_draws, null_dtype, null_blocks: as for `analyze_heads`.
-        detectors: as for `analyze_heads`.
-        backend: of `load_model`.
+        null_draws, null_dtype, detectors: as for `analyze_heads`.
         n_jobs: workers within a model, as for `analyze_heads`; one model follows another. Where the caller configured
-            `joblib.parallel_config` and models are loaded whole (detectors, or a backend by name), the workers take a
-            model each. The tables are the same for any number.
+            `joblib.parallel_config` and models are loaded for detectors, the workers take a model each. The tables are
+            the same for any number.
         seed: as for `analyze_heads`.
 
     Returns:
@@ -138,16 +134,16 @@ def analyze_models(
     `does_not_establish` of a column says what else hangs on the model. A model's name does not say which weights these
     were: `weights_sha256` in the attrs of its file does.
     """
-    null = NullSettings(seed, null_draws, null_blocks, null_dtype)
+    null = NullSettings(seed, null_draws, "shared", null_dtype)
     entries: dict[str, _Entry] = {}
     for entry in map(_entry, listed_models(models)):
         entries.setdefault(entry.part, entry)
     folder = Path(os.path.abspath(folder))
     if folder.suffix == ".parquet" or folder.is_file():
         raise ValueError(f"{folder} is a file, and several models make a dataset: name a folder")
-    shared_out = n_jobs != 1 and (detectors or backend != "auto") and backend_configured()
+    shared_out = n_jobs != 1 and detectors and backend_configured()
     settings = {**asdict(null), "detectors": detectors}
-    identity = {"backend": backend, "tlspectral": __version__}
+    identity = {"tlspectral": __version__}
     measurement = Measurement(ANALYZE_MODELS_HEADS, settings, {}, identity, folder, n_jobs=n_jobs if shared_out else 1)
     kept = measurement.kept
     for kind in ("heads", "failures"):
@@ -156,7 +152,7 @@ def analyze_models(
     parts = {
         part: WorkPart(
             f"heads/{part}",
-            partial(_model_table, entry, backend, folder / "layers" / part, shared_out, inside),
+            partial(_model_table, entry, folder / "layers" / part, shared_out, inside),
             partial(_require_same_files, entry, folder / "heads" / f"{part}.parquet"),
         )
         for part, entry in sorted(entries.items(), key=lambda item: -item[1].size)  # the last to end is a small one
@@ -250,20 +246,14 @@ def _require_same_files(entry: _Entry, file: Path, table: pd.DataFrame) -> None:
         )
 
 
-def _model_table(entry: _Entry, backend: str, layers: Path, shared_out: bool, given: dict[str, Any]) -> pd.DataFrame:
+def _model_table(entry: _Entry, layers: Path, shared_out: bool, given: dict[str, Any]) -> pd.DataFrame:
     """Return the rows of a model in the dataset. Layers that are read from files are stored in `layers` meanwhile."""
-    model: Any = entry.name
-    if backend != "auto":
-        from tlspectral.models.loading import load_model
-
-        model = load_model(entry.name, backend=backend)
-    elif not given["detectors"] and find_source(entry.name).streams:
+    if not given["detectors"] and find_source(entry.name).streams:
         given = {**given, "folder": layers}
     try:
         with one_thread() if shared_out else nullcontext():
-            heads = analyze_heads(model, **given)
+            heads = analyze_heads(entry.name, **given)
     finally:
-        del model
         gc.collect()  # models hold reference cycles, and must be freed before the next one is loaded
     origin = {name: pd.array([heads.attrs.get(name)] * len(heads), dtype="string") for name in ("revision", "commit")}
     meanings = {column.name: column.meaning for column in ANALYZE_MODELS_HEADS.columns}

@@ -32,7 +32,6 @@ _STORED = ("control_variate", "identity", "numbers", "shape", "tables", "weights
 def head_history(
     checkpoints: Any,
     *,
-    steps: Iterable[int] | None = None,
     pairs: Iterable[tuple[Head, Head]] = (),
     null_draws: int = 100,
     null_dtype: Literal["float32", "float64"] = "float32",
@@ -51,13 +50,12 @@ def head_history(
     deleted, and no checkpoint is changed.
 
     Args:
-        checkpoints: a folder with sub-folders `step{N}` or `checkpoint-{N}`, or a hub model of the Pythia or
-            stanford-crfm suites; or checkpoints, each a name or path for `load_model`, a TransformerBridge or
-            HookedTransformer, or a pair (label, checkpoint), in which the checkpoint may also be a function that loads
-            a model. Labels are training steps, which have to rise, or names. A name that ends in `step{N}` or
-            `checkpoint-{N}` is step N; others are labels as they are. `functools.partial(load_model, name,
+        checkpoints: what `history.suite_checkpoints` takes, a folder with sub-folders `step{N}` or `checkpoint-{N}`
+            or a hub model of the Pythia suite; or checkpoints, each a name or path for `load_model`, a
+            TransformerBridge or HookedTransformer, or a pair (label, checkpoint), in which the checkpoint may also be a
+            function that loads a model. Labels are training steps, which have to rise, or names. A name that ends in
+            `step{N}` or `checkpoint-{N}` is step N; others are labels as they are. `functools.partial(load_model, name,
             revision=...)` is read from its files and known by them, as a name is.
-        steps: which training steps of one hub model or folder, see `history.suite_checkpoints`.
         pairs: (sender, receiver) heads, each (layer, head), of which K-composition is followed.
         null_draws: draws of the null per head, fresh ones for every head: shared draws would have one error in common,
             which a median over heads does not average out. See `analyze_heads` for the error of a single z.
@@ -100,7 +98,7 @@ def head_history(
         ['tiny-rope-sym', 'tiny-rope']
     """
     wanted = _checked_pairs(pairs)
-    labelled = labelled_checkpoints(checkpoints, steps)
+    labelled = labelled_checkpoints(checkpoints)
     if isinstance(labelled, Sequence):  # all of them, before the first is measured
         check_labels([label for label, _ in labelled])
     options = {"null_draws": null_draws, "null_dtype": null_dtype, "detectors": detectors, "seed": seed}

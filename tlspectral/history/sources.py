@@ -61,7 +61,8 @@ def suite_checkpoints(
         find_source(name)
         if not name.lower().split("/")[-1].startswith("pythia"):
             raise ValueError(
-                f"it is not known which training steps of {name} there are: give steps=, or (label, checkpoint) pairs"
+                f"it is not known which training steps of {name} there are: give history.suite_checkpoints(name, "
+                "steps), or (label, checkpoint) pairs"
             )
         steps = PYTHIA_STEPS
     chosen = [int(step) for step in steps]
@@ -70,17 +71,13 @@ def suite_checkpoints(
     return [(step, partial(load_model, name, checkpoint=step)) for step in chosen]
 
 
-def labelled_checkpoints(checkpoints: Any, steps: Iterable[int] | None) -> Iterable[tuple[Any, Callable[[], Any]]]:
+def labelled_checkpoints(checkpoints: Any) -> Iterable[tuple[Any, Callable[[], Any]]]:
     """Return (label, function) pairs of what `head_history` is given.
 
     Those of a generator are made one by one, and no label is checked.
     """
     if isinstance(checkpoints, str | os.PathLike):
-        return suite_checkpoints(checkpoints, steps)
-    if steps is not None:
-        raise ValueError(
-            "steps= chooses among the checkpoints of one hub model or folder: give its name alone, or leave it out"
-        )
+        return suite_checkpoints(checkpoints)
     if isinstance(checkpoints, nn.Module) or not isinstance(checkpoints, Iterable):
         raise TypeError(
             "checkpoints are the hub name of a suite, a folder, or a list of names, folders, models or (label, "

@@ -12,18 +12,13 @@ from tlspectral.plots.attribution import qk_attribution
 from tlspectral.plots.circuits import circuit, faithfulness
 from tlspectral.plots.content_direction import plane
 from tlspectral.plots.effects import ablation_effects, kernel
-from tlspectral.plots.head_changes import head_changes
-from tlspectral.plots.positional.exclusion import exclusion_plane
-from tlspectral.plots.positional.frequencies import frequency_profile
-from tlspectral.plots.positional.plane import positional_symbolic_plane
+from tlspectral.plots.positional import exclusion_plane, positional_symbolic_plane
 
 __all__ = [
     "ablation_effects",
     "circuit",
     "exclusion_plane",
     "faithfulness",
-    "frequency_profile",
-    "head_changes",
     "kernel",
     "plane",
     "positional_symbolic_plane",

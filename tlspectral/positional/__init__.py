@@ -4,7 +4,7 @@ from tlspectral.positional.answers import task_answers
 from tlspectral.positional.binding import BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
 from tlspectral.positional.exclusion import ExclusionSplit, exclusion_split, exclusion_split_factored
-from tlspectral.positional.measure import median_tests, positional_symbolic
+from tlspectral.positional.measure import positional_symbolic
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, NeedleTask, PromptFile
 from tlspectral.positional.scores import score_correlation
@@ -26,7 +26,6 @@ __all__ = [
     "exclusion_split",
     "exclusion_split_factored",
     "logit_shares",
-    "median_tests",
     "positional_symbolic",
     "score_correlation",
     "split_logits",

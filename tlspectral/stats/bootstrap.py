@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
-from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_indices
 from tlspectral.stats.correlations import Method, PartialCorrelation, partial_correlation, residual_correlation
-from tlspectral.stats.jackknife import jackknife
-from tlspectral.stats.values import complete_rows, table_columns
+from tlspectral.stats.jackknife import FEWEST_CLUSTERS, jackknife
+from tlspectral.stats.values import complete_rows, require_columns, table_columns
 from tlspectral.tables.html_summary import html_summary
 
 
@@ -63,7 +62,6 @@ def layer_bootstrap(
     y: str = "prev",
     controls: Sequence[str] = ("dir_frac",),
     *,
-    cluster: str | Sequence[str] = "layer",
     method: Method = "hybrid",
     draws: int = 2000,
     level: float = 0.95,
@@ -79,7 +77,6 @@ def layer_bootstrap(
     Args:
         heads: one row per head.
         x, y, controls: columns; no control gives the plain Spearman correlation.
-        cluster: what is drawn: `"layer"`, or `("layer", "kv_head")` for groups of heads that share keys.
         method: of `partial_spearman`.
         draws: resamples.
         level: of the interval.
@@ -90,15 +87,15 @@ def layer_bootstrap(
         where more than half of the resamples are degenerate, interval and p are NaN with a reason.
 
     Raises:
-        ValueError: a column that the table lacks, infinite values under `"hybrid"`, fewer than two draws, a level
-            outside (0, 1), or `"kv_head"` as the only cluster column.
+        ValueError: a column that the table lacks, infinite values under `"hybrid"`, fewer than two draws, or a level
+            outside (0, 1).
 
     What it does not establish: anything about other models: layers of one network were trained together. Nor
     significance where columns drift with depth: layers are taken as independent. If neighbouring ones correlate by 0.7,
     p rejects 9.6 to 14.6 % at nominal 5 %, and `partial_spearman(layers=)` does not (docs/statistics.md).
     """
     _check_resampling(draws, level)
-    variables, clusters = _complete(heads, [x, y, *controls], cluster)
+    variables, clusters = _complete(heads, [x, y, *controls])
     observed = partial_correlation(variables, method)
     resampled = _over_resamples(clusters, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
     interval, reason = _interval_or_reason(resampled, level, n_clusters := len(np.unique(clusters)))
@@ -172,7 +169,6 @@ def attenuation(
     y: str = "prev",
     base: Sequence[str] = ("dir_frac",),
     method: Method = "hybrid",
-    cluster: str | Sequence[str] = "layer",
     draws: int = 0,
     level: float = 0.95,
     seed: int = 0,
@@ -185,7 +181,7 @@ def attenuation(
         x, y: the columns correlated.
         base: the controls both sides have.
         method: of `partial_spearman`; FP prints both, and they differ materially.
-        cluster, level, seed: of the interval, as in `layer_bootstrap`.
+        level, seed: of the interval, as in `layer_bootstrap`.
         draws: resamples for the interval of the share, 0 for none.
 
     Returns:
@@ -204,7 +200,7 @@ def attenuation(
         raise ValueError("name at least one control to add")
     if draws:
         _check_resampling(draws, level)
-    variables, clusters = _complete(heads, [x, y, *base, *controls], cluster)
+    variables, clusters = _complete(heads, [x, y, *base, *controls])
     short = 2 + len(base)
     before, after = partial_correlation(variables[:, :short], method), partial_correlation(variables, method)
     n_clusters, n_degenerate, interval = len(np.unique(clusters)), 0, (math.nan, math.nan)
@@ -252,10 +248,11 @@ def _check_resampling(draws: int, level: float) -> None:
 
 
 def _complete(
-    heads: pd.DataFrame, names: Sequence[str], cluster: str | Sequence[str]
+    heads: pd.DataFrame, names: Sequence[str]
 ) -> tuple[Float64[np.ndarray, "rows variables"], Int64[np.ndarray, "rows"]]:
-    """Return the named columns and the cluster of the rows that lack none of them."""
-    variables, clusters = table_columns(heads, names), cluster_indices(heads, cluster)
+    """Return the named columns and the layer of the rows that lack none of them."""
+    require_columns(heads, ["layer"])
+    variables, clusters = table_columns(heads, names), pd.factorize(heads["layer"], sort=True)[0]
     complete = complete_rows(variables) & (clusters >= 0)
     return variables[complete], clusters[complete]
 

@@ -9,7 +9,6 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Float64, Int64
 
-from tlspectral.stats.clusters import cluster_indices
 from tlspectral.stats.residuals import correlation_within_layers, residuals
 from tlspectral.stats.values import Values, as_controls, as_values, complete_rows, require_aligned
 from tlspectral.tables.html_summary import html_summary
@@ -83,8 +82,7 @@ def partial_spearman(
         return partial_correlation(np.column_stack(columns), method)
     if len(layers) != len(columns[0]):
         raise ValueError(f"layers must have a label for each of {len(columns[0])} rows, found {len(layers)}")
-    index = cluster_indices(pd.DataFrame({"layer": np.asarray(layers)}), "layer")
-    return partial_correlation(np.column_stack(columns), method, index)
+    return partial_correlation(np.column_stack(columns), method, pd.factorize(np.asarray(layers), sort=True)[0])
 
 
 def partial_correlation(

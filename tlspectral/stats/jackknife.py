@@ -6,7 +6,8 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float64
 
-from tlspectral.stats.clusters import FEWEST_CLUSTERS
+# With two clusters a resample has three different outcomes, and the spread between clusters one degree of freedom.
+FEWEST_CLUSTERS = 3
 
 
 def jackknife(

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float64, Int64
 
-from tlspectral.stats.clusters import FEWEST_CLUSTERS
+from tlspectral.stats.jackknife import FEWEST_CLUSTERS
 
 # Least squares rounds at about 1e-15 of a column's spread. Residuals closer than this share of it are made equal, so
 # that noise does not order rows that are tied.

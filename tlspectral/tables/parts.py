@@ -18,7 +18,6 @@ from tlspectral.tables.whole_file import remove_left_overs, whole_file
 
 _FORMAT = 2  # it rises with the names of settings
 _MANIFEST = "settings.json"
-_OLDER_MANIFESTS = ("sweep.json", "edges.json", "edge_effects.json")
 _OWN_ATTRS = ("file", "given", "made_with")  # `given` holds those of the table's attrs that have one of these names
 
 
@@ -104,8 +103,7 @@ def open_parts(
     noted = {} if noted is None else noted
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     file = folder / _MANIFEST
-    older = any((folder / name).exists() for name in _OLDER_MANIFESTS)
-    stored = {} if older else _read_manifest(file)
+    stored = _read_manifest(file)
     if stored is not None and stored.get("format") != _FORMAT:
         raise IncompatibleCheckpoint(f"{folder} was written by an older version: remove it, or choose another folder")
     for replace in (False, True):  # another job's manifest stays; one that was cut off is replaced

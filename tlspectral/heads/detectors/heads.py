@@ -87,7 +87,6 @@ def detect_heads(
     segment_length: int = 64,
     prompts: Any = None,
     pattern: Pattern | None = None,
-    exclude_special: bool = False,
     null_draws: int = 0,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -122,7 +121,6 @@ def detect_heads(
             ids of a sequence, [pos], and returns [pos, pos]; or the name of one, on queries from position 2 on:
             `"previous_token"`, `"next_token"` (encoders), `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2
             to 8 tokens back), `"self"`.
-        exclude_special: leave the tokenizer's special ids out of the draw.
         null_draws: draws of the null, 0 for none. p is no finer than 1 / (null_draws + 1). Memory does not grow with
             them; a draw takes about as long as the model's attention on 16 sequences.
         seed: of the draw, on the CPU: the same on every device and for every batch size. Also of the null.
@@ -157,7 +155,7 @@ def detect_heads(
     if null_draws:
         require_one_run(view, "a draw is compared with one pattern of a head, so leave null_draws out")
     if prompts is None:
-        repeated = repeated_sequences(view, n_sequences, segment_length, exclude_special=exclude_special, seed=seed)
+        repeated = repeated_sequences(view, n_sequences, segment_length, seed=seed)
         sequences = even_rows(repeated)
     else:
         from tlspectral.models.attention.prompts import packed_prompts, packed_rows

@@ -14,12 +14,7 @@ SMALL_VOCABULARY = 64
 
 
 def repeated_sequences(
-    view: AttentionView,
-    n_sequences: int = 200,
-    segment_length: int = 64,
-    *,
-    exclude_special: bool = False,
-    seed: int = 0,
+    view: AttentionView, n_sequences: int = 200, segment_length: int = 64, *, seed: int = 0
 ) -> Int[Tensor, "sequences pos"]:
     """Return sequences `[BOS, r, r]` of random ids, [n_sequences, 1 + 2 L].
 
@@ -30,8 +25,6 @@ def repeated_sequences(
     bos = view.start_token
     length = min(segment_length, (view.n_ctx - 1) // 2)
     allowed = torch.arange(view.d_vocab)
-    if exclude_special:
-        allowed = allowed[~torch.isin(allowed, torch.tensor(view.special_tokens, dtype=allowed.dtype))]
     generator = torch.Generator().manual_seed(seed)
     if view.d_vocab < SMALL_VOCABULARY:
         allowed = allowed[allowed != bos]

@@ -1,7 +1,7 @@
 """`run_circuit` and `faithfulness`: how much of a behaviour some edges carry, against circuits of equal size."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -87,7 +87,6 @@ def faithfulness(
     task: Task,
     *,
     sizes: Sequence[float] | None = None,
-    by: Literal["absolute", "signed"] = "absolute",
     null: int = 20,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -102,7 +101,6 @@ def faithfulness(
         task: a `Task` with `counterfactual=`, of other pairs than those on which the edges were found (`Task.split`); a
             warning says so where they share one.
         sizes: shares of all edges; None for .001 to 1 in ten steps.
-        by: `"absolute"` ranks by the size of the effect, `"signed"` by how much cutting the edge costs.
         null: relabelled and random circuits of each size. Each takes a forward pass of the clean prompts.
         seed: of these circuits and of the bootstrap.
 
@@ -132,7 +130,7 @@ def faithfulness(
             "number: give more pairs, or others that the model tells apart"
         )
     _warn_of_shared_pairs(edges, pairs)
-    order = _ranked(graph, edges, by, gap)
+    order = _ranked(graph, edges)
     total = int(graph.possible.sum())
     rows: list[dict[str, Any]] = []
     circuits: list[Mask] = []
@@ -157,7 +155,7 @@ def faithfulness(
     table = pd.DataFrame(rows)
     measurement = Measurement(
         FAITHFULNESS,
-        {"task": pairs.sequences.name, "by": by, "null": null, "seed": seed},
+        {"task": pairs.sequences.name, "null": null, "seed": seed},
         origin=graph.view.origin(),
     )
     return measurement.table(
@@ -172,18 +170,15 @@ def faithfulness(
     )
 
 
-def _ranked(graph: Graph, edges: pd.DataFrame, by: str, gap: float) -> Int[np.ndarray, "edges"]:
-    """Return all possible edges, as places in the flat mask, the most important first."""
-    if by not in ("absolute", "signed"):
-        raise ValueError(f"by must be 'absolute' or 'signed', not {by!r}")
+def _ranked(graph: Graph, edges: pd.DataFrame) -> Int[np.ndarray, "edges"]:
+    """Return all possible edges, as places in the flat mask, the largest effect first."""
     column = "estimate" if "estimate" in edges else "delta"
     if column not in edges:
         raise ValueError("edges have neither estimate nor delta: give a table of edge_effects")
     effect = np.full(graph.possible.shape, np.nan)
     effect[graph.places(edges)] = edges[column]
-    harm = np.abs(effect) if by == "absolute" else -np.sign(gap) * effect
-    flat = np.flatnonzero(graph.possible)
-    return flat[np.argsort(-np.where(np.isnan(harm), -np.inf, harm).ravel()[flat], kind="stable")]
+    flat, size = np.flatnonzero(graph.possible), np.abs(effect)
+    return flat[np.argsort(-np.where(np.isnan(size), -np.inf, size).ravel()[flat], kind="stable")]
 
 
 def _with_controls(graph: Graph, mask: Mask, draws: int, rng: np.random.Generator) -> Iterator[tuple[str, int, Mask]]:

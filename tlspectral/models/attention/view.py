@@ -122,13 +122,6 @@ class AttentionView:
                 return int(getattr(tokenizer, name))
         return 0
 
-    @property
-    def special_tokens(self) -> tuple[int, ...]:
-        """Ids of the tokenizer's special tokens, sorted; empty without a tokenizer."""
-        tokenizer = getattr(self.model, "tokenizer", None)
-        ids = getattr(tokenizer, "all_special_ids", None) or ()
-        return tuple(sorted(int(i) for i in ids if 0 <= int(i) < self.d_vocab))
-
     def raw(self, index: int) -> RawAttention:
         """Return the parameters of one layer as the model holds them. Raises as `layer`.
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import scipy.stats
+from jaxtyping import Int64
 
-from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_indices
-from tlspectral.stats.values import table_columns
+from tlspectral.stats.jackknife import FEWEST_CLUSTERS
+from tlspectral.stats.values import require_columns, table_columns
 from tlspectral.tables.html_summary import html_summary
 
 
@@ -100,3 +101,18 @@ def intraclass_correlation(
         eta_squared_chance=(len(sizes) - 1) / (n - 1),
         **counts,
     )
+
+
+def cluster_indices(heads: pd.DataFrame, cluster: str | Sequence[str]) -> Int64[np.ndarray, "rows"]:
+    """Return the index of each row's cluster, from 0 in sorted order; -1 where a cluster column has no value.
+
+    Raises:
+        ValueError: no cluster column, one that the table lacks, or `"kv_head"` alone, which every layer numbers anew.
+    """
+    names = [cluster] if isinstance(cluster, str) else list(cluster)
+    if not names:
+        raise ValueError("name at least one cluster column")
+    require_columns(heads, names)
+    if names == ["kv_head"]:
+        raise ValueError("kv_head is numbered anew in every layer: give cluster=('layer', 'kv_head')")
+    return heads.groupby(names, sort=True, dropna=True).ngroup().fillna(-1).to_numpy().astype(np.int64)

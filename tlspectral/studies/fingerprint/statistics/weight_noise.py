@@ -12,13 +12,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
-from tlspectral.heads.comparison import NOISE_COLUMNS
 from tlspectral.heads.measure import measure_heads
 from tlspectral.models.attention import AttentionView, RawAttention, attention_view, fold_attention
 from tlspectral.studies.fingerprint.statistics.tables_with_draws import drawn_columns, tables_with_draws
 from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Schema, columns
+
+# fmt: off
+NOISE_COLUMNS = (
+    "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "spectral_radius", "prin_angle_mean",
+    "rope_imag_frac", "freq_centroid", "hi_freq_dir",
+)
+"""The columns that rounding of the weights moves."""
+
+# fmt: on
 
 _BLOCK = 32  # weights that share one scale in the 4- and 5-bit formats of llama.cpp, along the input dimension
 

@@ -11,8 +11,9 @@ import scipy.special
 import scipy.stats
 from jaxtyping import Bool, Float64, Int64
 
-from tlspectral.stats.clusters import FEWEST_CLUSTERS, cluster_indices
+from tlspectral.stats.jackknife import FEWEST_CLUSTERS
 from tlspectral.stats.values import complete_rows, require_columns, table_columns
+from tlspectral.studies.fingerprint.statistics.intraclass import cluster_indices
 from tlspectral.studies.fingerprint.statistics.reasons import REASONS, documented
 from tlspectral.tables.schema import Column, Schema, columns
 

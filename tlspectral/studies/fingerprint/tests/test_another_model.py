@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import tlspectral as tls
 from tlspectral import stats
 from tlspectral.cli import app
-from tlspectral.heads.comparison import NOISE_COLUMNS
+from tlspectral.studies.fingerprint.statistics.weight_noise import NOISE_COLUMNS
 from tlspectral.studies.fingerprint.published import published_heads
 from tlspectral.studies.fingerprint.statistics import statistic_noise, weight_noise_band, weight_noise_draws
 from tlspectral.studies.fingerprint.statistics.model_row import another_model

@@ -105,6 +105,7 @@ REFUSED = {
     "pair": (lambda: spearman_table(heads(), ["D_haed"], ["prev"]), r"no column \['D_haed'\]; it has layer"),
     "words": (lambda: spearman_table(heads(name="L0H0"), ["name"], ["prev"]), "'name' must hold numbers"),
     "clusters of a layer": (lambda: intraclass_correlation(heads(kv_head=0), "prev", "kv_head"), "numbered anew"),
+    "clusters of nothing": (lambda: intraclass_correlation(heads(), "prev", ()), "at least one cluster"),
     "clusters of infinite": (lambda: intraclass_correlation(INFINITE, "dir_frac"), "holds infinite values"),
     "class of infinite": (lambda: class_test(INFINITE, threshold=0.5), "infinite"),
     "fit of infinite": (lambda: nested_r_squared(INFINITE, "prev", "dir_frac", "D_head"), "infinite"),

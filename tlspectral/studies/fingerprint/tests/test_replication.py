@@ -107,8 +107,8 @@ def test_every_row_has_its_verdict_and_says_why(stored):
     for name in stored["function"].unique():
         module, _, function = name.rpartition(".")
         assert callable(getattr(importlib.import_module(module), function)), name
-    written = markdown(stored)
-    assert written.count("| FP, section 9") == sum(stored["where"].str.startswith("FP, section 9"))
+    written = markdown(sentences)
+    assert written.count("| FP, section 9") == sum(sentences["where"].str.startswith("FP, section 9"))
     assert "| contradicted |" in written
 
 

@@ -7,6 +7,7 @@ from tlspectral.studies.positional_symbolic.figures.canonical import (
     query_key_paths,
 )
 from tlspectral.studies.positional_symbolic.figures.frequencies import frequency_grid, frequency_norms, frequency_path
+from tlspectral.studies.positional_symbolic.figures.profiles import frequency_profile
 from tlspectral.studies.positional_symbolic.figures.scores import (
     exclusion_heatmap,
     exclusion_histograms,
@@ -28,6 +29,7 @@ __all__ = [
     "frequency_grid",
     "frequency_norms",
     "frequency_path",
+    "frequency_profile",
     "plane_by_query",
     "query_key_paths",
     "score_agreement",

@@ -11,16 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.positional.frequencies import (
-    FREQUENCY_AXIS,
-    frequency_ticks,
-    require_frequencies,
-    score_entries,
-    ticked_frequencies,
-    wavelength_axis,
-)
-from tlspectral.plots.positional.plane import SCORES, circle_entry, plane_axes
-from tlspectral.plots.positional.rows import of_head, require_one_row_per, without_nan
+from tlspectral.plots.positional import SCORES, circle_entry, plane_axes, require_one_row_per, without_nan
 from tlspectral.plots.style import (
     BLUE,
     GREY,
@@ -36,6 +27,15 @@ from tlspectral.plots.style import (
     sequential_colours,
 )
 from tlspectral.selection import Head, head_name, head_pair
+from tlspectral.studies.positional_symbolic.figures.profiles import (
+    FREQUENCY_AXIS,
+    frequency_ticks,
+    of_head,
+    require_frequencies,
+    score_entries,
+    ticked_frequencies,
+    wavelength_axis,
+)
 from tlspectral.tables.required import require
 
 _KEYS = ["layer", "head", "frequency"]

@@ -16,16 +16,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from tlspectral.plots.positional.plane import (
+from tlspectral.plots.positional import (
     POSITIONAL,
     POSITIONAL_AXIS,
     SCORES,
     SYMBOLIC,
     circle_entry,
     plane_axes,
+    require_heads,
     score_points,
+    without_nan,
 )
-from tlspectral.plots.positional.rows import require_heads, without_nan
 from tlspectral.plots.style import (
     BLUE,
     INK,

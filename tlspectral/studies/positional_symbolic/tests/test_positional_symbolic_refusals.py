@@ -18,6 +18,7 @@ from tlspectral.studies.positional_symbolic.agreement import frequency_agreement
 from tlspectral.studies.positional_symbolic.canonical import CanonicalHeads, CanonicalRun, answer_shape, canonical_sweep
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 from tlspectral.studies.positional_symbolic.exact_heads import positional_head, sufficient_logit_scale, symbolic_head
+from tlspectral.studies.positional_symbolic.medians import median_tests
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 
 INDEX, RETRIEVAL = CanonicalTask("index"), CanonicalTask("retrieval")
@@ -101,6 +102,7 @@ REFUSED = {
     "bins": (lambda: figures.accuracy_against_position(RUNS, bin_width=0), "bin_width is 0"),
     "two seeds": (lambda: figures.query_key_paths(pd.concat([PATHS, PATHS.assign(seed=1)])), "seeds 0, 1"),
     "statistics": (lambda: figures.score_agreement(joined(), STATISTICS), "no column spearman, null_share"),
+    "medians by draw": (lambda: median_tests(pd.concat([score_rows()] * 2)), "one row per head"),
     # agreement with weights
     "agreement without a column": (
         lambda: score_agreement(score_rows(), head_rows().drop(columns="prev")),

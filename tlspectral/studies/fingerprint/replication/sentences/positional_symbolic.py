@@ -67,7 +67,7 @@ def early_heads_are_more_positional(tables: PublishedTables) -> Iterator[Sentenc
         "none: the test takes heads as independent, and no table of scores was published",
         None,
         None,
-        f"needs the weights of {_MODELS} (`tlspectral.positional.median_tests` of `positional_symbolic` on "
+        f"needs the weights of {_MODELS} (`positional_symbolic.medians.median_tests` of `positional_symbolic` on "
         "`BindingTask(n_blocks=256)` with swaps='all'); medians depend on tau, which PS does not give",
     )
 

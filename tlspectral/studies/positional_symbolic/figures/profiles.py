@@ -6,10 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tlspectral.plots.positional.plane import POSITIONAL, SCORES, SYMBOLIC
-from tlspectral.plots.positional.rows import of_head, require_one_row_per, without_nan
+from tlspectral.plots.positional import POSITIONAL, SCORES, SYMBOLIC, require_one_row_per, without_nan
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
-from tlspectral.selection import Heads, head_name, head_pairs
+from tlspectral.selection import Head, Heads, head_name, head_pair, head_pairs
 from tlspectral.tables.required import require
 
 _KEYS = ["layer", "head", "frequency"]
@@ -142,6 +141,15 @@ def _in_tokens(wavelength: float) -> str:
     unit, letter = (1e6, "M") if wavelength >= 999_500 else (1e3, "k") if wavelength >= 999.5 else (1.0, "")
     amount = wavelength / unit
     return f"{amount:.2g}{letter}" if amount < 9.95 else f"{amount:.0f}{letter}"
+
+
+def of_head(table: pd.DataFrame, head: Head) -> pd.DataFrame:
+    """The rows of one head. Raises ValueError where it has none."""
+    layer, index = head_pair(head)
+    rows = table.loc[(table["layer"] == layer) & (table["head"] == index)]
+    if rows.empty:
+        raise ValueError(f"{head_name(layer, index)} has no row in the table: give one of the heads that it holds")
+    return rows
 
 
 def require_frequencies(frequencies: pd.DataFrame) -> None:

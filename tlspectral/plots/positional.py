@@ -1,5 +1,10 @@
-"""Heads in the plane of their positional and symbolic scores."""
+"""Heads by their positional and symbolic scores: tables of `tlspectral.positional` in, matplotlib Figures out.
 
+They follow "Decoupling Positional and Symbolic Attention Behavior" (PS), Figures 1, 3, 5, 6 and 7, in colours that
+survive print and colour blindness.
+"""
+
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.positional.rows import require_one_row_per, without_nan
 from tlspectral.plots.style import (
     GREY,
     INK,
@@ -34,20 +38,18 @@ SYMBOLIC_AXIS = r"symbolic score $s_\mathrm{sym}$ (cosine)"
 
 
 def positional_symbolic_plane(
-    scores: pd.DataFrame, *, color: str = "layer", highlight: Heads | None = None, ax: Axes | None = None
+    scores: pd.DataFrame, *, highlight: Heads | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Draw every head in the plane of its positional score (across) and its symbolic score (up).
+    """Draw every head in the plane of its positional score (across) and its symbolic score (up), by layer.
 
     The thin arc is the unit circle. Under one swap of two blocks no head can lie inside it, and a head with all of its
     weight on one block lies on it. A mean over swaps that disagree may lie inside, where s_pos + s_sym is still 1 or
     more.
 
     Args:
-        scores: table of `positional_symbolic`, one row per head. Needed: `layer, head, s_pos, s_sym`
-            and the column named by `color`. Used where there: `s_pos_se, s_sym_se` for error bars of one standard
-            error, and `scores.attrs["correlation"]` for the correlation of the two scores and its null. Rows with NaN
-            are left out and counted in a note.
-        color: column of numbers that colours the dots.
+        scores: table of `positional_symbolic`, one row per head. Needed: `layer, head, s_pos, s_sym`. Used where
+            there: `s_pos_se, s_sym_se` for error bars of one standard error, and `scores.attrs["correlation"]` for the
+            correlation of the two scores and its null. Rows with NaN are left out and counted in a note.
         highlight: heads to be named: pairs (layer, head), names such as "L12H0", or rows of a table, for instance
             `scores.nlargest(5, "s_sym")`.
         ax: matplotlib Axes to draw into; None makes a new figure.
@@ -61,15 +63,14 @@ def positional_symbolic_plane(
     correlation strongly negative where attention is peaked and heads differ in how often they follow the content, so
     compare it with its null. A head with both scores near 1 may simply have a flat pattern.
     """
-    require(scores, dict.fromkeys(["layer", "head", *SCORES, color]), "positional_symbolic")
-    require_one_row_per(scores, ["layer", "head"], "give one row per head")
-    shown, note = without_nan(scores, list(dict.fromkeys([*SCORES, color])))
+    require_heads(scores, SCORES, "positional_symbolic")
+    shown, note = without_nan(scores, SCORES)
     named = _named_rows(scores, shown, highlight)
 
     figure, axes = one_panel(ax, 5.0, 5.0)
     _draw_errors(axes, shown)
     points = score_points(shown)
-    draw_heads(figure, axes, points, shown, scores, color, whole=pd.api.types.is_integer_dtype(scores[color]))
+    draw_heads(figure, axes, points, shown, scores)
     plane_axes(axes, points)
     legend_below(figure, [circle_entry()], [_correlation(scores), note], ax=ax)
     if len(named):
@@ -78,21 +79,49 @@ def positional_symbolic_plane(
     return figure
 
 
+def exclusion_plane(scores: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
+    """Draw every head by its exclusion index (across) and the standard deviation of its logits (up, logarithmic).
+
+    The index spreads where the two scores crowd near 1. Far below a deviation of 1 the softmax is nearly flat, and the
+    index speaks of logits that hardly matter.
+
+    Args:
+        scores: table of `positional_symbolic`: `layer, head, exclusion_index, logit_std`. Rows with
+            NaN, and logits without any spread, are left out and counted.
+        ax: matplotlib Axes to draw into; None makes a new figure.
+
+    Raises:
+        ValueError: a needed column is missing, there are no rows, or a head has several.
+
+    Source: PS, "Decoupling Positional and Symbolic Attention Behavior", Theorem 1.
+
+    What it does not establish: that a head uses what its index says, nor that its output depends on it.
+    """
+    columns = ["exclusion_index", "logit_std"]
+    require_heads(scores, columns, "positional_symbolic")
+    spread = scores["logit_std"].where(scores["logit_std"] > 0)
+    shown, note = without_nan(scores.assign(logit_std=spread), columns)
+    figure, axes = one_panel(ax, 5.4, 4.4)
+    draw_heads(figure, axes, np.asarray(shown[columns], dtype=float), shown, scores)
+    axes.set(
+        xlim=(-0.03, 1.03),
+        yscale="log",
+        xlabel="exclusion index (0 symbolic, 1 positional)",
+        ylabel="standard deviation of the logits",
+    )
+    dress(axes)
+    legend_below(figure, [], [note], ax=ax)
+    return figure
+
+
 def draw_heads(
-    figure: Figure,
-    axes: Axes,
-    points: Float[np.ndarray, "points 2"],
-    shown: pd.DataFrame,
-    scores: pd.DataFrame,
-    color: str,
-    *,
-    whole: bool,
+    figure: Figure, axes: Axes, points: Float[np.ndarray, "points 2"], shown: pd.DataFrame, scores: pd.DataFrame
 ) -> None:
-    """Draw the heads of `shown` as dots, coloured on the scale of all scores, with colour bar, model and number."""
-    colours = sequential_colours(scores[color])
+    """Draw the heads of `shown` as dots, coloured by layer on the scale of all scores, with model and number."""
+    colours = sequential_colours(scores["layer"])
     area = float(np.clip(9000 / max(len(shown), 1), 14, 42))
-    draw_dots(axes, points, area, colours.to_rgba(shown[color].to_numpy(float)), "heads")
-    colour_bar(figure, colours, axes, color, whole=whole)
+    draw_dots(axes, points, area, colours.to_rgba(shown["layer"].to_numpy(float)), "heads")
+    colour_bar(figure, colours, axes, "layer", whole=True)
     axes.set_title(str(scores.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
     axes.set_title(f"{len(shown)} heads", fontsize=9, color=GREY, loc="right")
 
@@ -154,3 +183,29 @@ def _named_rows(scores: pd.DataFrame, shown: pd.DataFrame, highlight: Heads | No
 def score_points(rows: pd.DataFrame) -> Float[np.ndarray, "points 2"]:
     """Return where rows stand in the plane: s_pos across, s_sym up."""
     return np.asarray(rows[SCORES], dtype=float)
+
+
+def require_one_row_per(table: pd.DataFrame, keys: list[str], hint: str) -> None:
+    """Refuse a table with two rows of equal keys. Raises ValueError, which names the first of them."""
+    repeated = table.duplicated(keys)
+    if repeated.any():
+        first = table.loc[repeated, keys].iloc[0]
+        values = ", ".join(f"{key} {first[key]}" for key in keys)
+        raise ValueError(f"the table has several rows for {values}: {hint}")
+
+
+def require_heads(table: pd.DataFrame, columns: Iterable[str], made_by: str) -> None:
+    """Refuse a table without these columns of single heads, or with two rows of a head. Raises ValueError."""
+    require(table, ["layer", "head", *columns], made_by)
+    require_one_row_per(table, ["layer", "head"], "give one row per head")
+
+
+def without_nan(table: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame, str | None]:
+    """The rows without NaN in these columns, and a note about the others, None if there are none."""
+    complete = table.dropna(subset=columns)
+    count = len(table) - len(complete)
+    if not count:
+        return complete, None
+    rows = "row" if count == 1 else "rows"
+    with_nan = [column for column in columns if table[column].isna().any()]
+    return complete, f"not drawn: {count} {rows} with NaN in {' or '.join(with_nan)}"
