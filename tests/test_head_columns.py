@@ -7,18 +7,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 import zoo
-from head_tables import (
-    ALL,
-    BEHAVIOUR,
-    BOUNDED,
-    COUNTS,
-    NULLS,
-    TEXTS,
-    analyze,
-    assert_same,
-    built,
-    table_of,
-)
+from head_tables import ALL, BEHAVIOUR, BOUNDED, COUNTS, NULLS, TEXTS, analyze, assert_same, built, table_of
 from reference_circuits import dense_copying, dense_self_match, reference
 from reference_spectra import dense_reference
 

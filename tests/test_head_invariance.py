@@ -6,17 +6,7 @@ import joblib
 import numpy as np
 import pytest
 import zoo
-from head_tables import (
-    ALL,
-    COUNTS,
-    NULLS,
-    SCALE_FREE,
-    TEXTS,
-    analyze,
-    assert_same,
-    built,
-    table_of,
-)
+from head_tables import ALL, COUNTS, NULLS, SCALE_FREE, TEXTS, analyze, assert_same, built, table_of
 
 # --- both backends ---
 

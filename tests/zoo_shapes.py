@@ -24,6 +24,11 @@ _WITHOUT_GROUPS = {
     "tie_word_embeddings": False,
 }
 LLAMA_SHAPE = {**_WITHOUT_GROUPS, "num_key_value_heads": 2}
+_ENCODER = {**_SIZES, "intermediate_size": 64, "max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}
+_FALCON = {**_SEQUENCE, **_SIZES, "new_decoder_architecture": False, "bias": False}
+_MPT = {"d_model": WIDTH, "n_heads": HEADS, "n_layers": LAYERS, "max_seq_len": CONTEXT, "vocab_size": VOCABULARY}
+_EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
+         "patch_size": 14}  # fmt: skip
 _MIXED = ["sliding_attention", "full_attention"]
 _WINDOWED = {"head_dim": 16, "layer_types": _MIXED, "sliding_window": WINDOW}
 _LATENT = {
@@ -67,21 +72,6 @@ def _of(model: str, shape: dict[str, Any] = LLAMA_SHAPE, **changes: Any) -> Shap
     return config
 
 
-def _encoder(model: str, **form: Any) -> Shape:
-    sizes = {**_SIZES, "intermediate_size": 64, "max_position_embeddings": CONTEXT, "vocab_size": VOCABULARY}
-    return _of(model, sizes, **form)
-
-
-def _falcon(**form: Any) -> Shape:
-    forms = {"new_decoder_architecture": False, "bias": False, **form}
-    return _of("FalconForCausalLM", {**_SEQUENCE, **_SIZES}, **forms)
-
-
-def _mpt(**attention: Any) -> Shape:
-    sizes = {"d_model": WIDTH, "n_heads": HEADS, "n_layers": LAYERS, "max_seq_len": CONTEXT, "vocab_size": VOCABULARY}
-    return _of("MptForCausalLM", sizes, attn_config=attention)
-
-
 def _deepseek_v2(**changes: Any) -> Shape:
     """Latent attention that rotates complex numbers; V2 Lite has no latent of queries."""
     return _of("DeepseekV2ForCausalLM", **{**_EXPERTS, "n_group": 1, **changes})
@@ -97,14 +87,6 @@ def _glm5(selected: int, second: str = "full") -> Shape:
     """Latent attention to the keys that an indexer picks for each query; a "shared" layer takes those of the first."""
     indexer = {"index_n_heads": 4, "index_topk": selected, "index_head_dim": 16, "indexer_types": ["full", second]}
     return _of("GlmMoeDsaForCausalLM", **{**_EXPERTS, "n_group": 1}, **indexer)
-
-
-def _gemma3_with_eyes() -> PretrainedConfig:
-    """Its text model is nested in the config, and the vision tower has query and key projections too."""
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    vision = {**sizes, "image_size": 28, "patch_size": 14}
-    text = {**LLAMA_SHAPE, **_WINDOWED}
-    return _of("Gemma3ForConditionalGeneration", {}, text_config=text, vision_config=vision)()
 
 
 _GEMMA3 = {
@@ -184,17 +166,19 @@ SHAPES: dict[str, Shape] = {
     "mamba": _of(
         "MambaForCausalLM", _SEQUENCE, hidden_size=WIDTH, num_hidden_layers=LAYERS, state_size=4, time_step_rank=4
     ),
-    "bert": _encoder("BertForMaskedLM"),
+    "bert": _of("BertForMaskedLM", _ENCODER),
     # Positions are counted from the padding id on, so that two rows of the table stand for none.
-    "roberta": _encoder("RobertaForMaskedLM", pad_token_id=1, max_position_embeddings=CONTEXT + 2),
+    "roberta": _of("RobertaForMaskedLM", _ENCODER, pad_token_id=1, max_position_embeddings=CONTEXT + 2),
 }
 
 FALCONS: dict[str, Shape] = {
-    "falcon": _falcon(multi_query=True),
-    "falcon_grouped": _falcon(new_decoder_architecture=True, num_kv_heads=2),
-    "falcon_with_bias": _falcon(new_decoder_architecture=True, num_kv_heads=HEADS, bias=True),
-    "falcon_one_norm": _falcon(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),
-    "falcon_alibi": _falcon(multi_query=False, alibi=True, bias=True),
+    "falcon": _of("FalconForCausalLM", _FALCON, multi_query=True),
+    "falcon_grouped": _of("FalconForCausalLM", _FALCON, new_decoder_architecture=True, num_kv_heads=2),
+    "falcon_with_bias": _of("FalconForCausalLM", _FALCON, new_decoder_architecture=True, num_kv_heads=HEADS, bias=True),
+    "falcon_one_norm": _of(
+        "FalconForCausalLM", _FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
+    ),
+    "falcon_alibi": _of("FalconForCausalLM", _FALCON, multi_query=False, alibi=True, bias=True),
 }
 """Falcon 7B, 40B, the same with biases, Falcon 2, and Falcon RW: their bridges are made by `load_model` alone."""
 
@@ -225,10 +209,13 @@ MORE_SHAPES: dict[str, Shape] = {
         sliding_window=None,
         rope_parameters=_to_32("yarn", factor=4.0, llama_4_scaling_beta=0.9),
     ),
-    "mpt": _mpt(),
-    "mpt_clipped": _mpt(clip_qkv=100.0),
+    "mpt": _of("MptForCausalLM", _MPT, attn_config={}),
+    "mpt_clipped": _of("MptForCausalLM", _MPT, attn_config={"clip_qkv": 100.0}),
     "gemma3_with_softcap": _of("Gemma3ForCausalLM", **_GEMMA3, attn_logit_softcapping=6.0),
-    "gemma3_with_eyes": _gemma3_with_eyes,
+    # Its text model is nested in the config, and the vision tower has query and key projections too.
+    "gemma3_with_eyes": _of(
+        "Gemma3ForConditionalGeneration", {}, text_config={**LLAMA_SHAPE, **_WINDOWED}, vision_config=_EYES
+    ),
     # Scores are divided by sqrt(d_head) after the mask, so that masked ones are the lowest number over 3.5.
     "codegen": _of("CodeGenForCausalLM", _GPT, n_ctx=CONTEXT, rotary_dim=8, tie_word_embeddings=False),
     # Four streams, of which a layer reads one.
