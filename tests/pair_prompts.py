@@ -17,6 +17,24 @@ def prompt_pairs(n, length, *, seed, at=4):
     return clean, other
 
 
+def patched_by_pair(model, clean, other, layer, head, at=None):
+    """Logit 7 less logit 10 of each prompt with z of a head, or that at one position, from its pair; one at a time."""
+    name, values = f"blocks.{layer}.attn.hook_z", []
+    for one, pair, place in zip(clean, other, [slice(None)] * len(clean) if at is None else at, strict=True):
+        seen = {}
+        with torch.no_grad():
+            model.run_with_hooks(pair[None], fwd_hooks=[(name, lambda z, hook, seen=seen: seen.update(z=z.clone()))])
+
+            def patch(z, hook, seen=seen, place=place):
+                z = z.clone()
+                z[:, place, head] = seen["z"][:, place, head]
+                return z
+
+            logits = model.run_with_hooks(one[None], fwd_hooks=[(name, patch)])[0, -1]
+        values.append(float(logits[7] - logits[10]))
+    return np.array(values)
+
+
 def first_order(model, clean, other, layer):
     """The gradient of logit 7 less logit 10 in z, times what the pair changes there, [batch, pos, heads, d_head]."""
     name, z, swapped = f"blocks.{layer}.attn.hook_z", {}, {}

@@ -39,7 +39,7 @@ def test_the_streamed_table_is_the_loaded_one(folder, sizes, name):
 
 def tied(path):
     """The file holds one matrix for both ends."""
-    config = SHAPES["gpt2"][0]()
+    config = SHAPES["gpt2"]()
     config.tie_word_embeddings, config.initializer_range = True, 0.2
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

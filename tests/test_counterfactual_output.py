@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from pair_prompts import first_order, prompt_pairs
+from pair_prompts import first_order, patched_by_pair, prompt_pairs
 
 import tlspectral as tls
 from tlspectral.hooks.sweeps import sweep as sweep_module
@@ -24,31 +24,13 @@ def unequal():
     ]
 
 
-def plainly(model, clean, other, layer, head):
-    """Score of each prompt with z of one head taken from a run of its pair, one prompt at a time."""
-    name, values = f"blocks.{layer}.attn.hook_z", []
-    for one, pair in zip(clean, other, strict=True):
-        seen = {}
-        with torch.no_grad():
-            model.run_with_hooks(pair[None], fwd_hooks=[(name, lambda z, hook, seen=seen: seen.update(z=z.clone()))])
-
-            def patch(z, hook, seen=seen):
-                z = z.clone()
-                z[:, :, head] = seen["z"][:, :, head]
-                return z
-
-            logits = model.run_with_hooks(one[None], fwd_hooks=[(name, patch)])[0, -1]
-        values.append(float(logits[7] - logits[10]))
-    return np.array(values)
-
-
 @pytest.mark.parametrize("prompts", [pairs, unequal])
 def test_a_sweep_writes_what_the_pair_writes(prompts):
     model, (clean, other) = zoo.shared("bridge", "llama"), prompts()
     task = tls.logit_difference(clean, 7, 10, counterfactual=other)
     table = tls.ablation_sweep(model, PART, heads=["L0H1", "L1H2"], task=task)
     for row in table.itertuples():
-        expected = plainly(model, clean, other, row.layer, row.head)
+        expected = patched_by_pair(model, clean, other, row.layer, row.head)
         assert row.value == pytest.approx(expected.mean(), abs=1e-5)  # float32: 3e-7 measured, effects of 1e-2
     assert table["delta"].abs().min() > 1e-4
 
@@ -61,7 +43,7 @@ def test_a_block_takes_its_pairs_as_the_reference():
         with pytest.raises(ValueError, match="has 6 pairs, and this run has 2 prompts"):
             model(clean[:2])
     found = (logits[:, 7] - logits[:, 10]).numpy()
-    np.testing.assert_allclose(found, plainly(model, clean, other, 0, 1), atol=1e-5)  # as above
+    np.testing.assert_allclose(found, patched_by_pair(model, clean, other, 0, 1), atol=1e-5)  # as above
 
 
 def test_the_screen_is_the_gradient_times_the_difference(monkeypatch):

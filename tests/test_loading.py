@@ -236,7 +236,7 @@ def test_a_prompt_longer_than_the_positions_is_refused_in_words():
 def test_queries_keys_and_values_of_falcon_are_cut_as_the_config_says(folder, name):
     model = load_model(folder(name))
     raw = attention_view(model).raw(0)
-    n_kv_heads, d_head = FALCONS[name][0]().num_kv_heads, raw.w_q.shape[-1]
+    n_kv_heads, d_head = FALCONS[name]().num_kv_heads, raw.w_q.shape[-1]
     # The rows of the packed projection, one key/value head after the other: its queries, its key, its value.
     packed = zoo.hf_model(name).transformer.h[0].self_attention.query_key_value
     groups = packed.weight.detach().unflatten(0, (n_kv_heads, -1, d_head))
@@ -260,7 +260,7 @@ def test_transformers_adds_falcons_alibi_twice_where_scores_are_seen():
 
     def difference(name):
         eager = zoo.hf_model(name)
-        config = FALCONS[name][0]()
+        config = FALCONS[name]()
         config._attn_implementation = "sdpa"
         fused = type(eager)(config).eval()
         fused.load_state_dict(eager.state_dict())

@@ -4,6 +4,7 @@ import hashlib
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import huggingface_hub
 import pytest
@@ -88,17 +89,11 @@ def test_concurrent_conversions_leave_one_copy(gguf_file, monkeypatch):
         together.wait()
 
     monkeypatch.setattr(gguf, "convert", at_once)
-    found = []
-    threads = [
-        threading.Thread(target=lambda: found.append(gguf.converted_folder(find_source(file)))) for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: gguf.converted_folder(find_source(file)), range(2))
     assert len(converted) == 2
-    assert found[0] == found[1]
-    assert list(gguf.cache_folder().iterdir()) == [found[0][0]]
+    assert first == second
+    assert list(gguf.cache_folder().iterdir()) == [first[0]]
 
 
 def test_missing_packages_name_what_to_install(gguf_file, monkeypatch):

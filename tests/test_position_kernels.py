@@ -83,7 +83,7 @@ def test_a_layer_whose_scores_are_rebuilt_is_refused_under_an_ablation_there():
 def test_rebuilt_scores_that_are_not_the_models_own_are_refused():
     model = shared("bridge", "opt")
     double = [("blocks.0.attn.hook_q", lambda query, hook: 2 * query)]
-    with pytest.raises(ScoreMismatch, match="layer 0: the pattern rebuilt"), model.hooks(fwd_hooks=double):
+    with pytest.raises(ScoreMismatch, match="layer 0: the attention of the run differs"), model.hooks(fwd_hooks=double):
         relative_position_kernel(model, [(0, 0)], zoo.prompt(3, 24))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from pair_prompts import first_order, prompt_pairs
+from pair_prompts import first_order, patched_by_pair, prompt_pairs
 
 import tlspectral as tls
 from tlspectral.hooks.sweeps import sweep as sweep_module
@@ -32,24 +32,6 @@ def pairs(**positions):
     )
 
 
-def plainly(model, layer, head, at):
-    """Score of each prompt with z of one head at one position taken from its pair, one prompt at a time."""
-    name, values = f"blocks.{layer}.attn.hook_z", []
-    for one, pair, place in zip(*prompts(), at, strict=True):
-        seen = {}
-        with torch.no_grad():
-            model.run_with_hooks(pair[None], fwd_hooks=[(name, lambda z, hook, seen=seen: seen.update(z=z.clone()))])
-
-            def patch(z, hook, seen=seen, place=place):
-                z = z.clone()
-                z[:, place, head] = seen["z"][:, place, head]
-                return z
-
-            logits = model.run_with_hooks(one[None], fwd_hooks=[(name, patch)])[0, -1]
-        values.append(float(logits[7] - logits[10]))
-    return np.array(values)
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_sweep_by_position_is_z_edited_at_that_position(name):
     model = zoo.shared("bridge", name)
@@ -58,7 +40,7 @@ def test_a_sweep_by_position_is_z_edited_at_that_position(name):
     assert list(table["position"]) == 2 * list(places)
     assert list(table["name"]) == ["L0H1"] * 3 + ["L1H2"] * 3
     for row in table.itertuples():
-        expected = plainly(model, row.layer, row.head, places[row.position])
+        expected = patched_by_pair(model, *prompts(), row.layer, row.head, places[row.position])
         assert row.value == pytest.approx(expected.mean(), abs=1e-5)  # float32: 3e-7 measured, effects of 1e-2
     effects = table.set_index(["name", "position"])["delta"].abs()
     # The last layer is read at the end alone.

@@ -148,6 +148,11 @@ def other(settings):
     return rf"made with other {settings} \("
 
 
+def each(**options):
+    """The refusals of work with one other option, named by it."""
+    return [(other(name), {name: value}) for name, value in options.items()]
+
+
 @dataclass(frozen=True)
 class Row:
     """A function, and how it keeps its work.
@@ -176,20 +181,17 @@ class Row:
         return self.measure(folder, **made)
 
 
+OTHER_NULL = {"null_draws": 4, "seed": 1, "null_blocks": "fresh", "null_dtype": "float64"}
 ROWS = {
     "sweep": Row(
         swept,
         2,
         options={"control": "random"},
         foreign=[
-            (other("seed"), {"seed": 1}),
+            *each(seed=1, control=None, screen="gradient", heads=HEADS[:1], task=partial(renamed)),
+            *each(heads=None),
             (other("tokens"), {"task": partial(repeated, 4)}),
-            (other("control"), {"control": None}),
             (other("draws") + "draws: null there, 19 now", {"draws": 19}),
-            (other("screen"), {"screen": "gradient"}),
-            (other("heads"), {"heads": HEADS[:1]}),
-            (other("heads"), {"heads": None}),
-            (other("task"), {"task": partial(renamed)}),
             (other("weights"), {"model": partial(zoo.bridge, "llama", seed=1)}),
         ],
         served=[(2, {"part": "output"}), (0, {"part": "M_S"})],
@@ -238,17 +240,11 @@ ROWS = {
         edges,
         2,
         foreign=[
-            (other("seed"), {"seed": 1}),
+            *each(seed=1, task=partial(renamed), senders=["L0H3"], receivers=["L1H0.k"], measure="dup", replace="zero"),
+            *each(receivers=["L1H0.q", "L1H1.k"], measure="task"),
             (other("tokens"), {"task": partial(repeated, 4)}),
-            (other("task"), {"task": partial(renamed)}),
-            (other("senders"), {"senders": ["L0H3"]}),
-            (other("receivers"), {"receivers": ["L1H0.k"]}),
-            (other("receivers"), {"receivers": ["L1H0.q", "L1H1.k"]}),
-            (other("measure"), {"measure": "dup"}),
             (other("control, draws"), {"control": None}),
             (other("draws"), {"control": 4}),
-            (other("replace"), {"replace": "zero"}),
-            (other("measure"), {"measure": "task"}),
             (other("weights"), {"model": partial(zoo.bridge, "gemma2", seed=1)}),
         ],
     ),
@@ -260,9 +256,7 @@ ROWS = {
             (other("seed, tokens"), {"seed": 6}),
             ("queries", {"queries": 1}),
             (other("blocks"), {"swapped": 3}),
-            (other("swaps"), {"swaps": "all"}),
-            (other("logit_scale"), {"logit_scale": 2.0}),
-            (other("heads"), {"heads": "L0H1"}),
+            *each(swaps="all", logit_scale=2.0, heads="L0H1"),
             (other("tokens"), {"kind": ShiftedMarks}),
             (other("task"), {"kind": OtherMarks}),
             (other("weights"), {"model": partial(zoo.bridge, "llama", seed=1)}),
@@ -274,12 +268,7 @@ ROWS = {
             (4, {"mode": "prompt"}),
         ],
     ),
-    "scores by prompt": Row(
-        scored,
-        4,
-        2,
-        {"mode": "prompt", "draws": 1, "swapped": 5, "swaps": "all"},
-    ),
+    "scores by prompt": Row(scored, 4, 2, {"mode": "prompt", "draws": 1, "swapped": 5, "swaps": "all"}),
     "scores of prompts": Row(
         scored_prompts,
         4,
@@ -295,12 +284,7 @@ ROWS = {
         streamed,
         2,
         foreign=[
-            (other("null_draws"), {"null_draws": 4}),
-            (other("seed"), {"seed": 1}),
-            (other("null_blocks"), {"null_blocks": "fresh"}),
-            (other("null_dtype"), {"null_dtype": "float64"}),
-            (other("extras"), {"extras": ["position_share"]}),
-            (other("heads"), {"heads": ["L0H1"]}),
+            *each(**OTHER_NULL, extras=["position_share"], heads=["L0H1"]),
             (other("config_sha256"), {"path": partial(saved, "qwen3")}),
             ("made from other weights of layer 1", {"path": partial(with_one_other_weight, "llama", 1)}),
         ],
@@ -313,7 +297,7 @@ ROWS = {
         streamed,
         2,
         options={"heads": HEADS},
-        foreign=[(other("heads"), {"heads": HEADS[:1]}), (other("heads"), {"heads": None})],
+        foreign=[*each(heads=HEADS[:1]), *each(heads=None)],
         served=[(0, {"heads": HEADS[::-1]})],
     ),
     "history": Row(
@@ -321,15 +305,8 @@ ROWS = {
         2,
         options={"pairs": [((0, 1), (1, 2))], "task": margin([[1, 2, 3, 1], [4, 5, 4, 9]]), "blocks": BLOCKS},
         foreign=[
-            (other("null_draws"), {"null_draws": 4}),
-            (other("null_dtype"), {"null_dtype": "float64"}),
-            (other("seed"), {"seed": 1}),
-            (other("detectors"), {"detectors": True}),
-            (other("pairs"), {"pairs": []}),
-            (other("task"), {"task": margin([[1, 2, 3, 1], [4, 5, 6, 9]])}),
-            (other("task"), {"task": None}),
-            (other("blocks"), {"blocks": BLOCKS.swapped(0, 1)}),
-            (other("blocks"), {"blocks": None}),
+            *each(null_draws=4, null_dtype="float64", seed=1, detectors=True, pairs=[], task=None, blocks=None),
+            *each(task=margin([[1, 2, 3, 1], [4, 5, 6, 9]]), blocks=BLOCKS.swapped(0, 1)),
             ("holds 'one' of another model", {"checkpoints": [("one", "tiny-rope")]}),
         ],
         served=[(1, {"checkpoints": [("three", "tiny-rope"), ("one", "tiny-rope-sym")]})],
@@ -338,12 +315,7 @@ ROWS = {
         many,
         6,
         4,
-        foreign=[
-            (other("null_draws"), {"null_draws": 4}),
-            (other("seed"), {"seed": 1}),
-            (other("null_dtype"), {"null_dtype": "float64"}),
-            (other("detectors"), {"detectors": True}),
-        ],
+        foreign=each(**OTHER_NULL, detectors=True),
     ),
 }  # fmt: skip
 

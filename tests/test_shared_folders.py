@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -74,20 +75,15 @@ def test_shards_that_are_killed_make_nothing_twice_but_what_was_cut_short():
 
 def at_once(calls):
     """Make the calls in threads; return what each gave or raised."""
-    found = [None] * len(calls)
 
-    def run(number):
+    def made(call):
         try:
-            found[number] = calls[number]()
+            return call()
         except IncompatibleCheckpoint as error:
-            found[number] = error
+            return error
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [*pool.map(made, calls)]
 
 
 @pytest.fixture

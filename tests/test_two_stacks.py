@@ -1,8 +1,7 @@
 """HRM, whose two stacks of layers run several times in one pass, beside its forward pass written out in float64."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,21 +34,6 @@ def weights():
     return zoo.hf_model("hrm").double()
 
 
-class Run(NamedTuple):
-    """A layer as it runs for the `number`-th time: queries and keys before rotation, as complex numbers.
-
-    `free` is their product by pair of columns, biases left out, and `z_of` gives z of other scores.
-    """
-
-    layer: int
-    number: int
-    query: torch.Tensor
-    key: torch.Tensor
-    scores: torch.Tensor
-    free: torch.Tensor
-    z_of: Callable[[torch.Tensor], torch.Tensor]
-
-
 def rms(x):
     return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
@@ -59,8 +43,12 @@ def untouched(run):
 
 
 @torch.no_grad()
-def plain(tokens, edit: Callable[[Run], Any] = untouched):
-    """The logits; `edit` returns z, [batch, head, pos, column], of a layer each time that it runs."""
+def plain(tokens, edit=untouched):
+    """The logits; `edit` returns z, [batch, head, pos, column], of a layer each time that it runs.
+
+    It is given `query` and `key` before rotation, as complex numbers; `free`, their product by pair of columns, biases
+    left out; the `scores`, and `z_of`, which gives z of others.
+    """
     inner, config, numbers = weights().model, weights().config, [0, 0]
 
     def through(layer, stack, x):
@@ -76,7 +64,8 @@ def plain(tokens, edit: Callable[[Run], Any] = untouched):
             hidden = torch.ones(20, 20, dtype=torch.bool).triu(1)
             return torch.sigmoid(gate) * (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v)
 
-        z = edit(Run(layer, numbers[layer], q, k, (whole * APART).real.sum(-1), free, z_of))
+        run = {"layer": layer, "number": numbers[layer], "query": q, "key": k, "free": free, "z_of": z_of}
+        z = edit(SimpleNamespace(**run, scores=(whole * APART).real.sum(-1)))
         numbers[layer] += 1
         x = x + own.o_proj(z.transpose(1, 2).flatten(-2))
         return rms(x + block.mlp(rms(x)))

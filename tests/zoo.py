@@ -120,15 +120,13 @@ def hf_model(name: str, seed: int = 0) -> Any:
 
     Fresh at each call, because a bridge replaces submodules of the model it wraps in place.
     """
-    make_config, class_name = {**SHAPES, **MORE_SHAPES}[name]
-    config = make_config()
-    config.architectures = [class_name]
+    config = {**SHAPES, **MORE_SHAPES}[name]()
     config.initializer_range = 0.04
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config._attn_implementation = "eager"
         config._experts_implementation = "eager"  # the default asks for kernels of CPU or CUDA by the device's name
-        model = getattr(transformers, class_name)(config).float().eval()
+        model = getattr(transformers, config.architectures[0])(config).float().eval()
         _jitter(model, name, config)
     return model
 

@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 import torch
 from ablation_runs import a_part, logits
-from edge_recomputation import (
-    LENGTH,
-    cut_beside_heads,
-    cut_by_hand,
-    edge_of,
-    grabbed,
-    recomputed,
-    repeated,
-)
+from edge_recomputation import LENGTH, cut_beside_heads, cut_by_hand, edge_of, grabbed, recomputed, repeated
 from score_terms import KEY, PARTS, PROMPT, QUERY, captured_of, own_score, plain_terms, scores_of_run, sources_of
 
 import tlspectral as tls

@@ -13,12 +13,11 @@ from typer.testing import CliRunner
 import tlspectral as tls
 from tlspectral import stats
 from tlspectral.cli import app
-from tlspectral.studies.fingerprint.statistics.weight_noise import NOISE_COLUMNS
 from tlspectral.studies.fingerprint.published import published_heads
 from tlspectral.studies.fingerprint.statistics import statistic_noise, weight_noise_band, weight_noise_draws
 from tlspectral.studies.fingerprint.statistics.model_row import another_model
 from tlspectral.studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
-from tlspectral.studies.fingerprint.statistics.weight_noise import storage_steps
+from tlspectral.studies.fingerprint.statistics.weight_noise import NOISE_COLUMNS, storage_steps
 
 
 def row(table, statistic, method):
