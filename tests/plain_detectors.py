@@ -19,6 +19,7 @@ def marked_keys(row, *, prompts=False):
     length = (len(row) - 1) // 2
     copy, segment = range(length + 1, 2 * length + 1), range(2, length + 1)
     wanted = {"prev": (copy, 1), "dup": (copy, length), "ind": (copy, length - 1), "prev_first": (segment, 1)}
+    wanted["next"] = (copy[:-1], -1)  # of encoders
     return {score: {query: [query - back] for query in queries} for score, (queries, back) in wanted.items()}
 
 

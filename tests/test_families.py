@@ -25,7 +25,7 @@ PECULIAR = (
     ("opt", "350M"),
     ("stablelm", "qk_layernorm=True"),
 )
-ELSEWHERE = {(SHAPES[name][0]().model_type, "") for name in zoo.RIGHT}
+ELSEWHERE = {(SHAPES[name]().model_type, "") for name in zoo.RIGHT}
 """Forms of the zoo's models, of which test_loading.py and test_checkpoint_streaming.py ask the same."""
 
 

@@ -50,8 +50,11 @@ def nested(depth):
      ({"ours": nested(100_000)}, "RecursionError")],
     ids=["key", "900", "100,000"],
 )  # fmt: skip
-def test_why_metadata_cannot_be_read_is_named(tmp_path, given, words):
-    path = forged(tmp_path / "heads.parquet", pandas_metadata()[0], **given)
+def test_a_file_without_a_checksum_is_read_or_it_is_named_why_its_metadata_cannot(tmp_path, given, words):
+    table, pandas = pandas_metadata()
+    path = forged(tmp_path / "heads.parquet", table, pandas=pandas)
+    pd.testing.assert_frame_equal(read_table(path), table.to_pandas())
+    forged(path, table, **given)
     with pytest.raises(ValueError, match=rf"heads.parquet: its metadata cannot be read \({words}"):
         read_table(path)
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from attention_models import fresh, poke
+from conformance.reading import operator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import shared
@@ -11,7 +13,7 @@ from zoo import shared
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.heads.operators.factored import QKOperator, QKOperators, ov_operators, qk_operators
-from tlspectral.models.attention import attention_view, view
+from tlspectral.models.attention import attention_view, layer_digest, view
 
 invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
@@ -143,9 +145,6 @@ def test_heads_pairs_and_layers_that_are_not_there(call, error, words):
         call()
 
 
-# --- gains ---
-
-
 def test_layer_norms_of_queries_and_keys_are_in_the_operator():
     """A LayerNorm of a head takes the mean out of its columns, so that one singular value of M is 0."""
     model, view = zoo.hf_model("stablelm_norms"), attention_view(shared("bridge", "stablelm_norms"))
@@ -198,37 +197,6 @@ def test_layers_are_folded_when_asked_for_and_one_is_kept(monkeypatch):
     assert reads == [0, 1, 2, 3]
 
 
-# --- output-value ---
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
-def test_ov_operators_against_the_published_weights(name):
-    hf = zoo.hf_model(name)
-    for layer in range(2):
-        found = ov_operators(shared("bridge", name), layer)
-        assert [(op.layer, op.head) for op in found] == [(layer, head) for head in range(zoo.HEADS)]
-        if name == "gpt2":
-            block = hf.transformer.h[layer]
-            gain, d_head = block.ln_1.weight.double(), zoo.WIDTH // zoo.HEADS
-            value, output = block.attn.c_attn.weight.double()[:, 2 * zoo.WIDTH :], block.attn.c_proj.weight.double()
-        else:
-            block = hf.model.layers[layer]
-            gain, d_head = block.input_layernorm.weight.double(), block.self_attn.head_dim
-            gain = gain + (name == "gemma2")
-            value, output = (getattr(block.self_attn, f"{side}_proj").weight.double().T for side in "vo")
-        centring = torch.eye(zoo.WIDTH, dtype=torch.float64) - 1 / zoo.WIDTH
-        for head, operator in enumerate(found):
-            kv_head = head if name == "gpt2" else head // 2
-            w_v = gain[:, None] * value[:, kv_head * d_head : (kv_head + 1) * d_head]
-            dense = (w_v @ output[head * d_head : (head + 1) * d_head]).detach()
-            if name == "gpt2":
-                dense = centring @ dense @ centring
-            # Rounding of float64, except Gemma's 1 + w in float32. The wrong kv head or side is off by its own size.
-            limit = 3e-7 if name == "gemma2" else 1e-14
-            torch.testing.assert_close(operator.dense(), dense, rtol=0, atol=limit * float(dense.abs().max()))
-            torch.testing.assert_close(operator.product().dense(), operator.dense(), rtol=0, atol=1e-14)
-
-
 def test_operators_and_views_are_one_line():
     model = zoo.shared("bridge", "llama")
     view, operators = attention_view(model), qk_operators(model)
@@ -241,3 +209,76 @@ def test_operators_and_views_are_one_line():
         assert "\n" not in text
         assert "tensor(" not in text
         assert len(text) < 300
+
+
+# --- the published weights; that every form of a model has their operator, conformance/reading.py asks ---
+
+
+def published(name, index):
+    """M and the output-value matrix of each query head, as FP section 3 reads, from the weights of transformers."""
+    model, one = zoo.hf_model(name).double(), float(name in ("gemma2", "gemma3"))  # whose gains are 1 + weight
+    if name == "gpt2":
+        block, d_head = model.transformer.h[index], zoo.WIDTH // zoo.HEADS
+        *packed, w_o = *block.attn.c_attn.weight.split(zoo.WIDTH, dim=1), block.attn.c_proj.weight
+        gain = block.ln_1.weight
+    else:
+        block = model.model.layers[index]
+        attention, d_head = block.self_attn, block.self_attn.head_dim
+        *packed, w_o = (getattr(attention, f"{side}_proj").weight.T for side in "qkvo")
+        gain = torch.ones(zoo.WIDTH) if name == "olmo2" else block.input_layernorm.weight + one
+    w_q, w_k, w_v = ((gain[:, None] * weight).unflatten(1, (-1, d_head)) for weight in packed)
+    if name in ("qwen3", "gemma3", "olmo2"):  # OLMo 2 has a gain for every column of every head
+        w_q = w_q * (attention.q_norm.weight + one).unflatten(0, (-1, d_head))
+        w_k = w_k * (attention.k_norm.weight + one).unflatten(0, (-1, d_head))
+    # Two query heads read one key head.
+    w_q, w_k, w_v = (w.repeat_interleave(zoo.HEADS // w.shape[1], dim=1).transpose(0, 1) for w in (w_q, w_k, w_v))
+    m, ov = (w_q @ w_k.mT).detach(), (w_v @ w_o.unflatten(0, (-1, d_head))).detach()
+    if name == "gpt2":
+        centring = torch.eye(zoo.WIDTH, dtype=torch.float64) - 1 / zoo.WIDTH
+        m, ov = centring @ m @ centring, centring @ ov @ centring
+    return m, ov
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gemma3", "qwen3", "olmo2"])
+def test_operators_of_the_paper_from_the_published_weights(name):
+    # Rounding of float64 alone, except Gemma's 1 + w, which is summed in float32 as the model does. The next kv head,
+    # the other side, gain w instead of 1 + w, or no centring are off by 1e-2 and more.
+    limit = 3e-7 if name.startswith("gemma") else 1e-14
+    layers = attention_view(shared("bridge", name))
+    for index in range(layers.n_layers):
+        found, outputs = operator(layers.layer(index)), ov_operators(shared("bridge", name), index)
+        assert [(op.layer, op.head) for op in outputs] == [(index, head) for head in range(zoo.HEADS)]
+        for m, output, *expected in zip(found, outputs, *published(name, index), strict=True):
+            for one, other in zip((m, output.dense()), expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=limit * float(other.abs().max()))
+            torch.testing.assert_close(output.product().dense(), output.dense(), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_16_bit_gain_is_not_rounded_again(name):
+    # Gemma's own module adds the 1 in float32; in bfloat16 the sum would be rounded by 4e-3.
+    layer = attention_view(fresh("bridge", name).to(torch.bfloat16)).layer(0)
+    assert (layer.storage_dtype, layer.w_q.dtype) == (torch.bfloat16, torch.float64)
+    stored = zoo.hf_model(name).model.layers[0].input_layernorm.weight.detach().bfloat16().double()
+    expected = stored + (name == "gemma2")
+    torch.testing.assert_close(layer.norm.gain.detach().double(), expected, rtol=1e-7, atol=0)
+
+
+def test_digest_tells_weights_apart():
+    model = fresh("bridge", "qwen2")
+    read = attention_view(model).raw
+    first = [layer_digest(read(index)) for index in range(2)]
+    assert first == [layer_digest(attention_view(shared("bridge", "qwen2")).raw(index)) for index in range(2)]
+    assert first[0] != first[1]
+    poke(model.blocks[0].attn.original_component.k_proj.bias, 0.25)
+    assert layer_digest(read(0)) != first[0]
+    assert layer_digest(read(1)) == first[1]
+
+
+def test_facts_that_break_the_bilinear_form_are_told():
+    def told(name):
+        return attention_view(shared("bridge", name)).layer(0).bilinear
+
+    assert told("llama") == "exact"
+    assert told("qwen3") == told("gemma3") == "up_to_token_scale"
+    assert told("gemma2") == "softcapped"

@@ -1,5 +1,6 @@
 """Padding: a batch with a mask is scored as its sequences are alone, one without is refused."""
 
+import functools
 import inspect
 
 import numpy as np
@@ -43,8 +44,7 @@ def test_a_mask_of_ones_changes_nothing_to_the_bit():
 def test_a_padded_batch_may_be_wider_than_the_context():
     model, tokens = shared("bridge", "llama"), zoo.prompt(2, 100)
     wide = torch.cat([torch.full((2, 60), PAD), tokens], 1)
-    mask = (torch.arange(160) >= 60).expand(2, 160)
-    found = language_loss(model, wide, attention_mask=mask)
+    found = language_loss(model, wide, attention_mask=(torch.arange(160) >= 60).expand(2, 160))
     np.testing.assert_array_equal(found.per_sequence, language_loss(model, tokens).per_sequence)
 
 
@@ -83,19 +83,13 @@ def test_a_mask_of_another_shape_or_without_tokens_is_refused():
 
 def test_padding_on_either_side_is_the_same_sweep(tmp_path):
     model, rows = shared("bridge", "llama"), sequences()
-    tables = []
-    for sides in (("left",), ("right",)):
-        tokens, mask = padded(rows, sides)
-        task = language(tokens, attention_mask=mask)
-        tables.append(sweep(model, "symmetric", heads=[(1, 2)], task=task, folder=tmp_path))
-    assert tables[0].attrs["tokens_sha256"] == tables[1].attrs["tokens_sha256"]
-    assert tables[0].equals(tables[1])
+    swept = functools.partial(sweep, model, "symmetric", heads=[(1, 2)])
+    left, right = (padded(rows, (side,)) for side in ("left", "right"))
+    one, other = (swept(task=language(tokens, attention_mask=mask), folder=tmp_path) for tokens, mask in (left, right))
+    assert one.attrs["tokens_sha256"] == other.attrs["tokens_sha256"]
+    assert one.equals(other)
     # The same rows taken whole are other sequences.
-    packed = right_packed(tokens, mask).tokens
-    assert (
-        sweep(model, "symmetric", heads=[(1, 2)], task=language(packed)).attrs["tokens_sha256"]
-        != (tables[0].attrs["tokens_sha256"])
-    )
+    assert swept(task=language(right_packed(*right).tokens)).attrs["tokens_sha256"] != one.attrs["tokens_sha256"]
 
 
 def test_estimates_of_a_padded_batch_are_the_mean_over_its_sequences():

@@ -181,7 +181,7 @@ def test_heads_without_a_score_are_left_out():
     found = score_correlation(before, swap_scores(before, after))
     kept = [head for head in range(before.shape[1]) if head != 5]
     expected = score_correlation(before[:, kept], swap_scores(before[:, kept], after[:, kept]))
-    assert found == expected
+    assert found == pytest.approx(expected, rel=1e-14)  # sums over another width round by 1e-16
     assert found["n_heads"] == 199
 
 

@@ -315,7 +315,7 @@ ROWS = {
         many,
         6,
         4,
-        foreign=each(**OTHER_NULL, detectors=True),
+        foreign=each(null_draws=4, seed=1, null_dtype="float64", detectors=True),
     ),
 }  # fmt: skip
 

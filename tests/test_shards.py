@@ -275,13 +275,13 @@ def test_refusals_come_before_the_model_is_loaded(command, said, monkeypatch):
     assert said in " ".join(done.stderr.replace("│", " ").split())
 
 
-def test_both_ways_of_swapping_are_shared_out(inside, monkeypatch):
+def test_a_task_of_block_swaps_is_shared_out(inside, monkeypatch):
     monkeypatch.setattr(tls, "load_model", lambda name, **_: reader("llama"))
-    asked = ["--task", "binding", "--mode", "both", "--pairs", "5", "--blocks", "4", "--queries", "2"]
+    asked = ["--task", "binding", "--mode", "key", "--pairs", "5", "--blocks", "4", "--queries", "2"]
     command = ["positional", "any", *asked, "-o", "out"]
     assert run(*command, "--shard", "1/2").exit_code == 0
     parts = [file.name for file in (inside / "out" / "runs").glob("*.parquet")]
-    assert {name.split("_")[0] for name in parts} == {"prompt", "key"}
+    assert {name.split("_")[0] for name in parts} == {"key"}
     assert not list((inside / "out").glob("*.parquet"))
     assert run("collect", "out").exit_code == 1
     assert run(*command, "--shard", "2/2").exit_code == 0

@@ -1,4 +1,4 @@
-"""Every table over the heads of a model carries hashes of its weights, and is joined to tables of that model alone."""
+"""Tables over the heads of a model carry hashes of its weights, and go with that model and its tables alone."""
 
 import functools
 
@@ -8,26 +8,33 @@ import torch
 import zoo
 from positional_measurements import block_prompt
 from reference_circuits import edited
+from typer.testing import CliRunner
 
 import tlspectral as tls
+from tlspectral.cli import app
 from tlspectral.heads import kernel_prediction
-from tlspectral.heads.detectors import repeated_sequences
+from tlspectral.heads.same_model import require_table_of
+from tlspectral.hooks import summarize_sweep
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import logit_shares
+from tlspectral.report import report
 from tlspectral.studies.fingerprint.statistics import (
     permuted_pairing,
     pseudo_rope,
     weight_noise_band,
     weight_noise_draws,
 )
-from tlspectral.studies.positional_symbolic.agreement import frequency_agreement
+from tlspectral.studies.fingerprint.statistics.model_row import another_model
+from tlspectral.studies.fingerprint.statistics.placebos import placebo_attenuation
+from tlspectral.studies.positional_symbolic.agreement import frequency_agreement, score_agreement
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tables import every_schema, join
+from tlspectral.tables.same_model import require_same_model
 from tlspectral.tasks import induction
 
 TABLES = every_schema()
 
-PROMPT = zoo.prompt(3, 8)
+PROMPT, TASK = zoo.prompt(3, 8), induction(n_sequences=3, segment_length=8)
 NO_HEAD = [("blocks.0.attn.hook_z", lambda z, hook: 0.5 * z)]
 OTHER = "made from other weights than the rows of the table one"
 UNKNOWN = "of the model of the table of heads cannot be told"
@@ -51,20 +58,8 @@ def analyze(model, **options):
     return tls.analyze_heads(model, **{"null_draws": 2, "detectors": False, **options})
 
 
-def repeated(view):
-    return repeated_sequences(view, 3, 8, seed=0)
-
-
-def sweep(model):
-    return tls.ablation_sweep(model, "output", heads=["L0H2", "L1H1"], task=induction(repeated(attention_view(model))))
-
-
-def bands(model):
-    return tls.hooks.band_effects(model, "L1H1", task=induction(repeated(attention_view(model))), draws=1)
-
-
-def edges(model):
-    return tls.edge_effects(model, "L1H1.k", task=induction(repeated(attention_view(model))))
+def sweep(model, heads=("L0H2", "L1H1")):
+    return tls.ablation_sweep(model, "output", heads=list(heads), task=TASK)
 
 
 def scores(model, **options):
@@ -102,8 +97,8 @@ ROWS = [
     ("k_composition", lambda model: tls.k_composition(model, "L1H1"), [0, 1], None),
     ("copying_scores", tls.heads.copying_scores, None, None),
     ("ablation_sweep", sweep, None, None),
-    ("band_effects", bands, None, None),
-    ("edge_effects", edges, None, "those of a sender"),
+    ("band_effects", lambda model: tls.hooks.band_effects(model, "L1H1", task=TASK, draws=1), None, None),
+    ("edge_effects", lambda model: tls.edge_effects(model, "L1H1.k", task=TASK), None, "those of a sender"),
     ("check_hook.heads", lambda model: tls.hooks.check_hook(model, NO_HEAD, "L0H1").heads, None, None),
 ]
 # Tables of several models, of none that is loaded, and those of studies.
@@ -199,13 +194,8 @@ def test_an_older_table_has_the_hash_of_all_its_layers():
         join(heads, one=older)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return zoo.save_folder("llama", tmp_path_factory.mktemp("saved") / "llama")
-
-
 def test_tables_of_a_folder_and_of_the_model_loaded_from_it_are_compared_by_name(folder):
-    streamed, loaded = analyze(folder), tls.load_model(folder)
+    streamed, loaded = analyze(folder("llama")), tls.load_model(folder("llama"))
     assert streamed.attrs["backend"] != "bridge"
     assert streamed.attrs["weights_by_layer"].keys() == {"0", "1"}
     assert len(join(streamed, one=tls.detect_heads(loaded, n_sequences=2))) == 8
@@ -217,18 +207,12 @@ def test_tables_of_a_folder_and_of_the_model_loaded_from_it_are_compared_by_name
         join(streamed, one=unnamed)
 
 
-def test_composition_of_a_folder_has_the_hashes_of_its_head_table(folder):
-    streamed, composed = analyze(folder), tls.k_composition(folder, "L1H1")
+def test_composition_of_a_folder_has_the_hashes_of_its_head_table(folder, tmp_path):
+    streamed, composed = analyze(folder("llama")), tls.k_composition(folder("llama"), "L1H1")
     assert composed.attrs["weights_by_layer"] == streamed.attrs["weights_by_layer"]
-    other = zoo.save_folder("llama", folder.parent / "other", seed=1)
+    other = zoo.save_folder("llama", tmp_path, seed=1)
     with pytest.raises(ValueError, match=f"{OTHER}: the hash of layer 0"):
         join(streamed, one=tls.k_composition(other, "L1H1"))
-
-
-def test_agreement_of_frequencies_is_of_one_model():
-    with pytest.raises(ValueError, match="the frequency table was made from other weights than the scores"):
-        frequency_agreement(scores(llama(), per_frequency=True),
-                            tls.frequency_table(retrained()))  # fmt: skip
 
 
 def test_a_model_whose_weights_are_elsewhere_is_measured_without_hashes():
@@ -238,3 +222,122 @@ def test_a_model_whose_weights_are_elsewhere_is_measured_without_hashes():
     inner.weight = torch.nn.Parameter(inner.weight.to("meta"))
     assert "weights_by_layer" not in view.origin()
     assert view.origin()["n_layers"] == 2
+
+
+# --- a table and a model ---
+
+
+def detected(table):
+    """The table with detector scores, and with nothing that says how they were made."""
+    found = table.assign(prev=table.index / len(table))
+    found.attrs = {**table.attrs, "detectors": None}
+    return found
+
+
+@functools.cache
+def packaged(name):
+    return analyze(tls.load_model(name))
+
+
+@pytest.mark.parametrize(("name", "heads"), [("llama", "L1"), ("gpt2", None), ("gptj", ["L0", "L1"])])
+def test_a_model_knows_the_hash_of_its_own_table(name, heads):
+    model = zoo.shared("bridge", name)
+    table = analyze(model, heads=heads)
+    origin = attention_view(model).origin(None if heads is None else table["layer"].unique().tolist())
+    for key in ("weights_sha256", "weights_by_layer", "n_layers"):
+        assert origin[key] == table.attrs[key]
+    assert list(origin["weights_by_layer"]) == [str(layer) for layer in table["layer"].unique()]
+    table.attrs["model"] = "a folder of mine"  # a name is not asked where there is a hash
+    require_table_of(model, table)
+
+
+@pytest.mark.parametrize("chosen", [None, "L1"])
+def test_a_table_of_other_weights_is_refused(chosen):
+    table = analyze(llama(), heads=chosen)
+    with pytest.raises(ValueError, match=r"head table was made .* the loaded weights: the hash of layer [01] is "):
+        require_table_of(retrained(), table)
+    # Names are asked where hashes cannot be compared.
+    table.attrs["backend"] = "hooked"
+    require_table_of(retrained(), table)
+    table.attrs["revision"] = "abc"
+    model = zoo.bridge("llama")
+    model.tlspectral_source = {"model": table.attrs["model"], "revision": "def"}
+    with pytest.raises(ValueError, match="head table is of revision abc, the loaded weights are of revision def"):
+        require_table_of(model, table)
+    table.attrs = {}
+    table["layer"] += 1
+    with pytest.raises(ValueError, match="has a layer 2 and the model has layers 0 to 1"):
+        require_table_of(model, table)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ablate", "tiny-rope", "TABLE", "--part", "output", "--top", "1"),
+        ("study", "statistics", "TABLE", "--model", "tiny-rope"),
+    ],
+)
+def test_commands_refuse_another_models_table(tmp_path, arguments):
+    other = tmp_path / "tiny-rope-imag.parquet"
+    tls.write_table(detected(packaged("tiny-rope-imag")), other)
+    done = CliRunner().invoke(app, [str(other) if word == "TABLE" else word for word in arguments])
+    assert done.exit_code == 2, done.output
+    assert "made from other weights than the loaded weights" in done.stderr
+    assert "(tiny-rope-imag, revision" in done.stderr
+    assert done.stdout == ""
+
+
+def test_ablate_takes_the_models_own_table_with_detectors(tmp_path):
+    path, table, options = tmp_path / "heads.parquet", packaged("tiny-rope"), ("--part", "output", "--top", "1")
+    for given, code in ((detected(table), 0), (table, 2)):
+        tls.write_table(given, path)
+        done = CliRunner().invoke(app, ["ablate", "tiny-rope", str(path), *options])
+        assert done.exit_code == code, done.output
+    assert "no detector scores (prev): make it again without --no-detectors" in done.stderr
+
+
+# --- functions of several tables ---
+
+
+def heads():
+    return detected(heads_of_llama())
+
+
+def of_scores(model):
+    given = heads()[["layer", "head"]].assign(s_pos=heads()["prev"])
+    given.attrs = attention_view(model).origin()
+    score_agreement(given, heads(), draws=2)
+
+
+def of_a_row_of_the_papers(model):
+    if model is not llama():  # of the table's own model it runs for seconds
+        another_model(heads(), model=model, k=3)
+
+
+JOINED = {
+    "a sweep": lambda model: summarize_sweep(sweep(model, ["L1H0", "L1H1", "L0H2"]), heads()),
+    "kernels": lambda model: report(heads(), kernels=tls.relative_position_kernel(model, [(1, 0)], PROMPT)),
+    "a placebo": lambda model: placebo_attenuation(
+        heads(), permuted_pairing(model, draws=1), lambda table: pd.Series({"statistic": 0.5})
+    ),
+    "frequencies": lambda model: frequency_agreement(
+        scores(llama(), per_frequency=True), tls.frequency_table(model), draws=2
+    ),
+    "scores": of_scores,
+    "a row of the papers": of_a_row_of_the_papers,
+}
+
+
+@pytest.mark.parametrize("joined", JOINED.values(), ids=JOINED)
+def test_functions_refuse_tables_of_other_weights(joined):
+    joined(llama())
+    with pytest.raises(ValueError, match="made from other weights than"):
+        joined(retrained())
+
+
+def test_names_are_compared_where_a_table_has_no_hash():
+    table, origin = heads_of_llama().copy(), attention_view(retrained()).source
+    assert "no hash of the weights is known for the draws" in require_same_model(table, origin, "the draws")
+    table.attrs["model"] = "one"
+    with pytest.raises(ValueError, match="is of model one, the draws are of model other: use one model"):
+        require_same_model(table, origin | {"model": "other"}, "the draws")

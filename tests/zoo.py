@@ -197,7 +197,7 @@ def hooked(name: str, seed: int = 0, fold_ln: bool = True) -> Any:
 def shared(backend: str, name: str) -> Any:
     """The model of `bridge` or `hooked` that all tests of this process share. Not to be changed: build one's own.
 
-    That reading does not change it is what test_attention_unchanged.py proves.
+    That reading does not change it is what test_attention_view.py proves.
     """
     return {"bridge": bridge, "hooked": hooked}[backend](name)
 

@@ -1,6 +1,7 @@
 """The configurations of the zoo: one tiny model per attention shape, with rope scaling and windows that act at once."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import transformers
@@ -65,7 +66,7 @@ def _of(model: str, shape: dict[str, Any] = LLAMA_SHAPE, **changes: Any) -> Shap
     """What makes the config of a class of models."""
 
     def config() -> PretrainedConfig:
-        made = getattr(transformers, model).config_class(**{**shape, **changes})
+        made = getattr(transformers, model).config_class(**deepcopy({**shape, **changes}))
         made.architectures = [model]
         return made
 

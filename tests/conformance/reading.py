@@ -38,6 +38,7 @@ def the_models_own_scores_are_reproduced(row):
 def what_was_compared_and_allowed_is_told(row):
     view, compared = row.view, "pattern" if row.delegated else "scores"
     assert list(row.check) == list(row.layers)
+    assert all(row.check[index].record["layer"] == index for index in row.layers)
     assert all(row.check[index].record["compared"] == compared for index in row.layers)
     points = [view.hook_names(index)[point] for index in row.layers for point in (compared, "pattern")]
     seen = view.capture(check_prompt(view), list(dict.fromkeys(points)), last=points[-1])
