@@ -299,10 +299,7 @@ def _layer_type(wrapped: Any) -> str | None:
 
 
 def _stored_tables(wrapped: Any) -> tuple[Tensor, Tensor] | None:
-    """Return the cos and sin, [pos, pairs], that an attention holds itself, of adjacent pairs; None for no such one.
-
-    GPT-J has them in one table, a model made by `boot_native` each twice.
-    """
+    """Return cos and sin, [pos, pairs], of an attention that holds them: GPT-J, `boot_native`. Pairs are adjacent."""
     rotary: Any = getattr(wrapped, "rotary", None)
     if type(rotary).__name__ == "NativeRotary":
         return rotary.cos_cached[:, 0::2], rotary.sin_cached[:, 0::2]
