@@ -183,7 +183,7 @@ def to_spectral(
         raise ValueError("the model is spectral already: make the new one from its .base")
     of_transformers = hasattr(model, "get_input_embeddings") and not hasattr(model, "run_with_hooks")
     view = attention_view(load_model(model) if of_transformers else model)
-    require_one_run(view, "one rotation would learn from all of them, most of which record no gradient")
+    require_one_run(view, "one rotation would learn from all, and the first record no gradient")
     layers = spectral_layers(
         view,
         scope=scope,

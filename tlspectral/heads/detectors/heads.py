@@ -105,7 +105,8 @@ def detect_heads(
     need a correction, `tls.stats.benjamini_hochberg`.
 
     Of an encoder, whose queries see later keys, there is also the mass on the token after the query (`next`), on the
-    same queries. `ind` has no meaning there and is NaN: what follows a token is seen, not remembered.
+    same queries. `ind` has no meaning there and is NaN: what follows a token is seen, not remembered. In HRM a score is
+    the mean over the times that the layer runs in a pass.
 
         tls.detect_heads(model, prompts=["When Mary and John went out, John gave a book to"])
         tls.detect_heads(model, pattern=lambda row: torch.eye(len(row)).roll(2, 0).tril())  # two tokens back
@@ -182,15 +183,14 @@ def measured_detectors(
     tokens = sequences.tokens
     length = None if on_prompts else segment_length_of(tokens)
     attrs: dict[str, Any] = {"n_sequences": len(tokens)}
-    if length is not None:
-        attrs |= {"segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
-    if length is not None:
-        patterns: dict[str, Any] = repeated_marks(length, view.causal)
-    else:
-        patterns = {"prev": "previous_token", "dup": "duplicate", "self": "self"}
+    if length is None:
+        patterns: dict[str, Any] = {"prev": "previous_token", "dup": "duplicate", "self": "self"}
         patterns |= {} if view.causal else {"next": "next_token"}
-    names = [*patterns] if pattern is None else [*patterns, "pattern"]
-    marks = Marks(sequences, [*patterns.values(), pattern][: len(names)], causal=view.causal)
+    else:
+        attrs |= {"segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
+        patterns = {**repeated_marks(length, view.causal)}
+    patterns |= {} if pattern is None else {"pattern": pattern}
+    names, marks = [*patterns], Marks(sequences, [*patterns.values()], causal=view.causal)
     with bar(len(sequences.tokens), "detectors", "seq") as shown:
         statistics = _statistics(view, sequences, marks.scorer, shown.update)
     if pattern is not None and not statistics.n_counted[-1]:

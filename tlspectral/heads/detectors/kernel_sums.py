@@ -71,7 +71,6 @@ class LayerKernels:
             return [*hooks, (names["scores"], lambda values, hook: self._add_scores(values, real, averaged))]
 
         def rebuild(captured: dict[str, Tensor], pattern: Tensor) -> None:
-            # A layer that exposes only its pattern.
             mask = ~self.view.seen_keys(self.layer, pattern.shape[-1]).cpu()
             scores = rebuilt_scores(self.view, self.layer, captured).total.masked_fill(mask, -torch.inf)
             require_own_pattern(scores, pattern, pattern.dtype, f"layer {self.layer}")

@@ -33,8 +33,8 @@ HeadSet = list[tuple[int, int]]
 class LayerEffects:
     """Scores of a model with a layer's heads ablated; `controls` with a random part of equal size removed instead.
 
-    `score_rms` is the root mean square of the removed part, over the unmasked pairs of a sequence, over
-    the runs of the layer and then over sequences; NaN for a part of the mask or of z.
+    `score_rms` is the root mean square of the removed part, over the unmasked pairs of a sequence and then over
+    sequences, in HRM also over the times that the layer runs; NaN for a part of the mask or of z.
     """
 
     values: Float64[np.ndarray, "heads sequences"]
