@@ -35,7 +35,7 @@ ON_TL4 := $(addprefix tests/test_,$(addsuffix .py,attention_* circuits_elsewhere
 
 # What `make test-pythons` runs, and with which interpreters: names on PATH, or paths that end in such a name.
 PYTHONS := python3.10 python3.12 python3.13 python3.14
-CORE := $(addprefix tests/test_,$(addsuffix .py,spectra_* nulls operators rotary parts tables head_selection head_columns \
+CORE := $(addprefix tests/test_,$(addsuffix .py,spectra_* nulls operators rotary part_values tables head_selection head_columns \
 	hook_effects hook_arguments tasks))
 
 SHELL := bash

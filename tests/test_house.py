@@ -164,15 +164,16 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 # How much there is, at most. A bound goes down with what it counts; raising one is a decision of its own, with its
 # reason in the change.
 BUDGET = {
-    "lines of the core": 32_007,
-    "lines of the studies": 15_891,
-    "lines of the tests": 40_515,
-    "tokens of the core": 210_742,
-    "functions and classes of the core": 1_804,
+    "lines of the core": 31_036,
+    # Agreement, medians, figures and clusters that the core had for the papers alone stand in their studies now.
+    "lines of the studies": 16_462,
+    "lines of the tests": 39_483,
+    "tokens of the core": 204_179,
+    "functions and classes of the core": 1_772,
     "public names": 30,
-    "arguments of public names": 185,
-    "arguments of public functions of the core": 2_121,
-    "imports of other rooms in the core": 382,
+    "arguments of public names": 179,
+    "arguments of public functions of the core": 2_065,
+    "imports of other rooms in the core": 371,
 }
 WRITTEN = {".py", ".js", ".css", ".html", ".toml"}  # what a person wrote and reads
 LAYOUT = {getattr(tokenize, name) for name in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")}
