@@ -14,7 +14,10 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 SHORTER = {
     "01_analyze_heads": {"null_draws=60": "null_draws=5"},
     "02_ablate_heads": {"null_draws=20": "null_draws=3", "draws=19": "draws=2"},
-    "03_positional_or_symbolic": {"n_blocks=64, queries=3": "n_blocks=12, queries=2"},
+    "03_positional_or_symbolic": {
+        "CopyingTask(18, 72, queries=3, draws=4)": "CopyingTask(18, 72, queries=1, draws=2)",
+        "NeedleTask(9, draws=4)": "NeedleTask(9, draws=2)",
+    },
     "07_wiring": {"repeated(gemma)": "repeated(gemma, length=12)"},
     "08_what_does_this_head_do": {"null_draws=100": "null_draws=5", "draws=200": "draws=20"},
     "11_three_new_papers": {"for seed in range(12)": "for seed in range(6)", "draws=4)": "draws=2)"},
