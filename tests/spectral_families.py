@@ -104,9 +104,15 @@ def _checkpointed(base: Any, spectral: Any, wrapped: Any, loss: Callable[[], tor
             raise _Wrong("the model that was given is checkpointed too")
         found = gradients(spectral, loss)
         wrapped.gradient_checkpointing_disable()
-        if found.keys() != wanted.keys() or not all(torch.equal(found[key], wanted[key]) for key in wanted):
+        if found.keys() != wanted.keys() or not all(_same(found[key], wanted[key]) for key in wanted):
             raise _Wrong(f"other gradients under checkpointing, use_reentrant={reentrant}")
     return "trains"
+
+
+def _same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    # State-space blocks that are run again round otherwise on some processors: measured 1.1e-6 of the largest entry. A
+    # gradient that is missing or counted twice is off by its own size.
+    return float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
 
 
 def gradients(spectral: Any, loss: Callable[[], torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -16,8 +16,9 @@ from tlspectral.errors import ScoreMismatch
 from tlspectral.models import checkpoints
 from tlspectral.models.attention import bridge as reader
 
-REFUSED = ("falcon_alibi", "gemma3_with_softcap", "glm5_selecting", "mpt_clipped")
-NAMES = [*zoo.RIGHT, *zoo.LENGTH_DEPENDENT, *(name for name in MORE_SHAPES if name not in REFUSED)]
+# HRM's files hold queries, keys, values and a gate in one matrix: it is loaded.
+REFUSED = ("falcon_alibi", "gemma3_with_softcap", "glm5_selecting", "hrm", "mpt_clipped")
+NAMES = [name for name in (*zoo.RIGHT, *zoo.LENGTH_DEPENDENT, *MORE_SHAPES) if name not in REFUSED]
 # What differs in how a layer is found: packed projections, lists per layer, text within a larger model, norms of
 # queries and keys. `test_families` does the others, with `slow` all of them.
 FAST = ("gpt2", "neox", "gptneo", "gemma3", "smollm3", "falcon_grouped", "mpt", "gemma3_with_eyes", "stablelm_norms")

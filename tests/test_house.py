@@ -36,8 +36,8 @@ LONGEST_FILE = 400
 LARGEST_TRACKED = 1_000_000  # bytes
 LARGER: set[str] = set()  # models and results that may be larger, by their path; none is
 # Every product of queries and keys stands in one file, also those that a table does not need; reading skipped layers,
-# latents and the parts of a shard are loaded with every model.
-MOST_LOADED_LINES = 7_000
+# latents, the parts of a shard and runs of a layer are loaded with every model.
+MOST_LOADED_LINES = 7_250
 SAYS_NOTHING = {"common", "helpers", "misc", "utils"}
 
 
@@ -167,7 +167,7 @@ BUDGET = {
     "lines of the core": 31_036,
     # Agreement, medians, figures and clusters that the core had for the papers alone stand in their studies now.
     "lines of the studies": 16_462,
-    "lines of the tests": 39_487,
+    "lines of the tests": 39_496,
     "tokens of the core": 204_179,
     "functions and classes of the core": 1_772,
     "public names": 30,

@@ -100,8 +100,10 @@ def nothing_asked_is_nothing_changed_to_the_bit(row):
 @asked(explicit, every=3, forms=True, case=CASES, encoders=True)
 def ablated_heads_follow_explicit_operators(row, case):
     # A run in float32 against float64: measured at most 8e-7, 1.1e-6 under YaRN (a factor enlarges scores), 1.8e-6 in
-    # Gemma 3n (scores are not divided). A part left in, a sign, a bias or a mask wrong moves a pattern by tenths.
-    assert worst_error(row.model, row.backend, row.name, case) < {"yarn": 2e-6, "gemma3n": 3e-6}.get(row.name, 1e-6)
+    # Gemma 3n (scores are not divided), 1.7e-6 in BLOOM on two busy threads. A part left in, a sign, a bias or a mask
+    # wrong moves a pattern by tenths.
+    most = {"bloom": 3e-6, "yarn": 2e-6, "gemma3n": 3e-6}.get(row.name, 1e-6)
+    assert worst_error(row.model, row.backend, row.name, case) < most
 
 
 @asked(in_double, every=3, case=CASES, encoders=True)
