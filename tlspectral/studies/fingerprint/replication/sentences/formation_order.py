@@ -138,7 +138,7 @@ def _formed(evaluations: pd.DataFrame, arm: str) -> Float64[np.ndarray, "runs"]:
 
 def _first_above(evaluations: pd.DataFrame, column: str) -> pd.Series:
     """First step of each run at which a score is above the level; infinite where none is."""
-    above = evaluations["step"].where(evaluations[column] > _LEVEL, math.inf)
+    above = evaluations["step"].astype(float).where(evaluations[column] > _LEVEL, math.inf)
     return above.groupby([evaluations["arm"], evaluations["seed"]]).min()
 
 
