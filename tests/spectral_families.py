@@ -40,6 +40,10 @@ class Outcome(NamedTuple):
     reason: str
 
 
+ROUNDED = ("bamba", "falcon_h1")
+"""Families whose state-space blocks, run again for gradients, round otherwise on some processors."""
+
+
 class _Wrong(AssertionError):
     pass
 
@@ -98,20 +102,20 @@ def _checkpointed(base: Any, spectral: Any, wrapped: Any, loss: Callable[[], tor
         raise _Wrong("it has no finite gradients")
     if not wrapped.supports_gradient_checkpointing:
         return "trains alone"
+    same = _same_but_for_rounding if wrapped.config.model_type in ROUNDED else torch.equal
     for reentrant in (True, False):
         wrapped.gradient_checkpointing_enable({"use_reentrant": reentrant})
         if any(getattr(module, "gradient_checkpointing", False) for module in base.modules()):
             raise _Wrong("the model that was given is checkpointed too")
         found = gradients(spectral, loss)
         wrapped.gradient_checkpointing_disable()
-        if found.keys() != wanted.keys() or not all(_same(found[key], wanted[key]) for key in wanted):
+        if found.keys() != wanted.keys() or not all(same(found[key], wanted[key]) for key in wanted):
             raise _Wrong(f"other gradients under checkpointing, use_reentrant={reentrant}")
     return "trains"
 
 
-def _same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    # State-space blocks that are run again round otherwise on some processors: measured 1.1e-6 of the largest entry. A
-    # gradient that is missing or counted twice is off by its own size.
+def _same_but_for_rounding(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    # Measured 1.1e-6 of the largest entry. A gradient that is missing or counted twice is off by its own size.
     return float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
 
 
