@@ -10,17 +10,43 @@ from pathlib import Path
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 # What stands in a notebook, once, and what takes its place. A null of five draws and a prompt of twelve pairs take the
-# same code as those of sixty. 04, 06 and 09 are short; in 05 the heads form by their last steps, so it trains them all.
+# same code as those of sixty. 09 is short; in 05 the heads form by their last steps, so it trains them all.
 SHORTER = {
-    "01_analyze_heads": {"null_draws=60": "null_draws=5"},
-    "02_ablate_heads": {"null_draws=20": "null_draws=3", "draws=19": "draws=2"},
+    "01_analyze_heads": {
+        "null_draws=60": "null_draws=5",
+        "from tlspectral.plots import plane": "from tlspectral.heads.detectors import repeated_sequences\n"
+        "from tlspectral.plots import plane\n\nrepeated_sequences.__defaults__ = (16, 64)",
+    },
+    "02_ablate_heads": {
+        "null_draws=20": "null_draws=3",
+        "n_sequences=40": "n_sequences=8",
+        "draws=19": "draws=2",
+        'task="language"': "task=tls.tasks.language(n_sequences=8)",
+    },
     "03_positional_or_symbolic": {
         "CopyingTask(18, 72, queries=3, draws=4)": "CopyingTask(18, 72, queries=1, draws=2)",
         "NeedleTask(9, draws=4)": "NeedleTask(9, draws=2)",
+        "n_blocks=16, queries=3, draws=4": "n_blocks=16, queries=1, draws=2",
+        "n_sequences=30": "n_sequences=8",
     },
-    "07_wiring": {"repeated(gemma)": "repeated(gemma, length=12)"},
-    "08_what_does_this_head_do": {"null_draws=100": "null_draws=5", "draws=200": "draws=20"},
-    "11_three_new_papers": {"for seed in range(12)": "for seed in range(6)", "draws=4)": "draws=2)"},
+    "04_reproduce_the_paper": {"draws=300": "draws=20"},
+    "06_your_question": {"draws=19": "draws=2"},
+    "07_wiring": {
+        "n_sequences=20": "n_sequences=6",
+        "n_sequences=4, length=48": "n_sequences=2, length=24",
+        "repeated(gemma)": "repeated(gemma, length=12)",
+    },
+    "08_what_does_this_head_do": {
+        "null_draws=100": "null_draws=5",
+        "n_sequences=20": "n_sequences=6",
+        "draws=200": "draws=20",
+    },
+    "10_circuits": {"[::3]": "[::8]"},
+    "11_three_new_papers": {
+        "n_sequences=16": "n_sequences=6",
+        "for seed in range(12)": "for seed in range(6)",
+        "draws=4)": "draws=2)",
+    },
 }
 
 
