@@ -40,6 +40,16 @@ EQUAL_BLOCKS = block_prompt((3, 3, 3, 3))  # three tokens before and behind
 PLACES = BlockPlaces((3, 6, 9, 12), 3)
 
 
+def ids(*numbers):
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+@functools.cache
+def words():
+    """A model with a word-level tokenizer: tokens end at spaces, so text without one is joined with what follows."""
+    return tls.load_model(zoo.save_folder("llama", zoo.temporary("words_"), tokenizer=True))
+
+
 def measured(model, prompt=None, **options):
     return positional_symbolic(model, block_prompt() if prompt is None else prompt, **{"swaps": "all", **options})
 

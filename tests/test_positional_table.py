@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 import zoo
 from model_state import assert_unchanged, state_of
-from positional_measurements import SCORES, block_prompt, differ, measure_queries, measured, modes
+from positional_measurements import SCORES, block_prompt, differ, measure_queries, measured, modes, words
 from zoo import shared
 
-import tlspectral as tls
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt, positional_symbolic
@@ -65,8 +64,8 @@ def test_a_list_is_measured_prompt_by_prompt(mode):
     assert (found.attrs["n_prompts"], found.attrs["n_blocks"]) == (3, 5)
 
 
-def test_text_and_its_tokens_give_the_same(tmp_path):
-    model = tls.load_model(str(zoo.save_folder("llama", tmp_path, tokenizer=True)))
+def test_text_and_its_tokens_give_the_same():
+    model = words()
     blocks = ["w10 w11 w12 ", "w13 w14 ", "w15 w16 ", "w17 w18 w19 "]
     text = BlockPrompt("<s> w4 w5 ", blocks, "w20 w21")
     assert measured(model, text).equals(measured(model, text.tokenized(model)))
