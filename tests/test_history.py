@@ -175,6 +175,8 @@ def test_the_track_is_one_head_beside_the_summary(history):
     last = history.heads[history.heads["step"] == 10]
     best = last.loc[last["prev"].idxmax()]
     assert history.previous_token_head == (best["layer"], best["head"])
+    late = history.heads["layer"] * (history.heads["head"] == 2) * (history.heads["step"] == 10)
+    assert dataclasses.replace(history, heads=history.heads.assign(prev=late)).previous_token_head == (1, 2)
     track = history.track()
     assert track["step"].tolist() == list(STEPS)
     assert track["prev"].iloc[-1] == last["prev"].max()

@@ -187,10 +187,12 @@ def test_a_stored_step_is_used_only_for_the_files_it_came_from(suite, tmp_path, 
         tls.head_history([(0, suite / "step16")], **options)
 
 
-def test_a_step_that_was_read_from_files_is_not_taken_for_a_model_in_memory(suite, tmp_path):
-    tls.head_history([(0, suite / "step0")], folder=tmp_path / "parts", **WEIGHTS)
-    with pytest.raises(IncompatibleCheckpoint, match=r"files with SHA-256 \w+ there, a model in memory now"):
-        tls.head_history([(0, zoo.bridge("llama"))], folder=tmp_path / "parts", **WEIGHTS)
+@pytest.mark.parametrize(("order", "said"), [(1, r"SHA-256 \w+ there, a model in memory now"), (-1, "in memory there")])
+def test_a_step_of_files_and_one_of_a_model_in_memory_are_not_taken_for_each_other(suite, tmp_path, order, said):
+    first, other = (suite / "step0", zoo.bridge("llama"))[::order]
+    tls.head_history([(0, first)], folder=tmp_path, **WEIGHTS)
+    with pytest.raises(IncompatibleCheckpoint, match=said):
+        tls.head_history([(0, other)], folder=tmp_path, **WEIGHTS)
 
 
 def test_a_gguf_file_is_known_by_its_bytes(tmp_path):
