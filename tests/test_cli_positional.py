@@ -79,11 +79,7 @@ def test_further_figures_are_drawn_from_the_folder(tmp_path):
 def test_a_model_without_rotary_positions_has_no_frequencies(monkeypatch, tmp_path):
     monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: reader("gpt2"), raising=False)
     succeed("positional", "any", *SMALL, "-o", tmp_path)
-    assert {path.name for path in tmp_path.glob("*.parquet")} == {
-        "heads_key.parquet",
-        "queries_key.parquet",
-        "draws_key.parquet",
-    }
+    assert sorted(path.stem for path in tmp_path.glob("*.parquet")) == ["draws_key", "heads_key", "queries_key"]
 
 
 @pytest.mark.usefixtures("llama")

@@ -7,13 +7,12 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
-import transformers
 import zoo
 from block_marks import Marks
 from positional_measurements import SCORES, WITHOUT_ROPE, block_prompt, ids, measured, modes, words
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex
 from zoo import shared
-from zoo_words import reader
+from zoo_words import reader, split_tokenizer
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
@@ -73,9 +72,7 @@ class NegativeAnswer(Marks):
 
 def joined_answer():
     """The answers to prompts whose last character and answer are one token."""
-    raw = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n"), "isolated")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
+    tokenizer = split_tokenizer({"?": 0}, Regex(r"\n"))
     return answers_table(tokenizer, BindingTask(n_blocks=3).draw(0), (1,), torch.zeros(1, 1).double())
 
 

@@ -1,6 +1,7 @@
 """The table of `positional_symbolic`: what it says of its making, and the model as before."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,6 @@ from positional_measurements import SCORES, block_prompt, differ, measure_querie
 from zoo import shared
 
 from tlspectral.hooks import ablate
-from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt, positional_symbolic
 
 
@@ -80,15 +80,15 @@ def test_text_and_its_tokens_give_the_same():
 )
 def test_the_model_is_as_before(backend, name):
     model = getattr(zoo, backend)(name)
-    view, prompt = attention_view(model), block_prompt()
+    prompt = block_prompt()
     suffixes = [prompt.suffix, zoo.prompt()[0, :2]]  # together with a cache, which a bridge wires in its first pass
-    arguments = (view, prompt.prefix, prompt.blocks, suffixes)
-    evaluated = {mode: [found.heads for found in measure_queries(*arguments, mode=mode)] for mode in ("prompt", "key")}
+    measure = partial(measure_queries, model, suffixes)
+    evaluated = {mode: [found.heads for found in measure(mode=mode)] for mode in ("prompt", "key")}
     for root in (model, getattr(model, "original_model", model)):
         root.train()
     before = state_of(model)
     for mode, expected in evaluated.items():
-        again = measure_queries(*arguments, mode=mode)
+        again = measure(mode=mode)
         # Dropout acts in training, in GPT-2 with 0.1.
         assert all(differ(first.heads, second) < 1e-9 for first, second in zip(again, expected, strict=True))
         assert differ(positional_symbolic(model, prompt, mode=mode), expected[0]) < 1e-3
