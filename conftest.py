@@ -17,7 +17,7 @@ import shape_checks
 import torch
 
 # Modules of the tests whose asserts are to show their values, as those in test files do.
-pytest.register_assert_rewrite("ablation_runs", "command_line", "conformance", "positional_measurements", "streamed_checkpoints")
+pytest.register_assert_rewrite("ablation_runs", "conformance", "positional_measurements", "streamed_checkpoints")
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # The variables are for the processes that tests start; this one has read them when torch was imported.
