@@ -7,7 +7,7 @@ import pytest
 import torch
 import zoo
 
-from tlspectral.hooks import parts
+from tlspectral.hooks import ablate, parts
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import z_of
 
@@ -35,6 +35,12 @@ def intact(backend, name):
 
 
 logits = zoo.logits
+
+
+def ablated(model, heads, part, tokens=None, **named):
+    """Logits of a run without a part of some heads."""
+    with ablate(model, heads, part, **named):
+        return logits(model, tokens)
 
 
 def left_padded(pad=5, length=19):

@@ -40,6 +40,16 @@ EQUAL_BLOCKS = block_prompt((3, 3, 3, 3))  # three tokens before and behind
 PLACES = BlockPlaces((3, 6, 9, 12), 3)
 
 
+def ids(*numbers):
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+@functools.cache
+def words():
+    """A model with a word-level tokenizer: tokens end at spaces, so text without one is joined with what follows."""
+    return tls.load_model(zoo.save_folder("llama", zoo.temporary("words_"), tokenizer=True))
+
+
 def measured(model, prompt=None, **options):
     return positional_symbolic(model, block_prompt() if prompt is None else prompt, **{"swaps": "all", **options})
 
@@ -110,21 +120,15 @@ class QueryScores(NamedTuple):
 
 
 def measure_queries(
-    view,
-    prefix,
-    blocks,
-    suffixes,
-    *,
-    mode="prompt",
-    swaps="kept",
-    per_frequency=False,
-    advance=lambda count: None,
+    model, suffixes=None, prompt=None, *, mode="prompt", swaps="kept", per_frequency=False, advance=lambda count: None
 ):
     """`positional_symbolic` for several suffixes behind the same blocks, which the model reads once for all of them."""
-    chosen = chosen_swaps(len(blocks), swaps)
+    prompt = block_prompt() if prompt is None else prompt
+    chosen = chosen_swaps(len(prompt.blocks), swaps)
     moved = chosen if mode == "prompt" else []
-    prompts = [tokenized_for(view.model, BlockPrompt(prefix, blocks, suffix), moved) for suffix in suffixes]
-    reading = BlockReading(view, prompts, chosen, mode, per_frequency=per_frequency)
+    behind = [prompt.suffix] if suffixes is None else suffixes
+    prompts = [tokenized_for(model, replace(prompt, suffix=suffix), moved) for suffix in behind]
+    reading = BlockReading(attention_view(model), prompts, chosen, mode, per_frequency=per_frequency)
     tables, logits = reading.intact(advance)
     if mode == "prompt":
         tables = joined_columns([tables, reading.swapped(chosen, advance)])
@@ -141,11 +145,11 @@ def agreement_of_shared_prefill(model, mode, per_frequency):
     prompt = BlockPrompt(pieces[0], pieces[1:-1], pieces[-1])
     suffixes = [prompt.suffix, prompt.suffix.flip(0)[:2], prompt.prefix[1:2]]
     options = {"mode": mode, "per_frequency": per_frequency, "swaps": [(0, 3), (2, 4)]}
-    together = measure_queries(view, prompt.prefix, prompt.blocks, suffixes, **options)
+    together = measure_queries(model, suffixes, prompt, **options)
     assert len(together) == len(suffixes)
     worst = 0.0
     for suffix, found in zip(suffixes, together, strict=True):
-        (alone,) = measure_queries(view, prompt.prefix, prompt.blocks, [suffix], **options)
+        (alone,) = measure_queries(model, [suffix], prompt, **options)
         worst = max(worst, differ(found.heads, alone.heads))
         if per_frequency:
             worst = max(worst, differ(found.frequencies, alone.frequencies))

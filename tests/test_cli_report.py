@@ -1,30 +1,28 @@
 """`tlspectral report MODEL`: all tables of a model in one folder, made once, and one page."""
 
 import shutil
+from functools import partial
 
+import command_line
 import pandas as pd
 import pytest
 import zoo
 from described import assert_described
-from typer.testing import CliRunner
 
 import tlspectral as tls
-from tlspectral.cli import app
 from tlspectral.cli.report import _makers
 from tlspectral.tables import read_table, write_table
 
 TABLES = ["directions", "heads", "kernel_prediction", "kernels"]
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["report", *(str(argument) for argument in arguments)])
+run, made, refused = (partial(way, "report") for way in (command_line.run, command_line.succeed, command_line.refusal))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("described") / "tiny"
-    done = run("tiny-rope", "-o", folder)
-    assert done.exit_code == 0, done.output
+    done = made("tiny-rope", "-o", folder)
     assert done.stdout.splitlines()[0] == "to measure: heads, kernels, kernel_prediction, directions"
     return folder
 
@@ -51,14 +49,13 @@ def test_the_same_command_makes_what_is_missing_alone(folder):
     times = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
     (folder / "kernels.parquet").unlink()
     (folder / "report.html").unlink()
-    done = run("tiny-rope", "-o", folder)
-    assert done.exit_code == 0, done.output
+    done = made("tiny-rope", "-o", folder)
     assert done.stdout.splitlines()[0] == "to measure: kernels"
     assert {path.name for path in folder.iterdir()} == set(before)
     assert (folder / "report.html").read_bytes() == before["report.html"]
     for path in folder.glob("*.parquet"):
         assert (path.stat().st_mtime_ns == times[path.name]) is (path.name != "kernels.parquet")
-    again = run("tiny-rope", "-o", folder)
+    again = made("tiny-rope", "-o", folder)
     assert again.stdout.splitlines()[0] == "all tables are there"
 
 
@@ -68,8 +65,7 @@ def test_a_table_that_is_given_is_shown_and_not_measured(folder, tmp_path):
     sweep = tls.ablation_sweep(tls.load_model("tiny-rope"), "rope_phase", heads="L0H3")
     write_table(sweep, tmp_path / "sweep.parquet")
     given = ["--kernels", tmp_path / "kernels.parquet", "--sweep", tmp_path / "sweep.parquet"]
-    done = run("tiny-rope", "-o", tmp_path / "copy", *given)
-    assert done.exit_code == 0, done.output
+    done = made("tiny-rope", "-o", tmp_path / "copy", *given)
     assert done.stdout.splitlines()[0] == "all tables are there"
     assert not (tmp_path / "copy" / "kernels.parquet").exists()
     page, before = ((path / "report.html").read_text(encoding="utf-8") for path in (tmp_path / "copy", folder))
@@ -89,9 +85,7 @@ def test_a_table_that_is_given_is_shown_and_not_measured(folder, tmp_path):
 )
 def test_what_does_not_go_together_is_refused_first(arguments, said, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = run(*(folder if argument == "FOLDER" else argument for argument in arguments))
-    assert done.exit_code == 2
-    assert said in done.stderr
+    assert said in refused(*(folder if argument == "FOLDER" else argument for argument in arguments))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,16 +1,17 @@
-"""Histories of names, folders and models: their labels, reading from files, and what a stored step came from."""
+"""Histories of names, folders and models: where they are found, their labels, and what a stored step came from."""
 
 import shutil
 from functools import partial
 
 import pandas as pd
 import pytest
+import torch
 import zoo
 from streamed_checkpoints import NOT_STREAMED
 
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.history import recording, sources, suite_checkpoints
+from tlspectral.history import PYTHIA_STEPS, recording, sources, suite_checkpoints
 from tlspectral.history.sources import identity_of, source_of
 
 QUICK = {"null_draws": 4}
@@ -28,6 +29,9 @@ def suite(tmp_path_factory):
     folder = tmp_path_factory.mktemp("suite")
     for seed, name in enumerate(("step0", "step16", "checkpoint-100")):
         zoo.save_folder("llama", folder / name, seed=seed)
+    for other in ("steps", "step007"):  # no steps, as the file is none
+        (folder / other).mkdir()
+    (folder / "step7").write_text("a file")
     return folder
 
 
@@ -35,6 +39,48 @@ def suite(tmp_path_factory):
 def nothing_loaded(monkeypatch):
     """No checkpoint is loaded."""
     monkeypatch.setattr(sources, "load_model", refuse)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is asked of `load_model`, in place of loading."""
+    asked = []
+    monkeypatch.setattr(sources, "load_model", lambda *names, **options: asked.append((names, options)) or "model")
+    return asked
+
+
+# --- where they are found ---
+
+
+def test_the_papers_steps():
+    assert len(PYTHIA_STEPS) == 22
+    assert list(PYTHIA_STEPS) == sorted(set(PYTHIA_STEPS))
+    assert PYTHIA_STEPS[:3] == (0, 1, 2)
+    assert PYTHIA_STEPS[-1] == 143_000
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "place"),
+    [
+        ("EleutherAI/pythia-410m", None, 11),
+        ("EleutherAI/pythia-160m", [1, 143_000], 0),
+        ("stanford-crfm/alias-gpt2-small-x21", [300], 0),
+    ],
+)
+def test_hub_checkpoints_are_loaded_by_step_when_called(calls, name, steps, place):
+    found, expected = suite_checkpoints(name, steps), steps or list(PYTHIA_STEPS)
+    assert [step for step, _ in found] == expected
+    assert calls == []
+    assert found[place][1]() == "model"
+    assert calls == [((name,), {"checkpoint": expected[place]})]
+
+
+def test_folders_are_found_by_step(suite):
+    found = suite_checkpoints(suite)
+    assert [step for step, _ in found] == [0, 16, 100]
+    for seed, (_, load) in enumerate(found):
+        assert torch.equal(load().W_E, zoo.hf_model("llama", seed).get_input_embeddings().weight)
+    assert [step for step, _ in suite_checkpoints(suite, [0, 16])] == [0, 16]
 
 
 # --- labels ---
@@ -92,14 +138,6 @@ def test_models_are_labelled_by_what_they_are():
     assert tls.head_history(iter([first, second]), **WEIGHTS).steps == ["base", "base at v2"]
 
 
-def test_packaged_models_are_loaded():
-    history = tls.head_history(["tiny-rope-sym", "tiny-rope"], **QUICK)
-    assert history.steps == ["tiny-rope-sym", "tiny-rope"]
-    assert history.heads["copying"].notna().all()
-    assert history.summary["icl_score"].notna().all()
-    assert history.previous_token_head[0] == 0
-
-
 # --- read from files ---
 
 
@@ -149,10 +187,12 @@ def test_a_stored_step_is_used_only_for_the_files_it_came_from(suite, tmp_path, 
         tls.head_history([(0, suite / "step16")], **options)
 
 
-def test_a_step_that_was_read_from_files_is_not_taken_for_a_model_in_memory(suite, tmp_path):
-    tls.head_history([(0, suite / "step0")], folder=tmp_path / "parts", **WEIGHTS)
-    with pytest.raises(IncompatibleCheckpoint, match=r"files with SHA-256 \w+ there, a model in memory now"):
-        tls.head_history([(0, zoo.bridge("llama"))], folder=tmp_path / "parts", **WEIGHTS)
+@pytest.mark.parametrize(("order", "said"), [(1, r"SHA-256 \w+ there, a model in memory now"), (-1, "in memory there")])
+def test_a_step_of_files_and_one_of_a_model_in_memory_are_not_taken_for_each_other(suite, tmp_path, order, said):
+    first, other = (suite / "step0", zoo.bridge("llama"))[::order]
+    tls.head_history([(0, first)], folder=tmp_path, **WEIGHTS)
+    with pytest.raises(IncompatibleCheckpoint, match=said):
+        tls.head_history([(0, other)], folder=tmp_path, **WEIGHTS)
 
 
 def test_a_gguf_file_is_known_by_its_bytes(tmp_path):
@@ -215,10 +255,13 @@ def test_facts_of_single_steps_are_not_facts_of_the_history():
     assert len({str(at["detectors"]["reliability"]) for at in attrs["checkpoints"]}) == 2
 
 
-def test_a_task_scores_every_checkpoint():
-    models = [("one", "tiny-rope-sym"), ("two", "tiny-rope")]
-    task = tls.logit_difference([[1, 2, 3, 1], [4, 5, 4]], [2, 5], 7)
-    history = tls.head_history(models, task=task, **WEIGHTS)
-    for (_, name), row in zip(models, history.summary.itertuples(), strict=True):
+def test_packaged_models_are_loaded_and_a_task_scores_every_checkpoint():
+    models, task = ["tiny-rope-sym", "tiny-rope"], tls.logit_difference([[1, 2, 3, 1], [4, 5, 4]], [2, 5], 7)
+    history = tls.head_history(models, task=task, **QUICK)
+    assert history.steps == models
+    assert history.heads["copying"].notna().all()
+    assert history.summary["icl_score"].notna().all()
+    assert history.previous_token_head[0] == 0
+    for name, row in zip(models, history.summary.itertuples(), strict=True):
         expected = tls.evaluate(tls.load_model(name), task)
         assert (row.value, row.value_se) == (expected.value, expected.se)

@@ -42,91 +42,91 @@ def run_without_checkpoints():
     return train(TransformerConfig(d_vocab=8, n_ctx=16), RandomMapTask(vocabulary=8, length=16), settings)
 
 
+def of_llama(**options):
+    return history([(0, zoo.shared("bridge", "llama"))], **options)
+
+
 REFUSED = {
-    # Labels.
-    "none": (lambda: history([]), "no checkpoints"),
-    "a step twice": (lambda: steps(0, 2, 2), "step 2 comes twice"),
-    "a step that falls": (lambda: steps(0, 4, 2), "step 2 comes after step 4"),
-    "a generator of falling steps": (
-        lambda: history((step, zoo.shared("bridge", "llama")) for step in (2, 1)),
-        "step 1 comes after step 2",
-    ),
-    "a negative step": (lambda: steps(0, -1), "-1 is no training step"),
-    "half a step": (lambda: steps(0.5), "0.5 is no training step"),
-    "a flag": (lambda: steps(True), "True is no training step"),
-    "a number as text": (lambda: steps("8"), "'8' is no training step: give whole numbers .* or names"),
-    "a name twice": (lambda: history(["a", "a"]), "'a' comes twice: give .label, checkpoint. pairs"),
-    "a step in two folders": (lambda: history(["run/step8", "other/step8"]), "step 8 comes twice"),
-    "a name and a step": (lambda: history(["run/step8", "run/final"]), "'run/final' is a name and 8 a training step"),
-    # Models.
-    "no model": (lambda: history([(5, 3)]), "step 5: .*neither a model nor its name"),
-    "a function of no model": (lambda: history([(5, lambda: 3)]), "step 5: .*neither a TransformerBridge"),
-    "another width": (
-        lambda: history([(0, zoo.shared("bridge", "llama")), (1, tls.load_model("tiny-rope"))]),
-        "step 1 is of another architecture than step 0: d_model 64, there 48",
-    ),
-    "other kind of positions": (
-        lambda: history([(0, tls.load_model("tiny-rope")), (1, tls.load_model("tiny-ape"))]),
-        r"rotary \[False, False\], there \[True, True\]",
-    ),
-    "another architecture in files": (
-        lambda: history(folder("step0:llama", "step1:gpt2")),
-        "step 1 is of another architecture than step 0: ",
-    ),
-    "a source above its target": (
-        lambda: history([(0, refuse)], pairs=[((1, 0), (1, 1))]),
-        r"\(\(1, 0\), \(1, 1\)\) cannot compose",
-    ),
-    "a track without detectors": (lambda: history([zoo.shared("bridge", "llama")]).track(), "detectors were not run"),
-    # Names and folders.
-    "steps nobody knows": (lambda: history("maker/model"), "which training steps of maker/model there are"),
-    "names of steps nobody knows": (
-        lambda: suite_checkpoints("maker/model", [0]),
-        "how maker/model names its training st",
-    ),
-    "steps of a packaged model": (lambda: suite_checkpoints("tiny-rope", [0]), "no revision or checkpoint to choose"),
-    "an empty folder": (lambda: suite_checkpoints(folder()), r"has no sub-folder step\{N\} or checkpoint-\{N\}"),
-    "a step in a folder twice": (lambda: history(folder("step5:llama", "checkpoint-5:llama")), "step 5 comes twice"),
-    "a step that is not on the hub": (
-        lambda: suite_checkpoints("EleutherAI/pythia-70m", [512])[0][1](),
-        "EleutherAI/pythia-70m.*step512",
-    ),
-    "a training that kept no steps": (lambda: training_checkpoints(run_without_checkpoints()), "keep_steps"),
+    ValueError: {
+        # Labels.
+        "none": (lambda: history([]), "no checkpoints"),
+        "a step twice": (lambda: steps(0, 2, 2), "step 2 comes twice"),
+        "a step that falls": (lambda: steps(0, 4, 2), "step 2 comes after step 4"),
+        "a generator of falling steps": (
+            lambda: history((step, zoo.shared("bridge", "llama")) for step in (2, 1)),
+            "step 1 comes after step 2",
+        ),
+        "a negative step": (lambda: steps(0, -1), "-1 is no training step"),
+        "half a step": (lambda: steps(0.5), "0.5 is no training step"),
+        "a flag": (lambda: steps(True), "True is no training step"),
+        "a number as text": (lambda: steps("8"), "'8' is no training step: give whole numbers .* or names"),
+        "a name twice": (lambda: history(["a", "a"]), "'a' comes twice: give .label, checkpoint. pairs"),
+        "a step in two folders": (lambda: history(["run/step8", "other/step8"]), "step 8 comes twice"),
+        "a name and a step": (lambda: history(["run/step8", "run/final"]), "'run/final' is a name and 8 a training"),
+        # Models.
+        "no model": (lambda: history([(5, 3)]), "step 5: .*neither a model nor its name"),
+        "a function of no model": (lambda: history([(5, lambda: 3)]), "step 5: .*neither a TransformerBridge"),
+        "another width": (
+            lambda: history([(0, zoo.shared("bridge", "llama")), (1, tls.load_model("tiny-rope"))]),
+            "step 1 is of another architecture than step 0: d_model 64, there 48",
+        ),
+        "other kind of positions": (
+            lambda: history([(0, tls.load_model("tiny-rope")), (1, tls.load_model("tiny-ape"))]),
+            r"rotary \[False, False\], there \[True, True\]",
+        ),
+        "another architecture in files": (
+            lambda: history(folder("step0:llama", "step1:gpt2")),
+            "step 1 is of another architecture than step 0: ",
+        ),
+        "a source above its target": (
+            lambda: history([(0, refuse)], pairs=[((1, 0), (1, 1))]),
+            r"\(\(1, 0\), \(1, 1\)\) cannot compose",
+        ),
+        "a track without detectors": (lambda: of_llama().track(), "detectors were not run"),
+        # Names and folders.
+        "steps nobody knows": (lambda: history("maker/model"), "which training steps of maker/model there are"),
+        "names of steps nobody knows": (
+            lambda: suite_checkpoints("maker/model", [0]),
+            "how maker/model names its training st",
+        ),
+        "steps of a packaged model": (lambda: suite_checkpoints("tiny-rope", [0]), "no revision or checkpoint to ch"),
+        "an empty folder": (lambda: suite_checkpoints(folder()), r"has no sub-folder step\{N\} or checkpoint-\{N\}"),
+        "a step in a folder twice": (lambda: history(folder("step5:llama", "checkpoint-5:llama")), "5 comes twice"),
+        "a step that is not on the hub": (
+            lambda: suite_checkpoints("EleutherAI/pythia-70m", [512])[0][1](),
+            "EleutherAI/pythia-70m.*step512",
+        ),
+        "a training that kept no steps": (lambda: training_checkpoints(run_without_checkpoints()), "keep_steps"),
+    },
+    TypeError: {
+        "steps as keys": (lambda: history({0: "a"}), "found int among the checkpoints: give names, folders, models"),
+        "a function alone": (lambda: history([lambda: None]), "found function among the checkpoints"),
+    },
+    FileNotFoundError: {
+        "a path to nowhere": (lambda: history(["/nowhere/step5"]), "no folder or file /nowhere/step5"),
+        "a suite that is nowhere": (lambda: suite_checkpoints("/nowhere"), "no folder"),
+        "a step that a folder lacks": (
+            lambda: suite_checkpoints(folder("step0:llama", "checkpoint-9:llama"), [0, 7]),
+            "neither a folder step7 nor checkpoint-7",
+        ),
+    },
+    UnsupportedArchitecture: {
+        "an encoder": (lambda: history(folder("step3:bert")), "^step 3: .*not read layer by layer"),
+    },
+    BadHead: {
+        "a track of no head": (lambda: of_llama().track((1, 7)), "no head 7 in layer 1"),
+        "no sender": (lambda: of_llama(pairs=[((0, 5), (1, 0))]), "no head"),
+        "no receiver": (lambda: of_llama(pairs=[((0, 0), (1, 5))]), "does not exist"),
+        "no layer": (lambda: of_llama(pairs=[((0, 0), (2, 0))]), "does not exist"),
+    },
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.usefixtures("no_network")
-def test_a_history_that_cannot_be_is_refused(case):
-    call, said = REFUSED[case]
-    with pytest.raises(ValueError, match=said):
-        call()
-
-
 @pytest.mark.parametrize(
-    ("call", "error", "said"),
-    [
-        (lambda: history({0: "a"}), TypeError, "found int among the checkpoints: give names, folders, models"),
-        (lambda: history([lambda: None]), TypeError, "found function among the checkpoints"),
-        (lambda: history(["/nowhere/step5"]), FileNotFoundError, "no folder or file /nowhere/step5"),
-        (lambda: suite_checkpoints("/nowhere"), FileNotFoundError, "no folder"),
-        (
-            lambda: suite_checkpoints(folder("step0:llama", "checkpoint-9:llama"), [0, 7]),
-            FileNotFoundError,
-            "neither a folder step7 nor checkpoint-7",
-        ),
-        (lambda: history(folder("step3:bert")), UnsupportedArchitecture, "^step 3: .*not read layer by layer"),
-        (lambda: history([zoo.shared("bridge", "llama")]).track((1, 7)), BadHead, "no head 7 in layer 1"),
-        *(
-            (
-                lambda pair=pair: history([(0, zoo.shared("bridge", "llama"))], pairs=[pair]),
-                BadHead,
-                r"no head|does not exist",
-            )
-            for pair in (((0, 5), (1, 0)), ((0, 0), (1, 5)), ((0, 0), (2, 0)))
-        ),
-    ],
+    ("error", "call", "said"),
+    [pytest.param(error, *row, id=name) for error, rows in REFUSED.items() for name, row in rows.items()],
 )
-def test_what_is_not_there_is_refused_by_its_kind(call, error, said):
+@pytest.mark.usefixtures("no_network")
+def test_a_history_that_cannot_be_is_refused(error, call, said):
     with pytest.raises(error, match=said):
         call()

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from ablation_runs import NO_ROPE, intact, logits, rotary_layers
+from ablation_runs import NO_ROPE, ablated, intact, rotary_layers
 from zoo import shared
 
 from tlspectral.errors import BadHead, UnsupportedArchitecture
@@ -15,54 +15,42 @@ from tlspectral.models.attention import attention_view
 # --- heads and frequencies, however they are given ---
 
 
-def test_heads_in_every_form():
+LAYER = [(1, head) for head in range(4)]
+PAIRS = np.array([[0, 1], [1, 3]])
+HEADS = [
+    *(
+        ([(0, 1), (1, 3)], heads)
+        for heads in (
+            {(1, 3), (0, 1)},
+            [(1, 3), (0, 1), (0, 1)],
+            iter([(0, 1), (1, 3)]),
+            pd.DataFrame({"layer": [1, 0], "head": [3, 1], "entropy": [0.1, 0.2]}, index=[7, 7]),
+            pd.MultiIndex.from_tuples([(0, 1), (1, 3)], names=["layer", "head"]),
+            [tuple(pair) for pair in PAIRS],
+            [(np.int16(1), np.uint8(3)), "L0H1"],
+        )
+    ),
+    *((LAYER, heads) for heads in ("L1", " l1 ", ["L-1", "L1H3"])),
+    ([*LAYER, (0, 2)], ["L1", "L0H2"]),
+    ([], pd.DataFrame({"layer": [], "head": []})),
+]
+MASK = [True, False, True, False, False, False]
+FREQUENCIES = [
+    (2, 0), [0, 0, 2], range(0, 4, 2), MASK, torch.tensor(MASK), torch.tensor([2, 0], dtype=torch.int32),
+    [np.int64(0), np.int64(2)], np.array([0, 2]), np.array(MASK),
+]  # fmt: skip
+
+
+def test_heads_and_frequencies_in_every_form():
     model = shared("bridge", "llama")
-    with ablate(model, [(0, 1), (1, 3)], "symmetric"):
-        expected = logits(model)
-    pairs = np.array([[0, 1], [1, 3]])
-    forms = [
-        {(1, 3), (0, 1)},
-        [(1, 3), (0, 1), (0, 1)],
-        iter([(0, 1), (1, 3)]),
-        pd.DataFrame({"layer": [1, 0], "head": [3, 1], "entropy": [0.1, 0.2]}, index=[7, 7]),
-        pd.MultiIndex.from_tuples([(0, 1), (1, 3)], names=["layer", "head"]),
-        [tuple(pair) for pair in pairs],
-        [(np.int16(1), np.uint8(3)), "L0H1"],
-    ]
-    for heads in forms:
-        with ablate(model, heads, "symmetric"):
-            assert torch.equal(logits(model), expected)
-    with ablate(model, pd.DataFrame({"layer": [], "head": []}), "symmetric"):
-        assert torch.equal(logits(model), intact("bridge", "llama"))
-
-
-def test_a_layer_is_all_of_its_heads():
-    model = shared("bridge", "llama")
-    for names, heads in (("L1", range(4)), (["L1", "L0H2"], range(4)), (["L-1", "L1H3"], range(4)), (" l1 ", range(4))):
-        plain = [(1, head) for head in heads] + ([(0, 2)] if "L0H2" in names else [])
-        with ablate(model, plain, "symmetric"):
-            expected = logits(model)
-        with ablate(model, names, "symmetric"):
-            assert torch.equal(logits(model), expected)
-
-
-def test_frequencies_in_every_form():
-    model = shared("bridge", "llama")
-    with ablate(model, [(0, 1)], RopePhase([0, 2])):
-        expected = logits(model)
-    mask = [True, False, True, False, False, False]
-    forms = [
-        (2, 0), [0, 0, 2], range(0, 4, 2), mask, torch.tensor(mask), torch.tensor([2, 0], dtype=torch.int32),
-        [np.int64(0), np.int64(2)], np.array([0, 2]), np.array(mask),
-    ]  # fmt: skip
-    for frequencies in forms:
-        with ablate(model, [(0, 1)], RopePhase(frequencies)):
-            assert torch.equal(logits(model), expected)
-    with ablate(model, [(0, 1)], RopePhase(range(6))):
-        everything = logits(model)
-    with ablate(model, [(0, 1)], "rope_phase"):
-        # The same product with the columns chosen or taken whole: measured 0.0.
-        assert float((logits(model) - everything).abs().max()) < 2e-6
+    for plain, heads in HEADS:
+        assert torch.equal(ablated(model, heads, "symmetric"), ablated(model, plain, "symmetric"))
+    expected = ablated(model, [(0, 1)], RopePhase([0, 2]))
+    for frequencies in FREQUENCIES:
+        assert torch.equal(ablated(model, [(0, 1)], RopePhase(frequencies)), expected)
+    # The same product with the columns chosen or taken whole: measured 0.0.
+    everything = ablated(model, [(0, 1)], RopePhase(range(6)))
+    assert float((ablated(model, [(0, 1)], "rope_phase") - everything).abs().max()) < 2e-6
 
 
 # --- refusals ---
@@ -112,5 +100,4 @@ def test_layers_without_rope_are_named():
     heads = [(layer, 0) for layer in (*rotary_layers(view), bare[0])]
     with pytest.raises(UnsupportedArchitecture, match=f"layer {bare[0]}: no rotary positions"):
         ablation_hooks(model, heads, "rope_phase")
-    with ablate(model, heads[:-1], "rope_phase"):
-        assert not torch.equal(logits(model), intact("bridge", "smollm3"))
+    assert not torch.equal(ablated(model, heads[:-1], "rope_phase"), intact("bridge", "smollm3"))

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 import zoo
-from ablation_runs import SCORES, a_part, allowed_keys, intact, logits, recorded, some_models
+from ablation_runs import SCORES, a_part, ablated, allowed_keys, intact, logits, recorded, some_models
 from score_terms import scores_of_run
 from zoo import shared
 
@@ -106,14 +106,12 @@ def test_nested_contexts_on_different_heads_are_one_context(backend, name, layer
     model = shared(backend, name)
     one, other = (layers[0], 0), (layers[1], 2)
     for part in ("symmetric", a_part(name)):
-        with ablate(model, [one, other], part):
-            together = logits(model)
-        with ablate(model, [one], part), ablate(model, [other], part):
-            nested = logits(model)
+        together = ablated(model, [one, other], part)
+        with ablate(model, [one], part):
+            nested = ablated(model, [other], part)
         # One batched product or two: measured 0.0, allowed rounding of logits of size 1.
         assert float((nested - together).abs().max()) < 2e-6
-        with ablate(model, [one], part):
-            alone = logits(model)
+        alone = ablated(model, [one], part)
         assert float((alone - together).abs().max()) > 1e-3
 
 

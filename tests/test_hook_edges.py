@@ -12,7 +12,7 @@ import warnings
 import pytest
 import torch
 import zoo
-from ablation_runs import DELEGATED, a_part, in_dtype, intact, left_padded, logits, recorded
+from ablation_runs import DELEGATED, a_part, ablated, in_dtype, intact, left_padded, logits, recorded
 from edge_recomputation import POINTS, edge_of, patched, read_from, recomputed, removed_from_stream
 from spectral_zoo import moved
 from test_hook_gradients import in_float64, loss_of, slopes
@@ -57,8 +57,7 @@ def into_of(layer, head, what):
 
 
 def with_edge(model, senders, part, into, tokens=None):
-    with ablate(model, senders, part, into=into):
-        return logits(model, tokens)
+    return ablated(model, senders, part, tokens, into=into)
 
 
 # --- against plain recomputation ---
@@ -210,18 +209,13 @@ def test_two_open_blocks_on_one_receiver_are_refused(backend, name):
     with ablate(model, [one], "output", into=f"L{layer}H0.k"):
         expected = logits(model)
         for into in (f"L{layer}H0.k", f"L{layer}H1.k", f"L{layer}KV0.k"):
-            with ablate(model, [other], "output", into=into), pytest.raises(EditNotHonored, match=SECOND):
-                logits(model)
-        with ablate(model, [other], "output", into=f"L{layer}H0.v"):  # another receiver
-            assert furthest(logits(model), expected) > SEEN
+            with pytest.raises(EditNotHonored, match=SECOND):
+                with_edge(model, [other], "output", into)
+        assert furthest(with_edge(model, [other], "output", f"L{layer}H0.v"), expected) > SEEN  # another receiver
         assert torch.equal(logits(model), expected)
-
-
-def test_a_list_of_hooks_is_a_block_too():
-    model = shared("bridge", "llama")
-    hooks = ablation_hooks(model, "L0H1", "output", into="L1KV0.k")
-    with ablate(model, "L0H2", "output", into="L1H0.k"), pytest.raises(EditNotHonored, match=SECOND), torch.no_grad():
-        model.run_with_hooks(zoo.prompt(), fwd_hooks=hooks)
+    hooks = ablation_hooks(model, [one], "output", into=f"L{layer}KV0.k")  # a list of hooks is a block too
+    with model.hooks(fwd_hooks=hooks), pytest.raises(EditNotHonored, match=SECOND):
+        with_edge(model, [other], "output", f"L{layer}H0.k")
 
 
 SECOND = r"an open block edits head 0 there already; give all senders of a receiver in one block, and"

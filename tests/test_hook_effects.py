@@ -3,7 +3,7 @@
 import pytest
 import torch
 import zoo
-from ablation_runs import DELEGATED, a_part, allowed_keys, in_dtype, logits, recorded
+from ablation_runs import DELEGATED, a_part, ablated, allowed_keys, in_dtype, logits, recorded
 
 from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
@@ -69,10 +69,8 @@ def test_heads_without_phase_are_as_they_were_to_the_bit(backend, name, dtype):
     view = attention_view(model)
     heads = [(layer, head) for layer in range(view.n_layers) for head in range(view.n_heads(layer))]
     plain = logits(model)
-    with ablate(model, heads, "rope_phase"):
-        assert torch.equal(logits(model), plain)
-    with ablate(model, heads, "symmetric"):
-        assert not torch.equal(logits(model), plain)
+    assert torch.equal(ablated(model, heads, "rope_phase"), plain)
+    assert not torch.equal(ablated(model, heads, "symmetric"), plain)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", *DELEGATED])
@@ -82,14 +80,11 @@ def test_half_precision(name):
     wide = zoo.bridge(name)
     wide.original_model.load_state_dict({key: x.float() for key, x in model.original_model.state_dict().items()})
     for part in ("symmetric", a_part(name)):
-        with ablate(model, [], part):
-            assert torch.equal(logits(model), plain)
-        with ablate(model, heads, part):
-            changed = logits(model)
+        assert torch.equal(ablated(model, [], part), plain)
+        changed = ablated(model, heads, part)
         assert changed.dtype == torch.bfloat16
         assert bool(changed.isfinite().all())
-        with ablate(wide, heads, part):
-            expected = logits(wide)
+        expected = ablated(wide, heads, part)
         effect = (expected - logits(wide)).square().mean().sqrt()
         off = (changed.float() - expected).square().mean().sqrt()
         rounding = (plain.float() - logits(wide)).square().mean().sqrt()

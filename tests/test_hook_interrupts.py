@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
-from ablation_runs import logits
+from ablation_runs import ablated, intact, logits
 from model_state import assert_unchanged, state_of
 
 from tlspectral.errors import BadHead
@@ -26,25 +26,21 @@ from tlspectral.models.attention.threads import exclusive, hooks_on
 Z = "blocks.0.attn.hook_z"
 
 
-def left_by(*interrupts):
-    """What the program writes that is interrupted, of which every line has to end in "nothing left"."""
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"steps": 40, "edges": 30, "moments": 5},
+        *(pytest.param(more, marks=pytest.mark.slow) for more in ({"steps": 300}, {"edges": 1500}, {"moments": 100})),
+    ],
+    ids=str,
+)
+def test_interrupted_blocks_leave_nothing(counts):
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    program = [sys.executable, str(Path(__file__).with_name("interrupted_blocks.py")), *map(str, interrupts)]
+    program = [sys.executable, str(Path(__file__).with_name("interrupted_blocks.py"))]
+    program += [str(word) for count in counts.items() for word in count]
     done = subprocess.run(program, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
-    return done.stdout, done.stderr
-
-
-def test_interrupted_blocks_leave_nothing():
-    said, errors = left_by("steps", 40, "edges", 30, "moments", 5)
-    counts = {"steps": 40, "edges": 30, "moments": 5}
-    assert said == "".join(f"{kind}: {n} interrupts, nothing left\n" for kind, n in counts.items()), errors
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "count"), [("steps", 300), ("edges", 1500), ("moments", 100)])
-def test_many_interrupted_blocks_leave_nothing(kind, count):
-    said, errors = left_by(kind, count)
-    assert said == f"{kind}: {count} interrupts, nothing left\n", errors
+    expected = "".join(f"{kind}: {n} interrupts, nothing left\n" for kind, n in counts.items())
+    assert done.stdout == expected, done.stderr
 
 
 class Interrupted(Exception):
@@ -63,14 +59,20 @@ def handler():
     assert signal.signal(signal.SIGINT, before) is interrupt
 
 
+@pytest.fixture
+def model():
+    """A model of one's own, which has to be as it was when the test is over."""
+    made = zoo.bridge("llama")
+    plain, before = logits(made), state_of(made)
+    yield made
+    assert torch.equal(logits(made), plain)
+    assert_unchanged(made, before)
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
-def test_blocks_may_end_in_any_order(handler, order):
-    model = zoo.bridge("llama")
-    plain, before = logits(model), state_of(model)
-    alone = []
-    for head in range(3):
-        with ablate(model, [(head % 2, head)], "output"):
-            alone.append(logits(model))
+@pytest.mark.usefixtures("handler")
+def test_blocks_may_end_in_any_order(model, order):
+    alone = [ablated(model, [(head % 2, head)], "output") for head in range(3)]
     blocks = [ablate(model, [(head % 2, head)], "output") for head in range(3)]
     for block in blocks:
         block.__enter__()
@@ -79,15 +81,10 @@ def test_blocks_may_end_in_any_order(handler, order):
     assert torch.equal(logits(model), alone[order[2]])
     assert type(vars(model)["generate"]).__name__ == "_WithoutCache"
     blocks[order[2]].__exit__(None, None, None)
-    assert torch.equal(logits(model), plain)
-    assert "generate" not in vars(model)
-    assert_unchanged(model, before)
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_blocks_that_are_never_left_end_when_they_are_collected(first):
-    model = zoo.bridge("llama")
-    plain, before = logits(model), state_of(model)
+def test_blocks_that_are_never_left_end_when_they_are_collected(model, first):
     blocks = [ablate(model, [(0, 1)], "output"), ablate(model, [(1, 0)], "symmetric")]
     for block in blocks:
         block.__enter__()
@@ -95,38 +92,28 @@ def test_blocks_that_are_never_left_end_when_they_are_collected(first):
     blocks.pop(first)
     blocks.clear()
     gc.collect()
-    assert torch.equal(logits(model), plain)
-    assert "generate" not in vars(model)
-    assert_unchanged(model, before)
     with ThreadPoolExecutor(1) as pool:  # the model is free for other threads
-        assert torch.equal(pool.submit(lambda: attention_view(model).logits(zoo.prompt())).result(), plain)
+        assert torch.equal(pool.submit(attention_view(model).logits, zoo.prompt()).result(), intact("bridge", "llama"))
 
 
-def test_hooks_that_were_taken_off_meanwhile_are_not_put_back():
-    model = zoo.bridge("llama")
-    plain, before = logits(model), state_of(model)
+def test_hooks_that_were_taken_off_meanwhile_are_not_put_back(model):
     inner, outer = hooks_on(model, model.hook_dict, [(Z, lambda z, hook: 2 * z)]), without_hooks(model)
     inner.__enter__()
     outer.__enter__()
-    assert torch.equal(logits(model), plain)
+    assert torch.equal(logits(model), intact("bridge", "llama"))
     with pytest.raises(Exception, match="taken off"):
         inner.__exit__(None, None, None)
     outer.__exit__(None, None, None)
-    assert torch.equal(logits(model), plain)
-    assert_unchanged(model, before)
 
 
-def test_methods_that_others_have_set_since_stay():
-    model = zoo.bridge("llama")
+def test_methods_that_others_have_set_since_stay(model):
     with methods_replaced(model, {"generate": print}):
         vars(model)["generate"] = len
     assert vars(model).pop("generate") is len
 
 
-def test_what_a_broken_end_leaves_is_taken_off_by_the_next_entry(monkeypatch):
+def test_what_a_broken_end_leaves_is_taken_off_by_the_next_entry(model, monkeypatch):
     """The end is broken off where no signal is: as by an exception that is raised into the thread."""
-    model = zoo.bridge("llama")
-    plain, before = logits(model), state_of(model)
     handle_type = torch.utils.hooks.RemovableHandle
     remove, calls = handle_type.remove, []
 
@@ -141,16 +128,13 @@ def test_what_a_broken_end_leaves_is_taken_off_by_the_next_entry(monkeypatch):
     monkeypatch.setattr(handle_type, "remove", fail_once)
     with pytest.raises(Interrupted):
         block.__exit__(None, None, None)
-    assert not torch.equal(logits(model), plain)
-    assert torch.equal(attention_view(model).logits(zoo.prompt()), plain)
-    assert torch.equal(logits(model), plain)
-    assert_unchanged(model, before)
+    assert not torch.equal(logits(model), intact("bridge", "llama"))
+    assert torch.equal(attention_view(model).logits(zoo.prompt()), intact("bridge", "llama"))
 
 
-def test_a_signal_is_held_back_until_a_block_is_entered_or_left(handler):
+@pytest.mark.usefixtures("handler")
+def test_a_signal_is_held_back_until_a_block_is_entered_or_left(model):
     """It acts at once behind the entry, where the block is left again, and behind the exit."""
-    model = zoo.bridge("llama")
-    plain, before = logits(model), state_of(model)
 
     def interrupting():
         yield Z, lambda z, hook: 2 * z
@@ -161,13 +145,11 @@ def test_a_signal_is_held_back_until_a_block_is_entered_or_left(handler):
     with pytest.raises(Interrupted), hooks_on(model, model.hook_dict, interrupting()):
         inside.append(1)
     assert not inside
-    assert_unchanged(model, before)
-    assert torch.equal(logits(model), plain)
 
 
-def test_what_takes_long_at_the_entry_is_interrupted(handler, monkeypatch):
-    model, calls = zoo.bridge("llama"), []
-    before = state_of(model)
+@pytest.mark.usefixtures("handler")
+def test_what_takes_long_at_the_entry_is_interrupted(model, monkeypatch):
+    calls = []
 
     def reference_run(*given, **named):
         signal.raise_signal(signal.SIGINT)
@@ -177,11 +159,11 @@ def test_what_takes_long_at_the_entry_is_interrupted(handler, monkeypatch):
     with pytest.raises(Interrupted), ablate(model, [(0, 1)], "output"):
         pass
     assert not calls
-    assert_unchanged(model, before)
 
 
-def test_who_waits_for_a_model_is_interrupted(handler):
-    model, opened, done = zoo.bridge("llama"), threading.Event(), threading.Event()
+@pytest.mark.usefixtures("handler")
+def test_who_waits_for_a_model_is_interrupted(model):
+    opened, done = threading.Event(), threading.Event()
 
     def hold():
         with exclusive(model):
@@ -200,12 +182,11 @@ def test_who_waits_for_a_model_is_interrupted(handler):
             done.set()
             timer.join()
         held.result()
-    attention_view(model).logits(zoo.prompt())
 
 
 @pytest.mark.parametrize("own", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
-def test_handlers_are_as_before(own):
-    model, before = zoo.bridge("llama"), signal.getsignal(signal.SIGINT)
+def test_handlers_are_as_before(model, own):
+    before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, own)
         with ExitStack() as stack:
@@ -219,8 +200,8 @@ def test_handlers_are_as_before(own):
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_handler_that_is_set_inside_a_block_stays(handler):
-    model, called = zoo.bridge("llama"), []
+def test_a_handler_that_is_set_inside_a_block_stays(model, handler):
+    called = []
 
     def mine(number, frame):
         called.append(1)
@@ -237,9 +218,7 @@ def test_a_handler_that_is_set_inside_a_block_stays(handler):
     signal.signal(signal.SIGINT, handler)
 
 
-def test_blocks_of_other_threads_leave_signals_alone(handler):
-    model = zoo.bridge("llama")
-
+def test_blocks_of_other_threads_leave_signals_alone(model, handler):
     def work():
         with ablate(model, [(0, 1)], "output"):
             return signal.getsignal(signal.SIGINT)
@@ -248,10 +227,7 @@ def test_blocks_of_other_threads_leave_signals_alone(handler):
         assert pool.submit(work).result() is handler
 
 
-def test_a_block_decorates_a_function_that_is_called_twice():
-    model = zoo.bridge("llama")
-    with ablate(model, [(0, 1)], "output"):
-        expected = logits(model)
-    ablated = ablate(model, [(0, 1)], "output")(lambda: logits(model))
-    assert torch.equal(ablated(), expected)
-    assert torch.equal(ablated(), expected)
+def test_a_block_decorates_a_function_that_is_called_twice(model):
+    twice = ablate(model, [(0, 1)], "output")(lambda: logits(model))
+    for _ in range(2):
+        assert torch.equal(twice(), ablated(model, [(0, 1)], "output"))

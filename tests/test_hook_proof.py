@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 import zoo
-from ablation_runs import DELEGATED, SCORES, intact, logits, some_models
+from ablation_runs import DELEGATED, SCORES, ablated, intact, logits, some_models
 from model_state import assert_unchanged, state_of, warm
 
 from tlspectral.errors import EditNotHonored
@@ -46,8 +46,7 @@ def test_a_model_that_discards_edits_is_refused(backend, name, part, point):
         with pytest.raises(EditNotHonored, match=f"an edit of {hook}"), ablate(model, [(1, 1)], part):
             pytest.fail("entered")
     assert_unchanged(model, before)
-    with ablate(model, [(0, 1)], part):
-        assert not torch.equal(logits(model), intact(backend, name))
+    assert not torch.equal(ablated(model, [(0, 1)], part), intact(backend, name))
 
 
 def test_the_probe_runs_once_per_layer_and_route(monkeypatch):

@@ -7,7 +7,7 @@ from threading import Barrier, Event
 import pytest
 import torch
 import zoo
-from ablation_runs import intact, logits, some_models
+from ablation_runs import ablated, intact, logits, some_models
 from model_state import assert_unchanged, state_of
 
 from tlspectral.errors import EditNotHonored
@@ -21,32 +21,28 @@ ROUNDS = 6  # of four threads that start together
 def test_threads_that_ablate_one_model_leave_no_hook(backend, name):
     """Each result is the ablated one or a refusal, and the model is as before."""
     model = getattr(zoo, backend)(name)
-    expected = [ablated(getattr(zoo, backend)(name), head) for head in range(4)]
+    heads = [[(0, head), (1, head)] for head in range(4)]
+    expected = [ablated(getattr(zoo, backend)(name), each, "symmetric") for each in heads]
     plain, before = logits(model), state_of(model)
     together = Barrier(4)
 
-    def work(head):
+    def work(each):
         together.wait()
         kept = []
         for _ in range(ROUNDS):
             try:
-                kept.append(ablated(model, head))
+                kept.append(ablated(model, each, "symmetric"))
             except EditNotHonored as refused:
                 assert "another thread" in str(refused)  # noqa: PT017 - some of the calls raise
         return kept
 
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(work, range(4)))
+        results = list(pool.map(work, heads))
     assert any(results)
     for wanted, kept in zip(expected, results, strict=True):
         assert all(torch.equal(found, wanted) for found in kept)
     assert_unchanged(model, before)
     assert torch.equal(logits(model), plain)
-
-
-def ablated(model, head):
-    with ablate(model, [(0, head), (1, head)], "symmetric"):
-        return logits(model)
 
 
 @some_models
@@ -56,8 +52,7 @@ def test_while_a_block_is_open_other_threads_are_refused(backend, name):
     plain, before = logits(model), state_of(model)
 
     def enter():
-        with ablate(model, [(0, 1)], "symmetric"):
-            pass
+        return ablated(model, [(0, 1)], "symmetric")
 
     with ThreadPoolExecutor(1) as pool:
         with ablate(model, [(0, 0)], "symmetric"):
@@ -66,8 +61,7 @@ def test_while_a_block_is_open_other_threads_are_refused(backend, name):
                 with pytest.raises(EditNotHonored, match=r"another thread.*copy of the model"):
                     pool.submit(act).result()
             assert torch.equal(logits(model), expected)
-            with ablate(model, [(0, 1)], "symmetric"):  # the same thread may nest
-                assert not torch.equal(logits(model), expected)
+            assert not torch.equal(enter(), expected)  # the same thread may nest
             with pytest.raises(EditNotHonored, match="another thread"):  # the outer block is open still
                 pool.submit(enter).result()
         assert_unchanged(model, before)
@@ -78,7 +72,7 @@ def test_while_a_block_is_open_other_threads_are_refused(backend, name):
 def test_copies_are_ablated_at_the_same_time():
     """In another thread, while the block of the first is open: its own model is what the message asks for."""
     model = zoo.bridge("llama")
-    other, opened, done = copy.deepcopy(model), Event(), Event()
+    other, opened, done, heads = copy.deepcopy(model), Event(), Event(), [(0, 1), (1, 1)]
 
     def hold():
         with ablate(model, [(0, 1)], "symmetric"):
@@ -90,11 +84,11 @@ def test_copies_are_ablated_at_the_same_time():
         held = pool.submit(hold)
         try:
             assert opened.wait(30)
-            found = ablated(other, 1)
+            found = ablated(other, heads, "symmetric")
         finally:
             done.set()
         assert not torch.equal(held.result(), found)
-    assert torch.equal(found, ablated(model, 1))
+    assert torch.equal(found, ablated(model, heads, "symmetric"))
 
 
 @some_models

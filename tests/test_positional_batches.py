@@ -1,5 +1,6 @@
 """Several suffixes behind one prefill, batches of any size, and the softmax that swapped keys share."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -19,11 +20,9 @@ def test_native_models_keep_no_cache_and_are_run_in_full(mode):
 
 
 def test_small_batches_give_what_large_ones_do(monkeypatch):
-    view, prompt = attention_view(shared("bridge", "gemma2")), block_prompt()
-    suffixes = [prompt.suffix, prompt.suffix.flip(0), zoo.prompt(1, 2)[0]]
-    arguments = (view, prompt.prefix, prompt.blocks, suffixes)
-    large = measure_queries(*arguments, per_frequency=True)
-    sizes = []
+    suffix, sizes = block_prompt().suffix, []
+    measure = partial(measure_queries, shared("bridge", "gemma2"), [suffix, suffix.flip(0), zoo.prompt(1, 2)[0]])
+    large = measure(per_frequency=True)
     inner = QueryPasses.run
 
     def counted(self, contexts, reduce):
@@ -31,11 +30,11 @@ def test_small_batches_give_what_large_ones_do(monkeypatch):
         return inner(self, contexts, reduce)
 
     monkeypatch.setattr(QueryPasses, "run", counted)
-    measure_queries(*arguments, per_frequency=True)
+    measure(per_frequency=True)
     assert sizes == [1, 6]
     sizes.clear()
     monkeypatch.setattr("tlspectral.positional.passes._BYTES_AT_ONCE", 1)
-    small = measure_queries(*arguments, per_frequency=True)
+    small = measure(per_frequency=True)
     assert sizes == [1] * 7
     for first, second in zip(large, small, strict=True):
         # float32 matrix products of other shapes: measured 2e-5.
@@ -45,14 +44,11 @@ def test_small_batches_give_what_large_ones_do(monkeypatch):
 
 @modes
 def test_progress_counts_layers(mode):
-    view, prompt = attention_view(shared("bridge", "llama")), block_prompt()
-    done = []
-    suffixes = [prompt.suffix, prompt.suffix.flip(0)]
-    measure_queries(
-        view, prompt.prefix, prompt.blocks, suffixes, mode=mode, swaps=[(1, 2), (2, 3)], advance=done.append
-    )
-    assert sum(done) == 2 * 3 * view.n_layers
-    assert len(done) >= 2 * view.n_layers  # the bar moves within a pass, by keys too
+    model, suffix, done = shared("bridge", "llama"), block_prompt().suffix, []
+    measure_queries(model, [suffix, suffix.flip(0)], mode=mode, swaps=[(1, 2), (2, 3)], advance=done.append)
+    n_layers = attention_view(model).n_layers
+    assert sum(done) == 2 * 3 * n_layers
+    assert len(done) >= 2 * n_layers  # the bar moves within a pass, by keys too
 
 
 def moved_all_anew(logits_at, spans, i, j, n):

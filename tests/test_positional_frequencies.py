@@ -80,9 +80,8 @@ def test_a_logit_scale_takes_the_place_of_the_models_own():
 
 
 def test_scores_per_frequency_leave_the_scores_of_heads_as_they_are():
-    view, prompt = attention_view(shared("bridge", "llama")), block_prompt()
-    arguments = (view, prompt.prefix, prompt.blocks, [prompt.suffix])
-    (alone,), (both,) = measure_queries(*arguments), measure_queries(*arguments, per_frequency=True)
+    model = shared("bridge", "llama")
+    (alone,), (both,) = measure_queries(model), measure_queries(model, per_frequency=True)
     pd.testing.assert_frame_equal(alone.heads, both.heads)
     assert alone.frequencies is None
     assert alone.correlation == both.correlation

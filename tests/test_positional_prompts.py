@@ -2,21 +2,16 @@
 
 from itertools import pairwise
 
-import pytest
 import torch
 import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from positional_measurements import ids, words
 
-import tlspectral as tls
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
 
 invariant = settings(max_examples=60, derandomize=True)
 lengths = st.lists(st.integers(1, 4), min_size=3, max_size=6)
-
-
-def ids(*numbers):
-    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def numbered(block_lengths, prefix=2, suffix=3):
@@ -24,12 +19,6 @@ def numbered(block_lengths, prefix=2, suffix=3):
     tokens = torch.arange(prefix + sum(block_lengths) + suffix)
     pieces = tokens.split([prefix, *block_lengths, suffix])
     return BlockPrompt(pieces[0], pieces[1:-1], pieces[-1])
-
-
-@pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    """A model with a word-level tokenizer: tokens end at spaces, so text without one is joined with what follows."""
-    return tls.load_model(str(zoo.save_folder("llama", tmp_path_factory.mktemp("words"), tokenizer=True)))
 
 
 # --- tokens ---
@@ -59,19 +48,17 @@ def test_blocks_lie_one_after_the_other_between_prefix_and_suffix(block_lengths,
     assert all(first[1] == second[0] for first, second in pairwise(spans))
 
 
-def test_text_has_the_tokens_of_its_pieces_and_no_start_token(words):
-    prompt = BlockPrompt("w3 ", ["w4 w5 ", "w6 ", "w7 w8 "], "w9").tokenized(words)
+def test_text_has_the_tokens_of_its_pieces_and_no_start_token():
+    prompt = BlockPrompt("w3 ", ["w4 w5 ", "w6 ", "w7 w8 "], "w9").tokenized(words())
     assert prompt.tokens().tolist() == [3, 4, 5, 6, 7, 8, 9]
     assert prompt.spans() == [(1, 3), (3, 4), (4, 6)]
     assert not prompt.is_text
-    full = BlockPrompt(ids(*[0] * 2), [ids(*[0] * length) for length in (40, 40, 43)], ids(0, 0, 0)).tokenized(words)
+    full = BlockPrompt(ids(*[0] * 2), [ids(*[0] * length) for length in (40, 40, 43)], ids(0, 0, 0)).tokenized(words())
     assert len(full.tokens()) == zoo.CONTEXT
     # The start token is the caller's to write.
-    assert BlockPrompt("<s> ", ["w4 ", "w5 ", "w6 "], "w7").tokenized(words).tokens().tolist() == [1, 4, 5, 6, 7]
-
-
-def test_nothing_need_stand_in_front(words):
-    assert BlockPrompt("", ["w4 ", "w5 ", "w6 "], "w7").tokenized(words).tokens().tolist() == [4, 5, 6, 7]
+    for prefix, start in (("<s> ", [1]), ("", [])):
+        prompt = BlockPrompt(prefix, ["w4 ", "w5 ", "w6 "], "w7").tokenized(words())
+        assert prompt.tokens().tolist() == [*start, 4, 5, 6, 7]
     assert BlockPrompt(ids(), [ids(1), ids(2), ids(3)], ids(4)).spans() == [(0, 1), (1, 2), (2, 3)]
 
 

@@ -1,18 +1,17 @@
 """The table of `positional_symbolic`: what it says of its making, and the model as before."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 import zoo
 from model_state import assert_unchanged, state_of
-from positional_measurements import SCORES, block_prompt, differ, measure_queries, measured, modes
+from positional_measurements import SCORES, block_prompt, differ, measure_queries, measured, modes, words
 from zoo import shared
 
-import tlspectral as tls
 from tlspectral.hooks import ablate
-from tlspectral.models.attention import attention_view
 from tlspectral.positional import BlockPrompt, positional_symbolic
 
 
@@ -65,8 +64,8 @@ def test_a_list_is_measured_prompt_by_prompt(mode):
     assert (found.attrs["n_prompts"], found.attrs["n_blocks"]) == (3, 5)
 
 
-def test_text_and_its_tokens_give_the_same(tmp_path):
-    model = tls.load_model(str(zoo.save_folder("llama", tmp_path, tokenizer=True)))
+def test_text_and_its_tokens_give_the_same():
+    model = words()
     blocks = ["w10 w11 w12 ", "w13 w14 ", "w15 w16 ", "w17 w18 w19 "]
     text = BlockPrompt("<s> w4 w5 ", blocks, "w20 w21")
     assert measured(model, text).equals(measured(model, text.tokenized(model)))
@@ -81,15 +80,15 @@ def test_text_and_its_tokens_give_the_same(tmp_path):
 )
 def test_the_model_is_as_before(backend, name):
     model = getattr(zoo, backend)(name)
-    view, prompt = attention_view(model), block_prompt()
+    prompt = block_prompt()
     suffixes = [prompt.suffix, zoo.prompt()[0, :2]]  # together with a cache, which a bridge wires in its first pass
-    arguments = (view, prompt.prefix, prompt.blocks, suffixes)
-    evaluated = {mode: [found.heads for found in measure_queries(*arguments, mode=mode)] for mode in ("prompt", "key")}
+    measure = partial(measure_queries, model, suffixes)
+    evaluated = {mode: [found.heads for found in measure(mode=mode)] for mode in ("prompt", "key")}
     for root in (model, getattr(model, "original_model", model)):
         root.train()
     before = state_of(model)
     for mode, expected in evaluated.items():
-        again = measure_queries(*arguments, mode=mode)
+        again = measure(mode=mode)
         # Dropout acts in training, in GPT-2 with 0.1.
         assert all(differ(first.heads, second) < 1e-9 for first, second in zip(again, expected, strict=True))
         assert differ(positional_symbolic(model, prompt, mode=mode), expected[0]) < 1e-3

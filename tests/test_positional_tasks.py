@@ -10,13 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import transformers
 import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from positional_measurements import SCORES
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from zoo_words import reader, word_tokenizer
+from tokenizers import Regex
+from zoo_words import reader, split_tokenizer, word_tokenizer
 
 from tlspectral.positional import BindingTask, positional_symbolic, task_answers
 from tlspectral.positional.answers import answers_table
@@ -193,9 +192,7 @@ def test_answers_have_the_probability_of_a_plain_forward_pass():
 
 
 def test_an_answer_of_several_tokens_counts_by_its_first():
-    raw = Tokenizer(models.WordLevel({"?": 0, " R": 1, " B": 2, " T": 3}, unk_token="?"))
-    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r" [A-Z]|[^ ]| [^A-Z]"), "isolated")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
+    tokenizer = split_tokenizer({"?": 0, " R": 1, " B": 2, " T": 3}, Regex(r" [A-Z]|[^ ]| [^A-Z]"))
     draw = BindingTask(n_blocks=4).lines(("Alice", "Bob", "Clara", "Dora"), ("Red", "Rose", "Blue", "Red"))
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1]], dtype=torch.float64).log()
     table = answers_table(tokenizer, draw, (1, 2), logits)
@@ -210,9 +207,7 @@ def test_an_answer_of_several_tokens_counts_by_its_first():
 
 
 def test_the_longest_draw_and_the_longest_question_decide_how_many_blocks_fit():
-    raw = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    letters = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)  # a token per letter, so that names differ
+    letters = split_tokenizer({"?": 0}, "")  # a token per letter, so that names differ
     seeds = BindingTask(draws=4).seeds(0)
 
     def require(n_blocks, n_ctx):

@@ -100,13 +100,7 @@ def swept(folder, part="symmetric", model=None, **options):
 
 def edges(folder, model=None, receivers=("L1H0.k", "L1H1.k"), n_jobs=1, **options):
     model = shared("bridge", "gemma2") if model is None else model
-    options = {
-        "task": repeated(),
-        "control": 3,
-        "senders": ["L0H3", "L0H0"],
-        **options,
-    }
-    options.setdefault("measure", "ind")
+    options = {"task": repeated(), "control": 3, "senders": ["L0H3", "L0H0"], "measure": "ind", **options}
     with joblib.parallel_config(n_jobs=n_jobs):
         return {"edges": tls.edge_effects(model, [*receivers, "L2H1.k"], folder=folder, **options)}
 

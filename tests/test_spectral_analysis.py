@@ -236,9 +236,7 @@ def test_several_queries_share_a_cache():
     spectral, prompt = moved("bridge", "qwen3"), block_prompt(suffix=6)
     suffixes = list(prompt.suffix.split(3))
     for mode in ("prompt", "key"):
-        together = measure_queries(
-            attention_view(spectral), prompt.prefix, prompt.blocks, suffixes, mode=mode, per_frequency=True
-        )
+        together = measure_queries(spectral, suffixes, prompt, mode=mode, per_frequency=True)
         for suffix, found in zip(suffixes, together, strict=True):
             alone = positional_symbolic(
                 spectral, BlockPrompt(prompt.prefix, prompt.blocks, suffix), mode=mode, per_frequency=True

@@ -169,7 +169,11 @@ def test_two_works_do_not_share_what_they_prepared(tmp_path):
 
 
 class Bar(tqdm):
-    """A bar that is shown, and notes where it stands and what it says."""
+    """A bar that is shown, and notes where it begins and stands and what it says."""
+
+    def __init__(self, total, initial):
+        super().__init__(total=total, initial=initial)
+        self.began.append(initial)
 
     def update(self, n=1):
         super().update(n)
@@ -183,8 +187,8 @@ class Bar(tqdm):
 
 @pytest.fixture
 def shown(monkeypatch):
-    Bar.stood, Bar.said, Bar.moved = [], [], None
-    monkeypatch.setattr(work, "bar", lambda total, *_, initial: Bar(total=total, initial=initial))
+    Bar.began, Bar.stood, Bar.said, Bar.moved = [], [], [], None
+    monkeypatch.setattr(work, "bar", lambda total, *_, initial: Bar(total, initial))
     return Bar
 
 
@@ -201,7 +205,7 @@ def test_the_bar_begins_where_the_folder_stands(tmp_path, shown):
     finished(parts_of(3), folder)
     shown.stood.clear()
     finished(parts_of(5), folder)
-    assert shown.stood == [4, 5]
+    assert (shown.began, shown.stood) == ([0, 3], [4, 5])
 
 
 # --- continued ---

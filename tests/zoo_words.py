@@ -10,10 +10,17 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from tlspectral.models.text import packaged_words
 from tlspectral.positional.binding import BindingTask
 
-__all__ = ["CONTEXT", "WORDS", "reader", "word_tokenizer"]
+__all__ = ["CONTEXT", "WORDS", "reader", "split_tokenizer", "word_tokenizer"]
 
 CONTEXT = 192
 WORDS = Regex(r" ?[A-Za-z]+|\s|[^A-Za-z\s]+")
+
+
+def split_tokenizer(vocabulary, pattern, **special):
+    """A tokenizer whose tokens are what a pattern matches, of a vocabulary."""
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token=next(iter(vocabulary))))
+    raw.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, **special)
 
 
 @functools.cache
