@@ -21,7 +21,7 @@ LONG_FIRST = $(if $(findstring test_,$(ARGS)),,--no-loadscope-reorder $(LONG) te
 # What `make test-lowest` runs: the tests in which the dependencies do most of the work. The others, of models and
 # operators, rest on torch and TransformerLens, whose versions are the same there as in `make test`. pytest refuses a
 # name that no file has.
-LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli history_sources html_summary \
+LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli history_names html_summary \
 	loading_gguf nulls plot_* plots positional_table report \
 	spectra_* spectral_files stats_* summary table_texts tables work)) \
 	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts \

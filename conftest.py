@@ -40,6 +40,14 @@ def full(request):
     return request.config.getoption("--full")
 
 
+def pytest_collection_modifyitems(config, items):
+    """Leave out what is marked full, without `--full`."""
+    if not config.getoption("--full"):
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
 def pytest_collectstart():
     """Import without garbage collection: what is imported stays, and each collection would walk over it."""
     gc.disable()

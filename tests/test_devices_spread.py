@@ -49,7 +49,10 @@ def spread(name):
 # Scores route with grouped keys; with softcap, windows and query/key norm; delegated attention with local windows.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
-@pytest.mark.parametrize(("name", "float64"), [("llama", True), ("gptneo", False), ("gemma2", False), ("qwen3", True)])
+@pytest.mark.parametrize(
+    ("name", "float64"),
+    [("llama", True), ("gptneo", False), ("gemma2", False), pytest.param("qwen3", True, marks=pytest.mark.full)],
+)
 def test_a_model_on_two_devices(name, float64):
     with StandInDevice(float64=float64):
         assert_same_on_two_devices(name)

@@ -30,7 +30,7 @@ Z = "blocks.0.attn.hook_z"
     "counts",
     [
         {"steps": 40, "edges": 30, "moments": 5},
-        *(pytest.param(more, marks=pytest.mark.slow) for more in ({"steps": 300}, {"edges": 1500}, {"moments": 100})),
+        *(pytest.param(more, marks=pytest.mark.slow) for more in ({"steps": 100}, {"edges": 500}, {"moments": 30})),
     ],
     ids=str,
 )

@@ -346,12 +346,6 @@ def shell(inside):
 
 
 @pytest.mark.slow
-def test_the_shell_loop(shell, inside):
-    shell(recipe("bash", "wait"))
-    assert len(read_table(inside / "sweep.parquet")) == 8
-
-
-@pytest.mark.slow
 def test_the_slurm_array_with_a_shell_loop_in_place_of_slurm(shell, inside):
     script = recipe("bash", "#SBATCH")
     assert "#SBATCH --array=1-16\n" in script

@@ -144,9 +144,9 @@ def asked(
 ) -> Any:
     """Ask a property of the rows and cases that `of` picks, once for every combination of the values of `cases`.
 
-    What costs much has `every`: the fast tests ask it of one row of `KINDS` in so many, another one for each case, and
-    the slow tests ask all others. `forms`: it is asked of compatibility mode and of unfolded models too. `encoders`: of
-    these too.
+    What costs much has `every`: the fast tests ask it of one row of `KINDS` in so many, another one for each case, the
+    slow tests of all rows of `KINDS` and of every second other row, with `--full` of all. `forms`: it is asked of
+    compatibility mode and of unfolded models too. `encoders`: of these too.
     """
 
     def register(holds: Callable[..., None]) -> Callable[..., None]:
@@ -174,7 +174,7 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
             else (*zoo.ARCHITECTURES, *zoo.LENGTH_DEPENDENT, *OF_BRIDGES, *LATENTS, *zoo.ENCODERS_HERE)
         )
     kinds = KINDS[backend]
-    for name in names:
+    for number, name in enumerate(names):
         row = Row(backend, name, form)
         for turn, (holds, case, of, every, forms, encoders) in enumerate(PROPERTIES):
             wrong_kind = holds.__module__ in NOT_ASKED.get(name, ()) or (name in zoo.ENCODERS and not encoders)
@@ -184,5 +184,6 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
             sampled = (every or 1) * (2 if form else 1)
             if (every or form) and (name not in kinds or (kinds.index(name) + turn) % sampled):
                 marks.append(pytest.mark.slow)
+                marks += [pytest.mark.full] * (name not in kinds and (number + turn) % 2)
             said = "-".join([name, holds.__name__, *map(label, case)])
             yield pytest.param((backend, name, form), holds, case, id=said, marks=marks)
