@@ -1,6 +1,5 @@
 """Scores per frequency: pairs sum to the logits, a scale of one's own, frequencies of one's own."""
 
-import pandas as pd
 import pytest
 import torch
 from positional_measurements import (
@@ -9,7 +8,6 @@ from positional_measurements import (
     agreement_of_shared_prefill,
     block_prompt,
     differ,
-    measure_queries,
     measured,
 )
 from reference_keys import KeysInPlaces
@@ -77,14 +75,6 @@ def test_a_logit_scale_takes_the_place_of_the_models_own():
     printed = measured(model, mode="key", per_frequency=True, logit_scale=1.0)  # the formula of PS to the letter
     assert (pairs["logit_std"] / printed["logit_std"]).to_numpy() == pytest.approx(scale)
     assert differ(pairs, printed, ["s_pos"]) > 1e-2
-
-
-def test_scores_per_frequency_leave_the_scores_of_heads_as_they_are():
-    model = shared("bridge", "llama")
-    (alone,), (both,) = measure_queries(model), measure_queries(model, per_frequency=True)
-    pd.testing.assert_frame_equal(alone.heads, both.heads)
-    assert alone.frequencies is None
-    assert alone.correlation == both.correlation
 
 
 # --- frequencies of their own ---

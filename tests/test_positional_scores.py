@@ -1,4 +1,4 @@
-"""Positional and symbolic scores as formulas: exact cases, limits of the weighting, the geometry and the null."""
+"""Positional and symbolic scores as formulas: exact cases, limits of the weighting and the null."""
 
 import math
 
@@ -62,18 +62,6 @@ def test_every_row_is_what_the_formula_says_number_by_number(seed, tau):
         assert (float(scores.s_pos[row]), float(scores.s_sym[row])) == pytest.approx(expected, abs=1e-13)
 
 
-@invariant
-@given(seeds)
-def test_squares_of_the_scores_sum_to_more_than_one_at_every_swap(seed):
-    before, after = weights(seed, 1, 50, 2), weights(seed + 1, 1, 50, 2)
-    scores = swap_scores(before, after)
-    f, moved = (torch.atan2(x[0, :, 1], x[0, :, 0]) for x in (before, after))
-    total = scores.s_pos.square() + scores.s_sym.square()
-    # Measured 9e-16. A wrong pairing of the coordinates is off by tenths.
-    assert (total - 1 - torch.sin(2 * f) * torch.sin(2 * moved)).abs().max() < 1e-13
-    assert (total >= 1 - 1e-13).all()
-
-
 def test_a_mean_is_over_the_tokens_of_its_block():
     row = torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.0]], dtype=torch.float64)
     assert block_means(row, [(0, 1), (1, 4), (4, 5)]).tolist() == [[0.1, pytest.approx(0.3), 0.0]]
@@ -90,9 +78,6 @@ def test_a_large_tau_weighs_all_swaps_alike_and_a_small_one_takes_the_largest():
     largest = (before[..., 0] - before[..., 1]).abs().argmax(0)
     assert torch.equal(peaked.alpha, torch.nn.functional.one_hot(largest, 6).T.double())
     assert peaked.alpha_ess.tolist() == [1, 1, 1]
-    cosines = torch.cosine_similarity(before, after, dim=-1)
-    assert torch.allclose(peaked.s_pos, cosines[largest, torch.arange(3)], atol=1e-14)
-    assert torch.allclose(flat.s_pos, cosines.mean(0), atol=1e-9)
 
 
 @invariant
