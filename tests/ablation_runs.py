@@ -10,6 +10,7 @@ import zoo
 from tlspectral.hooks import ablate, parts
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import z_of
+from tlspectral.tasks import evaluate
 
 DELEGATED = ("gptj", "opt", "gptneo", "llama4", "nanochat")
 NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
@@ -119,3 +120,14 @@ def in_dtype(backend, name, dtype):
     if backend == "bridge":
         model.original_model.to(dtype)
     return model
+
+
+def rows_are_ablated_runs(model, rows, part, task):
+    """Each row of a sweep is the score of a run without the part of that head, and its paired change."""
+    intact = evaluate(model, task)
+    for row in rows.itertuples():
+        with ablate(model, row, part):
+            without = evaluate(model, task)
+        found, effect = [row.value, row.delta, row.delta_se], without - intact
+        # Measured: at most 1e-6 of float32 (replayed, stacked runs); effects are 1e-4 and more.
+        assert found == pytest.approx([without.value, effect.value, effect.se], abs=1e-5)

@@ -24,6 +24,7 @@ SHORTER = {
     "02_ablate_heads": {
         "null_draws=20": "null_draws=3",
         "n_sequences=40": "n_sequences=8",
+        "n_sequences=10": "n_sequences=4",
         "draws=19": "draws=2",
     },
     "03_positional_or_symbolic": {
@@ -38,17 +39,25 @@ SHORTER = {
         "n_sequences=20": "n_sequences=6",
         "n_sequences=4, length=48": "n_sequences=2, length=24",
         "repeated(gemma)": "repeated(gemma, length=12)",
+        '["L17H3.k", "L18H6.k"]': '["L18H6.k"]',
+        '["L11H2.k", "L5H1.k"]': '["L5H1.k"]',
     },
     "08_what_does_this_head_do": {
         "null_draws=100": "null_draws=5",
         "n_sequences=20": "n_sequences=6",
         "draws=200": "draws=20",
     },
-    "10_circuits": {"[::3]": "[::8]"},
+    "10_circuits": {
+        "[::3]": "[::14]",
+        "ablation_sweep(model, part, task=task)": 'ablation_sweep(model, part, task=task, heads=["L20", "L29"])',
+        "sizes=[0.002, 0.01, 0.05, 0.2, 0.5]": "sizes=[0.01, 0.2]",
+    },
     "11_three_new_papers": {
         "n_sequences=16": "n_sequences=6",
         "for seed in range(12)": "for seed in range(6)",
-        "draws=4)": "draws=2)",
+        "queries=4, draws=4)": "queries=1, draws=2)",
+        "for seed in range(3):": "for seed in range(1):",
+        "for seed in range(3)}": "for seed in range(1)}",
     },
 }
 

@@ -4,17 +4,17 @@ How a table that is stopped continues is asked of every function in `test_resuma
 """
 
 import shutil
+from functools import partial
 
+import command_line
 import joblib
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from streamed_checkpoints import analyze
-from typer.testing import CliRunner
 
 import tlspectral as tls
-from tlspectral.cli import app
 from tlspectral.errors import BadHead
 from tlspectral.models import checkpoints
 from tlspectral.tables import read_table
@@ -117,8 +117,7 @@ def test_composition_reads_values_and_outputs_of_earlier_layers_only(folder, rea
 # --- the command, and threads ---
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["analyze", *(str(argument) for argument in arguments)])
+run = partial(command_line.run, "analyze")
 
 
 def test_the_command_continues_too(folder, tmp_path, read):

@@ -4,14 +4,14 @@ import base64
 import hashlib
 import json
 import re
+from functools import partial
 from html.parser import HTMLParser
 
+import command_line
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
-from tlspectral.cli import app
 from tlspectral.report import report
 from tlspectral.tables import HEAD_COLUMNS, write_table
 
@@ -282,8 +282,7 @@ def test_the_command_writes_what_the_function_returns(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+run = partial(command_line.run, "report")
 
 
 def test_a_full_disk_names_the_page_and_leaves_the_older_one(tmp_path, file_size_limit):

@@ -12,11 +12,10 @@ import joblib
 import pandas as pd
 import pytest
 import zoo
-from typer.testing import CliRunner
+from command_line import run
 from zoo_words import reader
 
 import tlspectral as tls
-from tlspectral.cli import app
 from tlspectral.errors import MissingParts
 from tlspectral.heads import analyze_models
 from tlspectral.tables import WorkPart, finished_parts, open_parts, read_table, shard
@@ -25,10 +24,6 @@ from tlspectral.tables.sharing import Shard, sharing
 
 PAGE = Path(__file__).parents[1] / "docs" / "many_machines.md"
 finished = partial(finished_parts, description="work", unit="part")
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 class Work:

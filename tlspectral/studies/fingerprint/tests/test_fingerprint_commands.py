@@ -3,14 +3,15 @@
 What the tables hold is asked of every number and sentence made from them, in test_replication.py.
 """
 
+from functools import partial
+
+import command_line
 import numpy as np
 import pandas as pd
 import pytest
 from constrained_preset import TINY
 from figure_parts import offsets, part
-from typer.testing import CliRunner
 
-from tlspectral.cli import app
 from tlspectral.studies.fingerprint import replication
 from tlspectral.studies.fingerprint.constrained import ARMS, PRESETS
 from tlspectral.studies.fingerprint.figures import replication as drawn
@@ -58,8 +59,7 @@ def test_heads_of_constrained_runs_are_those_of_their_evaluations():
 # --- replicate ---
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["study", *map(str, arguments)])
+run = partial(command_line.run, "study")
 
 
 @pytest.fixture
