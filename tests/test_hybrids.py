@@ -43,7 +43,7 @@ BLOCKS = tls.BlockPrompt(torch.tensor([3, 4]), torch.tensor([[5, 6], [7, 8], [9,
 of_hybrids = pytest.mark.parametrize("family", HYBRIDS)
 # What runs many functions is slow of further state spaces and mixtures of experts. Those that TransformerLens 4 alone
 # has stay: its suite runs no slow test.
-SLOW = ("bamba", "jamba", "lfm2_moe")
+SLOW = ("bamba", "granitemoehybrid", "jamba", "lfm2_moe")
 of_kinds = pytest.mark.parametrize(
     "family", [pytest.param(family, marks=pytest.mark.slow) if family in SLOW else family for family in HYBRIDS]
 )
