@@ -180,6 +180,26 @@ def test_control_is_left_alone_below_four_draws_and_a_perfect_one_gives_the_exac
     assert used == [True, True]
 
 
+def test_a_deviation_uses_the_control_where_draws_move_the_estimate_less():
+    """The influence of a draw is the slope of the estimate in its weight; a few draws on both sides of the rule."""
+
+    def estimate(weights, draws, control):
+        weights = weights / weights.sum()
+        centred, offset = draws - weights @ draws, control - weights @ control
+        slope = weights @ (centred * offset) / (weights @ offset**2)
+        return slope**2 + weights @ (centred - slope * offset) ** 2  # the variance of the control is 1
+
+    rng, found = np.random.default_rng(0), []
+    for _ in range(40):
+        control = scipy.stats.zscore(rng.standard_normal(12))
+        draws = rng.uniform(0, 0.8) * control + rng.standard_normal(12) ** 3
+        steps = np.ones(12) + 1e-5 * np.eye(12)
+        influence = [estimate(weights, draws, control) for weights in steps]
+        found.append(controlled_moments(draws, control, 0.0, 1.0)[3])
+        assert found[-1] == (1e10 * np.var(influence) * 144 < np.var((draws - draws.mean()) ** 2))
+    assert 5 < sum(found) < 35
+
+
 # --- generators ---
 
 

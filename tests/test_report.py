@@ -200,6 +200,7 @@ def test_what_was_not_computed_is_said():
     assert not computed["prev"]
     assert computed["D_head"]
     assert "Previous-token heads prev not computed" in Structure(page).text()
+    assert "ind not computed" in Structure(report(heads().drop(columns=["ind", "ind_se"]))).text()
     table[["D_head", "dir_frac", "prev", "dup", "ind"]] = np.nan
     text = Structure(report(table)).text()
     assert "Not a column" not in text

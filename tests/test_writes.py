@@ -3,10 +3,11 @@
 import pytest
 import torch
 from ablation_runs import logits, recording
-from zoo import shared
+from zoo import bridge, shared
 
 from tlspectral.algebra.rotary import in_float64, widened
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.hooks.probe import require_writes
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import checked_writes, layer_reads
 
@@ -44,3 +45,11 @@ def test_a_residual_stream_that_a_hook_edits_is_no_sum_of_writes(name):
         edited = {**seen, names[point]: seen[names[point]] * 1.01 + 0.01}
         with pytest.raises(UnsupportedArchitecture, match=f"layer 1: {said}"):
             checked_writes(view, 1, edited, widened)
+
+
+def test_a_residual_stream_that_changes_between_two_layers_is_refused():
+    model = bridge("llama")
+    model.blocks[1].register_forward_pre_hook(lambda block, given: (2 * given[0], *given[1:]))
+    require_writes(attention_view(model), [1])
+    with pytest.raises(UnsupportedArchitecture, match="layer 1: its residual stream is not that behind layer 0"):
+        require_writes(attention_view(model), [0])
