@@ -32,6 +32,7 @@ SHORTER = {
         "NeedleTask(9, draws=4)": "NeedleTask(9, draws=2)",
         "n_blocks=16, queries=3, draws=4": "n_blocks=16, queries=1, draws=2",
         "n_sequences=30": "n_sequences=4",
+        "attention_view(model), 6, 48": "attention_view(model), 3, 16",
         "range(0, 18, 3) for j in range(i + 3, 18, 3)": "range(0, 18, 6) for j in range(i + 6, 18, 6)",
     },
     "04_reproduce_the_paper": {"draws=300": "draws=20"},
@@ -54,6 +55,8 @@ SHORTER = {
     },
     "10_circuits": {
         "[::3]": "[::14]",
+        '["heads", "mlps", "embedding"]': '["L23H3", "L29H1", "L29MLP", "embedding"]',
+        'f"{mover}.q", ': 'f"{mover}.q", senders=["L16H0", "L20H0", "embedding"], ',
         "ablation_sweep(model, part, task=task)": 'ablation_sweep(model, part, task=task, heads=["L20", "L29"])',
         "sizes=[0.002, 0.01, 0.05, 0.2, 0.5]": "sizes=[0.01, 0.2]",
     },
