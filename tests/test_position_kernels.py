@@ -31,8 +31,10 @@ def test_an_active_ablation_shows(backend):
 
 
 def test_tokens_are_drawn_with_a_seed_and_short_prompts_reach_less_far():
-    model = shared("bridge", "llama")
-    one, again = (relative_position_kernel(model, pd.DataFrame({"layer": [1], "head": [3]})) for _ in range(2))
+    model, head = shared("bridge", "llama"), pd.DataFrame({"layer": [1], "head": [3]})
+    drawn = torch.randint(0, 97, (48, 96), generator=torch.Generator().manual_seed(0))
+    drawn[:, 0] = attention_view(model).start_token
+    one, again = (relative_position_kernel(model, head, *given) for given in ([], [drawn]))
     pd.testing.assert_frame_equal(one, again, check_exact=True)
     assert len(one) == 21
     found = relative_position_kernel(model, [(0, 0)], zoo.prompt(2, 5))
