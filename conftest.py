@@ -43,9 +43,9 @@ def full(request):
 def pytest_collection_modifyitems(config, items):
     """Leave out what is marked full, without `--full`."""
     if not config.getoption("--full"):
-        left_out = [item for item in items if item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+        left_out = {item for item in items if item.get_closest_marker("full")}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collectstart():

@@ -10,7 +10,7 @@ def kept_patterns(model, tokens):
     return [pattern.double().unflatten(0, (-1, len(tokens))).mean(0).numpy() for pattern in kept]
 
 
-def marked_keys(row, *, prompts=False):
+def marked_keys(row, *, prompts=False, causal=True):
     """The keys of every query that counts, by score: of ids that are a prompt, or `[BOS, r, r]`."""
     if prompts:
         queries = range(2, len(row))
@@ -19,7 +19,7 @@ def marked_keys(row, *, prompts=False):
     length = (len(row) - 1) // 2
     copy, segment = range(length + 1, 2 * length + 1), range(2, length + 1)
     wanted = {"prev": (copy, 1), "dup": (copy, length), "ind": (copy, length - 1), "prev_first": (segment, 1)}
-    wanted["next"] = (copy[:-1], -1)  # of encoders
+    wanted |= {} if causal else {"next": (copy[:-1], -1)}
     return {score: {query: [query - back] for query in queries} for score, (queries, back) in wanted.items()}
 
 

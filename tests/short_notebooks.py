@@ -1,6 +1,6 @@
 """Copies of the notebooks with fewer draws, pairs and tokens, which `make notebooks-short` runs.
 
-`python tests/short_notebooks.py FOLDER` writes them. The cells are those of the notebooks, but for the numbers below.
+`python tests/short_notebooks.py FOLDER` writes them. The cells are those of the notebooks, but for what stands below.
 `make notebooks` runs the notebooks themselves.
 """
 
@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-# What stands in a notebook, once, and what takes its place. A null of five draws and a prompt of twelve pairs take the
-# same code as those of sixty. 09 is short; 05 trains as long, since its heads form late, and measures fewer steps.
 # Where a notebook does not say how many sequences detectors, kernels and sweeps take, the first cell of its copy does.
 FEWER = """
 from importlib import import_module
@@ -19,6 +17,8 @@ import_module("tlspectral.heads.detectors.sequences").repeated_sequences.__defau
 import_module("tlspectral.heads.detectors.kernel")._KERNEL_SEQUENCES = 6
 import_module("tlspectral.hooks.sweeps.sweep").SEQUENCES = 4
 """
+# What stands in a notebook, once, and what takes its place. A null of five draws and a prompt of twelve pairs take the
+# same code as those of sixty. 09 is short; 05 trains as long, since its heads form late, and measures fewer steps.
 SHORTER = {
     "01_analyze_heads": {"null_draws=60": "null_draws=5"},
     "02_ablate_heads": {

@@ -31,6 +31,10 @@ Z = "blocks.0.attn.hook_z"
     [
         {"steps": 40, "edges": 30, "moments": 5},
         *(pytest.param(more, marks=pytest.mark.slow) for more in ({"steps": 100}, {"edges": 500}, {"moments": 30})),
+        *(
+            pytest.param(more, marks=[pytest.mark.slow, pytest.mark.full])
+            for more in ({"steps": 300}, {"edges": 1500}, {"moments": 100})
+        ),
     ],
     ids=str,
 )

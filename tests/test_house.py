@@ -167,7 +167,7 @@ BUDGET = {
     "lines of the core": 31_036,
     # Agreement, medians, figures and clusters that the core had for the papers alone stand in their studies now.
     "lines of the studies": 16_462,
-    "lines of the tests": 39_341,
+    "lines of the tests": 39_353,
     "tokens of the core": 204_179,
     "functions and classes of the core": 1_772,
     "public names": 30,

@@ -157,8 +157,8 @@ def test_p_counts_copies_of_the_model_whose_keys_are_rotated(name, prompts):
     for layer in range(model.cfg.n_layers):
         observed = of_layer(model, layer)
         copies = [of_layer(with_rotated_keys(name, layer, draw, seed), layer) for draw in range(draws)]
-        for score in observed.keys() - {"next"}:  # which encoders alone have
-            expected = (1 + sum(one[score] >= observed[score] for one in copies)) / (1 + draws)
+        for score, values in observed.items():
+            expected = (1 + sum(one[score] >= values for one in copies)) / (1 + draws)
             np.testing.assert_array_equal(table.loc[table["layer"] == layer, f"{score}_p"], expected)
             differ += len(set(expected))
     assert differ > 10

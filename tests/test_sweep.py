@@ -236,8 +236,9 @@ def test_a_model_is_sent_to_a_worker_after_a_cached_run():
 
 
 @pytest.mark.slow
-def test_workers_give_the_same_table(tmp_path):
-    model, tokens = shared("bridge", "llama"), drawn()
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=[zoo.needs_hooked, pytest.mark.full])])
+def test_workers_give_the_same_table(backend, tmp_path):
+    model, tokens = shared(backend, "llama"), drawn()
     with ablate(model, [(0, 1)], "output"):  # the model travels with the hooks that are on it
         expected = sweep(model, "symmetric", task=induction(tokens))
         found = sweep(model, "symmetric", task=induction(tokens), n_jobs=2, folder=tmp_path)

@@ -11,7 +11,7 @@ from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks import ablate
 from tlspectral.hooks import ablation_sweep as sweep
-from tlspectral.hooks.parts import Band, Output, RopePhase
+from tlspectral.hooks.parts import Band, LongRange, Output, RopePhase
 from tlspectral.models.attention import attention_view
 from tlspectral.tasks import induction, induction_loss, task_of
 
@@ -38,6 +38,11 @@ def test_the_table_says_how_it_was_made():
     assert table.attrs["seed"] == 4
     assert table.attrs["n_sequences"] == 5
     np.testing.assert_allclose(np.mean(table.attrs["sums_per_sequence"]["delta"]), table["delta"].sum())
+    near = sweep(model, LongRange(2, sinks=1), task=induction(tokens), heads="L0H0")
+    assert (near.attrs["window"], near.attrs["sinks"]) == (2, 1)
+    mean = sweep(model, Output("mean"), task=induction(tokens), heads="L0H0")
+    assert mean.attrs["replace"] == "mean"
+    assert len(mean.attrs["reference_sha256"]) == 64
 
 
 def test_sixteen_sequences_are_drawn_by_default():
