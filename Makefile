@@ -50,9 +50,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Without compiled files each process of the tests, their workers and subprocesses too, compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# $(call install,.venv) constraints.txt ... installs into an environment, by uv where it is there.
+# $(call install,.venv) constraints.txt ... installs into an environment, by uv where it is there. Python compiles a module
+# when it is first imported; pip would compile all of them, also the thousands of transformers that nothing here imports.
 UV := $(shell command -v uv 2> /dev/null)
-install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install -qq) --constraint
+install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install -qq --no-compile) \
+	--constraint
 
 .PHONY: help demo demo-full spectral-demo test test-slow test-all test-rest test-gpu notebooks notebooks-short notebooks-with-outputs \
 	test-tl4 families test-lowest test-pythons coverage wheel docs docstrings lint format \
