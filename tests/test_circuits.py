@@ -16,6 +16,10 @@ from tlspectral.models.attention import attention_view
 from tlspectral.selection import Receiver
 
 
+def also_slow(*names):
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def prompts(n=3, length=11):
     return prompt_pairs(n, length, seed=0)
 
@@ -128,7 +132,7 @@ class Loops:
         return self.biases[n]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "gptj", "mistral"])
+@pytest.mark.parametrize("name", ["gpt2", "gemma3", *also_slow("llama", "gptj", "mistral")])
 def test_any_set_of_edges_is_that_of_nested_loops(double, name):
     model, (clean, other) = double(name), prompts(2, 9 if name != "mistral" else 12)
     pairs = pairs_of(model, tls.logit_difference(clean, 7, 10, counterfactual=other))
@@ -168,7 +172,9 @@ def test_several_batches_give_what_one_does(monkeypatch):
         np.testing.assert_allclose(parts, whole, atol=2e-6)  # float32 in other batches: 1e-7, effects of 1e-2
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "gptj", "olmo2", "deepseek_v2_lite", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "deepseek_v3", *also_slow("gpt2", "gptj", "olmo2", "deepseek_v2_lite")]
+)
 def test_the_estimate_of_an_edge_is_the_slope_of_its_effect(double, name):
     model, (clean, other) = double(name), prompts()
     task = task_of(clean, other)

@@ -25,7 +25,7 @@ def llama(monkeypatch):
 
 
 @pytest.mark.usefixtures("llama")
-@pytest.mark.parametrize("mode", ["prompt", "key"])
+@pytest.mark.parametrize("mode", ["prompt", pytest.param("key", marks=pytest.mark.slow)])
 def test_positional_writes_what_the_library_measures_once(tmp_path, monkeypatch, mode):
     options = [*SMALL, "--mode", mode, "--swaps", "all", "-o", tmp_path / "out"]
     done = succeed("positional", "any", *options, "--seed", 3)

@@ -41,9 +41,9 @@ SHARING = {
 BLOCKS = tls.BlockPrompt(torch.tensor([3, 4]), torch.tensor([[5, 6], [7, 8], [9, 10]]).unbind(), torch.tensor([5]))
 
 of_hybrids = pytest.mark.parametrize("family", HYBRIDS)
-# What runs many functions is slow of further state spaces and mixtures of experts. Those that TransformerLens 4 alone
+# What runs many functions is fast of one convolution and of one linear attention. Those that TransformerLens 4 alone
 # has stay: its suite runs no slow test.
-SLOW = ("bamba", "granitemoehybrid", "jamba", "lfm2_moe")
+SLOW = ("bamba", "granitemoehybrid", "jamba", "lfm2_moe", "nemotron_h", "recurrent_gemma")
 of_kinds = pytest.mark.parametrize(
     "family", [pytest.param(family, marks=pytest.mark.slow) if family in SLOW else family for family in HYBRIDS]
 )

@@ -260,8 +260,10 @@ def test_a_model_that_fails_as_another_job_finishes_it_has_not_failed(models, fi
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize(
     ("settings", "module", "function"),
-    [({}, streamed, "measure_heads"), ({"detectors": True}, many_models, "analyze_heads")],
-    ids=["layers", "models"],
+    [
+        pytest.param({}, streamed, "measure_heads", id="layers", marks=pytest.mark.full),
+        pytest.param({"detectors": True}, many_models, "analyze_heads", id="models"),
+    ],
 )
 def test_a_dask_cluster_gives_the_same_dataset(models, tmp_path, request, monkeypatch, settings, module, function):
     assert analyze(models, tmp_path / "alone", **settings).empty

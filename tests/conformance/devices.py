@@ -188,13 +188,13 @@ def placed_cases(device: str) -> Iterator[Any]:
             for turn, (holds, case, of, fast) in enumerate(ON_DEVICES, number):
                 # With float64 the same code runs as without, but on the device: one property of a row in three, and of
                 # the row of the fast tests all, of which the slow tests ask two in three. Without `--full` the stand-in
-                # has every second property of the other rows.
+                # has every third property of the other rows.
                 again = kind == "with_float64" and turn % 3 > 0
                 if not of(row, *case) or (again and name != "llama"):
                     continue
                 marks = [*getattr(holds, "pytestmark", []), *([] if backend == "bridge" else [zoo.needs_hooked])]
                 marks += [] if fast and not again and (backend, name) == ("bridge", "llama") else [pytest.mark.slow]
-                marks += [pytest.mark.full] * (device == DEVICE and name != "llama" and turn % 2)
+                marks += [pytest.mark.full] * (device == DEVICE and name != "llama" and turn // 3 % 3 > 0)
                 said = "-".join([kind, backend, name, holds.__name__, *map(label, case)])
                 yield pytest.param(row, holds, case, id=said, marks=marks)
 

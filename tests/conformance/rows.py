@@ -145,8 +145,8 @@ def asked(
     """Ask a property of the rows and cases that `of` picks, once for every combination of the values of `cases`.
 
     What costs much has `every`: the fast tests ask it of one row of `KINDS` in so many, another one for each case, the
-    slow tests of all rows of `KINDS` and of every second other row, with `--full` of all. `forms`: it is asked of
-    compatibility mode and of unfolded models too. `encoders`: of these too.
+    slow tests of every second one that is left and of every third other row, with `--full` of all. `forms`: it is asked
+    of compatibility mode and of unfolded models too. `encoders`: of these too.
     """
 
     def register(holds: Callable[..., None]) -> Callable[..., None]:
@@ -156,6 +156,14 @@ def asked(
         return holds
 
     return register
+
+
+def costly(place: int, one_in: int, of_kinds: bool) -> list[Any]:
+    """The marks of what costs much, by the place of its row and its own."""
+    if of_kinds and place % one_in == 0:
+        return []
+    left_out = place // one_in % 2 if of_kinds else place % 3
+    return [pytest.mark.slow, pytest.mark.full] if left_out else [pytest.mark.slow]
 
 
 def label(value: Any) -> str:
@@ -181,9 +189,8 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
             if wrong_kind or not of(row, *case) or (form and not forms):
                 continue
             marks = [*getattr(holds, "pytestmark", []), *([zoo.needs_hooked] if backend == "hooked" else [])]
-            sampled = (every or 1) * (2 if form else 1)
-            if (every or form) and (name not in kinds or (kinds.index(name) + turn) % sampled):
-                marks.append(pytest.mark.slow)
-                marks += [pytest.mark.full] * (name not in kinds and (number + turn) % 2)
+            if every or form:
+                one_in, place = (every or 1) * (2 if form else 1), kinds.index(name) if name in kinds else number
+                marks += costly(place + turn, one_in, name in kinds)
             said = "-".join([name, holds.__name__, *map(label, case)])
             yield pytest.param((backend, name, form), holds, case, id=said, marks=marks)

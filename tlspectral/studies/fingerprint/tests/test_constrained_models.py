@@ -152,11 +152,10 @@ def test_penalties_are_the_public_one_of_the_stored_weights(penalty, part):
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("arm", ["ape_sym", "rope_imag"])
-def test_the_paper_preset_follows_a_published_run_under_a_penalty(arm, full):
-    """The first 100 steps, after which the first losses are published: a minute of one core."""
-    if arm == "ape_sym" and not full:
-        pytest.skip("the trainer is the same, and its penalty is compared above; all with --full")
+def test_the_paper_preset_follows_a_published_run_under_a_penalty(arm):
+    """The first 100 steps, after which the first losses are published: a minute of one core for each."""
     runs = published_constrained().evaluations
     published = runs.query("arm == @arm and strength == 10 and seed == 0 and step == 100")
     settings, weight = PAPER.training_of(0), ARMS[arm].penalty_weight
