@@ -23,9 +23,8 @@ import zoo
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.hooks.probe import without_hooks
 from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.evaluating import evaluating
 from tlspectral.models.attention.replay import methods_replaced, unembedding_only
-from tlspectral.models.attention.threads import hooks_on
+from tlspectral.models.attention.threads import evaluating, hooks_on
 
 
 def state(model):

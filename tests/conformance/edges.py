@@ -16,7 +16,7 @@ from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks import ablate
 from tlspectral.hooks.parts import part_of
 from tlspectral.hooks.parts.query_key import ScoreRemoval
-from tlspectral.models.attention.mlp import mlp_reads
+from tlspectral.models.attention.writes import mlp_reads
 
 from .rows import asked, of_heads_alone, right
 

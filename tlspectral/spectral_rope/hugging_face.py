@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.evaluating import evaluating
 from tlspectral.models.attention.replay import methods_replaced
+from tlspectral.models.attention.threads import evaluating
 from tlspectral.models.loading.copies import copy_of_object
 from tlspectral.spectral_rope.module import SpectralRoPE
 from tlspectral.spectral_rope.saving import save_folder

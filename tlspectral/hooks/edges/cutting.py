@@ -10,9 +10,8 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.mlp import MlpReads, mlp_reads
 from tlspectral.models.attention.threads import Hook, holding
-from tlspectral.models.attention.writes import INPUT_POINTS, LayerReads, layer_reads
+from tlspectral.models.attention.writes import INPUT_POINTS, LayerReads, MlpReads, layer_reads, mlp_reads
 
 Cut = tuple[int, slice, Tensor]
 """Index of a receiver among those of its kind in a layer, rows of the batch, and what is taken out of its stream."""

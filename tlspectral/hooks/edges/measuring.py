@@ -16,9 +16,9 @@ from tlspectral.hooks.edges.reached import Reached
 from tlspectral.hooks.edges.receiving import QueryKeyPairs, receiver_layer
 from tlspectral.hooks.edges.senders import CachedRun, Sender
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.mlp import mlp_reads
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.threads import Hook
+from tlspectral.models.attention.writes import mlp_reads
 from tlspectral.selection import head_name
 from tlspectral.tasks import ScoredSequences, replayed_values, standard_error
 from tlspectral.tasks.score import beside_control

@@ -22,8 +22,7 @@ from tlspectral.models.attention.layer import (
     softcapped,
 )
 from tlspectral.models.attention.norms import Normalization, QueryKeyNorm
-from tlspectral.models.attention.view import AttentionView, attention_view
-from tlspectral.models.attention.vocabulary import vocabulary_chunks
+from tlspectral.models.attention.view import AttentionView, attention_view, vocabulary_chunks
 
 __all__ = [
     "Alibi",

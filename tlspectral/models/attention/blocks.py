@@ -1,6 +1,17 @@
-"""The layers of a model: one list, or the two of HRM, through which a pass goes several times."""
+"""The layers of a model: one list, or the two of HRM, through which a pass goes several times.
 
+Some have no heads to read, such as the state-space layers of a hybrid.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+
+from tlspectral.errors import BadWeights, UnsupportedArchitecture
+
+_NO_OPERATOR = "it has no query-key operator"
+
+MIXERS = ("linear_attn", "mamba", "mixer", "ssm", "conv", "temporal_block")
+_MLP_PARTS = ("shared_mlp", "moe")  # of Granite, whose sum passes no hook point
 
 
 class Block(NamedTuple):
@@ -22,3 +33,62 @@ def blocks_of(model: Any) -> list[Block]:
         for stack, count in runs.items()
         for index, module in enumerate(getattr(model, stack, ()))
     ]
+
+
+class SkippedLayer(NamedTuple):
+    """A layer whose heads cannot be read: its index, the class of what it mixes tokens by, and why."""
+
+    layer: int
+    kind: str
+    reason: str
+
+
+def kind_of(block: Any) -> str:
+    """Return the class of what a layer mixes tokens by, of a bridge or of transformers; its own where none is known."""
+    wrapped = getattr(block, "original_component", None)
+    for owner in (block, wrapped):
+        for name in ("attn", "self_attn", *MIXERS):
+            mixer = getattr(owner, name, None)
+            if mixer is not None:
+                return type(getattr(mixer, "original_component", None) or mixer).__name__
+    return type(wrapped or block).__name__
+
+
+def writes_more(block: Any) -> bool:
+    """Return whether a bridge's layer writes more to the stream than its heads and an MLP with a hook point do."""
+    modules = block._modules
+    return modules.get("attn") is None or any(modules.get(name) is not None for name in (*MIXERS, *_MLP_PARTS))
+
+
+def skipped_among(layers: Iterable[int], read: Callable[[int], Any], kind: Callable[[int], str]) -> list[SkippedLayer]:
+    """Return the layers that `read` refuses as UnsupportedArchitecture."""
+    found = []
+    for layer in layers:
+        try:
+            read(layer)
+        except UnsupportedArchitecture as error:
+            reason = str(error).removeprefix(f"layer {layer}").lstrip(":, ")
+            found.append(SkippedLayer(layer, kind(layer), reason))
+        except BadWeights:  # raised again where the layer is used
+            continue
+    return found
+
+
+def unread(kind: str) -> str:
+    """Return why a layer of a kind, which a bridge gives no attention, is not read."""
+    if kind.endswith("HybridLayer"):  # of Zamba 2
+        return f"a {kind} layer; its attention reads the embedding beside the stream, which is not modelled"
+    if kind.endswith("Attention"):
+        return f"a {kind} layer; its bridge has no hook points for attention: load it by its name with load_model"
+    return f"a {kind} layer; {_NO_OPERATOR}"
+
+
+def read_layers(n_layers: int, skipped: Sequence[SkippedLayer]) -> list[int]:
+    """Return the layers that are not skipped.
+
+    Raises UnsupportedArchitecture if all are, with the reason of the first that has attention, else of the first.
+    """
+    if len(skipped) == n_layers:
+        first = min(skipped, key=lambda one: one.reason.endswith(_NO_OPERATOR))
+        raise UnsupportedArchitecture(f"layer {first.layer}: {first.reason}")
+    return sorted({*range(n_layers)} - {one.layer for one in skipped})

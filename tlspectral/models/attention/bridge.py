@@ -14,10 +14,9 @@ from torch import Tensor
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi, alibi_slopes
-from tlspectral.models.attention.blocks import blocks_of
+from tlspectral.models.attention.blocks import blocks_of, kind_of, unread
 from tlspectral.models.attention.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
 from tlspectral.models.attention.causality import is_causal, is_encoder
-from tlspectral.models.attention.gemma4 import gemma4_projections, shared_keys
 from tlspectral.models.attention.latent import (
     adjacent_pairs,
     complex_tables,
@@ -28,7 +27,6 @@ from tlspectral.models.attention.latent import (
 )
 from tlspectral.models.attention.layer import RawAttention, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization
-from tlspectral.models.attention.skipped import kind_of, unread
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
@@ -78,7 +76,7 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
         raise UnsupportedArchitecture(f"layer {layer}: {reason}")
     try:
         if type(wrapped).__name__.startswith("Gemma4"):
-            found = gemma4_projections(wrapped)
+            found = _gemma4_projections(wrapped)
         else:
             found = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
             found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qk"}
@@ -94,6 +92,33 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
         heads, _, d_head = found[f"w_{role}"].shape
         found[f"{role}_norm"] = query_key_norm(attention, f"{role}_norm", model, layer, heads, d_head)
     return found
+
+
+def shared_keys(config: Any, layer: int) -> str | None:
+    """Return why a layer whose keys are those of an earlier one (Gemma 4) has no operator, else None."""
+    modes = getattr(config, "kv_sharing_modes", None)
+    if modes is None or modes[layer] != "reuse":
+        return None
+    types = config.layer_types
+    source = next(i for i in range(layer - 1, -1, -1) if types[i] == types[layer] and modes[i] == "store")
+    return (
+        f"its keys and values are those of layer {source}, so that a score joins the streams that enter two layers; a "
+        "table has operators of one"
+    )
+
+
+def _gemma4_projections(wrapped: Any) -> dict[str, Any]:
+    # Of a layer with keys of its own. Heads that see all tokens have another size, and values may be the keys.
+    keys_are_values = wrapped.use_alternative_attention
+    modules = {"q": wrapped.q_proj, "k": wrapped.k_proj, "v": wrapped.k_proj if keys_are_values else wrapped.v_proj}
+    found: dict[str, Any] = {
+        f"w_{role}": module.weight.unflatten(0, (-1, wrapped.head_dim)).mT for role, module in modules.items()
+    }
+    found["w_o"] = wrapped.o_proj.weight.mT.unflatten(0, (-1, wrapped.head_dim))
+    for role in "qk":
+        bias = modules[role].bias
+        found[f"b_{role}"] = None if bias is None else bias.unflatten(0, (-1, wrapped.head_dim))
+    return found | {"keys_are_values": keys_are_values}
 
 
 def context_length(model: Any) -> int:

@@ -5,9 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tlspectral.models.attention.blocks import Block
+from tlspectral.models.attention.blocks import Block, writes_more
 from tlspectral.models.attention.latent import latent_points
-from tlspectral.models.attention.skipped import writes_more
 
 
 class GatedQueries(str):

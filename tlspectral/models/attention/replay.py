@@ -15,9 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.attention.evaluating import evaluating
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
-from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
+from tlspectral.models.attention.threads import Hook, evaluating, exclusive, hooks_on
 from tlspectral.models.attention.view import AttentionView
 
 Positions = slice | Int[Tensor, "sequences scored"]

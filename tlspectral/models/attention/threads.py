@@ -1,8 +1,10 @@
-"""Hooks of one thread, a lock by which one thread at a time runs a model with hooks, and the user's own hooks.
+"""Hooks and evaluation mode for one thread, a lock by which one at a time runs a model, and the user's own hooks.
 
 Hook points belong to the model, not to a thread: a hook that one thread adds acts in the passes of all threads.
 """
 
+import copyreg
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,6 +71,23 @@ def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
             use.thread = thread
             use.open[context] = block
         yield
+
+
+@uninterrupted
+def evaluating(model: Any) -> Iterator[None]:
+    """Set a model to evaluation mode until the context ends, for this thread alone."""
+    # A bridge does not hold all of the model that it wraps: embedding dropout is outside of it.
+    roots = (model, getattr(model, "original_model", model))
+    with exclusive(model):
+        training = [module for root in roots for module in root.modules() if module.training]
+        with undoing(_set_training, training, True):
+            _set_training(training, False)
+            yield
+
+
+def _set_training(modules: Iterable[Any], training: bool) -> None:
+    for module in modules:
+        module.training = training
 
 
 class HookOfThread:
@@ -177,6 +196,23 @@ def of_a_library(hook: Callable[..., Any]) -> bool:
 
 def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
     return hook
+
+
+def send_captures_by_name() -> None:
+    """Let pickles refer to transformers' collector of outputs by its name.
+
+    After `run_with_cache` hooks stay on the model that refer to the collector. It holds a context variable, which
+    cannot be pickled.
+    """
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    if hasattr(capturing, "CompileableContextVar"):
+        copyreg.pickle(capturing.CompileableContextVar, _by_name)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _by_name(collector: Any) -> str:
+    """Return the variable of the collector's module that holds it."""
+    held = vars(sys.modules[type(collector).__module__]).items()
+    return next(name for name, value in held if value is collector)
 
 
 def model_name(model: Any) -> str:

@@ -1,6 +1,6 @@
 """The view of a model: where it came from, its layers one by one, and runs with hooks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -9,16 +9,23 @@ from types import ModuleType
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention import bridge
-from tlspectral.models.attention.blocks import Block, blocks_of
+from tlspectral.models.attention.blocks import (
+    Block,
+    SkippedLayer,
+    blocks_of,
+    kind_of,
+    read_layers,
+    skipped_among,
+    writes_more,
+)
 from tlspectral.models.attention.causality import is_encoder, require_causal
 from tlspectral.models.attention.digests import digest_of, digest_of_named
-from tlspectral.models.attention.evaluating import evaluating
 from tlspectral.models.attention.layer import (
     AttentionLayer,
     LiveFactors,
@@ -32,8 +39,7 @@ from tlspectral.models.attention.layer import (
 )
 from tlspectral.models.attention.norms import NO_NORM, Normalization
 from tlspectral.models.attention.points import hook_names
-from tlspectral.models.attention.skipped import SkippedLayer, kind_of, read_layers, skipped_among, writes_more
-from tlspectral.models.attention.threads import Hook, hooks_on, user_hooks
+from tlspectral.models.attention.threads import Hook, evaluating, hooks_on, send_captures_by_name, user_hooks
 from tlspectral.tables.origin import recorded_weights
 
 
@@ -60,8 +66,6 @@ class AttentionView:
         return f"AttentionView({self.source['model']}, {self.backend}: {sizes})"
 
     def __getstate__(self) -> dict[str, Any]:
-        from tlspectral.models.attention.captures import send_captures_by_name
-
         send_captures_by_name()
         return self.__dict__
 
@@ -381,3 +385,9 @@ def attention_view(model: Any) -> AttentionView:
         d_vocab=int(cfg.d_vocab),
         n_ctx=bridge.context_length(model) if backend == "bridge" else int(cfg.n_ctx),
     )
+
+
+def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
+    """Yield chunks of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
+    for chunk in weight.detach().split(size, dim=axis):
+        yield chunk.cpu().double()

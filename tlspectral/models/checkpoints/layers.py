@@ -11,8 +11,8 @@ import torch
 
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.gemma4 import shared_keys
-from tlspectral.models.attention.skipped import SkippedLayer, kind_of, read_layers, unread
+from tlspectral.models.attention.blocks import SkippedLayer, kind_of, read_layers, unread
+from tlspectral.models.attention.bridge import shared_keys
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import model_of, one_layer_config
 from tlspectral.models.loading.bars import download_bars
