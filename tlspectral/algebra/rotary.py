@@ -64,7 +64,7 @@ class RotaryGeometry:
         still[self.real_index] = still[self.imag_index] = False
         return still.nonzero().flatten()
 
-    def of_heads(self, heads: list[int]) -> "RotaryGeometry":
+    def of_heads(self, heads: list[int] | slice) -> "RotaryGeometry":
         """Return a spectral layer's geometry for some query heads, in the given order; an ordinary one as it is."""
         if not self.per_head:
             return self

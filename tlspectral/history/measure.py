@@ -15,7 +15,7 @@ from tlspectral.heads import analyze_heads
 from tlspectral.heads.composition import k_composition
 from tlspectral.history.result import PERCENTILES, Head
 from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.loading.source import Source
+from tlspectral.models.loaders import Source
 from tlspectral.models.opening import open_layers
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.tables import bundled

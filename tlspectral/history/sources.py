@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.hub import pinned
 from tlspectral.models.loading.model_files import files_digest
-from tlspectral.models.loading.source import Source
 
 Label = int | str
 """A training step, or the name of a checkpoint."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, UnsupportedArchitecture
+from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
-from tlspectral.models.loading.source import Source
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object
 from tlspectral.spectral_rope.model import to_spectral
 from tlspectral.spectral_rope.saving import BASE, FORMAT, OPTIONS, SPECTRAL_CONFIG, WEIGHTS, record_of, tensors_of
@@ -67,7 +67,6 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def _check_tensors(path: Any, tensors: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Refuse tensors of a file that are not those of a model: by name, shape, numbers or inverse frequencies."""
     if own.keys() != tensors.keys():
         missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
         raise IncompatibleCheckpoint(f"{path}: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
@@ -91,12 +90,8 @@ def load_claimed(given: Any, **options: Any) -> Any:
     """Return the TransformerLens model of a spectral Hugging Face model, or of the `Source` of a folder of one.
 
     That of an object has copies of its weights and parameters; that of a folder is its base with the folder's spectral
-    parameters. `options` are those of `load_model`.
-
-    Raises:
-        TypeError: another spectral model.
-        IncompatibleCheckpoint: the folder names no base.
-        TlspectralError, OSError, ValueError: as `load_model`, with the names of folder and base.
+    parameters. `options` are those of `load_model`. Raises TypeError for another spectral model,
+    IncompatibleCheckpoint for a folder that names no base; else as `load_model`, with the names of folder and base.
     """
     if isinstance(given, Source):
         return _load_folder(given, options)

@@ -18,12 +18,7 @@ from tlspectral.models.attention.replay import module_hooks
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy, other_parameters
 from tlspectral.selection import Heads
-from tlspectral.spectral_rope.hugging_face import (
-    is_spectral_object,
-    logits_of,
-    plain_object,
-    rotated_object,
-)
+from tlspectral.spectral_rope.hugging_face import is_spectral_object, logits_of, plain_object, rotated_object
 from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
@@ -33,7 +28,6 @@ PROBE_LENGTH = 8
 
 
 def _moved(place: Any) -> Any:
-    """A method that moves a model there."""
     return lambda model: model.to(place)
 
 
@@ -208,7 +202,6 @@ def to_spectral(
 
 
 def _copied(model: Any, *, shared: bool) -> Any:
-    """A copy without hooks, in which weights are frozen where they share their storage."""
     tokenizer = getattr(model, "tokenizer", None)
     memo: dict[int, Any] = {id(tokenizer): tokenizer}
     for root in (model, getattr(model, "original_model", model)) if shared else ():

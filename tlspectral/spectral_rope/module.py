@@ -216,7 +216,6 @@ def _check_shape(pairs: int, n_heads: int, n_kv_heads: int, scope: Scope, phase_
 def _chosen_heads(
     heads: Iterable[int] | None, n_heads: int, n_kv_heads: int
 ) -> tuple[Bool[Tensor, "heads"], Bool[Tensor, "kv_heads"]]:
-    """Which query heads, and which key/value heads, are spectral."""
     if heads is None:
         return torch.ones(n_heads, dtype=torch.bool), torch.ones(n_kv_heads, dtype=torch.bool)
     chosen = torch.zeros(n_heads, dtype=torch.bool)

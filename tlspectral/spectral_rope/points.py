@@ -65,7 +65,6 @@ def place(view: AttentionView, layers: dict[int, SpectralRoPE]) -> None:
 
 
 def _given_positions(attention: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, int]:
-    """Positions of the new tokens, and how many tokens a key/value cache holds."""
     tokens = next(
         value for value in (*given, named.get("hidden_states"), named.get("query_input")) if isinstance(value, Tensor)
     )

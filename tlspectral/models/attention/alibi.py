@@ -12,10 +12,8 @@ from torch import Tensor
 class Alibi:
     """ALiBi's bias on a scaled score: `slope * position of the key`, up to a shift of each query's row.
 
-    Source: Press, Smith and Lewis (2022), "Train short, test long", section 3.
-
-    Attributes:
-        slopes: one per query head, in units of the score per token.
+    Slopes are per query head, in units of the score per token. Source: Press, Smith and Lewis (2022), "Train short,
+    test long", section 3.
     """
 
     slopes: tuple[float, ...]

@@ -30,13 +30,7 @@ from tlspectral.models.attention.norms import NO_NORM, Normalization
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
-    """Return the parameters of one layer.
-
-    Raises:
-        UnsupportedArchitecture: the block holds no self-attention with readable per-head weights (state-space,
-            linear-attention blocks, encoders other than BERT and RoBERTa).
-        BadWeights: the weights are quantised.
-    """
+    """Return the parameters of one layer. Raises UnsupportedArchitecture, and BadWeights for quantised weights."""
     block = blocks_of(model)[layer].module
     attention = getattr(block, "attn", None)
     if attention is None or getattr(attention, "original_component", None) is None:
@@ -70,7 +64,6 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 
 
 def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[str, Any]:
-    """Return weights, biases and norms of queries and keys, by the names of `RawAttention`."""
     reason = shared_keys(getattr(wrapped, "config", None), layer)
     if reason is not None:
         raise UnsupportedArchitecture(f"layer {layer}: {reason}")
@@ -212,11 +205,9 @@ def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Ten
 
 
 def _score_scale(wrapped: Any, d_head: int) -> float:
-    for name in ("scaling", "softmax_scale"):
+    for name in ("scaling", "softmax_scale", "inv_norm_factor"):
         if isinstance(getattr(wrapped, name, None), float):
             return getattr(wrapped, name)
-    if getattr(wrapped, "inv_norm_factor", None) is not None:
-        return float(wrapped.inv_norm_factor)
     if getattr(wrapped, "scale_attn", None) is not None:
         return 1.0 / float(wrapped.scale_attn)
     if type(wrapped).__name__.startswith("GPTNeoSelfAttention"):
@@ -315,7 +306,6 @@ def _is_rotated(wrapped: Any) -> bool:
 
 
 def _layer_type(wrapped: Any) -> str | None:
-    """Return the kind of a layer ("sliding_attention"), by which a rotary module names its frequencies."""
     for name in ("layer_type", "attention_type"):
         if getattr(wrapped, name, None) is not None:
             return getattr(wrapped, name)

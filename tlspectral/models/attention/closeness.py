@@ -83,14 +83,9 @@ def require_close(
 ) -> tuple[float, float]:
     """Return the difference nearest its bound, and the bound. Raises `error` where it is larger, or NaN.
 
-    Args:
-        difference: absolute differences between two routes to a quantity, each judged by itself.
-        size: of the quantity, as `NOISE` says.
-        stored: type that the model stores it in.
-        what: which quantity.
-        where: what differs from what, in words, for all or for each difference; the message begins with it.
-        advice: what follows from it and what to do, the end of the message.
-        error: makes the error of the message.
+    Absolute differences between two routes to a quantity are each judged by themselves, by the quantity's size, as
+    `NOISE` has it, and the type that the model stores it in. The message begins with `where`, which says what differs
+    from what (for all, or for each difference), and ends with `advice`.
     """
     absolute, relative = noise_of(what, stored)
     difference, size = (torch.as_tensor(each).detach().cpu().double() for each in (difference, size))

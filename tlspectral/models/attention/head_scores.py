@@ -116,13 +116,9 @@ def side(
 ) -> Side:
     """Return a side from queries or keys of some heads, as they are before a query/key norm, in float32 at least.
 
-    Args:
-        projected: with `bias`, None where there is none to tell apart.
-        norm: of these heads.
-        rotation: of these heads and rows.
-        queries: a spectral layer's gain and phase, which are in the rotation's geometry, act on them.
-        token_scale: 1/rms of these heads, [*batch, rows, heads], where the norm takes its mean over other heads too;
-            that of a latent, for each column, [*batch, rows, heads, d_head].
+    `bias` is None where there is none to tell apart. A spectral layer's gain and phase, which are in the rotation's
+    geometry, act on `queries`. `token_scale` is 1/rms, [*batch, rows, heads], where the norm takes its mean over other
+    heads too; that of a latent is for each column, [*batch, rows, heads, d_head].
     """
     whole = widened(projected)
     content = whole if bias is None else whole - bias.to(whole)

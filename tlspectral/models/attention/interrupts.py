@@ -91,8 +91,6 @@ def _standing_handler() -> _Sigint:
 
 
 class _Uninterrupted(ContextDecorator):
-    """One use of a context manager of `uninterrupted`."""
-
     # In __enter__ and __exit__ a signal is held back at each step. It is handed on in their last loop, behind which
     # nothing is called, so that Python handles no further signal before they have returned.
 

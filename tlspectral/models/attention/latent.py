@@ -167,16 +167,8 @@ def latent_projections(wrapped: Any, read_norm: Callable[..., Normalization], la
         norm = _latent_norm(wrapped.q_a_layernorm, w_q.shape[1], read_norm, f"layer {layer}, norm of queries' latent")
         q_norm = Latent(wrapped.q_a_proj.weight.mT, wrapped.q_a_proj.bias, norm.gain, norm.eps, w_q, family)
     w_o = wrapped.o_proj.weight.mT.unflatten(0, (heads, -1))
-    return {
-        "w_q": w_q,
-        "w_k": w_k,
-        "w_v": w_v,
-        "w_o": w_o,
-        "b_q": None,
-        "b_k": None,
-        "q_norm": q_norm,
-        "k_norm": k_norm,
-    }
+    weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
+    return weights | {"b_q": None, "b_k": None, "q_norm": q_norm, "k_norm": k_norm}
 
 
 def _latent_norm(module: Any, rank: int, read_norm: Callable[..., Normalization], where: str) -> Normalization:

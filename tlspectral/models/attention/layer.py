@@ -242,22 +242,24 @@ def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
     size = len(raw.w_q) // len(raw.w_k)
     for index in range(len(raw.w_k)):
         heads, key = slice(index * size, (index + 1) * size), slice(index, index + 1)
-        yield (
-            heads,
-            replace(
-                raw,
-                w_q=raw.w_q[heads],
-                w_k=raw.w_k[key],
-                w_v=raw.w_v[key],
-                w_o=raw.w_o[heads],
-                b_q=None if raw.b_q is None else raw.b_q[heads],
-                b_k=None if raw.b_k is None else raw.b_k[key],
-                q_norm=raw.q_norm and raw.q_norm.of_heads(heads),
-                k_norm=raw.k_norm and raw.k_norm.of_heads(key),
-                alibi=None if raw.alibi is None else raw.alibi.of_heads(heads),
-                rotary=None if raw.rotary is None else raw.rotary.of_heads(list(range(heads.start, heads.stop))),
-            ),
-        )
+        yield heads, _of_heads(raw, heads, key)
+
+
+def _of_heads(raw: RawAttention, heads: list[int] | slice, keys: list[int] | slice) -> RawAttention:
+    """Return the parameters of some query heads and of the key/value heads that they read, in the given order."""
+    return replace(
+        raw,
+        w_q=raw.w_q[heads],
+        w_k=raw.w_k[keys],
+        w_v=raw.w_v[keys],
+        w_o=raw.w_o[heads],
+        b_q=None if raw.b_q is None else raw.b_q[heads],
+        b_k=None if raw.b_k is None else raw.b_k[keys],
+        q_norm=raw.q_norm and raw.q_norm.of_heads(heads),
+        k_norm=raw.k_norm and raw.k_norm.of_heads(keys),
+        alibi=raw.alibi and raw.alibi.of_heads(heads),
+        rotary=raw.rotary and raw.rotary.of_heads(heads),
+    )
 
 
 def softcapped(scores: Float[Tensor, "*shape"], cap: float | None) -> Float[Tensor, "*shape"]:
@@ -312,17 +314,10 @@ def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, fold
     groups = len(raw.w_q) // len(raw.w_k)
     queries = list(range(len(raw.w_q))) if heads is None else heads
     keys = sorted({head // groups for head in queries})
-    chosen = replace(
-        raw,
-        w_q=_of_heads(raw.w_q, queries),
-        w_k=_of_heads(raw.w_k, keys),
-        b_q=None,
-        b_k=None,
-        q_norm=raw.q_norm and raw.q_norm.of_heads(queries),
-        k_norm=raw.k_norm and raw.k_norm.of_heads(keys),
-    )
+    # All of them without a copy.
+    chosen = raw if queries == list(range(len(raw.w_q))) else _of_heads(raw, queries, keys)
     w_q, w_k = (projection(chosen, what, widened)[0] for what in ("q", "k"))
-    rotary = None if raw.rotary is None else raw.rotary.of_heads(queries)
+    rotary = chosen.rotary
     if folded:
         w_q, w_k = folded_weight(w_q, raw.norm), folded_weight(w_k, raw.norm)
         q_norm, k_norm = chosen.q_norm, chosen.k_norm
@@ -331,11 +326,8 @@ def live_factors(raw: RawAttention, layer: int, heads: list[int] | None, *, fold
         w_q = w_q if q_norm is None else q_norm.folded_into(w_q)
         w_k = w_k if k_norm is None else k_norm.folded_into(w_k)
         w_q = w_q if rotary is None else with_gain_and_phase(w_q, rotary)
-    return LiveFactors(w_q, _of_heads(w_k, [keys.index(head // groups) for head in queries]), rotary)
-
-
-def _of_heads(weight: Tensor, heads: list[int]) -> Tensor:
-    return weight if heads == list(range(len(weight))) else weight[heads]  # all of them without a copy
+    read = [keys.index(head // groups) for head in queries]
+    return LiveFactors(w_q, w_k if read == list(range(len(w_k))) else w_k[read], rotary)
 
 
 def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_positions: int) -> None:
@@ -378,11 +370,9 @@ def require_unclipped(limit: float | None, layer: int) -> None:
 
 def require_readable(value: Tensor | None, where: str) -> None:
     """Refuse weights without data (meta device), quantised, NaN or infinite: BadWeights; `where` is layer and role."""
-    if value is None:
-        return
     _require_floating(value, where)
     # A NaN makes both NaN. The extremes take a twentieth of the time of isfinite on every value.
-    if value.numel() and not all(math.isfinite(extreme) for extreme in value.detach().aminmax()):
+    if value is not None and value.numel() and not all(math.isfinite(extreme) for extreme in value.detach().aminmax()):
         bad = int((~torch.isfinite(value)).sum())
         raise BadWeights(f"{where}: {bad} of {value.numel()} values are NaN or infinite; load the checkpoint again")
 

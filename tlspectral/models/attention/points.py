@@ -12,17 +12,7 @@ from tlspectral.models.attention.latent import latent_points
 class GatedQueries(str):
     """Name of a point that hands on each head's queries, then its gate (Qwen3-Next); our hooks see queries alone."""
 
-    __slots__ = ("d_head",)
     d_head: int
-
-    def __new__(cls, name: str, d_head: int) -> "GatedQueries":
-        """Return the name."""
-        point = super().__new__(cls, name)
-        point.d_head = d_head
-        return point
-
-    def __reduce__(self) -> Any:
-        return GatedQueries, (str(self), self.d_head)
 
 
 class OfQueries:
@@ -70,7 +60,8 @@ def hook_names(layer: Block) -> dict[str, str]:
         return names
     query, config = f"{inside}.hook_q", getattr(attention, "config", None)
     if getattr(config, "gated_q_proj", False):
-        query = GatedQueries(query, attention.original_component.head_dim)
+        query = GatedQueries(query)
+        query.d_head = attention.original_component.head_dim
     names |= {
         "attention_out": f"{here}.hook_attn_out",
         "query": query,

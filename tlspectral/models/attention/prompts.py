@@ -68,7 +68,10 @@ def packed_rows(view: AttentionView, tokens: Tensor, attention_mask: TokenMask |
 
 def _of_list(view: AttentionView, prompts: Sequence[Any]) -> PackedTokens:
     if all(isinstance(prompt, str) for prompt in prompts):
-        rows = [_tokenised(view, prompt) for prompt in prompts]
+        if getattr(view.model, "tokenizer", None) is None:
+            raise ValueError("this model has no tokenizer, so text cannot be read: give token ids, [sequences, pos]")
+        # By itself `to_tokens` cuts a prompt at the context, and what is scored would not be what was given.
+        rows = [view.model.to_tokens(prompt, truncate=False)[0].cpu().long() for prompt in prompts]
     else:
         rows = [_row(prompt) for prompt in prompts]
         for index, row in enumerate(rows):
@@ -79,13 +82,6 @@ def _of_list(view: AttentionView, prompts: Sequence[Any]) -> PackedTokens:
     longest = int(lengths.max())
     tokens = torch.stack([torch.cat([row, row[-1:].expand(longest - len(row))]) for row in rows])
     return PackedTokens(tokens, lengths)
-
-
-def _tokenised(view: AttentionView, prompt: str) -> Int[Tensor, "pos"]:
-    if getattr(view.model, "tokenizer", None) is None:
-        raise ValueError("this model has no tokenizer, so text cannot be read: give token ids, [sequences, pos]")
-    # By itself `to_tokens` cuts a prompt at the context, and what is scored would not be what was given.
-    return view.model.to_tokens(prompt, truncate=False)[0].cpu().long()
 
 
 def _row(prompt: Any) -> Int[Tensor, "pos"]:

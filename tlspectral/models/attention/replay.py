@@ -59,7 +59,6 @@ class IntactRun:
 
     @uninterrupted
     def _skipped(self, layers: int, residual: Tensor) -> Iterator[None]:
-        """Let the first blocks hand on a residual stream inside the context."""
         with ExitStack() as skipped:
             for index in range(layers):
                 n_others = self.companions[index]

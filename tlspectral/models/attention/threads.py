@@ -210,7 +210,6 @@ def send_captures_by_name() -> None:
 
 
 def _by_name(collector: Any) -> str:
-    """Return the variable of the collector's module that holds it."""
     held = vars(sys.modules[type(collector).__module__]).items()
     return next(name for name, value in held if value is collector)
 

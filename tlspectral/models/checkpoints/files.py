@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tlspectral.errors import BadWeights
 from tlspectral.models.attention import stored_bytes
+from tlspectral.models.loaders import Source
 from tlspectral.models.loading.hub import first_file, pinned
-from tlspectral.models.loading.source import Source
 from tlspectral.models.loading.weight_files import (
     INDEX,
     WHOLE,
@@ -75,7 +75,6 @@ class CheckpointFiles:
         return names
 
     def _tensors(self) -> dict[str, str]:
-        """Return the file that holds each tensor."""
         listing = self._first(INDEX, WHOLE)
         if listing is not None and listing.name == INDEX:
             return indexed_files(listing)

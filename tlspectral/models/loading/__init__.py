@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from tlspectral.models.loaders import TINY, tiny_source
 from tlspectral.models.loading.packaged import hooked_transformer_class, load_packaged
-from tlspectral.models.loading.source import TINY, tiny_source
 
 __all__ = ["load_model"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture, require_package
+from tlspectral.models.loaders import Source
 from tlspectral.models.loading.checks import log_probabilities, require_agreement
 from tlspectral.models.loading.damage import read_json
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import find_tokenizer, load_pretrained
-from tlspectral.models.loading.source import Source
 from tlspectral.models.loading.weight_files import ADAPTER_CONFIG
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -38,7 +38,6 @@ def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[An
 
 
 def _base(folder: Path, name: str) -> Source:
-    """Return the base model that an adapter's config names, if the adapter is of a kind that is merged."""
     path = folder / ADAPTER_CONFIG
     config = read_json(path)
     base, kind, task = config.get("base_model_name_or_path"), config.get("peft_type"), config.get("task_type")
@@ -63,7 +62,6 @@ def _base(folder: Path, name: str) -> Source:
 
 
 def _merged(pretrained: Any, folder: Path, name: str) -> Any:
-    """Return the base with the adapter merged into its weights, in place; refuse a merge that is not exact."""
     peft: Any = import_module("peft")
     if not any((folder / file).is_file() for file in _WEIGHTS):
         raise BadWeights(f"{name} has an {ADAPTER_CONFIG} and no weights; {' or '.join(_WEIGHTS)} should be there")

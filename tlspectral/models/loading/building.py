@@ -76,7 +76,6 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
 
 
 def _correct(adapter: Any, pretrained: Any) -> None:
-    """Correct TransformerLens' adapter before its bridge is built, in place."""
     correct_packed(adapter, pretrained.config)
     if pretrained.config.model_type == "gemma3n_text":
         _hold_text(adapter)

@@ -207,7 +207,6 @@ def listed(unused: Iterable[str]) -> dict[str, Any]:
 
 
 def _block(target: str) -> tuple[str, int] | None:
-    """Return the list of blocks and the number in it of a tensor, None outside of lists."""
     match = _NUMBERED.fullmatch(target)
     return None if match is None else (match[1], int(match[2]))
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
+from tlspectral.models.loaders import Source
 from tlspectral.models.loading.bars import quiet
-from tlspectral.models.loading.source import Source
 
 one_load_at_a_time = threading.Lock()
 """A lock: transformers disables weight tying in the whole process while it loads, and two threads can leave it off."""

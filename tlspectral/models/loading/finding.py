@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tlspectral.errors import did_you_mean
-from tlspectral.models.loaders import claimed
-from tlspectral.models.loading.source import TINY, Source, tiny_source
+from tlspectral.models.loaders import TINY, Source, claimed, tiny_source
 from tlspectral.models.loading.weight_files import ADAPTER_CONFIG, NAMES, snapshot_commit
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -131,7 +130,6 @@ def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: in
 
 
 def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
-    """Return the hub model that a name means, one of TransformerLens' short names included."""
     if name.startswith((".", "~", os.sep)) or name.count("/") > 1 or name.endswith(os.sep) or "\\" in name:
         raise FileNotFoundError(f"There is no folder or file {name}.")
     if not _HUB_ID.fullmatch(name):

@@ -54,7 +54,6 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
 
 
 def _hooked_config(tl_loading: Any, model: Any, name: str, dtype: torch.dtype) -> tuple[Any, str]:
-    """Return TransformerLens' configuration for the model, and the name under which its converters know it."""
 
     def configured(tl_name: str) -> Any:
         cfg = tl_loading.get_pretrained_model_config(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tlspectral.errors import BadWeights, did_you_mean
+from tlspectral.models.loaders import TINY, Source
 from tlspectral.models.loading.finding import PACKAGED
-from tlspectral.models.loading.source import TINY, Source
 from tlspectral.models.loading.weight_files import indexed_files, weight_names
 
 VOCABULARIES = (

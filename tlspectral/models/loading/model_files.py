@@ -4,7 +4,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from tlspectral.models.loading.source import Source
+from tlspectral.models.loaders import Source
 
 # What a model and its tokenizer are made of. Other files beside the weights do not make it another model.
 _MODEL_FILE = re.compile(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tlspectral.errors import BadWeights
-from tlspectral.models.loading.source import Source
+from tlspectral.models.loaders import Source
 
 FOLDED = {"fold_ln": True, "center_writing_weights": False, "center_unembed": False, "fold_value_biases": False}
 """What a HookedTransformer does with its weights: the logits stay those of the checkpoint."""
@@ -63,11 +63,9 @@ def bridge_from_weights(
     The native model rotates adjacent columns as pairs. Where `rotary_adjacent_pairs` is False, the columns of W_Q, W_K
     and their biases are put in that order, which changes no score.
 
-    Args:
-        config: the `config` of a record, with `model_name`. The fields are TransformerLens', but for two that may be
-            left out: `rotary_adjacent_pairs` (whether columns 2t and 2t + 1 are a pair; True) and `unembed_bias`.
-        weights: parameters by TransformerLens' names; W_Q [heads, d_model, d_head] and so on.
-        device, dtype: of the model's parameters.
+    `config` is that of a record, with `model_name`: TransformerLens' fields, and two that may be left out,
+    `rotary_adjacent_pairs` (whether columns 2t and 2t + 1 are a pair; True) and `unembed_bias`. Weights have
+    TransformerLens' names and shapes, W_Q [heads, d_model, d_head] and so on.
     """
     from transformer_lens.model_bridge import TransformerBridge
 
@@ -117,7 +115,6 @@ def hooked_from_weights(
 
 
 def _native_shape(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an attention-only model's config that TransformerLens has."""
     known = {name: value for name, value in config.items() if name not in ("rotary_adjacent_pairs", "unembed_bias")}
     return {**known, "attn_only": True, "normalization_type": "LN"}
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture, warn_caller
+from tlspectral.models.loaders import Source
 from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.checks import listed, require_filled, require_tied, unused_weights
 from tlspectral.models.loading.damage import (
@@ -21,7 +22,6 @@ from tlspectral.models.loading.damage import (
 from tlspectral.models.loading.encoders import encoder_class, is_encoder, with_head
 from tlspectral.models.loading.gguf import converted_folder
 from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, pinned
-from tlspectral.models.loading.source import Source
 from tlspectral.models.loading.weight_files import WHOLE, names_in, refuse_adapter, stored_tensor, weight_files
 
 

@@ -58,7 +58,6 @@ def load_other(
 
 
 def _copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str, Any]]:
-    """Return a copy of a model of transformers, which shares the parameters' storage, and its provenance."""
     name = _checked_name(given)
     stated = getattr(given.config, "_commit_hash", None)
     commit = {"commit": stated} if stated else snapshot_commit(Path(given.config._name_or_path))

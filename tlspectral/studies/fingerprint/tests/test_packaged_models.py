@@ -16,8 +16,8 @@ import zoo
 
 import tlspectral as tls
 from tlspectral.errors import BadWeights
+from tlspectral.models.loaders import TINY
 from tlspectral.models.loading.packaged import models_folder, read_packaged
-from tlspectral.models.loading.source import TINY
 from tlspectral.studies.common import AttentionOnlyTransformer, RandomMapTask, TransformerConfig, evaluate
 from tlspectral.studies.fingerprint.packaged_models import RECIPES
 
