@@ -16,8 +16,7 @@ from tlspectral.heads.measure import NullSettings, measure_heads, of_heads, posi
 from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.attention import fold_attention, key_value_groups
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
-from tlspectral.models.loading.bars import download_bars
-from tlspectral.models.loading.damage import misfit
+from tlspectral.models.loading.damage import download_bars, misfit
 from tlspectral.tables import WorkPart
 from tlspectral.version import __version__
 

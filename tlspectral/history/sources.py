@@ -17,7 +17,7 @@ from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.hub import pinned
-from tlspectral.models.loading.model_files import files_digest
+from tlspectral.models.loading.weight_files import files_digest
 
 Label = int | str
 """A training step, or the name of a checkpoint."""

@@ -24,6 +24,7 @@ from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawA
 from tlspectral.models.attention.causality import require_one_run
 from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.layer import require_every_key
+from tlspectral.models.attention.norms import double
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.attention.view import Hook
 
@@ -251,7 +252,7 @@ def normed(
     x, scale = raw.inputs(what, in_float64(captured.detach()))
     norm = raw.q_norm if what == "query" else raw.k_norm
     if isinstance(norm, QueryKeyNorm):
-        return norm.in_float64().applied(x)
+        return norm.as_(double).applied(x)
     return x if scale is None else x * scale
 
 

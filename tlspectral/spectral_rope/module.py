@@ -88,7 +88,9 @@ class SpectralRoPE(nn.Module):
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads
         self.scope, self.log_omega, self.shared_phase = scope, log_omega, shared_phase
         chosen, by_group = _chosen_heads(heads, n_heads, n_kv_heads)
-        pairs = _chosen_pairs(frequencies, len(theta))
+        pairs = torch.ones(len(theta), dtype=torch.bool) if frequencies is None else pair_mask(frequencies, len(theta))
+        if not pairs.any():
+            raise ValueError("no frequency is chosen: leave frequencies=None for all")
         self.adjacent = _adjacent(real_index, imag_index)
         self.everywhere = bool(chosen.all() and pairs.all())
         start = theta.detach().clone()
@@ -239,12 +241,3 @@ def _chosen_heads(
     if not chosen.any():
         raise ValueError("no head is chosen: leave heads=None for all")
     return chosen, groups.all(1)
-
-
-def _chosen_pairs(frequencies: Iterable[Any] | Tensor | None, n_pairs: int) -> Bool[Tensor, "pairs"]:
-    if frequencies is None:
-        return torch.ones(n_pairs, dtype=torch.bool)
-    chosen = pair_mask(frequencies, n_pairs)
-    if not chosen.any():
-        raise ValueError("no frequency is chosen: leave frequencies=None for all")
-    return chosen

@@ -23,7 +23,6 @@ from tlspectral.models.attention.latent import (
     is_latent,
     latent_projections,
     rotates_complex,
-    selected_keys,
 )
 from tlspectral.models.attention.layer import RawAttention, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization
@@ -59,7 +58,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         alibi=_alibi(model, wrapped, layer, len(projections["w_q"])),
         rotary=_rotary(model, wrapped, layer, d_head),
         even_scale_up_to=_even_scale_up_to(wrapped),
-        selected_keys=selected_keys(wrapped),
+        selected_keys=int(wrapped.config.index_topk) if hasattr(wrapped, "indexer") else None,
     )
 
 

@@ -12,13 +12,7 @@ from tlspectral.models.attention.alibi import Alibi, alibi_slopes
 from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization, NormalizationKind, QueryKeyNorm
 
-_NORM_KINDS: dict[str, NormalizationKind] = {
-    "LayerNorm": "LN",
-    "LayerNormPre": "LN",
-    "RMSNorm": "RMS",
-    "RMSNormPre": "RMS",
-    "Identity": "none",
-}
+_NORM_KINDS: dict[str, NormalizationKind] = {"LayerNorm": "LN", "RMSNorm": "RMS", "Identity": "none"}
 _POST_NORM = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")  # their ln1 stands behind the attention
 
 
@@ -105,7 +99,7 @@ def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Ten
 def read_normalization(norm: Any, cfg: Any, where: str) -> Normalization:
     """Return a norm of HookedTransformer. Raises UnsupportedArchitecture for one that cannot be folded."""
     # By class, not by the config: the final norm may be of another kind than the others.
-    kind = _NORM_KINDS.get(type(norm).__name__)
+    kind = _NORM_KINDS.get(type(norm).__name__.removesuffix("Pre"))
     if kind is None:
         raise UnsupportedArchitecture(f"{where}: {type(norm).__name__} is not a norm that can be folded")
     return Normalization(kind, getattr(norm, "w", None), getattr(norm, "b", None), float(cfg.eps))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64, widened
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention.norms import Normalization, folded_bias, folded_weight
+from tlspectral.models.attention.norms import Castable, Normalization, folded_bias, folded_weight
 
 
 class HeadInputs(NamedTuple):
@@ -32,7 +32,7 @@ class HeadInputs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Latent:
+class Latent(Castable):
     """`x -> x W_D + bias`, of which the first `rank` columns are normalised and projected by W_U of each head.
 
     What is left of the columns goes beside norm and W_U, to all heads alike: the keys that rotate.
@@ -73,15 +73,6 @@ class Latent:
         The scale of W_D is arbitrary, since the norm takes it out again: W_D and 1/rms together are not.
         """
         return math.sqrt(self.rank) / torch.linalg.matrix_norm(self.down[:, : self.rank])
-
-    def as_(self, cast: Callable[[Tensor], Tensor]) -> "Latent":
-        """Return a copy of which every tensor is cast."""
-        bias, gain = (None if value is None else cast(value) for value in (self.bias, self.gain))
-        return replace(self, down=cast(self.down), bias=bias, gain=gain, up=cast(self.up))
-
-    def in_float64(self) -> "Latent":
-        """Return a copy on the CPU that shares no memory with the model."""
-        return self.as_(lambda value: value.detach().cpu().to(torch.float64, copy=True))
 
     def of_heads(self, heads: list[int] | slice) -> "Latent":
         """Return the latent as some of the heads read it, in the given order."""
@@ -192,11 +183,6 @@ def latent_points(attention: Any, point: str) -> dict[str, str]:
     if attention.original_component.q_lora_rank is not None:
         points |= {"query": "q_a_proj", "query_up": "q_b_proj"}
     return {name: f"{point}.{module}.hook_out" for name, module in points.items()}
-
-
-def selected_keys(wrapped: Any) -> int | None:
-    """Return how many keys an indexer picks for each query (GLM 5), None without an indexer."""
-    return int(wrapped.config.index_topk) if hasattr(wrapped, "indexer") else None
 
 
 def adjacent_pairs(wrapped: Any) -> bool:

@@ -15,7 +15,7 @@ from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.attention.alibi import Alibi
 from tlspectral.models.attention.digests import digest_of
 from tlspectral.models.attention.latent import HeadInputs, Latent
-from tlspectral.models.attention.norms import Normalization, QueryKeyNorm, folded_bias, folded_weight
+from tlspectral.models.attention.norms import Normalization, QueryKeyNorm, double, folded_bias, folded_weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,11 +215,11 @@ def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
     """Fold the input norm into float64 copies of query and key weights, on the CPU. Raises as `require_readable`."""
     for role, value in _query_key_parameters(raw).items():
         require_readable(value, f"layer {layer}, {role}")
-    (w_q, b_q), (w_k, b_k) = (_fold(*projection(raw, what, _double), raw.norm) for what in ("q", "k"))
+    (w_q, b_q), (w_k, b_k) = (_fold(*projection(raw, what, double), raw.norm) for what in ("q", "k"))
     settings: dict[str, Any] = {**vars(raw.without_weights())}
     for name, norm in (("q_norm", raw.q_norm), ("k_norm", raw.k_norm)):
-        norm = norm and norm.in_float64()
-        settings[name] = norm.behind(raw.norm.as_(_double)) if isinstance(norm, Latent) else norm
+        norm = norm and norm.as_(double)
+        settings[name] = norm.behind(raw.norm.as_(double)) if isinstance(norm, Latent) else norm
     return AttentionLayer(layer=layer, w_q=w_q, b_q=b_q, w_k=w_k, b_k=b_k, storage_dtype=raw.w_q.dtype, **settings)
 
 
@@ -227,10 +227,10 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
     """Fold the input norm's gain into float64 copies of the value weights, on the CPU. Raises as `fold_attention`."""
     for role, value in (("W_V", raw.w_v), ("W_O", raw.w_o), ("input norm gain", raw.norm.gain)):
         require_readable(value, f"layer {layer}, {role}")
-    w_v = _fold(projection(raw, "v", _double)[0], None, raw.norm)[0]
+    w_v = _fold(projection(raw, "v", double)[0], None, raw.norm)[0]
     if isinstance(raw.k_norm, Latent):
-        w_v = w_v * raw.k_norm.in_float64().behind(raw.norm.as_(_double)).white_scale
-    return OutputFactors(w_v, _double(raw.w_o), raw.w_v.dtype)
+        w_v = w_v * raw.k_norm.as_(double).behind(raw.norm.as_(double)).white_scale
+    return OutputFactors(w_v, double(raw.w_o), raw.w_v.dtype)
 
 
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
@@ -267,10 +267,6 @@ def softcapped(scores: Float[Tensor, "*shape"], cap: float | None) -> Float[Tens
     return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
-def _double(value: Tensor) -> Tensor:
-    return value.detach().cpu().to(torch.float64, copy=True)  # a copy, never the model's own memory
-
-
 def projection(
     raw: RawAttention, what: Literal["q", "k", "v"], cast: Callable[[Tensor], Tensor]
 ) -> tuple[Float[Tensor, "heads d_model d_head"], Float[Tensor, "heads d_head"] | None]:
@@ -289,7 +285,7 @@ def projection(
 
 
 def _fold(weight: Tensor, bias: Tensor | None, norm: Normalization) -> tuple[Tensor, Tensor]:
-    norm = norm.as_(_double)
+    norm = norm.as_(double)
     return folded_weight(weight, norm), folded_bias(weight, bias, norm)
 
 

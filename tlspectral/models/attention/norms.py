@@ -1,18 +1,34 @@
 """The norms of an attention layer: of its input, and of its queries and keys."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 NormalizationKind = Literal["LN", "RMS", "none"]
+_Record = TypeVar("_Record", bound="Castable")
+
+
+def double(value: Tensor) -> Tensor:
+    """Return a copy in float64 on the CPU, never the model's own memory."""
+    return value.detach().cpu().to(torch.float64, copy=True)
 
 
 @dataclass(frozen=True)
-class Normalization:
+class Castable:
+    """Tensors and settings, of which copies in other types are made."""
+
+    def as_(self: _Record, cast: Callable[[Tensor], Tensor]) -> _Record:
+        """Return a copy of which every tensor is cast."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: cast(value) for name, value in values.items() if isinstance(value, Tensor)})
+
+
+@dataclass(frozen=True)
+class Normalization(Castable):
     """A normalisation `x -> (x - mean) / sqrt(var + eps) * gain + bias`; RMS has no mean, "none" is the identity.
 
     `gain` is the factor applied (Gemma stores it less 1); None where there is none or it is already folded.
@@ -22,11 +38,6 @@ class Normalization:
     gain: Float[Tensor, "*width"] | None
     bias: Float[Tensor, "*width"] | None
     eps: float
-
-    def as_(self, cast: Callable[[Tensor], Tensor]) -> "Normalization":
-        """Return the norm with gain and bias cast."""
-        gain, bias = (None if value is None else cast(value) for value in (self.gain, self.bias))
-        return replace(self, gain=gain, bias=bias)
 
     def normalized(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Return `x` without its mean (LN) and scaled to unit variance; gain and bias are folded into weights."""
@@ -82,7 +93,7 @@ def folded_weight(
 
 
 @dataclass(frozen=True)
-class QueryKeyNorm:
+class QueryKeyNorm(Castable):
     """`x -> x / sqrt(mean(x^2) + eps) * gain` on queries or on keys, before any rotation.
 
     A LayerNorm without bias subtracts the mean of a head's columns first, which is linear in x (`centred`). That and
@@ -127,12 +138,6 @@ class QueryKeyNorm:
         if self.gain is None or self.gain.ndim == 1:
             return self
         return replace(self, gain=self.gain[heads])
-
-    def in_float64(self) -> "QueryKeyNorm":
-        """Return a copy on the CPU that shares no memory with the model."""
-        if self.gain is None:
-            return self
-        return replace(self, gain=self.gain.detach().cpu().to(torch.float64, copy=True))
 
     def _without_mean(self, x: Tensor) -> Tensor:
         return x - x.mean(-1, keepdim=True) if self.centred else x

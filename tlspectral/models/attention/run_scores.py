@@ -10,7 +10,7 @@ from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, Tables, side
 from tlspectral.models.attention.latent import Latent
 from tlspectral.models.attention.layer import LayerSettings
-from tlspectral.models.attention.norms import QueryKeyNorm
+from tlspectral.models.attention.norms import QueryKeyNorm, double
 from tlspectral.models.attention.view import AttentionView
 
 
@@ -47,7 +47,7 @@ def row_scores(
         cos, sin = (table[head] if table.ndim == 3 else table for table in tables)
         at_query, at_key = Rotation(geometry, cos[rows][:, None], sin[rows][:, None]), Rotation(geometry, cos, sin)
     asked = query.gather(1, rows[..., None, None].expand(-1, -1, *query.shape[2:]))
-    q_norm, k_norm = (norm and norm.in_float64() for norm in (layer.q_norm, layer.k_norm))
+    q_norm, k_norm = (norm and norm.as_(double) for norm in (layer.q_norm, layer.k_norm))
     return HeadScores(
         layer,
         [head],

@@ -204,14 +204,13 @@ def send_captures_by_name() -> None:
     After `run_with_cache` hooks stay on the model that refer to the collector. It holds a context variable, which
     cannot be pickled.
     """
-    capturing = sys.modules.get("transformers.utils.output_capturing")
+    capturing: Any = sys.modules.get("transformers.utils.output_capturing")
     if hasattr(capturing, "CompileableContextVar"):
-        copyreg.pickle(capturing.CompileableContextVar, _by_name)  # pyright: ignore[reportOptionalMemberAccess]
 
+        def named(collector: Any) -> str:
+            return next(name for name, value in vars(capturing).items() if value is collector)
 
-def _by_name(collector: Any) -> str:
-    held = vars(sys.modules[type(collector).__module__]).items()
-    return next(name for name, value in held if value is collector)
+        copyreg.pickle(capturing.CompileableContextVar, named)
 
 
 def model_name(model: Any) -> str:

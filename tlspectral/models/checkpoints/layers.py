@@ -16,10 +16,9 @@ from tlspectral.models.attention.bridge import shared_keys
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import model_of, one_layer_config
 from tlspectral.models.loaders import Source
-from tlspectral.models.loading.bars import download_bars
 from tlspectral.models.loading.building import build_bridge
 from tlspectral.models.loading.checks import OTHER_TOWERS, in_any_layer, listed, unused_weights
-from tlspectral.models.loading.damage import check_settings, empty_model, from_files, misfit
+from tlspectral.models.loading.damage import check_settings, download_bars, empty_model, from_files, misfit
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.tables.origin import recorded_weights

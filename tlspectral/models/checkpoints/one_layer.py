@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.loading.bars import quiet
-from tlspectral.models.loading.damage import empty_model, one_load_at_a_time, require_tables
+from tlspectral.models.loading.damage import empty_model, one_load_at_a_time, quiet, require_tables
 
 VOCABULARY = 256
 

@@ -1,4 +1,7 @@
-"""Damaged files are refused by name: errors of the packages that read them, and sizes that the files cannot hold."""
+"""What other packages do as they read files: damaged files are refused by name, with sizes that they cannot hold.
+
+Their progress bars and messages are switched off inside a context.
+"""
 
 import copy
 import json
@@ -6,7 +9,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from torch import nn
 
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.loaders import Source
-from tlspectral.models.loading.bars import quiet
+from tlspectral.tables.progress import hidden
 
 one_load_at_a_time = threading.Lock()
 """A lock: transformers disables weight tying in the whole process while it loads, and two threads can leave it off."""
@@ -137,3 +140,40 @@ def require_tables(model: nn.Module, weights: int, file: str, *, embeddings: int
     tables = embeddings + sum(value.nbytes for value in model.buffers())
     if tables > max(_TABLES, weights):
         raise BadWeights(f"{file} asks for tables of {tables:,} bytes (by the length of its context); fetch it again")
+
+
+def download_bars() -> AbstractContextManager[None]:
+    """Return a context in which huggingface_hub shows its bars, unless bars are switched off."""
+    return _without_hub_bars() if hidden() else nullcontext()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' log messages and progress bars inside the context, and restore its settings."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    with _without_hub_bars():  # transformers switches the hub's bars together with its own
+        logging.set_verbosity_error()
+        try:
+            logging.disable_progress_bar()
+            yield
+        finally:
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()
+
+
+@contextmanager
+def _without_hub_bars() -> Iterator[None]:
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    restore = disable_progress_bars if are_progress_bars_disabled() else enable_progress_bars
+    with warnings.catch_warnings():
+        # The hub warns if an environment variable has decided about its bars, which then stays in force.
+        warnings.filterwarnings("ignore", message=".*HF_HUB_DISABLE_PROGRESS_BARS")
+        disable_progress_bars()
+        try:
+            yield
+        finally:
+            restore()

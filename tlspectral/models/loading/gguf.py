@@ -18,9 +18,8 @@ import torch
 
 from tlspectral.errors import BadWeights, require_package
 from tlspectral.models.loaders import Source
-from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.checks import require_filled
-from tlspectral.models.loading.damage import check_counts, empty_model, from_files, refusing, require_room
+from tlspectral.models.loading.damage import check_counts, empty_model, from_files, quiet, refusing, require_room
 from tlspectral.tables.whole_file import remove_left_overs, unfinished_path
 
 _FORMAT = 1  # part of a copy's folder name: raise it when conversion writes something else

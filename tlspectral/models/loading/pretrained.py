@@ -8,7 +8,6 @@ import torch
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture, warn_caller
 from tlspectral.models.loaders import Source
-from tlspectral.models.loading.bars import quiet
 from tlspectral.models.loading.checks import listed, require_filled, require_tied, unused_weights
 from tlspectral.models.loading.damage import (
     check_settings,
@@ -17,6 +16,7 @@ from tlspectral.models.loading.damage import (
     from_files,
     misfit,
     one_load_at_a_time,
+    quiet,
     require_room,
 )
 from tlspectral.models.loading.encoders import encoder_class, is_encoder, with_head

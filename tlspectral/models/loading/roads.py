@@ -13,10 +13,9 @@ from torch import nn
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.loaders import LOADERS, claimed
 from tlspectral.models.loading.adapters import load_merged
-from tlspectral.models.loading.bars import download_bars, quiet
 from tlspectral.models.loading.building import build_model
 from tlspectral.models.loading.copies import copy_of_object
-from tlspectral.models.loading.damage import misfit
+from tlspectral.models.loading.damage import download_bars, misfit, quiet
 from tlspectral.models.loading.encoders import is_encoder, require_known_form, with_head
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config, load_pretrained

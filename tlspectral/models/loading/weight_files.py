@@ -1,5 +1,6 @@
-"""The files of a checkpoint's folder: which of them hold the weights, and the tensors in them."""
+"""The files of a model on disk: which hold the weights, the tensors in them, and what tells two states apart."""
 
+import hashlib
 import json
 import re
 import zipfile
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tlspectral.errors import BadWeights
+from tlspectral.models.loaders import Source
 from tlspectral.models.loading.damage import refusing
 
 WHOLE = "model.safetensors"
@@ -22,6 +24,12 @@ NAMES = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
 ADAPTER_CONFIG = "adapter_config.json"
 """Describes an adapter (LoRA), whose folder holds no whole model."""
 
+# What a model and its tokenizer are made of. Other files beside the weights do not make it another model.
+_MODEL_FILE = re.compile(
+    r".*\.(safetensors|bin|pt|pth|model|index\.json)|((adapter_|spectral_|tokenizer_)?config|tokenizer|special_tokens_map|added_tokens|vocab|tekken)"
+    r"\.json|(merges|vocab)\.txt"
+)
+_READ_AT_ONCE = 1 << 24  # bytes
 _SNAPSHOT = re.compile(r".*/models--[^/]+/snapshots/([0-9a-f]{40})")
 
 
@@ -96,3 +104,34 @@ def stored_tensor(file: Path, name: str) -> Tensor:
         with safetensors_file(file) as opened:
             return opened.get_tensor(name)
     return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))[name]
+
+
+def model_files(source: Source) -> list[Path]:
+    """Return the files of a model on disk, sorted by name; a GGUF file in parts has them in order."""
+    if source.parts:
+        return list(source.parts)
+    files = Path(source.location).iterdir()
+    return sorted(file for file in files if _MODEL_FILE.fullmatch(file.name) and file.is_file())
+
+
+def file_name(shown: str, identity: str) -> str:
+    """Return a readable name of a file, without suffix, that nothing of another identity has."""
+    readable = re.sub(r"[^\w.-]+", "--", shown).strip("-.")[-80:]
+    return f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:10]}"
+
+
+def files_state(source: Source) -> str:
+    """Hash names, sizes and times of a model's files, without reading them."""
+    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in model_files(source)]
+    return hashlib.sha256(repr(states).encode()).hexdigest()
+
+
+def files_digest(source: Source) -> str:
+    """Hash names and contents of a model's files."""
+    digest = hashlib.sha256()
+    for file in model_files(source):
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            while block := stream.read(_READ_AT_ONCE):
+                digest.update(block)
+    return digest.hexdigest()
