@@ -130,6 +130,7 @@ def test_a_chosen_head_moves_its_queries_and_the_keys_of_its_group():
     assert query.tolist() == [False, False, False, True]
     assert key.tolist() == [False, True]
     assert model.blocks[1].attn.q.original_component.weight.grad is None
+    assert qk_penalty(fresh("bridge", "bloom"), "symmetric", "L0H3") > 0  # with ALiBi in place of rotary positions
 
 
 def test_frozen_parameters_get_no_gradient():

@@ -22,9 +22,10 @@ class Alibi:
         """Return the bias of a key at each of the positions."""
         return torch.tensor(self.slopes, dtype=torch.float64, device=positions.device)[:, None] * positions
 
-    def of_heads(self, heads: slice) -> "Alibi":
-        """Return the bias of some of the query heads."""
-        return Alibi(self.slopes[heads])
+    def of_heads(self, heads: list[int] | slice) -> "Alibi":
+        """Return the bias of some of the query heads, in the given order."""
+        chosen = range(len(self.slopes))[heads] if isinstance(heads, slice) else heads
+        return Alibi(tuple(self.slopes[head] for head in chosen))
 
 
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:

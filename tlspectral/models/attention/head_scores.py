@@ -31,14 +31,14 @@ from tlspectral.models.attention.layer import (
     require_even_scale,
     softcapped,
 )
-from tlspectral.models.attention.norms import QueryKeyNorm
+from tlspectral.models.attention.norms import Castable, QueryKeyNorm
 from tlspectral.models.attention.view import AttentionView
 
 Tables = tuple[Float[Tensor, "*heads pos pairs"], Float[Tensor, "*heads pos pairs"]]
 
 
 @dataclass(frozen=True)
-class Rotation:
+class Rotation(Castable):
     """The rotary pairs of a layer with cos and sin at some rows, as a run applied them or in float64.
 
     Tables are [(batch,) rows, pairs], or with an axis of heads (1 where all are alike) in front of the rows. Those of a
@@ -68,7 +68,7 @@ class Rotation:
 
 
 @dataclass(frozen=True)
-class Side:
+class Side(Castable):
     """Queries or keys of some heads, as they enter the score before any rotation.
 
     Attributes:
@@ -86,23 +86,19 @@ class Side:
 
     def first(self) -> "Side":
         """Return the side of the first sequence of a batch."""
-        rotation, scale = self.rotation, self.token_scale
+        rotation = self.rotation
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
-            rotation = replace(rotation, cos=rotation.cos[:1], sin=rotation.sin[:1])
-        return Side(self.whole[:1], self.content[:1], None if scale is None else scale[:1], rotation)
+            rotation = rotation.as_(lambda table: table[:1])
+        return replace(self.as_(lambda part: part[:1]), rotation=rotation)
 
     def in_float32(self) -> "Side":
         """Return the side in float32."""
-        scale, rotation = self.token_scale, self.rotation
-        if rotation is not None:
-            rotation = replace(rotation, cos=rotation.cos.float(), sin=rotation.sin.float())
-        return Side(self.whole.float(), self.content.float(), None if scale is None else scale.float(), rotation)
+        return replace(self.as_(Tensor.float), rotation=self.rotation and self.rotation.as_(Tensor.float))
 
     def of_head(self, index: int) -> "Side":
         """Return the side of one of the heads, of tensors [batch, heads, ...]."""
-        one = slice(index, index + 1)
-        scale, rotation = self.token_scale, self.rotation and self.rotation.of_heads([index])
-        return Side(self.whole[:, one], self.content[:, one], None if scale is None else scale[:, one], rotation)
+        rotation = self.rotation and self.rotation.of_heads([index])
+        return replace(self.as_(lambda part: part[:, index : index + 1]), rotation=rotation)
 
 
 def side(

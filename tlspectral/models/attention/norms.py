@@ -22,7 +22,7 @@ class Castable:
     """Tensors and settings, of which copies in other types are made."""
 
     def as_(self: _Record, cast: Callable[[Tensor], Tensor]) -> _Record:
-        """Return a copy of which every tensor is cast."""
+        """Return a copy with what `cast` makes of each tensor; records within it stay as they are."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: cast(value) for name, value in values.items() if isinstance(value, Tensor)})
 

@@ -299,14 +299,12 @@ class MlpReads:
     """What the MLP of one layer reads.
 
     Attributes:
-        layer: index of the layer.
         reads: the points, as of `AttentionView.hook_names`, of which it reads the sum: what enters the layer, and where
             the MLP is not parallel to the attention what that adds; in a layer with a mixer what stands in front of it.
         norm: in front of it; of kind "none" where there is none.
         point: the hook point of what the MLP reads: the output of its own norm, else its input.
     """
 
-    layer: int
     reads: tuple[str, ...]
     norm: Normalization
     point: str
@@ -356,4 +354,4 @@ def mlp_reads(view: AttentionView, index: int) -> MlpReads | None:
     else:
         norm = bridge_norms.read_normalization(own.original_component, view.model, (view.d_model,), where)
     reads = ("residual",) if getattr(cfg, "parallel_attn_mlp", False) else ("residual", "attention_out")
-    return MlpReads(index, ("middle",) if view.writes_more(index) else reads, norm, point)
+    return MlpReads(("middle",) if view.writes_more(index) else reads, norm, point)

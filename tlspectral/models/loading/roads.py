@@ -74,8 +74,7 @@ def _copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
     """Yield a copy of a caller's tokenizer, from which a model can be built until the context ends; None for None.
 
     TransformerLens changes the tokenizer that it is given, and loads it again by its name, which would use the network
-    for a hub id and lose tokens that were added. The copy has the name of a temporary folder. Raises TypeError for
-    what is no tokenizer of transformers.
+    for a hub id and lose tokens that were added. The copy has the name of a temporary folder.
     """
     if tokenizer is None:
         yield None
@@ -92,10 +91,7 @@ def _copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
 
 
 def _checked_name(given: Any) -> str:
-    """Return the name of a language model of transformers.
-
-    Raises TypeError for no such model, UnsupportedArchitecture for one with an adapter or of another kind.
-    """
+    """Return the name of a language model of transformers; refuse what is none, or has an adapter."""
     import transformers
 
     kind = type(given).__name__
