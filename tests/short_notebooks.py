@@ -18,7 +18,7 @@ import_module("tlspectral.heads.detectors.kernel")._KERNEL_SEQUENCES = 6
 import_module("tlspectral.hooks.sweeps.sweep").SEQUENCES = 4
 """
 # What stands in a notebook, once, and what takes its place. A null of five draws and a prompt of twelve pairs take the
-# same code as those of sixty. 09 is short; 05 trains as long, since its heads form late, and measures fewer steps.
+# same code as those of sixty. 09 is short; 05 trains until soon after its heads have formed, and measures fewer steps.
 SHORTER = {
     "01_analyze_heads": {"null_draws=60": "null_draws=5"},
     "02_ablate_heads": {
@@ -37,8 +37,11 @@ SHORTER = {
     },
     "04_reproduce_the_paper": {"draws=300": "draws=20"},
     "05_when_heads_form": {
-        "300, 400, 450, 500, 520, 540, 560, 580, 600, 650, 700, 800, 1000, 1200,": "300, 500, 560, 600, 700, 1000,",
-        "[0, 50,": "[0,",
+        "[0, 50, 100, 150, 200, 300, 400, 450, 500, 520, 540, 560, 580, 600, 650, 700, 800, 1000, 1200, 1500]": (
+            "[0, 100, 300, 500, 560, 600, 700, 900]"
+        ),
+        "steps=1500, evaluate_every=250": "steps=900, evaluate_every=300",
+        "[0, 500, 560, 600, 700, 1000, 1500]": "[0, 500, 560, 600, 700, 900]",
     },
     "06_your_question": {"draws=19": "draws=2"},
     "07_wiring": {
