@@ -192,8 +192,7 @@ def positional_symbolic(
     made = measurement.made(
         [part for parts in of_draws for part in parts],
         description="positional",
-        unit="part",
-        items="passes",
+        unit="pass",
         prepare=lambda: view,
     )
     tables, correlations, answers = zip(
