@@ -14,9 +14,9 @@ from tlspectral.report.cards import Evidence, Given, Section
 from tlspectral.report.head_data import head_data, script_json
 from tlspectral.report.sections import (
     column_meanings,
+    counts,
     detector_note,
     detector_tables,
-    facts,
     kernel_figures,
     null_table,
     provenance,
@@ -141,7 +141,7 @@ def _page(heads: pd.DataFrame, evidence: Evidence) -> str:
         cards=_cards(heads, evidence),
         model=escape(_model(heads)),
         revision=f"revision {escape(str(revision))}" if revision else "",
-        facts=facts(heads),
+        counts=counts(heads),
         detector_note=escape(detector_note(heads)),
         detector_tables=detector_tables(heads),
         kernels=kernel_figures(kernels, heads) if kernels else "",

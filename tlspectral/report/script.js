@@ -91,25 +91,20 @@ function makeScale(column) {
   if (column.signed) [low, high] = [-1, 1].map((side) => side * Math.max(Math.abs(low), Math.abs(high), 1e-12));
   const stops = palettes[dark.matches ? "dark" : "light"][column.signed ? "signed" : "plain"];
   const share = (value) => high > low ? (value - low) / (high - low) : 0.5;
-  return { low, high, found, stops, share, beyond: [found[0] < low, found[found.length - 1] > high],
+  return { low, high, stops, share, beyond: [found[0] < low, found[found.length - 1] > high],
     colour: (value) => value === null ? "url(#missing)" : mix(stops, share(value)) };
 }
 
 function drawLegend(column) {
-  const width = 300, left = 8, right = 292, bars = 34, base = 46;
+  const width = 300, left = 8, right = 292, bars = 10, base = 22;
   legend.replaceChildren();
-  size(legend, width, 92);
+  size(legend, width, 68);
   const across = (value) => left + Math.min(Math.max(scale.share(value), 0), 1) * (right - left);
   const mark = column.mark;
   if (mark && mark.reach) {
     const [from, to] = [across(mark.value - mark.reach), across(mark.value + mark.reach)];
     draw(legend, "rect", { class: "band", x: from, y: base - bars, width: Math.max(to - from, 1), height: bars });
   }
-  const bins = new Array(40).fill(0);
-  for (const value of scale.found) bins[Math.min(39, Math.max(0, Math.floor(scale.share(value) * 40)))]++;
-  const tallest = Math.max(...bins), step = (right - left) / 40;
-  bins.forEach((number, bin) => number && draw(legend, "rect", { x: left + bin * step + 0.5, width: step - 1,
-    y: base - Math.max(1.5, number / tallest * bars), height: Math.max(1.5, number / tallest * bars), fill: mix(scale.stops, (bin + 0.5) / 40) }));
   const gradient = draw(draw(legend, "defs", {}), "linearGradient", { id: "ramp" });
   scale.stops.forEach((colour, stop) => draw(gradient, "stop", { offset: stop / (scale.stops.length - 1), "stop-color": colour }));
   draw(legend, "rect", { x: left, y: base + 2, width: right - left, height: 8, fill: scale.high > scale.low ? "url(#ramp)" : mix(scale.stops, 0.5) });
@@ -323,11 +318,9 @@ function fillCard(index) {
     } else own.forEach((value, place) => cellOf(line, value === null && place > 0 ? "–" : place === 2 ? value.toFixed(1).replace("-", "−") : text(value), "number"));
   }
   const inFirst = new Set(data.nullMetrics.flatMap((name) => [name, `${name}_z`, `${name}_null_pct`]));
-  let group = null, list = null;
-  for (const { name, title, group: subject, meaning } of data.columns) {
+  const list = add(add(numbers, "table"), "tbody");
+  for (const { name, title, meaning } of data.columns) {
     if (inFirst.has(name)) continue;
-    if (subject !== group) list = add(add(numbers, "table"), "tbody");
-    group = subject;
     const line = add(list, "tr", undefined, chosen === name ? "chosen" : ""), label = add(line, "th", title);
     label.scope = "row";
     label.title = meaning;
@@ -376,10 +369,8 @@ function choose(name) {
 }
 
 function fillSelect() {
-  const groups = new Map();
-  for (const { name, title, group, computed } of data.columns) {
-    if (!groups.has(group)) groups.set(group, Object.assign(add(select, "optgroup"), { label: group }));
-    const option = add(groups.get(group), "option", computed ? title : `${title} (not computed)`);
+  for (const { name, title, computed } of data.columns) {
+    const option = add(select, "option", computed ? title : `${title} (not computed)`);
     option.value = name;
     option.disabled = !computed;
   }
