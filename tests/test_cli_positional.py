@@ -108,7 +108,7 @@ def test_prompts_come_from_a_file(tmp_path):
         (["--template", "gpt-5"], "'gpt-5' is no template"),
         (["--task", "haystack"], "no ready task: 'binding', 'key-value', 'copying', 'needle', 'list-index'"),
         (["--swaps", "some"], "or pairs of block indices; not 'some'"),
-        (["--pairs", "60"], "at most n_blocks="),
+        (["--pairs", "60"], "and the model's context is "),
     ],
 )
 def test_refusals_are_one_line(options, said):

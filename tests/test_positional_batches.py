@@ -10,8 +10,8 @@ from positional_measurements import agreement_of_shared_prefill, block_prompt, d
 from zoo import shared
 
 from tlspectral.models.attention import attention_view
+from tlspectral.positional.block_weights import QueryPasses
 from tlspectral.positional.exclusion import swapped_key_means
-from tlspectral.positional.passes import QueryPasses
 
 
 @modes
@@ -33,7 +33,7 @@ def test_small_batches_give_what_large_ones_do(monkeypatch):
     measure(per_frequency=True)
     assert sizes == [1, 6]
     sizes.clear()
-    monkeypatch.setattr("tlspectral.positional.passes._BYTES_AT_ONCE", 1)
+    monkeypatch.setattr("tlspectral.positional.block_weights._BYTES_AT_ONCE", 1)
     small = measure(per_frequency=True)
     assert sizes == [1] * 7
     for first, second in zip(large, small, strict=True):

@@ -250,7 +250,7 @@ REFUSED = {
     "column": (lambda: report(heads().drop(columns="D_head")), "no column D_head: give a table of analyze_heads"),
     "columns": (lambda: report(heads().drop(columns=["layer", "dir_frac"])), "no column layer, dir_frac"),
     "rows": (lambda: report(heads().iloc[:0]), "no rows"),
-    "twice": (lambda: report(pd.concat([heads(), heads().iloc[5:6]])), "two rows for L1H1"),
+    "twice": (lambda: report(pd.concat([heads(), heads().iloc[5:6]])), "several rows for layer 1, head 1"),
     "half": (lambda: report(heads().assign(layer=0.5)), "column layer holds 0.5"),
     "kernels": (lambda: report(heads(), kernels=kernels((0, 0), (9, 9))), "L9H9, which the table of heads lacks"),
     "offset": (lambda: report(heads(), kernels=kernels((0, 0)).drop(columns="offset")), "no column offset"),

@@ -67,10 +67,6 @@ class BlockDraw:
                 return question
         raise ValueError(f"there is no question about block {block}: there are some about {list(self.asked)}")
 
-    def answer(self, block: int) -> Answer:
-        """What should follow a prompt that asks about a block. Raises ValueError where no question does."""
-        return self.question(block).answer
-
 
 class _Blocks(ABC):
     n_blocks: int  # not a field of `BlockTask`: it comes where a subclass puts it, or is a property
@@ -180,6 +176,12 @@ def asked_blocks(task: BlockTask) -> tuple[int, ...]:
 def questions_of(draw: BlockDraw, asked: tuple[int, ...]) -> tuple[int, ...]:
     """Those of the chosen blocks that a draw has questions about; all its questions where it has none about them."""
     return tuple(query for query in asked if query in draw.asked) or draw.asked
+
+
+def require_size(n_blocks: int, most: int) -> None:
+    """Refuse fewer than three blocks, or more than there are words for. Raises ValueError."""
+    if not 3 <= n_blocks <= most:
+        raise ValueError(f"n_blocks must be from 3 to {most}; found {n_blocks}")
 
 
 def evenly(items: range | tuple[int, ...], count: int) -> tuple[int, ...]:

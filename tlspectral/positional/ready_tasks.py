@@ -11,7 +11,7 @@ import numpy as np
 
 from tlspectral.models.text import file_text, packaged_words
 from tlspectral.positional.binding import TEMPLATES, BindingTask
-from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
+from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
 from tlspectral.tasks import packaged_text
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
@@ -28,7 +28,7 @@ class KeyValueTask(BlockTask):
     n_blocks: int = 9
 
     def __post_init__(self) -> None:
-        _require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
+        require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
 
     def draw(self, seed: int) -> BlockDraw:
         """Keys and values without repetition."""
@@ -59,7 +59,7 @@ class CopyingTask(BlockTask):
     distance: int = 36
 
     def __post_init__(self) -> None:
-        _require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
+        require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
         if self.distance % self.n_blocks or not 2 * self.n_blocks <= self.distance <= len(packaged_words("nouns")):
             raise ValueError(
                 f"distance is a multiple of n_blocks = {self.n_blocks}, from {2 * self.n_blocks} to "
@@ -93,7 +93,7 @@ class NeedleTask(BlockTask):
     n_blocks: int = 9
 
     def __post_init__(self) -> None:
-        _require_size(self.n_blocks, len(_sentences()))
+        require_size(self.n_blocks, len(_sentences()))
 
     def draw(self, seed: int) -> BlockDraw:
         """Sentences without repetition, and a noun for the secret word."""
@@ -117,7 +117,7 @@ class ListIndexTask(BlockTask):
     n_blocks: int = 9
 
     def __post_init__(self) -> None:
-        _require_size(self.n_blocks, len(_ORDINALS))
+        require_size(self.n_blocks, len(_ORDINALS))
 
     def draw(self, seed: int) -> BlockDraw:
         """Words without repetition."""
@@ -262,8 +262,3 @@ def _strange_in(given: Any) -> str | None:
         if types not in ([int, str, str], [int, str, int]):
             return f"the question {question!r}"[:80]
     return None
-
-
-def _require_size(n_blocks: int, most: int) -> None:
-    if not 3 <= n_blocks <= most:
-        raise ValueError(f"n_blocks must be from 3 to {most}; found {n_blocks}")

@@ -25,7 +25,7 @@ from tlspectral.report.sections import (
 from tlspectral.selection import head_name
 from tlspectral.tables import whole_file
 from tlspectral.tables.parquet import naming_file
-from tlspectral.tables.required import require
+from tlspectral.tables.required import require, require_one_row
 
 _NEEDED = ("layer", "head", "dir_frac", "D_head")
 
@@ -121,10 +121,7 @@ def _checked(heads: pd.DataFrame) -> pd.DataFrame:
         if len(odd):
             raise ValueError(f"the column {column} holds {table[column].iloc[odd[0]]}: give whole numbers")
         table[column] = numbers.astype(np.int64)
-    repeated = np.flatnonzero(table.duplicated(["layer", "head"]))
-    if len(repeated):
-        layer, head = (table[column].iloc[repeated[0]] for column in ("layer", "head"))
-        raise ValueError(f"the table has two rows for L{layer}H{head}: give a table of one model, a row per head")
+    require_one_row(table, ["layer", "head"], "give a table of one model, a row per head")
     short = list(map(head_name, table["layer"], table["head"]))
     table["name"] = table["name"].fillna(pd.Series(short)).astype(str) if "name" in table else short
     return table

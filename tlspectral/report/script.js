@@ -2,7 +2,7 @@
 {
 const data = JSON.parse(document.getElementById("data").textContent);
 const part = (id) => document.getElementById(id);
-const [grid, plane, legend, card, select, tip] = ["grid", "plane", "legend", "card", "column", "tip"].map(part);
+const [grid, plane, legend, card, select] = ["grid", "plane", "legend", "card", "column"].map(part);
 part("explorer").hidden = false;  // its room decides how wide the drawings are
 const { layer: layers, head: heads, name: names } = data.identity;
 const count = layers.length;
@@ -61,13 +61,6 @@ function add(parent, name, content, className) {
   if (content !== undefined) element.textContent = content;
   if (className) element.className = className;
   return parent.appendChild(element);
-}
-
-/* A ring that is seen on light and on dark: a wider one in the colour of the page lies beneath. */
-function ringed(parent, name, kind, attributes) {
-  const group = draw(parent, "g", { class: `ring ${kind}` });
-  for (const layer of ["halo", "stroke"]) draw(group, name, { class: layer, ...attributes });
-  return group;
 }
 
 function size(svg, width, height) {
@@ -157,7 +150,7 @@ function drawGrid() {
       x, y, width: cell - gap, height: cell - gap, rx: cell > 12 ? 2 : 0 });
   });
   const around = Math.max(cell - gap + 3, 11), inset = (cell - gap - around) / 2;
-  cellRings = ["pointed", "pinned"].map((kind) => ringed(grid, "rect", kind, { x: inset, y: inset, width: around, height: around, rx: 3 }));
+  cellRings = ["pointed", "pinned"].map((kind) => draw(grid, "rect", { class: `ring ${kind}`, x: inset, y: inset, width: around, height: around, rx: 3 }));
 }
 
 /* ---- the plane ---- */
@@ -215,7 +208,7 @@ function drawPlane() {
   if (placed.length < count) draw(plane, "text", { x: frame.right, y: frame.bottom + 40, "text-anchor": "end" }, `${count - placed.length} not computed`);
   dotRings = ["pointed", "pinned"].map((kind) => ({
     own: draw(plane, "path", { class: `own ${kind}` }),
-    ring: ringed(plane, "circle", kind, { r: radius + 4 }),
+    ring: draw(plane, "circle", { class: `ring ${kind}`, r: radius + 4 }),
     label: draw(plane, "text", { class: `marked ${kind}` }),
   }));
 }
@@ -396,21 +389,9 @@ function onKey(event) {
   }
 }
 
-/* The head and its number beside the pointer or the finger; a tap on it leads to the card. */
-function tell(event, index) {
-  tip.hidden = index < 0;
-  if (index < 0) return;
-  tip.textContent = `${names[index]}: ${columns[chosen].title} ${inColumn(chosen, index)}`;
-  tip.hash = key(index);
-  const room = document.documentElement.clientWidth - tip.offsetWidth - 8;
-  tip.style.left = `${Math.max(8, Math.min(event.pageX - tip.offsetWidth / 2, room))}px`;
-  tip.style.top = `${event.pageY - tip.offsetHeight - 18}px`;
-}
-
 function lead(index) {
   if (index === undefined) return;
   pin(index);
-  tip.hidden = true;
   part(part("opened").hidden ? "explorer" : "opened").scrollIntoView();
 }
 
@@ -421,15 +402,10 @@ function listen() {
     return headAt(acrossOrder[Math.floor(x / cell)], downOrder[Math.floor(y / cell)]) ?? -1;
   };
   for (const [drawing, found] of [[grid, cellAt], [plane, nearest]]) {
-    drawing.addEventListener("pointermove", (event) => { point(found(event)); tell(event, found(event)); });
-    drawing.addEventListener("pointerleave", () => { point(-1); tip.hidden = true; });
-    drawing.addEventListener("click", (event) => {
-      if (found(event) < 0) return;
-      pinByHand(found(event));
-      tell(event, pinned);
-    });
+    drawing.addEventListener("pointermove", (event) => point(found(event)));
+    drawing.addEventListener("pointerleave", () => point(-1));
+    drawing.addEventListener("click", (event) => found(event) >= 0 && pinByHand(found(event)));
   }
-  tip.addEventListener("click", (event) => { event.preventDefault(); lead(places.get(tip.hash.slice(1))); });
   grid.addEventListener("focus", () => grid.matches(":focus-visible") && point(pinned >= 0 ? pinned : first));
   grid.addEventListener("blur", () => point(-1));
   grid.addEventListener("keydown", onKey);

@@ -5,11 +5,7 @@ import pandas as pd
 
 
 def null_band(heads: pd.DataFrame, metric: str) -> tuple[float, float] | None:
-    """Return the medians over heads of the null's mean and standard deviation; None where the table has no null of it.
-
-    Args:
-        heads: table of `analyze_heads`.
-        metric: a column that has a null, such as `"D_head"`.
+    """Return medians over heads of the mean and standard deviation of a metric's null; None where there is none.
 
     What it does not establish: the null of one head, which depends on its own singular values.
     """

@@ -34,7 +34,7 @@ from tlspectral.models.attention.norms import NO_NORM, Normalization
 from tlspectral.models.attention.points import hook_names
 from tlspectral.models.attention.skipped import SkippedLayer, kind_of, read_layers, skipped_among, writes_more
 from tlspectral.models.attention.threads import Hook, hooks_on, user_hooks
-from tlspectral.tables.origin import recorded_weights
+from tlspectral.tables.same_model import recorded_weights
 
 
 class _ForwardStopped(Exception):

@@ -22,7 +22,7 @@ from tlspectral.models.loading.damage import check_settings, empty_model, from_f
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.loading.source import Source
-from tlspectral.tables.origin import recorded_weights
+from tlspectral.tables.same_model import recorded_weights
 
 Side = Literal["query-key", "output", "positions"]
 """The weights of a layer to read: queries and keys, values and output, or queries, keys and learned positions."""
