@@ -219,6 +219,7 @@ def _task_of(path: Path, places: list[str]) -> "Task":
     import pandas as pd
 
     from tlspectral.models.text import file_text
+    from tlspectral.tables.required import require
     from tlspectral.tasks import logit_difference
 
     try:
@@ -229,13 +230,7 @@ def _task_of(path: Path, places: list[str]) -> "Task":
             "columns prompt, correct and wrong, as many cells in each line, and closed quotes"
         ) from error
     needed = ["prompt", "correct", "wrong", *places]
-    missing = [name for name in needed if name not in frame]
-    if missing or frame.empty:
-        raise ValueError(
-            f"{path} has {f'no column {missing[0]}' if missing else 'no prompt'}: write the columns "
-            f"{', '.join(needed)}, and a row per prompt; found {len(frame)} rows and the columns "
-            f"{', '.join(map(str, frame)) or 'none'}"
-        )
+    require(frame, needed, f"a row per prompt, with the columns {', '.join(needed)}", name=f"table in {path}")
     columns = {name: frame[name].tolist() for name in (*needed, "counterfactual") if name in frame}
     for name, cells in columns.items():
         if "" in cells:

@@ -11,8 +11,7 @@ from matplotlib.patches import Patch
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import GREY, PALE, draw_heads, dress, legend_below, one_panel
 from tlspectral.selection import head_name
-from tlspectral.tables.head_columns import column_title
-from tlspectral.tables.null_band import null_band
+from tlspectral.tables.head_columns import column_title, null_band
 from tlspectral.tables.required import require
 
 _RING = "#c8102e"

@@ -36,7 +36,6 @@ from tlspectral.tables import stacked
 
 Mode = Literal["prompt", "key"]
 Swap = tuple[int, int]
-Advance = Callable[[int], Any]
 
 _KEYS = ["query", "layer", "head", "frequency"]
 _RESOLUTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[LastQuery], ExclusionSplit]]] = {
@@ -153,7 +152,7 @@ class BlockReading:
         """Heads that get rows, by layer."""
         return self.heads or heads_by_layer(self.view, None)
 
-    def intact(self, advance: Advance) -> tuple[dict[str, pd.DataFrame], list[Float[Tensor, "d_vocab"]]]:
+    def intact(self) -> tuple[dict[str, pd.DataFrame], list[Float[Tensor, "d_vocab"]]]:
         """Read the unchanged prompts: tables by resolution, and the logits after each prompt.
 
         Under `mode="key"` the tables have the columns of all swaps too.
@@ -176,12 +175,11 @@ class BlockReading:
                         after = swapped_key_means(partial(logits_of, scaled), logits, context.spans(), self.swaps)
                         columns |= _slots(self.swaps, after)
                     found.setdefault(name, {})[query, layer] = columns
-            advance(1 + len(self.swaps) if swap_keys else 1)
 
         logits = self._passes().run(_fronts([context]), take)
         return self._tables(found), [logits[query][0] for query in range(len(self.prompts))]
 
-    def swapped(self, swaps: Iterable[Swap], advance: Advance) -> dict[str, pd.DataFrame]:
+    def swapped(self, swaps: Iterable[Swap]) -> dict[str, pd.DataFrame]:
         """Read the prompts with the words of two blocks swapped, for some of the swaps: tables by resolution."""
         context, passes, swaps = self.prompts[0], self._passes(), list(swaps)
         after: dict[str, dict[tuple[int, int], list[Tensor]]] = {}
@@ -199,7 +197,6 @@ class BlockReading:
                     for name in self._resolutions(seen):
                         means = block_means(_RESOLUTIONS[name][0](scaled).softmax(-1), spans[prompt])
                         after.setdefault(name, {}).setdefault((query, layer), []).append(means)
-                advance(1)
 
             passes.run(_fronts(contexts), take)
         return self._tables(
@@ -252,12 +249,10 @@ def query_scores(
     """
     found, correlations = [], []
     for query, of_query in enumerate(swaps):
-        of_tables = {}
-        for name, table in tables.items():
-            of_tables[name], before, scores = _scored(table.loc[table["query"] == query], of_query, tau)
-            if name == "heads":
-                correlations.append(score_correlation(before, scores, seed=seed))
-        found.append(of_tables)
+        scored = {name: _scored(table.loc[table["query"] == query], of_query, tau) for name, table in tables.items()}
+        found.append({name: table for name, (table, _, _) in scored.items()})
+        _, before, weighted = scored["heads"]
+        correlations.append(score_correlation(before, weighted, seed=seed))
     return found, correlations
 
 

@@ -18,7 +18,6 @@ from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks,
 from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined_columns, query_scores
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps, tokenized_for
 from tlspectral.tables import PartFolder, WorkPart, bundled, unbundled
-from tlspectral.tables.progress import bar
 
 Swaps = str | Sequence[Swap]
 Reading = Callable[[AttentionView], BlockReading]
@@ -63,11 +62,6 @@ def prompts_of_task(view: AttentionView, task: BlockTask, swaps: Swaps, mode: Mo
     asked, swaps_of = asked_blocks(task), _swaps_of_task(task, swaps)
     seeds = task.seeds(seed)
     draws = [task.draw(one) for one in seeds]
-    if isinstance(draws[0].prefix, str) and getattr(view.model, "tokenizer", None) is None:
-        raise ValueError(
-            f"this model has no tokenizer, so the prompts of {task.name} cannot be written for it: load one that "
-            "has, or give a task of token ids"
-        )
     bos, found = bos_text(view), []
     for one, draw in zip(seeds, draws, strict=True):
         queries = questions_of(draw, asked)
@@ -161,10 +155,7 @@ def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]
 
 
 def _intact_part(drawn: DrawnPrompts, reading_of: Reading, view: AttentionView) -> pd.DataFrame:
-    reading = reading_of(view)
-    swaps = len(reading.swaps) if reading.mode == "key" else 0
-    with bar(len(reading.prompts) * len(reading.layers) * (1 + swaps), "prompts", "layer") as shown:
-        tables, logits = reading.intact(shown.update)
+    tables, logits = reading_of(view).intact()
     if drawn.draw is not None:
         tokenizer = getattr(view.model, "tokenizer", None)
         stored = torch.stack(logits).cpu().double()
@@ -173,7 +164,4 @@ def _intact_part(drawn: DrawnPrompts, reading_of: Reading, view: AttentionView) 
 
 
 def _swapped_part(reading_of: Reading, swaps: list[Swap], view: AttentionView) -> pd.DataFrame:
-    reading = reading_of(view)
-    steps = len(swaps) * len(reading.prompts) * len(reading.layers)
-    with bar(steps, "swaps", "layer") as shown:
-        return bundled(reading.swapped(swaps, shown.update))
+    return bundled(reading_of(view).swapped(swaps))

@@ -22,7 +22,7 @@ from tlspectral.report.sections import (
     provenance,
     statuses,
 )
-from tlspectral.selection import head_name
+from tlspectral.selection import head_name, whole_number
 from tlspectral.tables import whole_file
 from tlspectral.tables.parquet import naming_file
 from tlspectral.tables.required import require, require_one_row
@@ -116,11 +116,10 @@ def _checked(heads: pd.DataFrame) -> pd.DataFrame:
     table = heads.reset_index(drop=True)
     table.columns = [str(name) for name in table.columns]
     for column in ("layer", "head"):
-        numbers = np.asarray(pd.to_numeric(table[column], errors="coerce"), dtype=np.float64)
-        odd = np.flatnonzero(~(np.isfinite(numbers) & (numbers % 1 == 0)))
-        if len(odd):
-            raise ValueError(f"the column {column} holds {table[column].iloc[odd[0]]}: give whole numbers")
-        table[column] = numbers.astype(np.int64)
+        numbers = [whole_number(value) for value in table[column]]
+        if None in numbers:
+            raise ValueError(f"the column {column} holds {table[column].iloc[numbers.index(None)]}: give whole numbers")
+        table[column] = numbers
     require_one_row(table, ["layer", "head"], "give a table of one model, a row per head")
     short = list(map(head_name, table["layer"], table["head"]))
     table["name"] = table["name"].fillna(pd.Series(short)).astype(str) if "name" in table else short

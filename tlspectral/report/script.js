@@ -164,12 +164,11 @@ let dots = [], dotLayer, dotRings, across, up;
 /* dir_frac and D_head are shares: the band of a wide null ends where the axes do, at 0 and 1. */
 function extent(column, mark) {
   const found = placed.map((index) => column[index]);
-  const [least, most] = found.every((value) => value >= 0 && value <= 1) ? [0, 1] : [-Infinity, Infinity];
-  if (mark) found.push(Math.max(least, mark.value - mark.reach), Math.min(most, mark.value + mark.reach));
+  if (mark) found.push(Math.max(0, mark.value - mark.reach), Math.min(1, mark.value + mark.reach));
   const low = found.length ? found.reduce((one, other) => Math.min(one, other)) : 0;
   const high = found.length ? found.reduce((one, other) => Math.max(one, other)) : 1;
   const room = (high - low) * 0.05 || 0.05;
-  return [Math.max(least, low - room), Math.min(most, high + room)];
+  return [Math.max(0, low - room), Math.min(1, high + room)];
 }
 
 function drawPlane() {

@@ -10,8 +10,7 @@ from tlspectral.report.cards import Html, listing
 from tlspectral.report.drawings import Rows, kernel_drawing
 from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance
 from tlspectral.tables import COLUMNS
-from tlspectral.tables.head_columns import column_title
-from tlspectral.tables.null_band import null_band
+from tlspectral.tables.head_columns import column_title, null_band
 from tlspectral.tables.schema import Column, columns_of
 
 _TOP_HEADS = 5  # of each detector
@@ -121,14 +120,15 @@ def statuses(heads: pd.DataFrame) -> str:
 def provenance(attrs: Mapping[Any, Any]) -> str:
     """Provenance of the table: its attrs, under their own names."""
     shown = {str(key): value for key, value in attrs.items() if key != "columns"} or {"provenance": "not recorded"}
-    return "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(_said(value))}</dd></div>" for key, value in shown.items())
+    return "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(said(value))}</dd></div>" for key, value in shown.items())
 
 
-def _said(value: Any) -> str:
+def said(value: Any) -> str:
+    """Return what `attrs` hold as text on one line."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_said(item)}" for key, item in value.items()) or "none"
+        return ", ".join(f"{key} {said(item)}" for key, item in value.items()) or "none"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_said, value)) or "none"
+        return ", ".join(map(said, value)) or "none"
     if value is None:
         return "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -154,18 +154,11 @@ def column_meanings(heads: pd.DataFrame) -> str:
 
 def kernel_figures(kernels: Mapping[tuple[int, int], Rows], heads: pd.DataFrame) -> str:
     """Drawings of the kernels of each detector's strongest heads, or of the table's first if it has none of those."""
-    wanted: dict[tuple[int, int], str] = {}
-    for detector in DETECTORS:
-        for row in _top_heads(heads, detector):
-            pair = (int(row["layer"]), int(row["head"]))
-            if pair in kernels:
-                score = f"{detector} {row[detector]:.2f}"
-                wanted[pair] = f"{wanted[pair]}, {score}" if pair in wanted else score
-    drawn = wanted or dict.fromkeys(kernels, "")
-    chosen = list(drawn)[:_MOST_DRAWN]
+    leading = [(row["layer"], row["head"]) for detector in DETECTORS for row in _top_heads(heads, detector)]
+    chosen = ([pair for pair in dict.fromkeys(leading) if pair in kernels] or list(kernels))[:_MOST_DRAWN]
     rows = {(row["layer"], row["head"]): row for row in heads.to_dict("records")}
     figures = "".join(
-        f"<figure><figcaption>{_head_link(rows[pair])} <small>{escape(drawn[pair])}</small></figcaption>"
+        f"<figure><figcaption>{_head_link(rows[pair])}</figcaption>"
         f"{kernel_drawing(kernels[pair], str(rows[pair]['name']))}</figure>"
         for pair in chosen
     )
