@@ -176,7 +176,7 @@ def test_answers_have_the_probability_of_a_plain_forward_pass():
         with torch.no_grad():
             logits = model(torch.tensor([tokenizer(text).input_ids]), return_type="logits")[0, -1].double()
         probability = logits.softmax(0).numpy()
-        answer = tokenizer.convert_tokens_to_ids(draw.question(row["query"]).answer)
+        answer = tokenizer.convert_tokens_to_ids(draw.answer(row["query"]))
         assert row["answer"] == draw.choices[row["query"]]
         # Measured: 3e-8 relative, from float32 logits; answers differ by 1e-2 from one another.
         assert row["probability"] == pytest.approx(probability[answer], rel=1e-5)

@@ -273,7 +273,7 @@ def test_a_table_of_other_weights_is_refused(chosen):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("ablate", "tiny-rope", "TABLE", "--part", "output", "--top", "1"),
+        ("ablate", "tiny-rope", "TABLE", "--part", "output"),
         ("study", "statistics", "TABLE", "--model", "tiny-rope"),
     ],
 )
@@ -288,7 +288,7 @@ def test_commands_refuse_another_models_table(tmp_path, arguments):
 
 
 def test_ablate_takes_the_models_own_table_with_detectors(tmp_path):
-    path, table, options = tmp_path / "heads.parquet", packaged("tiny-rope"), ("--part", "output", "--top", "1")
+    path, table, options = tmp_path / "heads.parquet", packaged("tiny-rope"), ("--part", "output")
     for given, code in ((detected(table), 0), (table, 2)):
         tls.write_table(given, path)
         done = CliRunner().invoke(app, ["ablate", "tiny-rope", str(path), *options])

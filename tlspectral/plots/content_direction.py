@@ -94,15 +94,10 @@ def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
 
 
 def _draw_rings(axes: Axes, ringed: pd.DataFrame, area: float) -> _Entry:
-    """Draw rings around some heads; returns their legend entry."""
     look = {"facecolors": "none", "edgecolors": _RING, "linewidths": 1.4, "zorder": 4}
     axes.scatter(ringed["dir_frac"], ringed["D_head"], s=3.2 * area, gid="previous-token heads", **look)
     low, high = ringed["prev"].min(), ringed["prev"].max()
-    label = (
-        f"strongest previous-token head (prev {high:.2f})"
-        if len(ringed) == 1
-        else f"{len(ringed)} strongest previous-token heads (prev {low:.2f} to {high:.2f})"
-    )
+    label = f"{len(ringed)} strongest previous-token heads (prev {low:.2f} to {high:.2f})"
     ring = Line2D([], [], linestyle="none", marker="o", markersize=9, markerfacecolor="none", markeredgecolor=_RING)
     return ring, label
 

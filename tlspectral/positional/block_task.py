@@ -67,6 +67,10 @@ class BlockDraw:
                 return question
         raise ValueError(f"there is no question about block {block}: there are some about {list(self.asked)}")
 
+    def answer(self, block: int) -> Answer:
+        """What should follow a prompt that asks about a block. Raises ValueError where no question does."""
+        return self.question(block).answer
+
 
 class _Blocks(ABC):
     n_blocks: int  # not a field of `BlockTask`: it comes where a subclass puts it, or is a property

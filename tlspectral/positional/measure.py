@@ -231,10 +231,7 @@ def positional_symbolic(
 
 
 def require_settings(mode: str, by: str | None = None, **positive: float | None) -> None:
-    """Refuse an unknown mode or `by`, and numbers that are not positive and finite; None is a default.
-
-    Raises ValueError.
-    """
+    """Refuse an unknown mode or `by`, and numbers that are not positive and finite. Raises ValueError."""
     for name, value in positive.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, or None for the default; found {value}")

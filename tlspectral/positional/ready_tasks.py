@@ -3,8 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -156,10 +155,14 @@ class PromptFile(BlockTask):
         """Blocks of every line."""
         return len(self.lines[0].blocks)
 
-    @property
+    @cached_property
     def lines(self) -> tuple[BlockDraw, ...]:
         """The lines of the file."""
-        return _lines_of(self.path, Path(self.path).stat().st_mtime_ns)
+        lines = enumerate(file_text(self.path).splitlines(), 1)
+        draws = tuple(_draw_of(f"{self.path}, line {number}", line) for number, line in lines if line.strip())
+        if not draws:
+            raise ValueError(f"{self.path} has no lines: give one draw a line, such as {LINE}")
+        return draws
 
     def draw(self, seed: int) -> BlockDraw:
         """The line with this number, from 0."""
@@ -177,11 +180,6 @@ READY = {
     "list-index": ListIndexTask,
 }
 """Ready tasks by name; `"binding"` and the templates of the binding task are names too."""
-
-_LINE_FORM = (
-    '{"prefix": text, "blocks": [text, ...], "questions": [[block, suffix, answer], ...]}, the prefix if there is one'
-)
-
 
 LINE = (
     '{"prefix": "", "blocks": ["apple: red\\n", "plum: blue\\n", "pear: green\\n"], '
@@ -216,25 +214,15 @@ def _sentences() -> list[str]:
     return list(dict.fromkeys(sentence for sentence in whole if re.fullmatch(r"[A-Z][A-Za-z ,;.!?']+", sentence)))
 
 
-@cache
-def _lines_of(path: str, changed: int) -> tuple[BlockDraw, ...]:
-    del changed  # of the file: a key of the cache
-    lines = enumerate(file_text(path).splitlines(), 1)
-    draws = tuple(_draw_of(f"{path}, line {number}", line) for number, line in lines if line.strip())
-    if not draws:
-        raise ValueError(f"{path} has no lines: give one draw a line, {_LINE_FORM}")
-    return draws
-
-
 def _draw_of(where: str, line: str) -> BlockDraw:
     """Return the draw of a line of JSON. Raises ValueError, which says where, what was found and what is expected."""
     try:
         given = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: found no JSON, {error}; expected {_LINE_FORM}") from error
+        raise ValueError(f"{where}: found no JSON, {error}; expected a line such as {LINE}") from error
     found = _strange_in(given)
     if found is not None:
-        raise ValueError(f"{where}: found {found}; expected {_LINE_FORM}")
+        raise ValueError(f"{where}: found {found}; expected a line such as {LINE}")
     questions = tuple(Question(*question) for question in given["questions"])
     try:
         return BlockDraw(given.get("prefix", ""), tuple(given["blocks"]), questions, tuple(given.get("choices", ())))

@@ -162,7 +162,7 @@ def composition_section(rows: Rows) -> Section:
     shown = ("score", "chance", "rank")
     cells = [{"sender": head_name(row["layer"], row["head"]), **_chosen(row, *shown)} for row in best]
     note = "From weights: which earlier heads this head's keys can read. Not that they do."
-    return _table("K-composition", note, cells)
+    return Section("K-composition", note, *listing(cells))
 
 
 def _kernel(name: str, rows: Rows) -> list[Section]:
@@ -182,7 +182,7 @@ def _prediction(name: str, rows: Rows) -> list[Section]:
         for row in rows
     ]
     note = "Measured kernel against predicted, on other prompts; band: the third of frequencies that makes most of it."
-    return [_table("Prediction by distance", note, cells)]
+    return [Section("Prediction by distance", note, *listing(cells))]
 
 
 def _frequencies(name: str, rows: Rows) -> list[Section]:
@@ -221,7 +221,7 @@ def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
         shown = (*ends, "attention", "delta", "± se", "control_delta", "qvalue", "task")
         left = f" The {_LISTED} largest of {len(rows)}." if len(rows) > _LISTED else ""
         note = f"Effect of one edge cut, everything else as it is.{left} Edges that matter only together are not seen."
-        return [_table(title, note, [_chosen(row, *shown) for row in best])]
+        return [Section(title, note, *listing([_chosen(row, *shown) for row in best]))]
 
     return sections
 
@@ -229,7 +229,7 @@ def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
 def _sweep(name: str, rows: Rows) -> list[Section]:
     shown = ("part", "task", "delta", "± se", "delta_p", "control_delta", "control_p")
     note = "The score of the model with a part of this head removed, less the intact one. Others may take over."
-    return [_table("Ablation", note, [_chosen(row, *shown) for row in rows])]
+    return [Section("Ablation", note, *listing([_chosen(row, *shown) for row in rows]))]
 
 
 def _positional(name: str, rows: Rows) -> list[Section]:
@@ -238,7 +238,7 @@ def _positional(name: str, rows: Rows) -> list[Section]:
         return []
     note = "1: attention stays with places (s_pos) or moves with the blocks (s_sym) when blocks of a prompt swap."
     shown = ("mode", "s_pos", "s_sym", "exclusion_index", "logit_std")
-    return [_table("Positional or symbolic", note, [_chosen(row, *shown) for row in whole])]
+    return [Section("Positional or symbolic", note, *listing([_chosen(row, *shown) for row in whole]))]
 
 
 _OF_HEAD = ("layer", "head")
@@ -271,10 +271,6 @@ _COLOURED = {
 def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:
     """Return some columns of a row; "± se" is the standard error of delta."""
     return {column: row.get("delta_se") if column == "± se" else row.get(column) for column in columns}
-
-
-def _table(title: str, note: str, rows: list[dict[str, Any]]) -> Section:
-    return Section(title, note, *listing(rows))
 
 
 def listing(rows: list[dict[str, Any]]) -> tuple[str, str]:

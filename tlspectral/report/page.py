@@ -174,5 +174,4 @@ def _part(name: str) -> str:
 
 
 def _fingerprint(source: str) -> str:
-    """Content-security-policy hash of the page's only script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

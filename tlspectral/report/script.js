@@ -71,9 +71,7 @@ function size(svg, width, height) {
 
 function mix(stops, share) {
   const place = Math.min(Math.max(share, 0), 1) * (stops.length - 1), start = Math.min(Math.floor(place), stops.length - 2);
-  const channel = (stop, at) => parseInt(stops[stop].slice(1 + 2 * at, 3 + 2 * at), 16);
-  const part = place - start;
-  return `rgb(${[0, 1, 2].map((at) => Math.round(channel(start, at) * (1 - part) + channel(start + 1, at) * part)).join(",")})`;
+  return `color-mix(in srgb, ${stops[start + 1]} ${(100 * (place - start)).toFixed(1)}%, ${stops[start]})`;
 }
 
 function makeScale(column) {
@@ -252,7 +250,7 @@ function mark() {
     label.setAttribute("text-anchor", onLeft ? "end" : "start");
     label.textContent = names[index];
   });
-  fillCard(pointed >= 0 ? pointed : pinned >= 0 ? pinned : first);
+  fillCard(pointed >= 0 ? pointed : Math.max(pinned, 0));
 }
 
 function point(index) {
@@ -278,11 +276,6 @@ function pinByHand(index) {
 
 /* ---- the card ---- */
 
-const first = (() => {
-  const by = ["prev", "D_head_z"].find((name) => columns[name]?.computed);
-  return by ? all.reduce((best, index) => Math.abs(values[by][index] ?? -1) > Math.abs(values[by][best] ?? -1) ? index : best, 0) : 0;
-})();
-
 function cellOf(line, value, className) {
   add(line, "td", value, className + (value === "not computed" ? " none" : ""));
 }
@@ -304,10 +297,7 @@ function fillCard(index) {
     const line = add(body, "tr", undefined, chosen === name ? "chosen" : "");
     add(line, "th", columns[name].title).scope = "row";
     const own = [name, `${name}_null_mean`, `${name}_z`, `${name}_null_pct`].map((column) => values[column]?.[index] ?? null);
-    if (own.slice(1).every((value) => value === null)) {
-      cellOf(line, text(own[0]), "number");
-      add(line, "td", "no null", "number none").colSpan = 3;
-    } else own.forEach((value, place) => cellOf(line, value === null && place > 0 ? "–" : place === 2 ? value.toFixed(1).replace("-", "−") : text(value), "number"));
+    own.forEach((value, place) => cellOf(line, value === null && place > 0 ? "–" : place === 2 ? value.toFixed(1).replace("-", "−") : text(value), "number"));
   }
   const inFirst = new Set(data.nullMetrics.flatMap((name) => [name, `${name}_z`, `${name}_null_pct`]));
   const list = add(add(numbers, "table"), "tbody");
@@ -374,7 +364,7 @@ function step(index, right, down) {
 }
 
 function onKey(event) {
-  const from = pointed >= 0 ? pointed : pinned >= 0 ? pinned : first;
+  const from = pointed >= 0 ? pointed : Math.max(pinned, 0);
   const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   if (event.key in moves) point(pointed < 0 ? from : step(from, ...moves[event.key]));
   else if (event.key === "Home" || event.key === "End") point(step(from, event.key === "Home" ? -1e6 : 1e6, 0));
@@ -405,7 +395,7 @@ function listen() {
     drawing.addEventListener("pointerleave", () => point(-1));
     drawing.addEventListener("click", (event) => found(event) >= 0 && pinByHand(found(event)));
   }
-  grid.addEventListener("focus", () => grid.matches(":focus-visible") && point(pinned >= 0 ? pinned : first));
+  grid.addEventListener("focus", () => grid.matches(":focus-visible") && point(Math.max(pinned, 0)));
   grid.addEventListener("blur", () => point(-1));
   grid.addEventListener("keydown", onKey);
   document.addEventListener("keydown", (event) => event.key === "Escape" && pinned >= 0 && pinByHand(pinned));

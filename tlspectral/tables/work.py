@@ -5,9 +5,10 @@ import secrets
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import joblib
@@ -218,7 +219,6 @@ def _made(
 def _made_by_workers(
     parts: list[WorkPart], folder: "PartFolder | None", prepare: Callable[[], Any] | None, goes_on: bool, n_jobs: int
 ) -> Generator[tuple[str, pd.DataFrame | PartFailure], None, None]:
-    """Yield parts as they are finished, in any order."""
     # As an array, because joblib sends a large array once: processes map its file, and Dask scatters it.
     packed = None
     if prepare is not None:
@@ -272,16 +272,8 @@ def _parallel(n_jobs: int) -> Any:
         return joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
 
 
-@dataclass
-class _OwnWorkers:
-    """State of the processes that joblib started for us. It has one set of them, and would keep it for minutes."""
-
-    lock: AbstractContextManager[Any]
-    blocks: int = 0
-    started: bool = False
-
-
-_OWN = _OwnWorkers(threading.Lock())
+# State of the processes that joblib started for us. It has one set of them, and would keep it for minutes.
+_OWN = SimpleNamespace(lock=threading.Lock(), blocks=0, started=False)
 
 
 @contextmanager

@@ -95,7 +95,6 @@ def _logit_difference(
 
 
 def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) -> list[list[int]]:
-    """Return the token ids of the answers of each prompt."""
     if isinstance(answers, str | int):
         return [[_token_id(view, answers, side)]] * n_prompts
     given = list(answers)

@@ -1,6 +1,6 @@
 """The score of a model on a task with its standard error, and the paired difference of two scores."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ class Score(float):
     """
 
     per_sequence: Float64[np.ndarray, "sequences"]
-    labels: pd.DataFrame | None = field(default=None, repr=False)
-    sequences_sha256: str | None = field(default=None, repr=False)
+    labels: pd.DataFrame | None = None
+    sequences_sha256: str | None = None
 
     def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> "Score":
         """Make the number, the mean over sequences."""

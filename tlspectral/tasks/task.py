@@ -123,7 +123,6 @@ class Task:
         return self._of(sorted(order[:first])), self._of(sorted(order[first:]))
 
     def _of(self, rows: list[int]) -> "Task":
-        """Return the task of some of the prompts."""
         other, metric = self.counterfactual, getattr(self.metric, "of_prompts")(rows)  # noqa: B009
         return replace(
             self,
