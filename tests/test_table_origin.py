@@ -82,7 +82,7 @@ ROWS = [
     ("weight_noise_band", lambda model: weight_noise_band(model, draws=2), None, None),
     ("weight_noise_draws", lambda model: weight_noise_draws(model, draws=2), None, "several rows for layer 0, head 0"),
     ("permuted_pairing", lambda model: permuted_pairing(model, draws=1), None, None),
-    ("head_directions", lambda model: tls.head_directions(model, "L1H1", draws=5), [1], "L1H1 of one kind"),
+    ("head_directions", lambda model: tls.head_directions(model, "L1H1", draws=5), [1], "layer 1, head 1, kind qk"),
     ("logit_shares", lambda model: logit_shares(model, block_prompt((2, 2, 2))), None, None),
     ("positional_symbolic", scores, None, None),
     ("positional_symbolic", lambda model: scores(model, by="query"), None, "several rows for layer 0, head 0"),
