@@ -119,9 +119,7 @@ class QueryScores(NamedTuple):
     last_logits: torch.Tensor
 
 
-def measure_queries(
-    model, suffixes=None, prompt=None, *, mode="prompt", swaps="kept", per_frequency=False, advance=lambda count: None
-):
+def measure_queries(model, suffixes=None, prompt=None, *, mode="prompt", swaps="kept", per_frequency=False):
     """`positional_symbolic` for several suffixes behind the same blocks, which the model reads once for all of them."""
     prompt = block_prompt() if prompt is None else prompt
     chosen = chosen_swaps(len(prompt.blocks), swaps)
@@ -129,9 +127,9 @@ def measure_queries(
     behind = [prompt.suffix] if suffixes is None else suffixes
     prompts = [tokenized_for(model, replace(prompt, suffix=suffix), moved) for suffix in behind]
     reading = BlockReading(attention_view(model), prompts, chosen, mode, per_frequency=per_frequency)
-    tables, logits = reading.intact(advance)
+    tables, logits = reading.intact()
     if mode == "prompt":
-        tables = joined_columns([tables, reading.swapped(chosen, advance)])
+        tables = joined_columns([tables, reading.swapped(chosen)])
     scores, correlations = query_scores(tables, [chosen] * len(prompts), None, 0)
     return [
         QueryScores(one["heads"], one.get("frequencies"), correlation, last.cpu().double())

@@ -87,10 +87,10 @@ def test_show_lists_the_top_heads_and_where_the_table_comes_from(table):
     assert section(done.output, "rotational share (D_head) furthest below its null") == ["L0H1", "L0H0"]
     for said in (
         "tiny-model (abc123): 6 heads in 2 layers",
-        "weights 0123456789ab;",
-        "300 null draws (shared blocks)",
-        "200 sequences [BOS, r, r], r of 64 tokens",
-        "worst error 2.5e-06 in the model's own scores, layer 1, tolerance 1.3e-05",
+        "weights_sha256: 0123456789ab",
+        "null_draws: 300\nnull_blocks: shared\n",
+        "detectors: n_sequences 200, segment_length 64, bos 0\n",
+        "self-check: worst_error 2.5e-06, tolerance 1.3e-05, layer 1, compared scores",
         "status: ok for all 6 heads",
     ):
         assert said in done.output
@@ -141,7 +141,7 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     }
     assert len(read_table(output)) == 6
     assert f"{output}: 6 heads in " in done.output
-    assert "worst error 2.5e-06" in done.output.splitlines()[0]
+    assert "worst_error 2.5e-06" in done.output.splitlines()[0]
     assert section(done.output, "Previous-token heads")[0] == "L1H2"
     quiet = run("analyze", "tiny", "--quiet", "-o", tmp_path / "heads.csv")
     assert (quiet.exit_code, quiet.output) == (0, "")

@@ -123,10 +123,19 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
         (("none.parquet",), "none.parquet does not exist"),
         (("--heads", "L5H1", "--prompts", "CELLS", "--task", "induction"), "give one of --task and --prompts"),
         (("--heads", "L5H1", "--prompts", "CELLS"), "row 2: wrong is empty"),
-        (("--heads", "L5H1", "--prompts", "WHOLE", "--at", "S2"), "has no column S2: write the columns prompt"),
+        (
+            ("--heads", "L5H1", "--prompts", "WHOLE", "--at", "S2"),
+            "has no column S2: give a table of a row per prompt, with the columns prompt",
+        ),
         (("--heads", "L5H1", "--prompts", "PLACES", "--at", "S2"), "S2 is the number of a token in each prompt; found"),
-        (("--heads", "L5H1", "--prompts", "NOTHING"), "has no column prompt: write the columns prompt, correct, wrong"),
-        (("--heads", "L5H1", "--prompts", "HEADER"), "has no prompt: write the columns prompt, correct, wrong, and"),
+        (
+            ("--heads", "L5H1", "--prompts", "NOTHING"),
+            "has no column prompt, correct, wrong: give a table of a row per prompt",
+        ),
+        (
+            ("--heads", "L5H1", "--prompts", "HEADER"),
+            "has no rows: give a table of a row per prompt, with the columns prompt, correct, wrong",
+        ),
         (("--heads", "L5H1", "--prompts", "EMPTY"), "cannot be read as CSV: found No columns to parse from file"),
         (("--heads", "L5H1", "--prompts", "OPEN"), "EOF inside string starting at row 1; expected a first line with"),
         (("--heads", "L5H1", "--prompts", "WIDE"), "is no text in UTF-8: found UTF-16; expected a text file"),

@@ -13,7 +13,7 @@ from tlspectral.positional import BindingTask, PromptFile, draws, positional_sym
 from tlspectral.studies.positional_symbolic.canonical import PRESETS, CanonicalSchedule
 from tlspectral.tables import read_table, write_table
 
-SMALL = ["--task", "binding", "--pairs", "5", "--blocks", "4", "--queries", "2", "--draws", "2"]
+SMALL = ["--task", "binding", "--pairs", "5", "--draws", "2"]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def llama(monkeypatch):
 def test_positional_writes_what_the_library_measures_once(tmp_path, monkeypatch, mode):
     options = [*SMALL, "--mode", mode, "--swaps", "all", "-o", tmp_path / "out"]
     done = succeed("positional", "any", *options, "--seed", 3)
-    task = BindingTask("plain", 5, swapped=4, queries=2, draws=2)
+    task = BindingTask("plain", 5, draws=2)
     settings = {"mode": mode, "seed": 3, "swaps": "all"}
     shown = {"heads": {}, "queries": {"by": "query"}, "draws": {"by": "draw"}, "frequencies": {"per_frequency": True}}
     scores = {name: positional_symbolic(reader("llama"), task, **settings, **by) for name, by in shown.items()}
@@ -91,7 +91,7 @@ def test_prompts_come_from_a_file(tmp_path):
         "questions": [[q.block, q.suffix, q.answer] for q in draw.questions],
     }
     (tmp_path / "mine.jsonl").write_text(json.dumps(line), encoding="utf-8")
-    # Without --blocks and --queries all blocks of the file swap and are asked about.
+    # All blocks of the file swap and are asked about.
     options = ["--prompts", tmp_path / "mine.jsonl"]
     done = succeed("positional", "any", *options, "--swaps", "per_query")
     assert "PromptFile" in done.output
@@ -108,7 +108,7 @@ def test_prompts_come_from_a_file(tmp_path):
         (["--template", "gpt-5"], "'gpt-5' is no template"),
         (["--task", "haystack"], "no ready task: 'binding', 'key-value', 'copying', 'needle', 'list-index'"),
         (["--swaps", "some"], "or pairs of block indices; not 'some'"),
-        (["--pairs", "60"], "at most n_blocks="),
+        (["--pairs", "60"], "and the model's context is "),
     ],
 )
 def test_refusals_are_one_line(options, said):

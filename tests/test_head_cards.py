@@ -80,10 +80,15 @@ def test_every_table_given_is_a_section_and_no_other():
         row = sweep.set_index(["layer", "head"]).loc[1, 0]
         assert re.search(rf"{row['part']}\s+induction\s+{row['delta']:.3f}", section(card, "Ablation").text)
     strongest = edges().loc[edges()["delta"].abs().idxmax()]
-    assert section(card, "Edges in").text.splitlines()[1].startswith(strongest["sender"])
+    assert section(card, "Edges in").text.splitlines()[1].split()[0] == strongest["sender"]
     assert section(card, "K-composition").text.splitlines()[1].split()[0] == "L0H3"
     assert "predicted" in section(card, "By distance").body
-    assert section(tls.head_card(heads(), "L0H3", edges=edges()), "Edges out").text.splitlines()[1].startswith("L1H0")
+    assert (
+        section(tls.head_card(heads(), "L0H3", edges=edges()), "Edges out")
+        .text.splitlines()[1]
+        .split()[0]
+        .startswith("L1H0")
+    )
     Structure(card.html)  # well formed
     words, found = given["directions"], section(card, "Directions in words")
     read = words[words["token"].notna()].groupby(["direction", "side"]).ngroups

@@ -56,11 +56,11 @@ def test_numbers_and_several_keys_are_spelled_into_the_names():
 
 
 def test_columns_keep_their_meaning_in_the_frame_and_in_a_file(tmp_path):
+    original = tls.tables.describe_table("ablation_sweep").set_index("name").loc["delta"]
     joined = join(heads(), sweep("output"), text=sweep("output"), mine=kinds())
     join(heads(), sweep("output"), text=sweep(), mine=kinds())  # no column of another join answers for one of this
     described = describe_columns(joined).set_index("name")
     assert list(described.index) == list(joined)
-    original = tls.tables.describe_table("ablation_sweep").set_index("name").loc["delta"]
     for name in ("output_delta", "text_output_delta"):
         assert described.loc[name, "meaning"] == f"{original['meaning']} Where part output."
         assert described.loc[name, "unit"] == original["unit"] != ""
@@ -89,9 +89,9 @@ def test_a_joined_table_can_be_joined_and_reported():
         (lambda: sweep(backend="hooked", model="other"), "of model tiny, the rows of .* are of model other"),
         (lambda: sweep(n_layers=4), "of n_layers 2, the rows of .* are of n_layers 4"),
         (lambda: sweep().assign(layer=[9, 1, 0, 0]), "holds L9H1, which the table of heads lacks"),
-        (lambda: pd.concat([sweep(), sweep()]), "two rows for L1H1 of one part"),
+        (lambda: pd.concat([sweep(), sweep()]), "several rows for layer 1, head 1, part rope_phase"),
         (lambda: heads().drop(columns="name"), "has the column prev, which stands there already: .*other=table"),
-        (lambda: pd.concat([heads()] * 2), "two rows for L0H0 and none of part, .* tells them apart"),
+        (lambda: pd.concat([heads()] * 2), "several rows for layer 0, head 0: .*none of part, .* tells them apart"),
         (lambda: sweep().assign(part=None), "a row without part"),
         (lambda: sweep().assign(part=["a b", "a_b", "a b", "a_b"], layer=0, head=[0, 0, 1, 1]), "spelled alike"),
         (lambda: sweep().assign(receiver="L1H1.k"), "layer and head of the table ablation_sweep are those of a sender"),
@@ -104,5 +104,5 @@ def test_what_does_not_fit_is_refused(table, said):
 
 
 def test_a_table_of_heads_has_a_row_for_each():
-    with pytest.raises(ValueError, match="the table of heads has two rows"):
+    with pytest.raises(ValueError, match="the table of heads has several rows"):
         join(pd.concat([heads()] * 2), sweep())

@@ -9,9 +9,8 @@ import zoo
 from positional_measurements import agreement_of_shared_prefill, block_prompt, differ, measure_queries, modes, tiny
 from zoo import shared
 
-from tlspectral.models.attention import attention_view
+from tlspectral.positional.block_weights import QueryPasses
 from tlspectral.positional.exclusion import swapped_key_means
-from tlspectral.positional.passes import QueryPasses
 
 
 @modes
@@ -33,22 +32,13 @@ def test_small_batches_give_what_large_ones_do(monkeypatch):
     measure(per_frequency=True)
     assert sizes == [1, 6]
     sizes.clear()
-    monkeypatch.setattr("tlspectral.positional.passes._BYTES_AT_ONCE", 1)
+    monkeypatch.setattr("tlspectral.positional.block_weights._BYTES_AT_ONCE", 1)
     small = measure(per_frequency=True)
     assert sizes == [1] * 7
     for first, second in zip(large, small, strict=True):
         # float32 matrix products of other shapes: measured 2e-5.
         assert differ(first.heads, second.heads) < 1e-3
         assert differ(first.frequencies, second.frequencies) < 1e-3
-
-
-@modes
-def test_progress_counts_layers(mode):
-    model, suffix, done = shared("bridge", "llama"), block_prompt().suffix, []
-    measure_queries(model, [suffix, suffix.flip(0)], mode=mode, swaps=[(1, 2), (2, 3)], advance=done.append)
-    n_layers = attention_view(model).n_layers
-    assert sum(done) == 2 * 3 * n_layers
-    assert len(done) >= 2 * n_layers  # the bar moves within a pass, by keys too
 
 
 def moved_all_anew(logits_at, spans, i, j, n):

@@ -141,7 +141,7 @@ REFUSED = {
     "text without a tokenizer": (lambda: llama("plain"), "no tokenizer"),
     "more blocks than the context holds": (
         lambda: bound(n_blocks=100, swapped=3, queries=1),
-        "more than the model's context of 192: at most n_blocks=25 fit",
+        "642 tokens, and the model's context is 192",
     ),
     "too few pairs": (lambda: KeyValueTask(2), "from 3 to"),
     "a distance between blocks": (lambda: CopyingTask(9, 40), "a multiple of n_blocks = 9"),

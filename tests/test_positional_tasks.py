@@ -20,7 +20,7 @@ from zoo_words import reader, split_tokenizer, word_tokenizer
 from tlspectral.positional import BindingTask, positional_symbolic, task_answers
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.block_task import asked_blocks, swapped_blocks
-from tlspectral.positional.draws import _swaps_of_task, require_context
+from tlspectral.positional.draws import _swaps_of_task
 from tlspectral.positional.measure import averaged
 
 ERRORS = ["s_pos_se", "s_sym_se", "exclusion_index_se", "logit_std_se"]
@@ -204,28 +204,6 @@ def test_an_answer_of_several_tokens_counts_by_its_first():
 
 
 # --- the whole ---
-
-
-def test_the_longest_draw_and_the_longest_question_decide_how_many_blocks_fit():
-    letters = split_tokenizer({"?": 0}, "")  # a token per letter, so that names differ
-    seeds = BindingTask(draws=4).seeds(0)
-
-    def require(n_blocks, n_ctx):
-        task = BindingTask(n_blocks=n_blocks)
-        require_context(task, [task.draw(seed) for seed in seeds], letters, n_ctx)
-
-    def longest(n_blocks):
-        task = BindingTask(n_blocks=n_blocks)
-        prompts = [task.prompt(task.draw(seed), query) for seed in seeds for query in range(n_blocks)]
-        return max(len(prompt.prefix + "".join(prompt.blocks) + prompt.suffix) for prompt in prompts)
-
-    require(12, longest(12))
-    for n_blocks in (4, 7, 11):
-        for spare in (0, 5):
-            with pytest.raises(ValueError, match=f"are {longest(12)} tokens.* at most n_blocks={n_blocks} fit"):
-                require(12, longest(n_blocks) + spare)
-    with pytest.raises(ValueError, match="not even three blocks fit"):
-        require(12, 20)
 
 
 def test_queries_temperature_scale_and_pairs_can_be_chosen():

@@ -146,11 +146,12 @@ def test_the_tables_say_what_the_table_says():
     table.loc[[1, 6], "status"] = "zero"
     text = Structure(report(table)).text()
     best = table.nlargest(1, "ind").iloc[0]
-    row = f"{best['name']} {best['ind']:.3f} ± {best['ind_se']:.4f} {best['D_head']:.3f} "
+    row = f"{best['name']} {best['ind']:.3f} {best['ind_se']:.3f} {best['D_head']:.3f} "
     row += f"{best['D_head_null_mean']:.3f} {best['D_head_null_pct']:.3f}"
     assert row in text
-    assert re.search(r"rotational share \(D_head\) \S+ \S+ ± \S+ 5 4 3 ", text)
-    assert "8 of 12 5 below, 3 above" in text
+    assert re.search(r"rotational share \(D_head\) \S+ \S+ \S+ 5 4 3 ", text)
+    assert "12 heads in 3 layers" in text
+    assert "score_check worst_error 2.5e-06, tolerance 1.3e-05, layer 1" in text
     assert "zero 2 L0H1 , L1H2" in text
     assert "ok 10 all others" in text
     assert "0123456789abcdef" * 4 in text
@@ -201,6 +202,8 @@ def test_what_was_not_computed_is_said():
     assert computed["D_head"]
     assert "Previous-token heads prev not computed" in Structure(page).text()
     assert "ind not computed" in Structure(report(heads().drop(columns=["ind", "ind_se"]))).text()
+    without_null = Structure(report(heads()[["layer", "head", "dir_frac", "D_head", "prev"]])).text()
+    assert "Against the null not computed" in without_null
     table[["D_head", "dir_frac", "prev", "dup", "ind"]] = np.nan
     text = Structure(report(table)).text()
     assert "Not a column" not in text
@@ -247,7 +250,7 @@ REFUSED = {
     "column": (lambda: report(heads().drop(columns="D_head")), "no column D_head: give a table of analyze_heads"),
     "columns": (lambda: report(heads().drop(columns=["layer", "dir_frac"])), "no column layer, dir_frac"),
     "rows": (lambda: report(heads().iloc[:0]), "no rows"),
-    "twice": (lambda: report(pd.concat([heads(), heads().iloc[5:6]])), "two rows for L1H1"),
+    "twice": (lambda: report(pd.concat([heads(), heads().iloc[5:6]])), "several rows for layer 1, head 1"),
     "half": (lambda: report(heads().assign(layer=0.5)), "column layer holds 0.5"),
     "kernels": (lambda: report(heads(), kernels=kernels((0, 0), (9, 9))), "L9H9, which the table of heads lacks"),
     "offset": (lambda: report(heads(), kernels=kernels((0, 0)).drop(columns="offset")), "no column offset"),

@@ -272,7 +272,7 @@ def test_refusals_come_before_the_model_is_loaded(command, said, monkeypatch):
 
 def test_a_task_of_block_swaps_is_shared_out(inside, monkeypatch):
     monkeypatch.setattr(tls, "load_model", lambda name, **_: reader("llama"))
-    asked = ["--task", "binding", "--mode", "key", "--pairs", "3", "--blocks", "2", "--queries", "1", "--draws", "2"]
+    asked = ["--task", "binding", "--mode", "key", "--pairs", "3", "--draws", "2"]
     command = ["positional", "any", *asked, "-o", "out"]
     assert run(*command, "--shard", "1/2").exit_code == 0
     parts = [file.name for file in (inside / "out" / "runs").glob("*.parquet")]

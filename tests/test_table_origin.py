@@ -80,12 +80,12 @@ ROWS = [
     ("analyze_heads", analyze, None, None),
     ("frequency_table", tls.frequency_table, None, None),
     ("weight_noise_band", lambda model: weight_noise_band(model, draws=2), None, None),
-    ("weight_noise_draws", lambda model: weight_noise_draws(model, draws=2), None, "two rows for L0H0"),
+    ("weight_noise_draws", lambda model: weight_noise_draws(model, draws=2), None, "several rows for layer 0, head 0"),
     ("permuted_pairing", lambda model: permuted_pairing(model, draws=1), None, None),
-    ("head_directions", lambda model: tls.head_directions(model, "L1H1", draws=5), [1], "L1H1 of one kind"),
+    ("head_directions", lambda model: tls.head_directions(model, "L1H1", draws=5), [1], "layer 1, head 1, kind qk"),
     ("logit_shares", lambda model: logit_shares(model, block_prompt((2, 2, 2))), None, None),
     ("positional_symbolic", scores, None, None),
-    ("positional_symbolic", lambda model: scores(model, by="query"), None, "two rows for L0H0"),
+    ("positional_symbolic", lambda model: scores(model, by="query"), None, "several rows for layer 0, head 0"),
     ("positional_symbolic", lambda model: scores(model, per_frequency=True), None, None),
     ("frequency_agreement", agreement, None, None),
     ("attention_traces", lambda model: traced(model, attention_traces, swaps=[(0, 1)]), None, "without frequency"),
@@ -273,7 +273,7 @@ def test_a_table_of_other_weights_is_refused(chosen):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("ablate", "tiny-rope", "TABLE", "--part", "output", "--top", "1"),
+        ("ablate", "tiny-rope", "TABLE", "--part", "output"),
         ("study", "statistics", "TABLE", "--model", "tiny-rope"),
     ],
 )
@@ -288,7 +288,7 @@ def test_commands_refuse_another_models_table(tmp_path, arguments):
 
 
 def test_ablate_takes_the_models_own_table_with_detectors(tmp_path):
-    path, table, options = tmp_path / "heads.parquet", packaged("tiny-rope"), ("--part", "output", "--top", "1")
+    path, table, options = tmp_path / "heads.parquet", packaged("tiny-rope"), ("--part", "output")
     for given, code in ((detected(table), 0), (table, 2)):
         tls.write_table(given, path)
         done = CliRunner().invoke(app, ["ablate", "tiny-rope", str(path), *options])

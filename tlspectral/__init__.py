@@ -47,37 +47,8 @@ if TYPE_CHECKING:
     from tlspectral.tasks import Task, evaluate, logit_difference
 
 
-_ROOMS = {
-    "heads": (
-        "analyze_heads",
-        "compare_heads",
-        "detect_heads",
-        "frequency_table",
-        "head_card",
-        "head_directions",
-        "k_composition",
-        "qk_operators",
-        "relative_position_kernel",
-        "verify_scores",
-    ),
-    "history": ("head_history",),
-    "hooks": (
-        "ablate",
-        "ablation_hooks",
-        "ablation_sweep",
-        "edge_effects",
-        "faithfulness",
-        "qk_attribution",
-        "run_circuit",
-    ),
-    "models.loading": ("load_model",),
-    "positional": ("BlockPrompt", "BlockTask", "positional_symbolic"),
-    "selection": ("receivers",),
-    "spectral_rope": ("SpectralHookedTransformer", "to_spectral"),
-    "tables": ("read_table", "write_table"),
-    "tasks": ("Task", "evaluate", "logit_difference"),
-}
-_HOMES = {name: room for room, names in _ROOMS.items() for name in names}
+# Where public names are looked for, in this order: what loads least comes first.
+_ROOMS = ("tables", "selection", "models.loading", "heads", "hooks", "tasks", "positional", "history", "spectral_rope")
 _SUBMODULES = {*_ROOMS, "algebra", "errors", "hooks.parts", "models", "plots", "report", "stats", "studies"}
 
 __all__ = [
@@ -129,11 +100,11 @@ def __getattr__(name: str) -> Any:
     module = "hooks.parts" if name == "parts" else name
     if module in _SUBMODULES:
         return import_module(f"tlspectral.{module}")
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'tlspectral' has no attribute {name!r}")
-    value = getattr(import_module(f"tlspectral.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    rooms = (import_module(f"tlspectral.{room}") for room in _ROOMS)
+    globals()[name] = next(getattr(room, name) for room in rooms if hasattr(room, name))
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -86,7 +86,6 @@ def ablate(
         int | None,
         typer.Option(min=1, help="Random parts per head (5), or other heads of its layer (all). p needs 19 for .05."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Strongest previous-token heads of TABLE, and as many others.")] = 5,
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
@@ -97,11 +96,10 @@ def ablate(
     ] = None,
     shard: Shard = None,
     quiet: Quiet = False,
-    seed: Annotated[int, typer.Option(help="Seed of the random heads and of the sequences.")] = 0,
 ) -> None:
     """Remove a part of one head at a time, and score the model each time.
 
-    The heads are those of --heads, or the strongest previous-token heads of TABLE with random heads beside them. A
+    The heads are those of --heads, or the five strongest previous-token heads of TABLE with random heads beside them. A
     TABLE of other weights is refused. With --prompts the score is the logit of the correct answer less that of the
     wrong one, after each prompt; else it is the loss of --task. With --heads all and a TABLE the sweep is summarised:
     the sum of all effects, the share of small ones, and where the strongest heads stand. With --at there is a row per
@@ -138,7 +136,7 @@ def ablate(
     if heads is None and known is not None and table is not None:
         if "prev" not in known or known["prev"].isna().all():
             raise ValueError(f"{table} has no detector scores (prev): make it again without --no-detectors")
-        chosen = strongest_heads(known, top, seed)
+        chosen = strongest_heads(known, 5)
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     if known is not None:
         require_table_of(loaded, known)
@@ -151,7 +149,6 @@ def ablate(
         control=control,  # type: ignore[arg-type]
         draws=draws,
         folder=folder,
-        seed=seed,
     )
     deliver(sweep, output, form)
     if form is not None or quiet:
@@ -187,13 +184,13 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
     typer.echo(shown.head(_LISTED).dropna(axis=1, how="all").round(4).to_string(index=False))
 
 
-def strongest_heads(heads: "pd.DataFrame", top: int, seed: int) -> "pd.DataFrame":
+def strongest_heads(heads: "pd.DataFrame", top: int) -> "pd.DataFrame":
     """Return the strongest previous-token heads, and as many random other heads of their layers."""
     import pandas as pd
 
     strongest = heads.nlargest(top, "prev")
     others = heads[heads["layer"].isin(strongest["layer"]) & (heads["prev"] < _OTHER_PREV)]
-    return pd.concat([strongest, others.sample(min(top, len(others)), random_state=seed)])
+    return pd.concat([strongest, others.sample(min(top, len(others)), random_state=0)])
 
 
 def _print_summary(summary: "pd.DataFrame") -> None:
@@ -210,15 +207,11 @@ def _print_summary(summary: "pd.DataFrame") -> None:
 
 
 def _task_of(path: Path, places: list[str]) -> "Task":
-    """Return the task of a file of prompts and answers, with the positions of which the columns are named.
-
-    Raises:
-        ValueError: no text in UTF-8, no CSV, no prompt, a column that is missing, an empty cell, or a position that is
-            no whole number.
-    """
+    """Return the task of a file of prompts and answers, with the positions of which the columns are named."""
     import pandas as pd
 
     from tlspectral.models.text import file_text
+    from tlspectral.tables.required import require
     from tlspectral.tasks import logit_difference
 
     try:
@@ -229,13 +222,7 @@ def _task_of(path: Path, places: list[str]) -> "Task":
             "columns prompt, correct and wrong, as many cells in each line, and closed quotes"
         ) from error
     needed = ["prompt", "correct", "wrong", *places]
-    missing = [name for name in needed if name not in frame]
-    if missing or frame.empty:
-        raise ValueError(
-            f"{path} has {f'no column {missing[0]}' if missing else 'no prompt'}: write the columns "
-            f"{', '.join(needed)}, and a row per prompt; found {len(frame)} rows and the columns "
-            f"{', '.join(map(str, frame)) or 'none'}"
-        )
+    require(frame, needed, f"a row per prompt, with the columns {', '.join(needed)}", name=f"table in {path}")
     columns = {name: frame[name].tolist() for name in (*needed, "counterfactual") if name in frame}
     for name, cells in columns.items():
         if "" in cells:

@@ -89,7 +89,7 @@ def analyze(
         _refuse_of_many(folder=folder, revision=revision, heads=heads, device=device, dtype=dtype)
         if form is not None:
             raise typer.BadParameter("is for one model: several are written to -o", param_hint="--format")
-        _analyze_many(models, output, **settings)
+        _analyze_many(models, output, quiet, **settings)
         return
     (model,) = models
     require_table_file(output)
@@ -122,12 +122,11 @@ def _refuse_of_many(**for_one: Any) -> None:
             raise typer.BadParameter(f"is for one model{hint}", param_hint=f"--{name}")
 
 
-def _analyze_many(models: list[str], output: Path | None, **settings: Any) -> None:
+def _analyze_many(models: list[str], output: Path | None, quiet: bool, **settings: Any) -> None:
     """Write the dataset of several models, and say how many failed."""
     if output is None:
         raise typer.BadParameter("several models need a folder for their dataset", param_hint="--output")
     from tlspectral.heads import analyze_models
-    from tlspectral.tables.progress import hidden
 
     failures = analyze_models(models, output, **settings)
     for row in failures.to_dict(orient="records"):
@@ -136,7 +135,7 @@ def _analyze_many(models: list[str], output: Path | None, **settings: Any) -> No
     if len(failures):
         typer.echo(f"{output / 'heads'}: {len(failures)} of {named} models failed, see {output / 'failures'}")
         raise typer.Exit(1)
-    if not hidden():
+    if not quiet:
         typer.echo(f"{output / 'heads'}: 0 of {named} models failed")
 
 

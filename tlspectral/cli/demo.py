@@ -40,7 +40,7 @@ def demo(
     typer.echo(f"{table}: {len(heads)} heads\n\n{summary(heads, top=5)}\n")
     write_figure(plane(heads, highlight_previous_token=5), figure)
     typer.echo(f"{figure}\n")
-    sweep = tlspectral.ablation_sweep(model, "rope_phase", heads=strongest_heads(heads, 2, seed=0))
+    sweep = tlspectral.ablation_sweep(model, "rope_phase", heads=strongest_heads(heads, 2))
     tlspectral.write_table(sweep, removed)
     echo_sweep(sweep, heads, "induction loss in nats")
     typer.echo(f"\n{removed}\n{time.perf_counter() - began:.0f} s in all")

@@ -63,8 +63,6 @@ def positional(
         bool, typer.Option("--example", callback=_print_line, is_eager=True, help="Print a line of --prompts.")
     ] = False,
     pairs: Annotated[int | None, typer.Option(min=3, help="Blocks of a prompt; none: the task's own number.")] = None,
-    blocks: Annotated[int, typer.Option(min=2, help="Evenly spaced blocks that swap with one another.")] = 9,
-    queries: Annotated[int, typer.Option(min=1, help="How many of them are asked about.")] = 9,
     draws: Annotated[int, typer.Option(min=1, help="Lists of blocks; errors are over them.")] = 10,
     swaps: Annotated[str, typer.Option(help="kept (without the first block), all or per_query.")] = "kept",
     mode: Annotated[str, choice("--mode", ("key", "prompt"), "Keys of one pass swap, or words, a pass each.")] = "key",
@@ -100,7 +98,7 @@ def positional(
         raise ValueError("--pairs is for a task by name: the lines of --prompts have their own number of blocks")
     given = block_task(task) if prompts is None else PromptFile(str(prompts))
     size: dict[str, Any] = {} if pairs is None else {"n_blocks": pairs}
-    asked = replace(given, swapped=blocks, queries=queries, draws=draws, **size)
+    asked = replace(given, draws=draws, **size)
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     view = attention_view(loaded)
     rotary = any(view.rotary(layer) is not None for layer in view.layers)

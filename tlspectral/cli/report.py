@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 STRONGEST = 2
 """Heads of each detector whose directions are read."""
-_TABLES = ("heads", "kernels", "kernel_prediction", "directions", "positional")
 
 
 def _further(function: str) -> Any:
@@ -110,7 +109,7 @@ def _measured(
     weights = {name: origin.get(name) for name in ("weights_sha256", "backend")}
     parts = open_parts(folder, {"work": "report", **weights, "seed": seed})
     makers = _makers(model, seed)
-    wanted = [name for name in _TABLES if (name in makers or name == "directions") and name not in given]
+    wanted = [name for name in (*makers, "directions") if name not in given]
     if not quiet:
         missing = [name for name in wanted if not (folder / f"{name}.parquet").exists()]
         typer.echo(f"to measure: {', '.join(missing)}" if missing else "all tables are there")
@@ -135,15 +134,14 @@ def _makers(model: Any, seed: int) -> "dict[str, Callable[[], pd.DataFrame]]":
     from tlspectral.heads import kernel_prediction
     from tlspectral.positional import BindingTask
 
-    shown: Any = {"seed": seed}
     makers: dict[str, Callable[[], pd.DataFrame]] = {
-        "heads": partial(tlspectral.analyze_heads, model, **shown),
+        "heads": partial(tlspectral.analyze_heads, model, seed=seed),
         "kernels": partial(tlspectral.relative_position_kernel, model),
         "kernel_prediction": partial(kernel_prediction, model),
     }
     if getattr(model, "tokenizer", None) is not None:
         task = BindingTask("plain", 16, queries=3, draws=2)
-        makers["positional"] = partial(tlspectral.positional_symbolic, model, task, **shown)
+        makers["positional"] = partial(tlspectral.positional_symbolic, model, task, seed=seed)
     return makers
 
 

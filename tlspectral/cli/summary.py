@@ -23,16 +23,16 @@ def read_heads(path: Path) -> "pd.DataFrame":
 
 def summary(heads: "pd.DataFrame", top: int) -> str:
     """Text of `show`: the model, the top heads per detector, the heads furthest from their null, odd rows."""
+    from tlspectral.report.head_data import DETECTORS
     from tlspectral.tables.head_columns import column_title
 
-    detectors = (("prev", "Previous-token"), ("dup", "Duplicate-token"), ("ind", "Induction"))
     parts = [_provenance(heads), *random_heads(heads)]
-    for name, kind in detectors:
+    for name, kind in DETECTORS.items():
         scored = heads.dropna(subset=[name]).nlargest(top, name) if name in heads else heads.iloc[:0]
         if len(scored):
             spectrum = ["D_head", "D_head_null_mean", "D_head_null_pct", "dir_frac", "rope_imag_frac"]
             parts.append(f"{kind} heads, by {name}\n{_rows(scored, [name, f'{name}_se', *spectrum])}")
-    if not any(name in heads and heads[name].notna().any() for name, _ in detectors):
+    if not any(name in heads and heads[name].notna().any() for name in DETECTORS):
         parts.append("No detector scores in this table.")
     rotational = column_title("D_head")
     columns = ["D_head", "D_head_null_mean", "D_head_z", "D_head_null_pct", "dir_frac"]
@@ -79,41 +79,28 @@ def changes(comparison: "pd.DataFrame", top: int) -> str:
     return "\n".join(lines)
 
 
+_SHOWN = (
+    "weights_sha256", "backend", "null_draws", "null_blocks", "seed", "detectors", "user_hooks", "versions",
+    "rotary_valid_up_to",
+)  # fmt: skip
+
+
 def _provenance(heads: "pd.DataFrame") -> str:
-    """Model, size, settings and self-check, as far as the table records them."""
+    """Model, size, settings by their names in `attrs`, and self-check, as far as the table records them."""
+    from tlspectral.report.sections import said
+
     attrs = heads.attrs
     revision = f" ({attrs['revision']})" if attrs.get("revision") else ""
-    counted = f"{len(heads)} heads in {heads['layer'].nunique()} layers"
-    lines = [f"{attrs.get('model', 'unnamed model')}{revision}: {counted}"]
-    settings = []
-    if attrs.get("weights_sha256"):
-        settings.append(f"weights {str(attrs['weights_sha256'])[:12]}")
-    if attrs.get("backend"):
-        settings.append(f"backend {attrs['backend']}")
-    if attrs.get("null_draws") is not None:
-        settings.append(f"{attrs['null_draws']} null draws ({attrs.get('null_blocks', 'unknown')} blocks)")
-    if attrs.get("seed") is not None:
-        settings.append(f"seed {attrs['seed']}")
-    detectors = attrs.get("detectors")
-    if detectors:
-        count, length = detectors.get("n_sequences"), detectors.get("segment_length")
-        settings.append(f"detectors on {count} sequences [BOS, r, r], r of {length} tokens")
-    if settings:
-        lines.append("; ".join(settings))
-    if attrs.get("user_hooks"):
-        lines.append(f"hooks that were on the model: {', '.join(attrs['user_hooks'])}")
-    if attrs.get("versions"):
-        lines.append(", ".join(f"{name} {version}" for name, version in attrs["versions"].items()))
-    lines.append(self_check(attrs))
-    if attrs.get("rotary_valid_up_to") is not None:
-        lines.append(f"rotary angles valid up to {attrs['rotary_valid_up_to']} tokens")
-    return "\n".join(lines)
+    lines = [
+        f"{attrs.get('model', 'unnamed model')}{revision}: {len(heads)} heads in {heads['layer'].nunique()} layers"
+    ]
+    lines += [f"{key}: {said(attrs[key])}" for key in _SHOWN if attrs.get(key) not in (None, [])]
+    return "\n".join([*lines, self_check(attrs)])
 
 
 def random_heads(heads: "pd.DataFrame") -> list[str]:
     """The line that says what `D_head` and `dir_frac` of random heads are; no line of a table without a null."""
-    from tlspectral.tables.head_columns import column_title
-    from tlspectral.tables.null_band import null_band
+    from tlspectral.tables.head_columns import column_title, null_band
 
     bands = {column: null_band(heads, column) for column in ("D_head", "dir_frac")}
     values = ", ".join(f"{column_title(column)} {band[0]:.3f}" for column, band in bands.items() if band is not None)
@@ -122,15 +109,9 @@ def random_heads(heads: "pd.DataFrame") -> list[str]:
 
 def self_check(attrs: dict[Any, Any]) -> str:
     """Error of the operators against the model's own scores, from a table's provenance."""
-    check = attrs.get("score_check")
-    if not check or check.get("worst_error") is None:
-        return "self-check: not made"
-    text = f"self-check: worst error {check['worst_error']:.1e} in the model's own {check.get('compared', 'scores')}"
-    if check.get("layer") is not None:
-        text += f", layer {check['layer']}"
-    if check.get("tolerance") is not None:
-        text += f", tolerance {check['tolerance']:.1e}"
-    return text
+    from tlspectral.report.sections import said
+
+    return f"self-check: {said(attrs.get('score_check') or 'not made')}"
 
 
 def _rows(heads: "pd.DataFrame", columns: list[str]) -> str:

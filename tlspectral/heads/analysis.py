@@ -33,8 +33,8 @@ from tlspectral.selection import Heads
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS, WorkPart, stacked
 from tlspectral.tables.head_columns import ANALYZE_HEADS
 from tlspectral.tables.measurement import Measurement
-from tlspectral.tables.origin import recorded_weights
 from tlspectral.tables.progress import bar
+from tlspectral.tables.same_model import recorded_weights
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)

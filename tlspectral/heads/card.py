@@ -145,7 +145,7 @@ def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame
         ratio = f"{known} sum |Im l| / sum |l| {row['D_head']:.3f}, of {NULL_DRAWS} null draws {of_draws:.3f}; "
     return Section(
         "Eigenvalues",
-        f"Of M in the complex plane, over those of {NULL_DRAWS} draws of its null (grey). Values on hover.",
+        f"Of M in the complex plane, over those of {NULL_DRAWS} draws of its null (grey).",
         eigenvalue_drawing(values, cloud.flatten().numpy(), name),
         f"{len(values)} eigenvalues l; {ratio}largest modulus {np.abs(values).max():.3g}, of null draws "
         f"{float(cloud.abs().max()):.3g}",

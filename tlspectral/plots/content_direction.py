@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,20 +9,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.style import (
-    GREY,
-    INK,
-    PALE,
-    colour_bar,
-    draw_dots,
-    dress,
-    legend_below,
-    one_panel,
-    sequential_colours,
-)
+from tlspectral.plots.style import GREY, PALE, draw_heads, dress, legend_below, one_panel
 from tlspectral.selection import head_name
-from tlspectral.tables.head_columns import column_title
-from tlspectral.tables.null_band import null_band
+from tlspectral.tables.head_columns import column_title, null_band
 from tlspectral.tables.required import require
 
 _RING = "#c8102e"
@@ -61,16 +49,16 @@ def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | 
     table = heads.reset_index(drop=True)
     if "name" not in table:
         table["name"] = list(map(head_name, table["layer"], table["head"]))
+    if "prev" not in table:
+        table["prev"] = float("nan")
     coordinates = ["dir_frac", "D_head"]
     drawn = table.dropna(subset=coordinates)
-    ringed = _strongest_previous_token(table, highlight_previous_token).dropna(subset=coordinates)
+    ringed = table.dropna(subset=["prev"]).nlargest(highlight_previous_token, "prev").dropna(subset=coordinates)
 
     figure, axes = one_panel(ax, 7.2, 5.6)
-    colours = sequential_colours(table["layer"])
-    area = float(np.clip(9000 / max(len(drawn), 1), 14, 42))
     entries = [*_draw_null(axes, table, "dir_frac"), *_draw_null(axes, table, "D_head")]
     points = drawn[coordinates].to_numpy(float)
-    draw_dots(axes, points, area, colours.to_rgba(drawn["layer"].to_numpy(float)), "heads", rim=0.5)
+    area = draw_heads(figure, axes, points, drawn, table)
     if len(ringed):
         entries.append(_draw_rings(axes, ringed, area))
     axes.margins(0.06)
@@ -80,10 +68,7 @@ def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | 
         ylabel=f"{up}\n" + r"$\Sigma\,|\mathrm{Im}\,\lambda| \;/\; \Sigma\,|\lambda|$  (0 real spectrum, 1 imaginary)",
     )
     dress(axes)
-    colour_bar(figure, colours, axes, "layer", whole=True)
     legend_below(figure, entries, [_left_out(table.drop(index=drawn.index))], ax=ax)
-    axes.set_title(str(heads.attrs.get("model", "attention heads")), fontsize=13, color=INK, loc="left", pad=10)
-    axes.set_title(f"{len(drawn)} attention heads", fontsize=9, color=GREY, loc="right", pad=10)
     if len(ringed):
         names, rings = [str(name) for name in ringed["name"]], ringed[coordinates].to_numpy(float)
         name_points(figure, axes, names, rings, points, colours=[_RING] * len(names), gid="previous-token head")
@@ -108,22 +93,11 @@ def _draw_null(axes: Axes, table: pd.DataFrame, metric: str) -> list[_Entry]:
     return [((Patch(facecolor=PALE), Line2D([], [], **look)), text)]
 
 
-def _strongest_previous_token(table: pd.DataFrame, count: int) -> pd.DataFrame:
-    if "prev" not in table:
-        return table.iloc[:0]
-    return table.dropna(subset=["prev"]).sort_values("prev", ascending=False, kind="stable").head(count)
-
-
 def _draw_rings(axes: Axes, ringed: pd.DataFrame, area: float) -> _Entry:
-    """Draw rings around some heads; returns their legend entry."""
     look = {"facecolors": "none", "edgecolors": _RING, "linewidths": 1.4, "zorder": 4}
     axes.scatter(ringed["dir_frac"], ringed["D_head"], s=3.2 * area, gid="previous-token heads", **look)
     low, high = ringed["prev"].min(), ringed["prev"].max()
-    label = (
-        f"strongest previous-token head (prev {high:.2f})"
-        if len(ringed) == 1
-        else f"{len(ringed)} strongest previous-token heads (prev {low:.2f} to {high:.2f})"
-    )
+    label = f"{len(ringed)} strongest previous-token heads (prev {low:.2f} to {high:.2f})"
     ring = Line2D([], [], linestyle="none", marker="o", markersize=9, markerfacecolor="none", markeredgecolor=_RING)
     return ring, label
 

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import Normal, Stroke
+from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
@@ -24,13 +24,9 @@ def name_points(
     colours: list[str],
     gid: str,
 ) -> None:
-    """Write each name near its point: inside the axes, over no other name or named point and few other points.
+    """Write each name near its point, in data coordinates: inside the axes, over no other name or named point.
 
-    Args:
-        names, places: what to write, and of which points, in data coordinates.
-        others: points that are better left visible.
-        colours: of each text and of the line that joins it to its point.
-        gid: under which `figure.findobj` finds the texts.
+    `others` are points that are better left visible; `figure.findobj` finds the texts by `gid`.
     """
     axes.set_xlim(axes.get_xlim())
     axes.set_ylim(axes.get_ylim())
@@ -52,10 +48,10 @@ def name_points(
             color=colour,
             zorder=5,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 4},
-            path_effects=[Stroke(linewidth=2.5, foreground="white"), Normal()],
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            gid=gid,
+            in_layout=False,  # else the axes shrink for it, and all pixel coordinates change
         )
-        label.set_gid(gid)
-        label.set_in_layout(False)  # else the axes shrink for it, and all pixel coordinates change
         label.get_window_extent()  # anchors the text to its point
         tried: list[tuple[float, Bbox, np.ndarray, tuple[float, float]]] = []
         for distance, angle in product(_DISTANCES, _ANGLES):
@@ -66,14 +62,10 @@ def name_points(
             line = target + np.linspace(0.0, 1.0, 12)[:, None] * (box.get_points().mean(axis=0) - target)
             outside = not (inside.contains(*box.min) and inside.contains(*box.max))
             cost = 1000.0 * outside + 1000.0 * sum(box.overlaps(other) for other in occupied)
-            cost += 50.0 * _count_inside(box.padded(4), targets) + 3.0 * _count_inside(box, dots) + 0.1 * distance
-            cost += 20.0 * (_count_inside(box, lines) + sum(_count_inside(other, line) for other in occupied))
+            cost += 50.0 * box.padded(4).count_contains(targets) + 3.0 * box.count_contains(dots) + 0.1 * distance
+            cost += 20.0 * (box.count_contains(lines) + sum(other.count_contains(line) for other in occupied))
             tried.append((cost, box, line, offset))
         _, box, line, offset = min(tried, key=lambda option: option[0])
         label.set_position(offset)
         occupied.append(box)
         lines = np.concatenate([lines, line])
-
-
-def _count_inside(box: Bbox, points: Float[np.ndarray, "points 2"]) -> int:
-    return int(((points >= box.min) & (points <= box.max)).all(axis=1).sum())

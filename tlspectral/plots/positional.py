@@ -19,16 +19,14 @@ from tlspectral.plots.style import (
     GREY,
     INK,
     PALE,
-    colour_bar,
-    draw_dots,
+    draw_heads,
     dress,
     legend_below,
     one_panel,
-    sequential_colours,
     two_decimals,
 )
 from tlspectral.selection import Heads, head_name, head_pairs
-from tlspectral.tables.required import require
+from tlspectral.tables.required import require, require_one_row
 
 SCORES = ["s_pos", "s_sym"]
 POSITIONAL = r"positional $s_\mathrm{pos}$"
@@ -114,18 +112,6 @@ def exclusion_plane(scores: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     return figure
 
 
-def draw_heads(
-    figure: Figure, axes: Axes, points: Float[np.ndarray, "points 2"], shown: pd.DataFrame, scores: pd.DataFrame
-) -> None:
-    """Draw the heads of `shown` as dots, coloured by layer on the scale of all scores, with model and number."""
-    colours = sequential_colours(scores["layer"])
-    area = float(np.clip(9000 / max(len(shown), 1), 14, 42))
-    draw_dots(axes, points, area, colours.to_rgba(shown["layer"].to_numpy(float)), "heads")
-    colour_bar(figure, colours, axes, "layer", whole=True)
-    axes.set_title(str(scores.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
-    axes.set_title(f"{len(shown)} heads", fontsize=9, color=GREY, loc="right")
-
-
 def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: bool = True) -> None:
     """Set arc, equal scales and limits of the plane: the unit square, widened to points outside of it."""
     angle = np.linspace(0, np.pi / 2, 91)
@@ -185,19 +171,10 @@ def score_points(rows: pd.DataFrame) -> Float[np.ndarray, "points 2"]:
     return np.asarray(rows[SCORES], dtype=float)
 
 
-def require_one_row_per(table: pd.DataFrame, keys: list[str], hint: str) -> None:
-    """Refuse a table with two rows of equal keys. Raises ValueError, which names the first of them."""
-    repeated = table.duplicated(keys)
-    if repeated.any():
-        first = table.loc[repeated, keys].iloc[0]
-        values = ", ".join(f"{key} {first[key]}" for key in keys)
-        raise ValueError(f"the table has several rows for {values}: {hint}")
-
-
 def require_heads(table: pd.DataFrame, columns: Iterable[str], made_by: str) -> None:
     """Refuse a table without these columns of single heads, or with two rows of a head. Raises ValueError."""
     require(table, ["layer", "head", *columns], made_by)
-    require_one_row_per(table, ["layer", "head"], "give one row per head")
+    require_one_row(table, ["layer", "head"], "give one row per head")
 
 
 def without_nan(table: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame, str | None]:

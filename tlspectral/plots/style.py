@@ -71,6 +71,22 @@ def draw_dots(
     axes.scatter(points[:, 0], points[:, 1], s=size, color=colours, gid=gid, **look)
 
 
+def draw_heads(
+    figure: Figure, axes: Axes, points: Float64[np.ndarray, "points 2"], shown: pd.DataFrame, table: pd.DataFrame
+) -> float:
+    """Draw the heads of `shown` as dots, coloured by layer on the scale of the table, with model and number.
+
+    Returns the area of a dot, in square points.
+    """
+    colours = sequential_colours(table["layer"])
+    area = float(np.clip(9000 / max(len(shown), 1), 14, 42))
+    draw_dots(axes, points, area, colours.to_rgba(shown["layer"].to_numpy(float)), "heads")
+    colour_bar(figure, colours, axes, "layer", whole=True)
+    axes.set_title(str(table.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
+    axes.set_title(f"{len(shown)} heads", fontsize=9, color=GREY, loc="right")
+    return area
+
+
 def dress(axes: Axes) -> None:
     """Keep two grey spines, and set dark labels that are legible at the width of a column."""
     axes.spines[["top", "right"]].set_visible(False)

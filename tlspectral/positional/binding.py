@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tlspectral.models.text import packaged_words
-from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
+from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
 from tlspectral.positional.prompts import BlockPrompt
 
 _INSTRUCTION = "You are a helpful assistant that can answer questions about entities and their associated"
@@ -74,9 +74,7 @@ class BindingTask(BlockTask):
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:
             raise ValueError(f"{self.template!r} is no template; there are {', '.join(map(repr, TEMPLATES))}")
-        most = len(packaged_words("names"))
-        if not 3 <= self.n_blocks <= most:
-            raise ValueError(f"n_blocks must be from 3 to {most}, the number of packaged names; found {self.n_blocks}")
+        require_size(self.n_blocks, len(packaged_words("names")))
 
     def draw(self, seed: int) -> BlockDraw:
         """Draw names without and colours with repetition, uniformly; fewer pairs are the first of more pairs.

@@ -182,6 +182,12 @@ def questions_of(draw: BlockDraw, asked: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(query for query in asked if query in draw.asked) or draw.asked
 
 
+def require_size(n_blocks: int, most: int) -> None:
+    """Refuse fewer than three blocks, or more than there are words for. Raises ValueError."""
+    if not 3 <= n_blocks <= most:
+        raise ValueError(f"n_blocks must be from 3 to {most}; found {n_blocks}")
+
+
 def evenly(items: range | tuple[int, ...], count: int) -> tuple[int, ...]:
     """Evenly spaced items, the first and the last among them; a single one is the first."""
     return tuple(items[number] for number in np.linspace(0, len(items) - 1, count).round().astype(int).tolist())

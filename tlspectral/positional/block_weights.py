@@ -6,7 +6,7 @@ mean weights of the two slots after it. The scores follow from these columns, so
 part.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -19,17 +19,23 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention
+from tlspectral.models.attention.replay import last_logits, prefill
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.exclusion import ExclusionSplit, frequency_exclusion, head_exclusion, swapped_key_means
-from tlspectral.positional.passes import QueryPasses
 from tlspectral.positional.prompts import BlockPrompt
-from tlspectral.positional.readout import LastQuery, require_reproduced, require_valid_length
+from tlspectral.positional.readout import (
+    ContextKeys,
+    LastQuery,
+    LastQueryReader,
+    context_hooks,
+    require_reproduced,
+    require_valid_length,
+)
 from tlspectral.positional.scores import SwapScores, block_means, score_correlation, swap_scores
 from tlspectral.tables import stacked
 
 Mode = Literal["prompt", "key"]
 Swap = tuple[int, int]
-Advance = Callable[[int], Any]
 
 _KEYS = ["query", "layer", "head", "frequency"]
 _RESOLUTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[LastQuery], ExclusionSplit]]] = {
@@ -38,8 +44,74 @@ _RESOLUTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[LastQuery], Exclu
 }
 """How logits and exclusion splits of heads, or of their frequencies, are made from what a query sees."""
 
+# A model's own eager attention holds about four matrices [heads, pos, pos] in float32 at a time.
+_PATTERN_BYTES = 4 * 4
+_BYTES_AT_ONCE = 2**28
+
 _Columns = dict[str, Tensor]
 _Found = dict[str, dict[tuple[int, int], _Columns]]  # by resolution, then query and layer
+
+
+@dataclass(frozen=True)
+class QueryPasses:
+    """A model and the suffixes that it reads behind each context; the query is the last token of a suffix."""
+
+    view: AttentionView
+    layers: dict[int, RawAttention]
+    suffixes: list[Int[Tensor, "_"]]
+
+    def run(
+        self, contexts: Int[Tensor, "prompts pos"], reduce: Callable[[int, int, int, LastQuery, Tensor], None]
+    ) -> dict[int, Float[Tensor, "prompts d_vocab"]]:
+        """Read every context with every suffix behind it.
+
+        Several suffixes share one pass over the contexts, whose keys and values are kept. For one suffix a plain pass
+        is run, as hooks may refuse a cache, and for each of several where the model keeps none. `reduce` is called with
+        context, suffix, layer, `LastQuery` and the last row of the model's own pattern.
+
+        Returns:
+            Per suffix, logits of the last token.
+        """
+        front: ContextKeys = {}
+        read, at_once = None, 1
+        if len(self.suffixes) > 1:
+            read = prefill(self.view, contexts, context_hooks(self.view, front))
+        if read is not None:
+            at_once = max(1, _BYTES_AT_ONCE // (len(contexts) * self._cache_bytes(contexts.shape[1])))
+        logits_of = {}
+        for numbers in self._groups(at_once):
+
+            def handed_on(layer: int, row: int, seen: LastQuery, pattern: Tensor, numbers: list[int] = numbers) -> None:
+                reduce(row // len(numbers), numbers[row % len(numbers)], layer, seen, pattern)
+
+            reader = LastQueryReader(self.view, self.layers, handed_on, front if read else {}, copies=len(numbers))
+            ends = torch.stack([self.suffixes[number] for number in numbers])
+            if read is None:
+                tokens = torch.cat([contexts, ends.expand(len(contexts), -1)], dim=1)
+                logits = last_logits(self.view, tokens, reader.hooks())
+            else:
+                logits = read.last_logits(ends, reader.hooks())
+            reader.require_all()
+            of_each = logits.unflatten(0, (len(contexts), len(numbers)))
+            logits_of |= {number: of_each[:, column] for column, number in enumerate(numbers)}
+        return logits_of
+
+    def contexts_at_once(self, n_tokens: int) -> int:
+        """Number of prompts of a length in one batch, so that the memory for their patterns and keys stays bounded."""
+        patterns = _PATTERN_BYTES * max(len(raw.w_q) for raw in self.layers.values()) * n_tokens**2
+        cached = self._cache_bytes(n_tokens) if len(self.suffixes) > 1 else 0
+        return max(1, _BYTES_AT_ONCE // (patterns + cached))
+
+    def _groups(self, at_once: int) -> Iterator[list[int]]:
+        """Indices of suffixes of equal length, at most `at_once` of them at a time."""
+        for length in sorted({len(suffix) for suffix in self.suffixes}):
+            same = [number for number, suffix in enumerate(self.suffixes) if len(suffix) == length]
+            yield from (same[start : start + at_once] for start in range(0, len(same), at_once))
+
+    def _cache_bytes(self, n_tokens: int) -> int:
+        """Bytes of the keys and values of all layers for one prompt, and of the keys once more."""
+        widths = sum(raw.w_k.shape[0] * raw.w_k.shape[2] for raw in self.layers.values())
+        return 3 * n_tokens * widths * next(iter(self.layers.values())).w_k.element_size()
 
 
 @dataclass(frozen=True)
@@ -80,7 +152,7 @@ class BlockReading:
         """Heads that get rows, by layer."""
         return self.heads or heads_by_layer(self.view, None)
 
-    def intact(self, advance: Advance) -> tuple[dict[str, pd.DataFrame], list[Float[Tensor, "d_vocab"]]]:
+    def intact(self) -> tuple[dict[str, pd.DataFrame], list[Float[Tensor, "d_vocab"]]]:
         """Read the unchanged prompts: tables by resolution, and the logits after each prompt.
 
         Under `mode="key"` the tables have the columns of all swaps too.
@@ -103,12 +175,11 @@ class BlockReading:
                         after = swapped_key_means(partial(logits_of, scaled), logits, context.spans(), self.swaps)
                         columns |= _slots(self.swaps, after)
                     found.setdefault(name, {})[query, layer] = columns
-            advance(1 + len(self.swaps) if swap_keys else 1)
 
         logits = self._passes().run(_fronts([context]), take)
         return self._tables(found), [logits[query][0] for query in range(len(self.prompts))]
 
-    def swapped(self, swaps: Iterable[Swap], advance: Advance) -> dict[str, pd.DataFrame]:
+    def swapped(self, swaps: Iterable[Swap]) -> dict[str, pd.DataFrame]:
         """Read the prompts with the words of two blocks swapped, for some of the swaps: tables by resolution."""
         context, passes, swaps = self.prompts[0], self._passes(), list(swaps)
         after: dict[str, dict[tuple[int, int], list[Tensor]]] = {}
@@ -126,7 +197,6 @@ class BlockReading:
                     for name in self._resolutions(seen):
                         means = block_means(_RESOLUTIONS[name][0](scaled).softmax(-1), spans[prompt])
                         after.setdefault(name, {}).setdefault((query, layer), []).append(means)
-                advance(1)
 
             passes.run(_fronts(contexts), take)
         return self._tables(
@@ -179,12 +249,10 @@ def query_scores(
     """
     found, correlations = [], []
     for query, of_query in enumerate(swaps):
-        of_tables = {}
-        for name, table in tables.items():
-            of_tables[name], before, scores = _scored(table.loc[table["query"] == query], of_query, tau)
-            if name == "heads":
-                correlations.append(score_correlation(before, scores, seed=seed))
-        found.append(of_tables)
+        scored = {name: _scored(table.loc[table["query"] == query], of_query, tau) for name, table in tables.items()}
+        found.append({name: table for name, (table, _, _) in scored.items()})
+        _, before, weighted = scored["heads"]
+        correlations.append(score_correlation(before, weighted, seed=seed))
     return found, correlations
 
 

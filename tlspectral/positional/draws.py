@@ -3,10 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Int
@@ -20,7 +18,6 @@ from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks,
 from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined_columns, query_scores
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps, tokenized_for
 from tlspectral.tables import PartFolder, WorkPart, bundled, unbundled
-from tlspectral.tables.progress import bar
 
 Swaps = str | Sequence[Swap]
 Reading = Callable[[AttentionView], BlockReading]
@@ -59,20 +56,12 @@ def prompts_of_task(view: AttentionView, task: BlockTask, swaps: Swaps, mode: Mo
     """All draws of a task as token ids of a model, checked before anything is measured.
 
     Raises:
-        ValueError: text without a tokenizer, prompts beyond the context (the message says how many blocks fit), text
-            that the tokenizer joins across blocks, ids outside the vocabulary, or swaps that do not exist.
+        ValueError: text without a tokenizer, prompts beyond the context, text that the tokenizer joins across blocks,
+            ids outside the vocabulary, or swaps that do not exist.
     """
     asked, swaps_of = asked_blocks(task), _swaps_of_task(task, swaps)
     seeds = task.seeds(seed)
     draws = [task.draw(one) for one in seeds]
-    if isinstance(draws[0].prefix, str):
-        tokenizer = getattr(view.model, "tokenizer", None)
-        if tokenizer is None:
-            raise ValueError(
-                f"this model has no tokenizer, so the prompts of {task.name} cannot be written for it: load one that "
-                "has, or give a task of token ids"
-            )
-        require_context(task, draws, tokenizer, view.n_ctx)
     bos, found = bos_text(view), []
     for one, draw in zip(seeds, draws, strict=True):
         queries = questions_of(draw, asked)
@@ -100,19 +89,6 @@ def prompts_given(
         queries = tuple(len(one.tokens()) - 1 for one in cut)
         found.append(DrawnPrompts(f"prompt{number}", seed, queries, cut, [chosen] * len(cut)))
     return found
-
-
-def require_context(task: BlockTask, draws: list[BlockDraw], tokenizer: Any, n_ctx: int) -> None:
-    """Refuse prompts of text that are longer than the context, whichever block they ask about. Raises ValueError."""
-    bos = getattr(tokenizer, "bos_token", None) or ""
-    longest = np.max([_lengths(task, draw, tokenizer, bos) for draw in draws], axis=0)
-    if longest[-1] > n_ctx:
-        fits = int((longest <= n_ctx).sum())
-        advice = f"at most n_blocks={fits} fit" if fits >= 3 else "not even three blocks fit"
-        raise ValueError(
-            f"{task.n_blocks} blocks of {task.name} are {longest[-1]} tokens, more than the model's context of "
-            f"{n_ctx}: {advice}"
-        )
 
 
 def prompts_identity(task: BlockTask | None, drawn: list[DrawnPrompts]) -> dict[str, Any]:
@@ -179,10 +155,7 @@ def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]
 
 
 def _intact_part(drawn: DrawnPrompts, reading_of: Reading, view: AttentionView) -> pd.DataFrame:
-    reading = reading_of(view)
-    swaps = len(reading.swaps) if reading.mode == "key" else 0
-    with bar(len(reading.prompts) * len(reading.layers) * (1 + swaps), "prompts", "layer") as shown:
-        tables, logits = reading.intact(shown.update)
+    tables, logits = reading_of(view).intact()
     if drawn.draw is not None:
         tokenizer = getattr(view.model, "tokenizer", None)
         stored = torch.stack(logits).cpu().double()
@@ -191,22 +164,4 @@ def _intact_part(drawn: DrawnPrompts, reading_of: Reading, view: AttentionView) 
 
 
 def _swapped_part(reading_of: Reading, swaps: list[Swap], view: AttentionView) -> pd.DataFrame:
-    reading = reading_of(view)
-    steps = len(swaps) * len(reading.prompts) * len(reading.layers)
-    with bar(steps, "swaps", "layer") as shown:
-        return bundled(reading.swapped(swaps, shown.update))
-
-
-def _lengths(task: BlockTask, draw: BlockDraw, tokenizer: Any, bos: str) -> list[int]:
-    """Tokens of the longest prompt with the first 1, 2, ... blocks of a draw."""
-    prompts = {block: task.prompt(draw, block, bos=bos) for block in draw.asked}
-    some = next(iter(prompts.values()))
-    blocks = accumulate(_n_tokens(tokenizer, block) for block in some.blocks)
-    ends = [_n_tokens(tokenizer, prompts[block].suffix) if block in prompts else 0 for block in range(task.n_blocks)]
-    shortest = min(end for end in ends if end)
-    prefix = _n_tokens(tokenizer, some.prefix)
-    return [prefix + before + max(after, shortest) for before, after in zip(blocks, accumulate(ends, max), strict=True)]
-
-
-def _n_tokens(tokenizer: Any, text: Any) -> int:
-    return len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) if text else 0
+    return bundled(reading_of(view).swapped(swaps))

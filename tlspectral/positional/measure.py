@@ -143,8 +143,8 @@ def positional_symbolic(
         TypeError: no model, or something else where a prompt, a list of prompts or a task belongs.
         ValueError: an unknown mode, `by` or task; tau or logit_scale not positive and finite; swaps that do not exist
             or none; queries of a list; text without a tokenizer, or that the tokenizer joins across blocks, before or
-            after a swap; a prompt too long (for a task the message says how many blocks fit); ids outside the model's
-            vocabulary; no prompt. All of these before a measurement.
+            after a swap; a prompt too long; ids outside the model's vocabulary; no prompt. All of these before a
+            measurement.
         BadHead: a head that does not exist.
         UnsupportedArchitecture: no attention pattern, or no rotary positions to take frequencies of.
         ScoreMismatch: a layer's attention is not the softmax of its captured queries and keys.
@@ -192,8 +192,7 @@ def positional_symbolic(
     made = measurement.made(
         [part for parts in of_draws for part in parts],
         description="positional",
-        unit="part",
-        items="passes",
+        unit="pass",
         prepare=lambda: view,
     )
     tables, correlations, answers = zip(
@@ -232,10 +231,7 @@ def positional_symbolic(
 
 
 def require_settings(mode: str, by: str | None = None, **positive: float | None) -> None:
-    """Refuse an unknown mode or `by`, and numbers that are not positive and finite; None is a default.
-
-    Raises ValueError.
-    """
+    """Refuse an unknown mode or `by`, and numbers that are not positive and finite. Raises ValueError."""
     for name, value in positive.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, or None for the default; found {value}")
@@ -247,16 +243,8 @@ def require_settings(mode: str, by: str | None = None, **positive: float | None)
 def averaged(draws: list[dict[int, pd.DataFrame]], by: By | None) -> pd.DataFrame:
     """Mean of every score over the queries of each draw, then mean and standard error over draws, row by row.
 
-    Args:
-        draws: per draw a table of `SCORES` for each query, all with the same rows in the same order. Queries and draws
-            without a score are left out.
-        by: a row per query, or per draw, with a column of this name.
-
-    Returns:
-        The rows, sorted, with standard errors, NaN for one draw; `tau` and `alpha_ess` have none.
-
-    Raises:
-        ValueError: tables whose rows differ.
+    `draws` hold a table of `SCORES` for each query. Queries and draws without a score are left out. Errors are NaN for
+    one draw; `tau` and `alpha_ess` have none. Raises ValueError for tables whose rows differ.
     """
     if by is None:
         return _over_draws([list(draw.values()) for draw in draws])

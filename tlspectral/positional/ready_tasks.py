@@ -3,15 +3,14 @@
 import json
 import re
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from tlspectral.models.text import file_text, packaged_words
 from tlspectral.positional.binding import TEMPLATES, BindingTask
-from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
+from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
 from tlspectral.tasks import packaged_text
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
@@ -28,7 +27,7 @@ class KeyValueTask(BlockTask):
     n_blocks: int = 9
 
     def __post_init__(self) -> None:
-        _require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
+        require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
 
     def draw(self, seed: int) -> BlockDraw:
         """Keys and values without repetition."""
@@ -59,7 +58,7 @@ class CopyingTask(BlockTask):
     distance: int = 36
 
     def __post_init__(self) -> None:
-        _require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
+        require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
         if self.distance % self.n_blocks or not 2 * self.n_blocks <= self.distance <= len(packaged_words("nouns")):
             raise ValueError(
                 f"distance is a multiple of n_blocks = {self.n_blocks}, from {2 * self.n_blocks} to "
@@ -93,7 +92,7 @@ class NeedleTask(BlockTask):
     n_blocks: int = 9
 
     def __post_init__(self) -> None:
-        _require_size(self.n_blocks, len(_sentences()))
+        require_size(self.n_blocks, len(_sentences()))
 
     def draw(self, seed: int) -> BlockDraw:
         """Sentences without repetition, and a noun for the secret word."""
@@ -117,7 +116,7 @@ class ListIndexTask(BlockTask):
     n_blocks: int = 9
 
     def __post_init__(self) -> None:
-        _require_size(self.n_blocks, len(_ORDINALS))
+        require_size(self.n_blocks, len(_ORDINALS))
 
     def draw(self, seed: int) -> BlockDraw:
         """Words without repetition."""
@@ -156,10 +155,14 @@ class PromptFile(BlockTask):
         """Blocks of every line."""
         return len(self.lines[0].blocks)
 
-    @property
+    @cached_property
     def lines(self) -> tuple[BlockDraw, ...]:
         """The lines of the file."""
-        return _lines_of(self.path, Path(self.path).stat().st_mtime_ns)
+        lines = enumerate(file_text(self.path).splitlines(), 1)
+        draws = tuple(_draw_of(f"{self.path}, line {number}", line) for number, line in lines if line.strip())
+        if not draws:
+            raise ValueError(f"{self.path} has no lines: give one draw a line, such as {LINE}")
+        return draws
 
     def draw(self, seed: int) -> BlockDraw:
         """The line with this number, from 0."""
@@ -177,11 +180,6 @@ READY = {
     "list-index": ListIndexTask,
 }
 """Ready tasks by name; `"binding"` and the templates of the binding task are names too."""
-
-_LINE_FORM = (
-    '{"prefix": text, "blocks": [text, ...], "questions": [[block, suffix, answer], ...]}, the prefix if there is one'
-)
-
 
 LINE = (
     '{"prefix": "", "blocks": ["apple: red\\n", "plum: blue\\n", "pear: green\\n"], '
@@ -216,25 +214,15 @@ def _sentences() -> list[str]:
     return list(dict.fromkeys(sentence for sentence in whole if re.fullmatch(r"[A-Z][A-Za-z ,;.!?']+", sentence)))
 
 
-@cache
-def _lines_of(path: str, changed: int) -> tuple[BlockDraw, ...]:
-    del changed  # of the file: a key of the cache
-    lines = enumerate(file_text(path).splitlines(), 1)
-    draws = tuple(_draw_of(f"{path}, line {number}", line) for number, line in lines if line.strip())
-    if not draws:
-        raise ValueError(f"{path} has no lines: give one draw a line, {_LINE_FORM}")
-    return draws
-
-
 def _draw_of(where: str, line: str) -> BlockDraw:
     """Return the draw of a line of JSON. Raises ValueError, which says where, what was found and what is expected."""
     try:
         given = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: found no JSON, {error}; expected {_LINE_FORM}") from error
+        raise ValueError(f"{where}: found no JSON, {error}; expected a line such as {LINE}") from error
     found = _strange_in(given)
     if found is not None:
-        raise ValueError(f"{where}: found {found}; expected {_LINE_FORM}")
+        raise ValueError(f"{where}: found {found}; expected a line such as {LINE}")
     questions = tuple(Question(*question) for question in given["questions"])
     try:
         return BlockDraw(given.get("prefix", ""), tuple(given["blocks"]), questions, tuple(given.get("choices", ())))
@@ -262,8 +250,3 @@ def _strange_in(given: Any) -> str | None:
         if types not in ([int, str, str], [int, str, int]):
             return f"the question {question!r}"[:80]
     return None
-
-
-def _require_size(n_blocks: int, most: int) -> None:
-    if not 3 <= n_blocks <= most:
-        raise ValueError(f"n_blocks must be from 3 to {most}; found {n_blocks}")

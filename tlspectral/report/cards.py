@@ -26,6 +26,12 @@ _WHOLE = frozenset({"direction", "rank", "peak", "predicted_peak"})
 _MINUS = "\N{MINUS SIGN}"
 
 
+class Html(str):
+    """A cell of a table that is HTML already."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Section:
     """One section of a card.
@@ -140,11 +146,10 @@ def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
     beside = {f"{metric}{end}" for metric in NULL_METRICS for end in ("", "_z", "_null_pct")}
     others = [
         {"column": column_title(name), "value": row[name], "± se": row.get(f"{name}_se")}
-        for names in shown_columns(heads).values()
-        for name in names
+        for name in shown_columns(heads)
         if name not in beside and pd.notna(row[name])
     ]
-    tables = [_listing(some) for some in (metrics, others) if some]
+    tables = [listing(some) for some in (metrics, others) if some]
     note = "Null: random left and right frames, the head's own singular values; share of its draws at or below."
     return Section(
         "Row", note if metrics else "", "".join(html for html, _ in tables), "\n".join(text for _, text in tables)
@@ -157,7 +162,7 @@ def composition_section(rows: Rows) -> Section:
     shown = ("score", "chance", "rank")
     cells = [{"sender": head_name(row["layer"], row["head"]), **_chosen(row, *shown)} for row in best]
     note = "From weights: which earlier heads this head's keys can read. Not that they do."
-    return _table("K-composition", note, cells)
+    return Section("K-composition", note, *listing(cells))
 
 
 def _kernel(name: str, rows: Rows) -> list[Section]:
@@ -177,7 +182,7 @@ def _prediction(name: str, rows: Rows) -> list[Section]:
         for row in rows
     ]
     note = "Measured kernel against predicted, on other prompts; band: the third of frequencies that makes most of it."
-    return [_table("Prediction by distance", note, cells)]
+    return [Section("Prediction by distance", note, *listing(cells))]
 
 
 def _frequencies(name: str, rows: Rows) -> list[Section]:
@@ -201,7 +206,7 @@ def _directions(name: str, rows: Rows) -> list[Section]:
         f"{len(read)} of {len(sides)} sides of singular directions have words that load more than on random directions "
         f"(q < .05); {_MINUS} marks a negative loading."
     )
-    body, text = _listing(read) if read else ("", "no reading")
+    body, text = listing(read) if read else ("", "no reading")
     return [Section("Directions in words", note, body, text)]
 
 
@@ -216,7 +221,7 @@ def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
         shown = (*ends, "attention", "delta", "± se", "control_delta", "qvalue", "task")
         left = f" The {_LISTED} largest of {len(rows)}." if len(rows) > _LISTED else ""
         note = f"Effect of one edge cut, everything else as it is.{left} Edges that matter only together are not seen."
-        return [_table(title, note, [_chosen(row, *shown) for row in best])]
+        return [Section(title, note, *listing([_chosen(row, *shown) for row in best]))]
 
     return sections
 
@@ -224,7 +229,7 @@ def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
 def _sweep(name: str, rows: Rows) -> list[Section]:
     shown = ("part", "task", "delta", "± se", "delta_p", "control_delta", "control_p")
     note = "The score of the model with a part of this head removed, less the intact one. Others may take over."
-    return [_table("Ablation", note, [_chosen(row, *shown) for row in rows])]
+    return [Section("Ablation", note, *listing([_chosen(row, *shown) for row in rows]))]
 
 
 def _positional(name: str, rows: Rows) -> list[Section]:
@@ -233,7 +238,7 @@ def _positional(name: str, rows: Rows) -> list[Section]:
         return []
     note = "1: attention stays with places (s_pos) or moves with the blocks (s_sym) when blocks of a prompt swap."
     shown = ("mode", "s_pos", "s_sym", "exclusion_index", "logit_std")
-    return [_table("Positional or symbolic", note, [_chosen(row, *shown) for row in whole])]
+    return [Section("Positional or symbolic", note, *listing([_chosen(row, *shown) for row in whole]))]
 
 
 _OF_HEAD = ("layer", "head")
@@ -268,30 +273,22 @@ def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:
     return {column: row.get("delta_se") if column == "± se" else row.get(column) for column in columns}
 
 
-def _table(title: str, note: str, rows: list[dict[str, Any]]) -> Section:
-    return Section(title, note, *_listing(rows))
-
-
-def _listing(rows: list[dict[str, Any]]) -> tuple[str, str]:
+def listing(rows: list[dict[str, Any]]) -> tuple[str, str]:
     """Return rows as an HTML table and as text, without the columns that no row has."""
     columns = [column for column in rows[0] if not all(_missing(row[column]) for row in rows)]
     cells = [[_written(column, row[column]) for column in columns] for row in rows]
-    numeric = [not any(isinstance(row[column], str) for row in rows) for column in columns]
-    look = [' class="number"' if number else "" for number in numeric]
+    look = ["" if any(isinstance(row[column], str) for row in rows) else ' class="number"' for column in columns]
     titles = "".join(f'<th scope="col"{one}>{escape(column)}</th>' for column, one in zip(columns, look, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td{one}>{escape(cell)}</td>' for cell, one in zip(line, look, strict=True))}</tr>"
+        f"<tr>{''.join(f'<td{one}>{_escaped(cell)}</td>' for cell, one in zip(line, look, strict=True))}</tr>"
         for line in cells
     )
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in [columns, *cells]
-    ]
-    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>", "\n".join(lines)
+    text = pd.DataFrame(cells, columns=columns).to_string(index=False)
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>", text
+
+
+def _escaped(cell: str) -> str:
+    return cell if isinstance(cell, Html) else escape(cell)
 
 
 def _missing(value: Any) -> bool:

@@ -69,10 +69,7 @@ def eigenvalue_drawing(values: Complex[np.ndarray, " k"], cloud: Complex[np.ndar
 
     # Dots of the cloud are points of one path: thousands of circles would be slow and large.
     points = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places(cloud))
-    dots = "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6"><title>{_complex(number)}</title></circle>'
-        for (x, y), number in zip(places(values), values, strict=True)
-    )
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in places(values))
     label = f"{name}: {len(values)} eigenvalues in the complex plane over {len(cloud)} of null draws"
     edge = f"{reach / 1.05:.3g}"
     return (
@@ -159,9 +156,3 @@ def _path(across: Float[np.ndarray, " n"], up: Float[np.ndarray, " n"]) -> str:
 
 def _text(x: float | int, y: float | int, content: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{content}</text>'
-
-
-def _complex(number: complex) -> str:
-    return f"{number.real:.3g} {'-' if number.imag < 0 else '+'} {abs(number.imag):.3g} i".replace(
-        "-", "\N{MINUS SIGN}"
-    )

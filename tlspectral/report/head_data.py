@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.tables import COLUMNS
-from tlspectral.tables.null_band import null_band
+from tlspectral.tables.head_columns import null_band
 from tlspectral.tables.schema import columns_of
 
 NULL_METRICS = ("dir_frac", "D_head", "imag_mass", "henrici")
@@ -23,16 +23,6 @@ BAND_DEVIATIONS = 2.0
 
 _DIGITS = 6  # significant: the rounding is far below any standard error, and the page is half as large
 _IDENTITY = ("layer", "head", "name", "kv_head", "status", "bilinear")
-_GROUPS = {
-    "Against the null": tuple(f"{metric}{end}" for metric in NULL_METRICS for end in ("", "_z", "_null_pct")),
-    "Weights": (
-        "D_head_pct", "rank", "lam_mass", "content_pos_frac", "self_match", "cond_eig", "spectral_radius",
-        "prin_angle_mean", "prin_angle_max", "outside_m",
-    ),
-    "Rotary positions": ("rope_imag_frac", "freq_centroid", "hi_freq_dir", "rotary_fraction"),
-    "Behaviour": tuple(DETECTORS),
-    "Output": ("copying", "positivity"),
-}  # fmt: skip
 
 
 def head_data(heads: pd.DataFrame) -> str:
@@ -41,11 +31,10 @@ def head_data(heads: pd.DataFrame) -> str:
     Numbers keep 6 significant digits; NaN is null, an infinity the text "Infinity" or "-Infinity", as JSON has no such
     number.
     """
-    shown = shown_columns(heads)
     numbers = [name for name in heads if name not in _IDENTITY and pd.api.types.is_numeric_dtype(heads[name])]
     data = {
         "identity": {name: _identity(heads[name]) for name in _IDENTITY if name in heads},
-        "columns": [_described(heads, name, group) for group, names in shown.items() for name in names],
+        "columns": [_described(heads, name) for name in shown_columns(heads)],
         "nullMetrics": [name for name in NULL_METRICS if name in heads],
         "detectors": [name for name in DETECTORS if name in heads],
         "values": {name: _cells(heads[name]) for name in numbers},
@@ -58,23 +47,19 @@ def script_json(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def shown_columns(heads: pd.DataFrame) -> dict[str, list[str]]:
-    """Return the numeric columns that a reader can choose, by subject, without those shown beside another column."""
-    grouped = {group: [name for name in names if name in heads] for group, names in _GROUPS.items()}
-    assigned = {name for names in grouped.values() for name in names} | set(_IDENTITY)
+def shown_columns(heads: pd.DataFrame) -> list[str]:
+    """Return the numeric columns that a reader can choose, without those shown beside another column."""
     serving = {f"{metric}_null_{part}" for metric in NULL_METRICS for part in ("mean", "std")}
     serving |= {f"{name}_se" for name in DETECTORS}
     numeric = [name for name in heads if pd.api.types.is_numeric_dtype(heads[name])]
-    grouped["Other columns"] = [name for name in numeric if name not in assigned | serving]
-    return {group: names for group, names in grouped.items() if names}
+    return [name for name in numeric if name not in serving.union(_IDENTITY)]
 
 
-def _described(heads: pd.DataFrame, name: str, group: str) -> dict[str, Any]:
+def _described(heads: pd.DataFrame, name: str) -> dict[str, Any]:
     known = columns_of(heads.attrs).get(name, COLUMNS.get(name))
     return {
         "name": name,
         "title": known.title if known else name,
-        "group": group,
         "meaning": known.meaning if known else "",
         "unit": known.unit if known else "",
         "computed": bool(heads[name].notna().any()),

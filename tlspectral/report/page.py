@@ -14,18 +14,18 @@ from tlspectral.report.cards import Evidence, Given, Section
 from tlspectral.report.head_data import head_data, script_json
 from tlspectral.report.sections import (
     column_meanings,
+    counts,
     detector_note,
     detector_tables,
-    facts,
     kernel_figures,
     null_table,
     provenance,
     statuses,
 )
-from tlspectral.selection import head_name
+from tlspectral.selection import head_name, whole_number
 from tlspectral.tables import whole_file
 from tlspectral.tables.parquet import naming_file
-from tlspectral.tables.required import require
+from tlspectral.tables.required import require, require_one_row
 
 _NEEDED = ("layer", "head", "dir_frac", "D_head")
 
@@ -116,15 +116,11 @@ def _checked(heads: pd.DataFrame) -> pd.DataFrame:
     table = heads.reset_index(drop=True)
     table.columns = [str(name) for name in table.columns]
     for column in ("layer", "head"):
-        numbers = np.asarray(pd.to_numeric(table[column], errors="coerce"), dtype=np.float64)
-        odd = np.flatnonzero(~(np.isfinite(numbers) & (numbers % 1 == 0)))
-        if len(odd):
-            raise ValueError(f"the column {column} holds {table[column].iloc[odd[0]]}: give whole numbers")
-        table[column] = numbers.astype(np.int64)
-    repeated = np.flatnonzero(table.duplicated(["layer", "head"]))
-    if len(repeated):
-        layer, head = (table[column].iloc[repeated[0]] for column in ("layer", "head"))
-        raise ValueError(f"the table has two rows for L{layer}H{head}: give a table of one model, a row per head")
+        numbers = [whole_number(value) for value in table[column]]
+        if None in numbers:
+            raise ValueError(f"the column {column} holds {table[column].iloc[numbers.index(None)]}: give whole numbers")
+        table[column] = numbers
+    require_one_row(table, ["layer", "head"], "give a table of one model, a row per head")
     short = list(map(head_name, table["layer"], table["head"]))
     table["name"] = table["name"].fillna(pd.Series(short)).astype(str) if "name" in table else short
     return table
@@ -141,7 +137,7 @@ def _page(heads: pd.DataFrame, evidence: Evidence) -> str:
         cards=_cards(heads, evidence),
         model=escape(_model(heads)),
         revision=f"revision {escape(str(revision))}" if revision else "",
-        facts=facts(heads),
+        counts=counts(heads),
         detector_note=escape(detector_note(heads)),
         detector_tables=detector_tables(heads),
         kernels=kernel_figures(kernels, heads) if kernels else "",
@@ -178,5 +174,4 @@ def _part(name: str) -> str:
 
 
 def _fingerprint(source: str) -> str:
-    """Content-security-policy hash of the page's only script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

@@ -2,7 +2,7 @@
 {
 const data = JSON.parse(document.getElementById("data").textContent);
 const part = (id) => document.getElementById(id);
-const [grid, plane, legend, card, select, tip] = ["grid", "plane", "legend", "card", "column", "tip"].map(part);
+const [grid, plane, legend, card, select] = ["grid", "plane", "legend", "card", "column"].map(part);
 part("explorer").hidden = false;  // its room decides how wide the drawings are
 const { layer: layers, head: heads, name: names } = data.identity;
 const count = layers.length;
@@ -63,13 +63,6 @@ function add(parent, name, content, className) {
   return parent.appendChild(element);
 }
 
-/* A ring that is seen on light and on dark: a wider one in the colour of the page lies beneath. */
-function ringed(parent, name, kind, attributes) {
-  const group = draw(parent, "g", { class: `ring ${kind}` });
-  for (const layer of ["halo", "stroke"]) draw(group, name, { class: layer, ...attributes });
-  return group;
-}
-
 function size(svg, width, height) {
   for (const [name, value] of [["width", width], ["height", height], ["viewBox", `0 0 ${width} ${height}`]]) svg.setAttribute(name, value);
 }
@@ -78,9 +71,7 @@ function size(svg, width, height) {
 
 function mix(stops, share) {
   const place = Math.min(Math.max(share, 0), 1) * (stops.length - 1), start = Math.min(Math.floor(place), stops.length - 2);
-  const channel = (stop, at) => parseInt(stops[stop].slice(1 + 2 * at, 3 + 2 * at), 16);
-  const part = place - start;
-  return `rgb(${[0, 1, 2].map((at) => Math.round(channel(start, at) * (1 - part) + channel(start + 1, at) * part)).join(",")})`;
+  return `color-mix(in srgb, ${stops[start + 1]} ${(100 * (place - start)).toFixed(1)}%, ${stops[start]})`;
 }
 
 function makeScale(column) {
@@ -91,25 +82,20 @@ function makeScale(column) {
   if (column.signed) [low, high] = [-1, 1].map((side) => side * Math.max(Math.abs(low), Math.abs(high), 1e-12));
   const stops = palettes[dark.matches ? "dark" : "light"][column.signed ? "signed" : "plain"];
   const share = (value) => high > low ? (value - low) / (high - low) : 0.5;
-  return { low, high, found, stops, share, beyond: [found[0] < low, found[found.length - 1] > high],
+  return { low, high, stops, share, beyond: [found[0] < low, found[found.length - 1] > high],
     colour: (value) => value === null ? "url(#missing)" : mix(stops, share(value)) };
 }
 
 function drawLegend(column) {
-  const width = 300, left = 8, right = 292, bars = 34, base = 46;
+  const width = 300, left = 8, right = 292, bars = 10, base = 22;
   legend.replaceChildren();
-  size(legend, width, 92);
+  size(legend, width, 68);
   const across = (value) => left + Math.min(Math.max(scale.share(value), 0), 1) * (right - left);
   const mark = column.mark;
   if (mark && mark.reach) {
     const [from, to] = [across(mark.value - mark.reach), across(mark.value + mark.reach)];
     draw(legend, "rect", { class: "band", x: from, y: base - bars, width: Math.max(to - from, 1), height: bars });
   }
-  const bins = new Array(40).fill(0);
-  for (const value of scale.found) bins[Math.min(39, Math.max(0, Math.floor(scale.share(value) * 40)))]++;
-  const tallest = Math.max(...bins), step = (right - left) / 40;
-  bins.forEach((number, bin) => number && draw(legend, "rect", { x: left + bin * step + 0.5, width: step - 1,
-    y: base - Math.max(1.5, number / tallest * bars), height: Math.max(1.5, number / tallest * bars), fill: mix(scale.stops, (bin + 0.5) / 40) }));
   const gradient = draw(draw(legend, "defs", {}), "linearGradient", { id: "ramp" });
   scale.stops.forEach((colour, stop) => draw(gradient, "stop", { offset: stop / (scale.stops.length - 1), "stop-color": colour }));
   draw(legend, "rect", { x: left, y: base + 2, width: right - left, height: 8, fill: scale.high > scale.low ? "url(#ramp)" : mix(scale.stops, 0.5) });
@@ -162,7 +148,7 @@ function drawGrid() {
       x, y, width: cell - gap, height: cell - gap, rx: cell > 12 ? 2 : 0 });
   });
   const around = Math.max(cell - gap + 3, 11), inset = (cell - gap - around) / 2;
-  cellRings = ["pointed", "pinned"].map((kind) => ringed(grid, "rect", kind, { x: inset, y: inset, width: around, height: around, rx: 3 }));
+  cellRings = ["pointed", "pinned"].map((kind) => draw(grid, "rect", { class: `ring ${kind}`, x: inset, y: inset, width: around, height: around, rx: 3 }));
 }
 
 /* ---- the plane ---- */
@@ -176,12 +162,11 @@ let dots = [], dotLayer, dotRings, across, up;
 /* dir_frac and D_head are shares: the band of a wide null ends where the axes do, at 0 and 1. */
 function extent(column, mark) {
   const found = placed.map((index) => column[index]);
-  const [least, most] = found.every((value) => value >= 0 && value <= 1) ? [0, 1] : [-Infinity, Infinity];
-  if (mark) found.push(Math.max(least, mark.value - mark.reach), Math.min(most, mark.value + mark.reach));
+  if (mark) found.push(Math.max(0, mark.value - mark.reach), Math.min(1, mark.value + mark.reach));
   const low = found.length ? found.reduce((one, other) => Math.min(one, other)) : 0;
   const high = found.length ? found.reduce((one, other) => Math.max(one, other)) : 1;
   const room = (high - low) * 0.05 || 0.05;
-  return [Math.max(least, low - room), Math.min(most, high + room)];
+  return [Math.max(0, low - room), Math.min(1, high + room)];
 }
 
 function drawPlane() {
@@ -220,7 +205,7 @@ function drawPlane() {
   if (placed.length < count) draw(plane, "text", { x: frame.right, y: frame.bottom + 40, "text-anchor": "end" }, `${count - placed.length} not computed`);
   dotRings = ["pointed", "pinned"].map((kind) => ({
     own: draw(plane, "path", { class: `own ${kind}` }),
-    ring: ringed(plane, "circle", kind, { r: radius + 4 }),
+    ring: draw(plane, "circle", { class: `ring ${kind}`, r: radius + 4 }),
     label: draw(plane, "text", { class: `marked ${kind}` }),
   }));
 }
@@ -265,7 +250,7 @@ function mark() {
     label.setAttribute("text-anchor", onLeft ? "end" : "start");
     label.textContent = names[index];
   });
-  fillCard(pointed >= 0 ? pointed : pinned >= 0 ? pinned : first);
+  fillCard(pointed >= 0 ? pointed : Math.max(pinned, 0));
 }
 
 function point(index) {
@@ -291,11 +276,6 @@ function pinByHand(index) {
 
 /* ---- the card ---- */
 
-const first = (() => {
-  const by = ["prev", "D_head_z"].find((name) => columns[name]?.computed);
-  return by ? all.reduce((best, index) => Math.abs(values[by][index] ?? -1) > Math.abs(values[by][best] ?? -1) ? index : best, 0) : 0;
-})();
-
 function cellOf(line, value, className) {
   add(line, "td", value, className + (value === "not computed" ? " none" : ""));
 }
@@ -317,17 +297,12 @@ function fillCard(index) {
     const line = add(body, "tr", undefined, chosen === name ? "chosen" : "");
     add(line, "th", columns[name].title).scope = "row";
     const own = [name, `${name}_null_mean`, `${name}_z`, `${name}_null_pct`].map((column) => values[column]?.[index] ?? null);
-    if (own.slice(1).every((value) => value === null)) {
-      cellOf(line, text(own[0]), "number");
-      add(line, "td", "no null", "number none").colSpan = 3;
-    } else own.forEach((value, place) => cellOf(line, value === null && place > 0 ? "–" : place === 2 ? value.toFixed(1).replace("-", "−") : text(value), "number"));
+    own.forEach((value, place) => cellOf(line, value === null && place > 0 ? "–" : place === 2 ? value.toFixed(1).replace("-", "−") : text(value), "number"));
   }
   const inFirst = new Set(data.nullMetrics.flatMap((name) => [name, `${name}_z`, `${name}_null_pct`]));
-  let group = null, list = null;
-  for (const { name, title, group: subject, meaning } of data.columns) {
+  const list = add(add(numbers, "table"), "tbody");
+  for (const { name, title, meaning } of data.columns) {
     if (inFirst.has(name)) continue;
-    if (subject !== group) list = add(add(numbers, "table"), "tbody");
-    group = subject;
     const line = add(list, "tr", undefined, chosen === name ? "chosen" : ""), label = add(line, "th", title);
     label.scope = "row";
     label.title = meaning;
@@ -376,10 +351,8 @@ function choose(name) {
 }
 
 function fillSelect() {
-  const groups = new Map();
-  for (const { name, title, group, computed } of data.columns) {
-    if (!groups.has(group)) groups.set(group, Object.assign(add(select, "optgroup"), { label: group }));
-    const option = add(groups.get(group), "option", computed ? title : `${title} (not computed)`);
+  for (const { name, title, computed } of data.columns) {
+    const option = add(select, "option", computed ? title : `${title} (not computed)`);
     option.value = name;
     option.disabled = !computed;
   }
@@ -391,7 +364,7 @@ function step(index, right, down) {
 }
 
 function onKey(event) {
-  const from = pointed >= 0 ? pointed : pinned >= 0 ? pinned : first;
+  const from = pointed >= 0 ? pointed : Math.max(pinned, 0);
   const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   if (event.key in moves) point(pointed < 0 ? from : step(from, ...moves[event.key]));
   else if (event.key === "Home" || event.key === "End") point(step(from, event.key === "Home" ? -1e6 : 1e6, 0));
@@ -405,21 +378,9 @@ function onKey(event) {
   }
 }
 
-/* The head and its number beside the pointer or the finger; a tap on it leads to the card. */
-function tell(event, index) {
-  tip.hidden = index < 0;
-  if (index < 0) return;
-  tip.textContent = `${names[index]}: ${columns[chosen].title} ${inColumn(chosen, index)}`;
-  tip.hash = key(index);
-  const room = document.documentElement.clientWidth - tip.offsetWidth - 8;
-  tip.style.left = `${Math.max(8, Math.min(event.pageX - tip.offsetWidth / 2, room))}px`;
-  tip.style.top = `${event.pageY - tip.offsetHeight - 18}px`;
-}
-
 function lead(index) {
   if (index === undefined) return;
   pin(index);
-  tip.hidden = true;
   part(part("opened").hidden ? "explorer" : "opened").scrollIntoView();
 }
 
@@ -430,16 +391,11 @@ function listen() {
     return headAt(acrossOrder[Math.floor(x / cell)], downOrder[Math.floor(y / cell)]) ?? -1;
   };
   for (const [drawing, found] of [[grid, cellAt], [plane, nearest]]) {
-    drawing.addEventListener("pointermove", (event) => { point(found(event)); tell(event, found(event)); });
-    drawing.addEventListener("pointerleave", () => { point(-1); tip.hidden = true; });
-    drawing.addEventListener("click", (event) => {
-      if (found(event) < 0) return;
-      pinByHand(found(event));
-      tell(event, pinned);
-    });
+    drawing.addEventListener("pointermove", (event) => point(found(event)));
+    drawing.addEventListener("pointerleave", () => point(-1));
+    drawing.addEventListener("click", (event) => found(event) >= 0 && pinByHand(found(event)));
   }
-  tip.addEventListener("click", (event) => { event.preventDefault(); lead(places.get(tip.hash.slice(1))); });
-  grid.addEventListener("focus", () => grid.matches(":focus-visible") && point(pinned >= 0 ? pinned : first));
+  grid.addEventListener("focus", () => grid.matches(":focus-visible") && point(Math.max(pinned, 0)));
   grid.addEventListener("blur", () => point(-1));
   grid.addEventListener("keydown", onKey);
   document.addEventListener("keydown", (event) => event.key === "Escape" && pinned >= 0 && pinByHand(pinned));

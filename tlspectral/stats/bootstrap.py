@@ -240,7 +240,6 @@ def attenuation(
 
 
 def _check_resampling(draws: int, level: float) -> None:
-    """Refuse numbers of draws and levels that give no interval."""
     if draws < 2:
         raise ValueError(f"an interval needs at least two draws, found draws={draws}")
     if not 0 < level < 1:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool
 
 from tlspectral.stats.values import Values, as_values
 from tlspectral.tables.html_summary import html_summary
@@ -76,7 +76,8 @@ def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "
             raise ValueError(f"group {name} holds a value that is not finite: leave that model out by hand, and say so")
     values, n_x = np.concatenate(groups), len(groups[0])
     in_x = _labelings(len(values), n_x)
-    differences = _differences_of_means(values, in_x)
+    sum_x, sum_y = np.where(in_x, values, 0).sum(1), np.where(in_x, 0, values).sum(1)
+    differences = sum_x / n_x - sum_y / (len(values) - n_x)
     extreme = {"two-sided": np.abs(differences), "less": -differences, "greater": differences}[alternative]
     # The same labeling summed in another order differs by rounding; values differ by far more.
     rounding = 1e-12 * max(float(np.abs(values - values.mean()).max()), 1e-300)
@@ -104,11 +105,3 @@ def _labelings(n: int, n_x: int) -> Bool[np.ndarray, "labelings n"]:
     chosen = np.array(list(itertools.combinations(range(n), n_x)))
     np.put_along_axis(in_x, chosen, True, axis=1)
     return in_x
-
-
-def _differences_of_means(
-    values: Float64[np.ndarray, "n"], in_x: Bool[np.ndarray, "labelings n"]
-) -> Float64[np.ndarray, "labelings"]:
-    n_x = in_x[0].sum()
-    sum_x, sum_y = np.where(in_x, values, 0).sum(1), np.where(in_x, 0, values).sum(1)
-    return sum_x / n_x - sum_y / (len(values) - n_x)

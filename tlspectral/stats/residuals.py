@@ -23,16 +23,10 @@ _EXPLAINED = 1e-10
 def residuals(
     values: Float64[np.ndarray, "rows columns"], controls: Float64[np.ndarray, "rows controls"], names: Sequence[str]
 ) -> tuple[Float64[np.ndarray, "rows columns"], int, str | None]:
-    """Compute the residuals of each column by least squares on the controls, with an intercept.
+    """Compute the residuals of each column by least squares on the controls, with an intercept; all are finite.
 
-    Args:
-        values: finite, at least one row.
-        controls: finite; constant and repeated ones are allowed.
-        names: of the columns, for the reason.
-
-    Returns:
-        The residuals (the columns themselves where no control varies), the number of linearly independent controls,
-        and which column is constant or a linear function of the controls, else None.
+    Returns the residuals (the columns themselves where no control varies), the number of linearly independent controls,
+    and which of `names` is constant or a linear function of the controls, else None.
     """
     for column, name in zip(values.T, names, strict=True):
         if (column == column[0]).all():

@@ -42,14 +42,10 @@ def describe_table(name: str) -> pd.DataFrame:
 def _modules() -> Iterator[str]:
     """Import the modules of the package, and yield their names."""
     package = importlib.import_module(__name__.partition(".")[0])
-    rooms = sorted(pkgutil.iter_modules(package.__path__), key=lambda room: (room.name == "studies", room.name))
-    for room in rooms:
-        if room.name == "__main__":
-            continue
-        name = f"{package.__name__}.{room.name}"
-        module = importlib.import_module(name)
-        yield name
-        for below in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):
-            if ".tests" not in below.name:
-                importlib.import_module(below.name)
-                yield below.name
+    rooms = [room.name for room in pkgutil.iter_modules(package.__path__) if room.name != "__main__"]
+    for room in sorted(rooms, key="studies".__eq__):
+        module = importlib.import_module(f"{package.__name__}.{room}")
+        below = pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module.__name__}.")
+        for name in (module.__name__, *(each.name for each in below if ".tests" not in each.name)):
+            importlib.import_module(name)
+            yield name

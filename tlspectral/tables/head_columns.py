@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.resources import files
 from types import MappingProxyType
 
+import numpy as np
 import pandas as pd
 
 from tlspectral.tables.schema import Column, Schema, columns_of
@@ -127,6 +128,19 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
 def column_title(name: str) -> str:
     """What people read for a column: its plain name, such as "rotational share (D_head)", else the name itself."""
     return COLUMNS[name].title if name in COLUMNS else name
+
+
+def null_band(heads: pd.DataFrame, metric: str) -> tuple[float, float] | None:
+    """Return medians over heads of the mean and standard deviation of a metric's null; None where there is none.
+
+    What it does not establish: the null of one head, which depends on its own singular values.
+    """
+    columns = [f"{metric}_null_{part}" for part in ("mean", "std")]
+    if not set(columns) <= set(heads):
+        return None
+    # Without dropna, pandas 2 warns of a column that is empty.
+    mean, deviation = (float(heads[column].dropna().median()) for column in columns)
+    return (mean, deviation) if np.isfinite([mean, deviation]).all() else None
 
 
 ANALYZE_HEADS = Schema("analyze_heads",

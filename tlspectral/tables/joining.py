@@ -4,12 +4,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from tlspectral.tables.origin import origin_of
-from tlspectral.tables.required import require
-from tlspectral.tables.same_model import require_same_model
+from tlspectral.tables.required import require, require_one_row
+from tlspectral.tables.same_model import origin_of, require_same_model
 from tlspectral.tables.schema import Column, Schema, columns_of
 
 KEYS = ("part", "mode", "kind", "band", "frequency", "offset")
@@ -58,7 +56,7 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     unembedding, not of MLPs. Prompts and seeds may differ from table to table: see `attrs["joined"]`.
     """
     require(heads, _HEAD, "analyze_heads", name="table of heads")
-    _require_one_row(heads, "the table of heads")
+    require_one_row(heads, _HEAD, "choose its rows first", name="table of heads")
     joined = heads.reset_index(drop=True)
     index = joined.set_index(_HEAD).index
     documents = dict(columns_of(heads.attrs))
@@ -111,11 +109,11 @@ def _wide(table: pd.DataFrame, said: str) -> tuple[pd.DataFrame, dict[str, Colum
     keys = [key for key in KEYS if key in table]
     values = [str(name) for name in table if name not in (*_HEAD, *keys, "name", "kv_head")]
     if not keys:
-        _require_one_row(bare, f"the {said}")
+        require_one_row(bare, _HEAD, f"choose its rows first, as none of {', '.join(KEYS)} tells them apart", name=said)
         return bare.set_index(_HEAD).loc[:, values], {name: known[name] for name in values if name in known}
     if bare[keys].isna().to_numpy().any():
         raise ValueError(f"the {said} has a row without {' or '.join(keys)}: choose its rows first")
-    _require_one_row(bare, f"the {said}", keys)
+    require_one_row(bare, [*_HEAD, *keys], "choose its rows first", name=said)
     blocks, meanings = [], {}
     for chosen, rows in bare.groupby(keys, sort=False):
         by_key = dict(zip(keys, tuple[Any, ...](chosen), strict=True))  # type: ignore[arg-type]
@@ -145,11 +143,3 @@ def _filled(wide: pd.DataFrame, index: pd.Index) -> pd.DataFrame:
         kinds = {"b": "boolean", "i": "Int64", "u": "Int64"}
         wide = wide.astype({name: kinds[kind.kind] for name, kind in wide.dtypes.items() if kind.kind in kinds})
     return wide.reindex(index)
-
-
-def _require_one_row(table: pd.DataFrame, said: str, keys: list[str] | None = None) -> None:
-    repeated = np.flatnonzero(table.duplicated([*_HEAD, *(keys or [])]))
-    if len(repeated):
-        layer, head = (table[name].iloc[repeated[0]] for name in _HEAD)
-        told = f" of one {' and '.join(keys)}" if keys else f" and none of {', '.join(KEYS)} tells them apart"
-        raise ValueError(f"{said} has two rows for L{layer}H{head}{told}: choose its rows first")

@@ -1,11 +1,31 @@
-"""The check that a head table and another table or model are of the same weights."""
+"""What a table records of the model that it was measured on, and the check that two are of the same weights."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 _NAMES = ("model", "revision", "commit", "sha256")
+_ORIGIN = (*_NAMES, "backend", "weights_sha256", "weights_by_layer", "n_layers", "skipped_layers", "stacks")
+
+
+def recorded_weights(digests: Mapping[int, str], n_layers: int) -> dict[str, Any]:
+    """Return the hashes by which a table's `attrs` tell the weights, of digests of the layers that were read.
+
+    `weights_sha256` is of these layers together, `weights_by_layer` of each, by its index as text, since JSON has no
+    other keys; `n_layers` is the model's number of layers.
+    """
+    return {
+        "weights_sha256": _sha256("".join(digests.values())),
+        "weights_by_layer": {str(layer): _sha256(digest) for layer, digest in digests.items()},
+        "n_layers": n_layers,
+    }
+
+
+def origin_of(attrs: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the part of a table's `attrs` that tells its model, for a table that is computed from it."""
+    return {key: attrs[key] for key in _ORIGIN if key in attrs}
 
 
 def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str, *, name: str = "head table") -> str:
@@ -15,11 +35,7 @@ def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str
     have must agree, and names may differ. In all other cases the name of the model, its revision, its commit and the
     hash of its file must agree, as far as both are known.
 
-    Args:
-        heads: table of `analyze_heads`, with the `attrs` that it came with.
-        origin: `AttentionView.origin` of a model, or the `attrs` of a table that hold it.
-        what: name of the other one in the message, in the plural: "the draws".
-        name: what the message calls `heads`.
+    `origin` is that of a model's view, or the `attrs` of a table; a message calls them `what`, and the heads `name`.
 
     Returns:
         Why they could not be compared: hashes are missing or of other layers, or no name is known. Empty if they were
@@ -71,3 +87,7 @@ def _require_equal(
 def _named(attrs: Mapping[Any, Any]) -> str:
     revision = f", revision {attrs['revision']}" if attrs.get("revision") else ""
     return f"{attrs.get('model') or 'a model without a name'}{revision}"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -3,12 +3,12 @@
 import pickle
 import secrets
 import threading
-import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import joblib
@@ -31,7 +31,7 @@ class WorkPart:
         name: name of the part and of its file.
         make: makes the part's table. Where the work has a `prepare`, `make` is given what that returned.
         check: is given the stored table; raises IncompatibleCheckpoint if it does not belong to this work.
-        items: how many things it measures, for the estimate on the bar.
+        items: how many things it measures, which the bar counts.
     """
 
     name: str
@@ -68,7 +68,6 @@ def finished_parts(
     *,
     description: str,
     unit: str,
-    items: str | None = None,
     prepare: Callable[[], Any] | None = None,
     n_jobs: int = 1,
     failed: Callable[[str, PartFailure], None] | None = None,
@@ -89,9 +88,7 @@ def finished_parts(
             made. Parts of any other iterable are taken one by one, and each is freed before the next is taken.
         folder: where finished parts are stored; None keeps them in memory alone.
         description: of the bar.
-        unit: of the bar.
-        items: what the parts of a sequence measure, such as heads: after a part the bar says how many there are to
-            measure, seconds for each, and how long all take.
+        unit: of the bar, what `items` of a part are.
         prepare: called once in every process or thread that makes a part. It returns what all parts need and what is
             too large to be sent with each of them. What it holds is sent once. A worker of a backend that the caller
             configured keeps the result until it is given other work or ends.
@@ -110,10 +107,10 @@ def finished_parts(
     """
     share = current_shard()
     if share is not None:
-        how: dict[str, Any] = {"items": items, "prepare": prepare, "n_jobs": n_jobs, "failed": failed, "done": done}
+        how: dict[str, Any] = {"prepare": prepare, "n_jobs": n_jobs, "failed": failed, "done": done}
         finish = partial(finished_parts, folder=folder, description=description, unit=unit, **how)
         return share.tables(parts, folder, finish)
-    names: list[str] = []
+    sizes: dict[str, int] = {}
     tables: dict[str, pd.DataFrame] = {}
     failures: set[str] = set()
 
@@ -127,9 +124,9 @@ def finished_parts(
         if done is not None:
             done(name)
 
-    missing, total = _missing(parts, folder, names, take, None if failed is None else note), None
+    missing, total = _missing(parts, folder, sizes, take, None if failed is None else note), None
     if isinstance(parts, Sequence):
-        missing, total = list(missing), len(parts)
+        missing, total = list(missing), sum(part.items for part in parts)
     goes_on = failed is not None
     if n_jobs != 1:
         missing = list(missing)
@@ -139,31 +136,18 @@ def finished_parts(
         made_parts = _made_by_workers(missing, folder, prepare, goes_on, n_jobs)
     else:
         made_parts = _made_here(missing, folder, prepare, goes_on)
-    initial = len(tables) + len(failures)
-    sizes = {part.name: part.items for part in missing} if items is not None and isinstance(missing, list) else {}
-    finished_items, began = 0, time.perf_counter()
-    with bar(total, description, unit, initial=initial) as shown, closing(made_parts):
-        if sizes:  # what is ahead, before the first part says how long it takes
-            shown.set_postfix_str(f"{sum(sizes.values())} {items}")
+
+    def finished_items() -> int:
+        return sum(sizes[name] for name in (*tables, *failures))
+
+    with bar(total, description, unit, initial=finished_items()) as shown, closing(made_parts):
         for name, made in made_parts:
             if isinstance(made, PartFailure):
                 note(name, made)
             else:
                 take(name, made)
-            if sizes:
-                finished_items += sizes[name]
-                each = (time.perf_counter() - began) / finished_items
-                whole = duration(each * sum(sizes.values()))
-                shown.set_postfix_str(f"{sum(sizes.values())} {items}, {each:.2g} s each, about {whole}", refresh=False)
-            shown.update(len(tables) + len(failures) - shown.n)  # with those that were read in between
-    return {name: tables[name] for name in names if name in tables}
-
-
-def duration(seconds: float) -> str:
-    """Return a time in words: 40 s, 20 min or 2.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+            shown.update(finished_items() - shown.n)  # with those that were read in between
+    return {name: tables[name] for name in sizes if name in tables}
 
 
 def stored_table(part: WorkPart, folder: "PartFolder | None") -> pd.DataFrame | None:
@@ -177,13 +161,13 @@ def stored_table(part: WorkPart, folder: "PartFolder | None") -> pd.DataFrame | 
 def _missing(
     parts: Iterable[WorkPart],
     folder: "PartFolder | None",
-    names: list[str],
+    sizes: dict[str, int],
     take: Callable[[str, pd.DataFrame], None],
     failed: Callable[[str, PartFailure], None] | None,
 ) -> Iterator[WorkPart]:
-    """Yield the parts that the folder does not have. Add all names to `names`, and `take` the stored tables."""
+    """Yield the parts that the folder does not have. Add their `items` to `sizes`, and `take` the stored tables."""
     for part in parts:
-        names.append(part.name)
+        sizes[part.name] = part.items
         try:
             table = stored_table(part, folder)
         except Exception as error:
@@ -235,7 +219,6 @@ def _made(
 def _made_by_workers(
     parts: list[WorkPart], folder: "PartFolder | None", prepare: Callable[[], Any] | None, goes_on: bool, n_jobs: int
 ) -> Generator[tuple[str, pd.DataFrame | PartFailure], None, None]:
-    """Yield parts as they are finished, in any order."""
     # As an array, because joblib sends a large array once: processes map its file, and Dask scatters it.
     packed = None
     if prepare is not None:
@@ -289,16 +272,8 @@ def _parallel(n_jobs: int) -> Any:
         return joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
 
 
-@dataclass
-class _OwnWorkers:
-    """State of the processes that joblib started for us. It has one set of them, and would keep it for minutes."""
-
-    lock: AbstractContextManager[Any]
-    blocks: int = 0
-    started: bool = False
-
-
-_OWN = _OwnWorkers(threading.Lock())
+# State of the processes that joblib started for us. It has one set of them, and would keep it for minutes.
+_OWN = SimpleNamespace(lock=threading.Lock(), blocks=0, started=False)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -30,15 +30,6 @@ def next_token_loss(
     by_position = in_float64(losses.view(targets.shape))
     counted = counted.to(by_position.device)
     return by_position.where(counted, 0.0).sum(-1) / counted.sum(-1)
-
-
-@runtime_checkable
-class MetricOfModel(Protocol):
-    """A metric that needs the model's tokenizer, such as the token of an answer."""
-
-    def for_model(self, view: AttentionView, prompts: PackedTokens) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """Return the metric of `Task` for one model and these prompts."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -104,7 +95,6 @@ def _logit_difference(
 
 
 def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) -> list[list[int]]:
-    """Return the token ids of the answers of each prompt."""
     if isinstance(answers, str | int):
         return [[_token_id(view, answers, side)]] * n_prompts
     given = list(answers)

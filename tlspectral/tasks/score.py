@@ -1,8 +1,6 @@
 """The score of a model on a task with its standard error, and the paired difference of two scores."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from operator import eq, ge, gt, le, lt
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,49 +14,9 @@ from tlspectral.tables.schema import columns
 _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
 
 
-def _compared(compare: Callable[[float, float], bool]) -> Callable[[Any, Any], bool]:
-    """Return the method of `_Number` that compares its value."""
-    return lambda self, other: NotImplemented if (number := _number(other)) is None else compare(self.value, number)
-
-
-class _Number:
-    """A result that is used as its `value`: `float()`, `format`, and comparison with numbers and other results."""
-
-    value: float
-    se: float
-
-    def __float__(self) -> float:
-        return self.value
-
-    def __format__(self, specification: str) -> str:
-        return format(self.value, specification) if specification else str(self)
-
-    def __str__(self) -> str:
-        return f"{self.value:.4f} ± {self.se:.4f}"
-
-    def __abs__(self) -> float:
-        return abs(self.value)
-
-    def __neg__(self) -> float:
-        return -self.value
-
-    def __rsub__(self, other: Any) -> float:
-        return NotImplemented if (number := _number(other)) is None else number - self.value
-
-    __lt__, __le__, __gt__, __ge__, __eq__ = map(_compared, (lt, le, gt, ge, eq))
-
-    def __hash__(self) -> int:
-        return hash(self.value)
-
-
-def _number(other: Any) -> float | None:
-    """Return what a result is compared with or taken from, None if it is no number."""
-    return float(other) if isinstance(other, _Number | int | float | np.integer | np.floating) else None
-
-
-@dataclass(frozen=True, eq=False)
-class Score(_Number):
-    """Mean score of a model over the sequences of a task. It is used as a number, its `value`.
+@dataclass(frozen=True, eq=False, repr=False)
+class Score(float):
+    """Mean score of a model over the sequences of a task, a number.
 
     The difference of two scores over the same sequences is the paired `Effect`; with a number it is a number.
 
@@ -69,16 +27,23 @@ class Score(_Number):
     """
 
     per_sequence: Float64[np.ndarray, "sequences"]
-    labels: pd.DataFrame | None = field(default=None, repr=False)
-    sequences_sha256: str | None = field(default=None, repr=False)
+    labels: pd.DataFrame | None = None
+    sequences_sha256: str | None = None
+
+    def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> "Score":
+        """Make the number, the mean over sequences."""
+        return super().__new__(cls, per_sequence.mean())
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return (self.per_sequence,)
 
     @property
-    def value(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def value(self) -> float:
         """Mean over sequences."""
-        return float(self.per_sequence.mean())
+        return float(self)
 
     @property
-    def se(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def se(self) -> float:
         """Standard error of the mean over sequences; NaN for a single one."""
         return standard_error(self.per_sequence)
 
@@ -88,9 +53,10 @@ class Score(_Number):
         return labels.reset_index(drop=True).assign(value=self.per_sequence)
 
     def __sub__(self, other: Any) -> "Effect | float":
-        if isinstance(other, Score):
-            return paired_effect(self, other)
-        return NotImplemented if (number := _number(other)) is None else self.value - number
+        return paired_effect(self, other) if isinstance(other, Score) else super().__sub__(other)
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ± {self.se:.4f}"
 
     def __repr__(self) -> str:
         return f"Score({self}, {len(self.per_sequence)} sequences)"
@@ -101,8 +67,8 @@ class Score(_Number):
 
 
 @dataclass(frozen=True, eq=False)
-class Effect(_Number):
-    """A mean difference of scores over the same sequences. It is used as a number, its `value`.
+class Effect(float):
+    """A mean difference of scores over the same sequences, a number.
 
     Attributes:
         value: mean difference, in the unit of the score; se: its standard error.
@@ -116,8 +82,12 @@ class Effect(_Number):
     se: float
     pvalue: float
 
-    def __sub__(self, other: Any) -> float:
-        return NotImplemented if (number := _number(other)) is None else self.value - number
+    def __new__(cls, value: float, *_: Any, **__: Any) -> "Effect":
+        """Make the number, `value`."""
+        return super().__new__(cls, value)
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ± {self.se:.4f}"
 
 
 def paired_effect(ablated: Score, intact: Score, *, seed: int = 0) -> Effect:

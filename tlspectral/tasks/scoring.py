@@ -18,7 +18,7 @@ from tlspectral.models.attention.padding import PackedTokens, attention_position
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
 from tlspectral.models.attention.threads import Hook, hooks_on
-from tlspectral.tasks.metrics import MetricOfModel, next_token_loss
+from tlspectral.tasks.metrics import next_token_loss
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.task import Task
 
@@ -148,7 +148,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
     """
     packed = packed_prompts(view, task.prompts)
     metric = task.metric
-    if isinstance(metric, MetricOfModel):
+    if hasattr(metric, "for_model"):  # it needs the model's tokenizer, such as the token of an answer
         metric = metric.for_model(view, packed)
     sequences = ScoredSequences(
         packed.tokens,

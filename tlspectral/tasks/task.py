@@ -10,10 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.models.attention.padding import TokenMask
-from tlspectral.tasks.metrics import LogitDifference, MetricOfModel, next_token_loss
+from tlspectral.tasks.metrics import LogitDifference, next_token_loss
 from tlspectral.tasks.prompts import RepeatedSegments, TextRows
 
-Metric = Callable[..., Tensor] | MetricOfModel
 Predict = None | int | slice | Sequence[int] | Tensor | Callable[[int], slice]
 
 
@@ -59,7 +58,7 @@ class Task:
     """
 
     prompts: Any
-    metric: Metric
+    metric: Any
     _: KW_ONLY
     predict: Predict = None
     attention: Any = None
@@ -70,7 +69,7 @@ class Task:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.metric) and not isinstance(self.metric, MetricOfModel):
+        if not callable(self.metric) and not hasattr(self.metric, "for_model"):
             raise TypeError(
                 "metric is a function of logits, tokens and mask that returns a score per sequence; found "
                 f"{self.metric!r}"
@@ -124,7 +123,6 @@ class Task:
         return self._of(sorted(order[:first])), self._of(sorted(order[first:]))
 
     def _of(self, rows: list[int]) -> "Task":
-        """Return the task of some of the prompts."""
         other, metric = self.counterfactual, getattr(self.metric, "of_prompts")(rows)  # noqa: B009
         return replace(
             self,

@@ -237,8 +237,7 @@ def edge_effects(
             for (layer, what), rows in sorted(rows_of.items())
         ],
         description="edges",
-        unit="layer",
-        items="edges" + f" beside {draws} random ones each" * bool(draws),
+        unit="edge",
         prepare=partial(_prepared, view, sequences, layers, writers, below, queried is not None, replace, seed, places),
     )
     found = pd.concat(

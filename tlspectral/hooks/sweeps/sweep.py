@@ -190,7 +190,7 @@ def ablation_sweep(
         shared, label = (one, sequences, per_head, seed), name if at is None else f"{name}_at{index}"
         if sets is not None:
             parts += [
-                WorkPart(f"{label}_set{number:03d}", partial(set_table, *shared, called, chosen), items=1 + per_head)
+                WorkPart(f"{label}_set{number:03d}", partial(set_table, *shared, called, chosen))
                 for number, (called, chosen) in enumerate(sets.items())
             ]
             layers_of |= {layer for chosen in sets.values() for layer in chosen}
@@ -205,8 +205,7 @@ def ablation_sweep(
     layers = measurement.made(
         parts,
         description=f"sweep {name}",
-        unit="layer" if sets is None else "set",
-        items="sets" if sets is not None else "heads" + f" beside {per_head} controls each" * bool(per_head),
+        unit="head" if sets is None else "set",
         prepare=partial(intact_values, view, sequences, sorted(layers_of)),
     )
     for part_name, frame in layers.items():

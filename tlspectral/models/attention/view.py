@@ -40,7 +40,7 @@ from tlspectral.models.attention.layer import (
 from tlspectral.models.attention.norms import NO_NORM, Normalization
 from tlspectral.models.attention.points import hook_names
 from tlspectral.models.attention.threads import Hook, evaluating, hooks_on, send_captures_by_name, user_hooks
-from tlspectral.tables.origin import recorded_weights
+from tlspectral.tables.same_model import recorded_weights
 
 
 class _ForwardStopped(Exception):

@@ -21,7 +21,7 @@ from tlspectral.models.loading.checks import OTHER_TOWERS, in_any_layer, listed,
 from tlspectral.models.loading.damage import check_settings, download_bars, empty_model, from_files, misfit
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config
-from tlspectral.tables.origin import recorded_weights
+from tlspectral.tables.same_model import recorded_weights
 
 Side = Literal["query-key", "output", "positions"]
 """The weights of a layer to read: queries and keys, values and output, or queries, keys and learned positions."""

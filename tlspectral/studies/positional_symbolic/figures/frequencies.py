@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.positional import SCORES, circle_entry, plane_axes, require_one_row_per, without_nan
+from tlspectral.plots.positional import SCORES, circle_entry, plane_axes, without_nan
 from tlspectral.plots.style import (
     BLUE,
     GREY,
@@ -36,7 +36,7 @@ from tlspectral.studies.positional_symbolic.figures.profiles import (
     ticked_frequencies,
     wavelength_axis,
 )
-from tlspectral.tables.required import require
+from tlspectral.tables.required import require, require_one_row
 
 _KEYS = ["layer", "head", "frequency"]
 
@@ -142,7 +142,7 @@ def frequency_norms(norms: pd.DataFrame, head: Head) -> Figure:
     same for all keys changes nothing in the softmax.
     """
     require(norms, [*_KEYS, "logit_norm", "key_norm"], "tlspectral.studies.positional_symbolic.traces.frequency_norms")
-    require_one_row_per(norms, _KEYS, "give one row per head and frequency")
+    require_one_row(norms, _KEYS, "give one row per head and frequency")
     table = of_head(norms, head).sort_values("frequency")
     shown, note = without_nan(table, ["logit_norm", "key_norm"])
     figure = new_figure(4.2, 3.8)

@@ -6,10 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tlspectral.plots.positional import POSITIONAL, SCORES, SYMBOLIC, require_one_row_per, without_nan
+from tlspectral.plots.positional import POSITIONAL, SCORES, SYMBOLIC, without_nan
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
 from tlspectral.selection import Head, Heads, head_name, head_pair, head_pairs
-from tlspectral.tables.required import require
+from tlspectral.tables.required import require, require_one_row
 
 _KEYS = ["layer", "head", "frequency"]
 _ONE_ROW = "give one row per head and frequency"
@@ -155,7 +155,7 @@ def of_head(table: pd.DataFrame, head: Head) -> pd.DataFrame:
 def require_frequencies(frequencies: pd.DataFrame) -> None:
     """Refuse a table without scores of single frequencies, or with two rows of one. Raises ValueError."""
     require(frequencies, [*_KEYS, *SCORES], "positional_symbolic(..., per_frequency=True)")
-    require_one_row_per(frequencies, _KEYS, _ONE_ROW)
+    require_one_row(frequencies, _KEYS, _ONE_ROW)
 
 
 def score_entries(width: float, dashes: tuple[float, float]) -> list[tuple[Line2D, str]]:

@@ -9,10 +9,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from tlspectral.plots.positional import require_one_row_per, without_nan
+from tlspectral.plots.positional import without_nan
 from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure
 from tlspectral.selection import head_name
-from tlspectral.tables.required import require
+from tlspectral.tables.required import require, require_one_row
 
 _TRACE = ["layer", "head", "frequency", "swap_i", "swap_j", "block", "before", "after"]
 _LOOKS: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ def attention_traces(traces: pd.DataFrame) -> Figure:
     if len(heads) > 1:
         names = ", ".join(head_name(layer, head) for layer, head in heads.head(3).itertuples(index=False))
         raise ValueError(f"the traces are of {len(heads)} heads ({names}): give the rows of one")
-    require_one_row_per(traces, _TRACE[:6], "give one row per frequency, swap and block")
+    require_one_row(traces, _TRACE[:6], "give one row per frequency, swap and block")
     shown, note = without_nan(traces, ["before", "after"])
     swaps = sorted({(int(i), int(j)) for i, j in zip(traces["swap_i"], traces["swap_j"], strict=True)})
     if len(swaps) > _MOST_SWAPS:
