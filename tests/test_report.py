@@ -146,7 +146,7 @@ def test_the_tables_say_what_the_table_says():
     table.loc[[1, 6], "status"] = "zero"
     text = Structure(report(table)).text()
     best = table.nlargest(1, "ind").iloc[0]
-    row = f"{best['name']} {best['ind']:.3f} {best['ind_se']:.3f} {best['D_head']:.3f} "
+    row = f"{best['name']} {best['ind']:.3f} {best['ind_se']:.2g} {best['D_head']:.3f} "
     row += f"{best['D_head_null_mean']:.3f} {best['D_head_null_pct']:.3f}"
     assert row in text
     assert re.search(r"rotational share \(D_head\) \S+ \S+ \S+ 5 4 3 ", text)

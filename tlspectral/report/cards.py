@@ -303,5 +303,6 @@ def _written(column: str, value: Any) -> str:
     if isinstance(value, float | np.floating):
         size = abs(value)
         fixed = ".0f" if column in _WHOLE else ".3f" if 0.001 <= size < 1000 or size == 0 else ".3g"
+        fixed = ".2g" if column == "± se" else fixed
         return f"{value:{fixed}}".replace("-", _MINUS)
     return value if isinstance(value, str) else str(value).replace("-", _MINUS)
