@@ -33,9 +33,6 @@ class TwoTokens:
         residual: what enters the head's layer there.
         norm_behind: some earlier layer has a norm behind its attention, whose scale was held.
         captured: whole activations of the head's layer, by hook point.
-        scores: the model's own scores of the query, as it has them before the softmax; None where it exposes none.
-        unmasked: keys that `scores` do not mask; None without scores.
-        largest: the largest |score| of the layer outside its mask; None without scores.
         pattern: the query's attention.
     """
 
@@ -44,9 +41,6 @@ class TwoTokens:
     residual: Float64[Tensor, "two d_model"]
     norm_behind: bool
     captured: dict[str, Tensor]
-    scores: Float64[Tensor, "pos"] | None
-    unmasked: Bool[Tensor, "pos"] | None
-    largest: float | None
     pattern: Float64[Tensor, "pos"]
 
 
@@ -72,15 +66,8 @@ def trace(
     problem = f"layer {layer}: what enters it is not the sum of what earlier layers wrote"
     require_equal_streams(written.sum(1), residual, kept[names["residual"]].dtype, problem, _UNDIVIDED)
     captured = {name: kept[name] for name in whole if name in kept}
-    row = unmasked_row = largest = None
-    if "scores" in names:
-        scores = captured[names["scores"]]
-        unmasked = view.unmasked(layer, scores)
-        largest = float(scores.where(unmasked, 0.0).abs().max())
-        row = scores[0, head, query].cpu().double()
-        unmasked_row = unmasked[0, head, query].cpu() & (torch.arange(len(row)) <= query)
     pattern = captured[names["pattern"]][0, head, query].cpu().double()
-    return TwoTokens(sources, written, residual, norm_behind, captured, row, unmasked_row, largest, pattern)
+    return TwoTokens(sources, written, residual, norm_behind, captured, pattern)
 
 
 def _keep(kept: dict[str, Any], name: str, positions: list[int], activation: Tensor, hook: Any) -> None:
@@ -188,16 +175,21 @@ def query_row(
     of_run = row_scores(raw, form.head, q, k, tables, torch.tensor([[query]])).whole()[0, 0, 0]
     if form.slope is not None:
         of_run = of_run + form.slope * torch.arange(len(of_run), dtype=of_run.dtype)
-    scores, unmasked = traced.scores, traced.unmasked
-    if scores is None or unmasked is None:
+    if "scores" in names:
+        exposed = traced.captured[names["scores"]]
+        visible = view.unmasked(layer, exposed)
+        largest = float(exposed.where(visible, 0.0).abs().max())
+        scores = exposed[0, form.head, query].cpu().double()
+        unmasked = visible[0, form.head, query].cpu() & (torch.arange(len(scores)) <= query)
+    else:
         scores, unmasked = form.capped(of_run), view.seen_keys(layer, len(of_run))[query].cpu()
+        largest = float(scores[unmasked].abs().max())
     if not bool(unmasked[key]):
         first = int(unmasked.nonzero()[0])
         raise ValueError(
             f"layer {layer} masks key {key} for query {query}: the query sees keys {first} to {query} (a window), so "
             "there is no score"
         )
-    largest = float(scores[unmasked].abs().max()) if traced.largest is None else traced.largest
     row = scores.masked_fill(~unmasked, -torch.inf)
     require_own_pattern(row, traced.pattern, raw.w_q.dtype, f"layer {layer}", largest=largest)
     score, alibi = float(scores[key] if form.layer.softcap is None else of_run[key]), None
