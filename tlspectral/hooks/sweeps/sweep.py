@@ -11,8 +11,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
-from tlspectral.hooks.parts import Output, Part, PartName, part_of
-from tlspectral.hooks.parts.named import PART
+from tlspectral.hooks.parts import PART, Output, Part, PartName, part_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.hooks.sweeps.effects import effect_rows, effects_beside_heads, layer_effects
