@@ -1,6 +1,15 @@
-"""Sums of scores by distance, and of queries and keys, taken while a model runs."""
+"""Sums of scores by distance, and of queries and keys, taken while a model runs.
+
+With the mean query `q_t` and the mean key `k_t` of rotary pair t as complex numbers, and D tokens from the key to the
+query, a head's preference by distance is
+
+    s(D) = Re sum_t q_t conj(k_t) exp(i theta_t D)  +  the product over non-rotary columns,
+
+times the model's scale. Nothing is fitted.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -9,11 +18,10 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from tlspectral.algebra.rotary import in_float64
+from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.errors import EditNotHonored
-from tlspectral.heads.detectors.distance import Preference, preference
 from tlspectral.heads.detectors.rotated_keys import at_pattern
-from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention import AttentionView, softcapped
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.run_scores import require_own_pattern
@@ -21,6 +29,28 @@ from tlspectral.models.attention.threads import user_hooks
 
 BATCH = 25
 Hooks = list[tuple[str, Callable[[Tensor, Any], None]]]
+
+
+@dataclass(frozen=True)
+class Preference:
+    """What the mean query and key of some heads of a layer contribute to the mean score, by distance.
+
+    Attributes:
+        by_pair: contribution of each rotary pair.
+        non_rotary: contribution of the non-rotary columns, equal at every distance.
+        theta: radians per token of each pair.
+        softcap: of the layer's scores, None without one.
+    """
+
+    by_pair: Float64[Tensor, "heads pairs distances"]
+    non_rotary: Float64[Tensor, "heads"]
+    theta: Float64[Tensor, "heads pairs"]
+    softcap: float | None
+
+    @property
+    def predicted(self) -> Float64[Tensor, "heads distances"]:
+        """The score at each distance, behind the softcap if there is one."""
+        return softcapped(self.by_pair.sum(1) + self.non_rotary[:, None], self.softcap)
 
 
 class LayerKernels:
@@ -105,9 +135,18 @@ class LayerKernels:
             return
         query, key = (self.means[side] / self.n_tokens for side in ("query", "key"))
         key = key.repeat_interleave(len(query) // len(key), dim=0)  # some models repeat grouped keys themselves
-        query, key, distances = query[self.heads], key[self.heads], torch.tensor(self.back)
-        rotary = self.rotary.of_heads(self.heads)
-        self.preference = preference(rotary, self.settings.score_scale, self.settings.softcap, query, key, distances)
+        rotary, settings = self.rotary.of_heads(self.heads), self.settings
+        query, key = with_gain_and_phase(query[self.heads][:, None], rotary)[:, 0], key[self.heads]
+        q, k = (torch.complex(x[:, rotary.real_index], x[:, rotary.imag_index]) for x in (query, key))
+        theta = rotary.theta.cpu().double().expand(len(query), -1)
+        rotations = torch.polar(torch.ones(1, dtype=torch.float64), theta[..., None] * torch.tensor(self.back))
+        scale = settings.score_scale * rotary.attention_scaling**2
+        self.preference = Preference(
+            scale * ((q * k.conj())[..., None] * rotations).real,
+            settings.score_scale * (query * key)[:, rotary.still_columns].sum(1),
+            theta,
+            settings.softcap,
+        )
 
 
 def measured_kernels(
