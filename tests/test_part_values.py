@@ -27,7 +27,6 @@ from tlspectral.hooks.parts import (
     RopePhase,
     Symmetric,
     long_range,
-    named,
     output,
     part_of,
     query_key,
@@ -222,13 +221,13 @@ def test_parts_without_settings_go_by_name_and_by_symbol():
 )
 def test_other_names_are_refused(name, said, monkeypatch):
     # Below the type check of the tests, which refuses what is no text first.
-    monkeypatch.setattr(named, "chosen_part", inspect.unwrap(named.chosen_part))
+    monkeypatch.setattr(tls.parts, "chosen_part", inspect.unwrap(tls.parts.chosen_part))
     with pytest.raises(ValueError, match=said):
         inspect.unwrap(part_of)(name)
 
 
 def test_the_examples_run():
-    for module in (query_key, output, long_range, named):
+    for module in (query_key, output, long_range, tls.parts):
         found = doctest.testmod(module)
         assert found.attempted > 0
         assert found.failed == 0

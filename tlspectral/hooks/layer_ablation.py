@@ -12,9 +12,9 @@ from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, acts_first
 from tlspectral.hooks.parts import Bound, LongRange
-from tlspectral.hooks.parts.blocks import BlockRemoval
+from tlspectral.hooks.parts.blocks import BlockPart
 from tlspectral.hooks.parts.output import Replacement
-from tlspectral.hooks.parts.query_key import ScoreRemoval
+from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import softcapped
 from tlspectral.models.attention.closeness import require_close
@@ -200,8 +200,8 @@ class LayerAblation(HeadCapture):
 
     def _difference(self, scores: HeadScores, allowed: Tensor) -> Tensor:
         """Return what is added to the scaled scores, before a softcap."""
-        assert isinstance(self.part, ScoreRemoval | BlockRemoval)
-        difference, allowed = self.part.of(scores, allowed)
+        assert isinstance(self.part, QueryKeyPart | BlockPart)
+        difference, allowed = self.part.change(scores, allowed)
         acts = self._acts(difference)
         if acts is not None:
             allowed = (allowed & acts).expand_as(difference)

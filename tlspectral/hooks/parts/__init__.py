@@ -9,11 +9,11 @@ A part without settings also goes by its name: `"symmetric"`, `"antisymmetric"`,
 
 from typing import Literal
 
-from tlspectral.hooks.parts.blocks import BlockRemoval, Content, Interaction, Position
+from tlspectral.hooks.parts.blocks import BlockPart, Content, Interaction, Position
 from tlspectral.hooks.parts.long_range import LongRange
 from tlspectral.hooks.parts.output import Output, Replacement
 from tlspectral.hooks.parts.part import Part
-from tlspectral.hooks.parts.query_key import Antisymmetric, Band, RopePhase, ScoreRemoval, Symmetric
+from tlspectral.hooks.parts.query_key import Antisymmetric, Band, QueryKeyPart, RopePhase, Symmetric
 from tlspectral.selection import chosen_part
 from tlspectral.tables.schema import columns
 
@@ -33,7 +33,7 @@ __all__ = [
     "part_of",
 ]
 
-Bound = ScoreRemoval | BlockRemoval | LongRange | Replacement
+Bound = QueryKeyPart | BlockPart | LongRange | Replacement
 """A part on heads of one layer, as `Part.on` returns it."""
 
 PartName = Literal["symmetric", "antisymmetric", "rope_phase", "output", "M_S", "M_A", "Im(M_t)"]

@@ -89,5 +89,5 @@ class Part(Placed, ABC):
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, Any]:
         """Bind the part to heads by layer; layers on which it removes nothing are left out.
 
-        What is bound acts on scores (`ScoreRemoval`), on the mask (`LongRange`) or on z (`Replacement`).
+        What is bound acts on scores (`QueryKeyPart`, `BlockPart`), on the mask (`LongRange`) or on z (`Replacement`).
         """

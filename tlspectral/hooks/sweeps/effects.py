@@ -18,8 +18,8 @@ from torch import Tensor
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Bound
-from tlspectral.hooks.parts.blocks import BlockRemoval
-from tlspectral.hooks.parts.query_key import ScoreRemoval
+from tlspectral.hooks.parts.blocks import BlockPart
+from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.threads import Hook
 from tlspectral.selection import head_name
@@ -69,7 +69,7 @@ def layer_effects(
     """
     view, folded = intact.view, intact.view.layer(layer)
     jobs = [(head, draw) for head in heads for draw in range(-1, draws)]
-    n, scored = len(sequences.tokens), isinstance(part, ScoreRemoval | BlockRemoval)
+    n, scored = len(sequences.tokens), isinstance(part, QueryKeyPart | BlockPart)
     squares = torch.full((len(jobs), n), 0.0 if scored else torch.nan, dtype=torch.float64)
 
     def altered(chunk: slice, batch: slice, removal: Removal) -> Tensor:
@@ -81,9 +81,9 @@ def layer_effects(
         if not random:
             return removal.difference
         drawn, replaced = [jobs[chunk][index] for index in random], removal.difference.clone()
-        if isinstance(part, BlockRemoval):
+        if isinstance(part, BlockPart):
             seeds = [[seed, layer, head, draw] for head, draw in drawn]
-            replaced[:, random] = part.places.shuffled(removal.difference[:, random], seeds)
+            replaced[:, random] = part.prompt.shuffled(removal.difference[:, random], seeds)
         else:
             assert removal.scores is not None
             size = removal.scores.query.content.shape[-1]
