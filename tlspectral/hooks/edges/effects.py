@@ -15,9 +15,8 @@ from tlspectral.heads.detectors.sequences import detector_offsets, segment_lengt
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.edges.cut import refuse_open_receivers
-from tlspectral.hooks.edges.measuring import Edge, Prepared, edge_columns, edges_between
+from tlspectral.hooks.edges.measuring import Edge, Prepared, QueryKeyPairs, edge_columns, edges_between
 from tlspectral.hooks.edges.reached import Reached, reached
-from tlspectral.hooks.edges.receiving import QueryKeyPairs
 from tlspectral.hooks.edges.senders import Replaced, cached_run, chosen_senders
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.models.attention import attention_view

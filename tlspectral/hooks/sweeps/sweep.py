@@ -14,9 +14,15 @@ from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.hooks.parts import PART, Output, Part, PartName, part_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.screening import agreement, screened
-from tlspectral.hooks.sweeps.effects import effect_rows, effects_beside_heads, layer_effects
+from tlspectral.hooks.sweeps.effects import (
+    SETS,
+    chosen_sets,
+    effect_rows,
+    effects_beside_heads,
+    layer_effects,
+    set_table,
+)
 from tlspectral.hooks.sweeps.screen import gradient_screen
-from tlspectral.hooks.sweeps.sets import SETS, chosen_sets, set_table
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
