@@ -169,7 +169,7 @@ def _operator_sides(
     if kind == "qk":
         product = ThinProduct(*(side[head] for side in layer.operator_factors()))
     else:
-        product = ov_operators(view.model, index)[head].product()
+        product = ov_operators(view.model, index)[head]
     left, values, right = thin_svd(product)
     shares, kept = _largest(values, n_directions, rank_tolerance(layer.storage_dtype, layer.d_model, layer.d_head))
     random = torch.randn(layer.d_model, draws, generator=rng, dtype=torch.float64)

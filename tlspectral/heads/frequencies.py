@@ -55,17 +55,10 @@ def frequency_table(model: Any) -> pd.DataFrame:
         re, im = norms.re.flatten().numpy(), norms.im.flatten().numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
             wavelength, share = 2 * np.pi / np.abs(theta), im / (re + im)
-        columns = {
-            "layer": np.full(heads * pairs, index),
-            "head": np.repeat(np.arange(heads), pairs),
-            "frequency": np.tile(np.arange(pairs), heads),
-            "theta": theta,
-            "wavelength": wavelength,
-            "re_norm": re,
-            "im_norm": im,
-            "im_share": share,
-        }
-        layer_tables.append(pd.DataFrame(columns))
+        rows = pd.MultiIndex.from_product(
+            [[index], range(heads), range(pairs)], names=["layer", "head", "frequency"]
+        ).to_frame(index=False)
+        layer_tables.append(rows.assign(theta=theta, wavelength=wavelength, re_norm=re, im_norm=im, im_share=share))
         if layer.valid_up_to is not None:
             limits.append(layer.valid_up_to)
     if not layer_tables:
