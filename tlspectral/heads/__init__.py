@@ -23,24 +23,6 @@ if TYPE_CHECKING:
     from tlspectral.heads.operators.penalty import qk_penalty
     from tlspectral.heads.operators.verification import verify_scores
 
-_HOMES = {
-    "HeadCard": "card",
-    "analyze_heads": "analysis",
-    "analyze_models": "many_models",
-    "compare_heads": "comparison",
-    "copying_scores": "copying",
-    "detect_heads": "detectors.heads",
-    "frequency_table": "frequencies",
-    "head_card": "card",
-    "head_directions": "directions",
-    "k_composition": "composition",
-    "kernel_prediction": "detectors.kernel",
-    "qk_operators": "operators.factored",
-    "qk_penalty": "operators.penalty",
-    "relative_position_kernel": "detectors.kernel",
-    "verify_scores": "operators.verification",
-}
-
 __all__ = [
     "HeadCard",
     "analyze_heads",
@@ -59,4 +41,4 @@ __all__ = [
     "verify_scores",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__)
