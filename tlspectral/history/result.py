@@ -19,26 +19,17 @@ Head = tuple[int, int]
 PERCENTILES = ("prev", "rope_imag_frac", "dir_frac")
 """Columns of which a history holds the percentile within the model, as `<column>_pct`, as the head table of D_head."""
 
-CHECKPOINT_STEP, N_HEADS, ICL_SCORE, FREQUENCY = columns("""
-    step      | step          | Training step of the checkpoint; where checkpoints have names instead, the name.
-    n_heads   | count         | Heads of the model.
-    icl_score | nat per token | Loss on the second copy of repeated random segments less that on the first. NaN without
-              |               | detectors.
-    frequency | index         | Rotary pair, 0 being the model's first.
+_STEP, _FREQUENCY = columns("""
+    step      | step  | Training step of the checkpoint; where checkpoints have names instead, the name.
+    frequency | index | Rotary pair, 0 being the model's first.
 """)
-
-
 _OF_STEP = "Percentile of {} within the model of that step: rank / n, average ties."
 
 
-def median_column(name: str) -> Column:
-    """Describe the median of a head table's column over the heads of a model."""
-    return Column(f"{name}_median", f"Median of {name} over the heads of the model.", COLUMNS[name].unit)
-
-
-def _null_columns(name: str) -> tuple[Column, ...]:
+def _medians(name: str) -> tuple[Column, ...]:
     unit = COLUMNS[name].unit
     return columns(f"""
+        {name}_median      | {unit} | Median of {name} over the heads of the model.
         {name}_null_low    | {unit} | 2.5 % quantile of such medians under the null.
         {name}_null_median | {unit} | Median of such medians under the null.
         {name}_null_high   | {unit} | 97.5 % quantile of such medians under the null.
@@ -57,20 +48,19 @@ _TABLES = {
     "summary": (
         "; `.track()` sets it beside a head's own rows",
         (
-            N_HEADS,
-            ICL_SCORE,
             *columns("""
+                n_heads          | count         | Heads of the model.
+                icl_score        | nat per token | Loss on the second copy of repeated random segments less that on the
+                                 |               | first. NaN without detectors.
                 icl_score_se     | nat per token | Standard error of icl_score over sequences, paired.
                 first_copy_loss  | nat per token | Loss on the first copy, positions 1 .. L - 1.
                 second_copy_loss | nat per token | Loss on the second copy, positions L + 1 .. 2L - 1.
                 value            | of the metric | Score of the model on the task, mean over its sequences. NaN without.
                 value_se         | of the metric | Standard error of value over sequences. NaN without a task.
             """),
-            median_column("D_head"),
-            *_null_columns("D_head"),
-            median_column("dir_frac"),
-            *_null_columns("dir_frac"),
-            median_column("rope_imag_frac"),
+            *_medians("D_head"),
+            *_medians("dir_frac"),
+            *_medians("rope_imag_frac")[:1],
             *columns("rope_imag_frac_null_median | share | 1/2 (`population_medians`); NaN without rotary layers."),
         ),
     ),
@@ -87,10 +77,10 @@ _TABLES = {
         ),
     ),
     "positional": (", with `blocks=`", (*HEAD, *SCORE_COLUMNS)),
-    "frequencies": (", with `blocks=`", (*HEAD, FREQUENCY, *SCORE_COLUMNS)),
+    "frequencies": (", with `blocks=`", (*HEAD, _FREQUENCY, *SCORE_COLUMNS)),
 }
 HEAD_HISTORY = {
-    name: Schema(f"head_history.{name}", (CHECKPOINT_STEP, *of_table), f"`tls.head_history`: `.{name}`{also}")
+    name: Schema(f"head_history.{name}", (_STEP, *of_table), f"`tls.head_history`: `.{name}`{also}")
     for name, (also, of_table) in _TABLES.items()
 }
 
