@@ -39,15 +39,10 @@ def measure_step(
 ) -> pd.DataFrame:
     """Measure a model, or one that is read from its files; the arguments are those of `head_history`.
 
-    Args:
-        options: of `analyze_heads`, `detectors` and `seed` among them.
-
-    Returns:
-        The tables `heads` and `composition`, with blocks also `positional` and, on a model with rotary positions,
-        `frequencies`, as one, see `bundled`. Its `attrs` are those of `analyze_heads`, with `numbers` (columns of a
-        summary) and `shape` (numbers that have to be the same at all steps).
-
-    Raises as `analyze_heads`, and BadHead for a pair that the model does not have.
+    Return the tables `heads` and `composition`, with blocks also `positional` and, on a model with rotary positions,
+    `frequencies`, as one, see `bundled`. Its `attrs` are those of `analyze_heads`, with `numbers` (columns of a
+    summary) and `shape` (numbers that have to be the same at all steps). Raises as `analyze_heads`, and BadHead for a
+    pair that the model does not have.
     """
     model = opened.model if isinstance(opened, AttentionView) else opened
     shape = _shape(open_layers(model))

@@ -209,7 +209,6 @@ class LayerAblation(HeadCapture):
         return difference if acts is None else difference.masked_fill(~acts, 0.0)
 
     def _beyond(self, part: LongRange, visible: Tensor, scores: Tensor) -> Tensor:
-        """Return the pairs of tokens that the heads no longer see."""
         acts = self._acts(scores)
         return part.beyond(visible) if acts is None else part.beyond(visible) & acts
 

@@ -220,13 +220,11 @@ def measured_detectors(
     return (DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS).frame(scores, attrs)
 
 
-def _reliability(
-    halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str] = DETECTORS
-) -> dict[str, float | None]:
+def _reliability(halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str]) -> dict[str, float | None]:
     """Return the Spearman correlation over heads between scores of even and of odd sequences, per detector.
 
-    It is 1 where the order of the heads does not depend on the sequences drawn. It concerns the order of all heads,
-    most of which are near chance. It is None for fewer than three heads or equal scores.
+    It concerns the order of all heads, most of which are near chance. It is None for fewer than three heads or equal
+    scores.
     """
     reliability: dict[str, float | None] = {}
     for name, (even, odd) in zip(names, halves.swapaxes(0, 1), strict=False):

@@ -9,9 +9,8 @@ times the model's scale. Nothing is fitted.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,26 +30,15 @@ BATCH = 25
 Hooks = list[tuple[str, Callable[[Tensor, Any], None]]]
 
 
-@dataclass(frozen=True)
-class Preference:
+class Preference(NamedTuple):
     """What the mean query and key of some heads of a layer contribute to the mean score, by distance.
 
-    Attributes:
-        by_pair: contribution of each rotary pair.
-        non_rotary: contribution of the non-rotary columns, equal at every distance.
-        theta: radians per token of each pair.
-        softcap: of the layer's scores, None without one.
+    That of the non-rotary columns is equal at every distance; `theta` is in radians per token.
     """
 
     by_pair: Float64[Tensor, "heads pairs distances"]
     non_rotary: Float64[Tensor, "heads"]
     theta: Float64[Tensor, "heads pairs"]
-    softcap: float | None
-
-    @property
-    def predicted(self) -> Float64[Tensor, "heads distances"]:
-        """The score at each distance, behind the softcap if there is one."""
-        return softcapped(self.by_pair.sum(1) + self.non_rotary[:, None], self.softcap)
 
 
 class LayerKernels:
@@ -81,10 +69,11 @@ class LayerKernels:
         return self.total[1, 0] / self.total[1, 1]
 
     def predicted(self) -> Float64[np.ndarray, "distances heads"]:
-        """Predicted score, NaN where there is none."""
+        """Predicted score behind a softcap, NaN where there is none."""
         if self.preference is None:
             return np.full(self.total.shape[2:], np.nan)
-        return self.preference.predicted.T.numpy()
+        scores = self.preference.by_pair.sum(1) + self.preference.non_rotary[:, None]
+        return softcapped(scores, self.settings.softcap).T.numpy()
 
     def hooks(self, real: Bool[Tensor, "batch pos"], averaged: Bool[Tensor, "batch"], *, scores: bool) -> Hooks:
         """Return the hooks of one batch; `averaged` marks sequences whose queries and keys are summed."""
@@ -145,7 +134,6 @@ class LayerKernels:
             scale * ((q * k.conj())[..., None] * rotations).real,
             settings.score_scale * (query * key)[:, rotary.still_columns].sum(1),
             theta,
-            settings.softcap,
         )
 
 

@@ -146,11 +146,7 @@ class QKOperators(Sequence[QKOperator]):
         return len(self._pairs)
 
     def __getitem__(self, key: Any) -> Any:
-        """Return one operator by "L0H3" or (layer, head), or by its index among all heads.
-
-        Raises:
-            BadHead: no such layer or head, or no pair of whole numbers.
-        """
+        """Return one operator by "L0H3" or (layer, head), or by its index among all heads. Raises BadHead."""
         if isinstance(key, slice):
             return [self[i] for i in range(len(self))[key]]
         if not isinstance(key, tuple | str):

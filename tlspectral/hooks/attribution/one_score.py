@@ -137,13 +137,7 @@ def qk_attribution(
 
 @dataclass(frozen=True)
 class _Rows:
-    """All pairs of sources, largest |total| first.
-
-    Attributes:
-        names: of the sources, then of the bias and of ALiBi.
-        pairs: indices of names, at the query and at the key.
-        parts: `PARTS` of each pair.
-    """
+    """All pairs of sources, largest |total| first; `names` are of the sources, then of the bias and of ALiBi."""
 
     names: list[str]
     pairs: Int[Tensor, "rows two"]

@@ -27,13 +27,9 @@ _UNDIVIDED = "a score cannot be divided among sources"
 class TwoTokens:
     """What a run of one prompt says about one head at a query and a key.
 
-    Attributes:
-        sources: names of what wrote to the residual stream before the head's layer.
-        written: what each of them wrote at the query token and at the key token.
-        residual: what enters the head's layer there.
-        norm_behind: some earlier layer has a norm behind its attention, whose scale was held.
-        captured: whole activations of the head's layer, by hook point.
-        pattern: the query's attention.
+    `written` is what each of the `sources` wrote before the head's layer, and `residual` what enters it. `norm_behind`:
+    some earlier layer has a norm behind its attention, whose scale was held. `captured` are whole activations of the
+    head's layer, by hook point, and `pattern` is the query's attention.
     """
 
     sources: list[str]

@@ -20,7 +20,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.circuits.graph import Graph
-from tlspectral.hooks.edges.cutting import Cut
+from tlspectral.hooks.edges.cut import Cut
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.closeness import require_close
@@ -96,10 +96,8 @@ class Pairs:
 def pairs_of(model: Any, task: Task) -> Pairs:
     """Return the pairs of a task on a model.
 
-    Raises:
-        ValueError: a task without counterfactual prompts; as `require_every_key` and `scored_sequences`.
-        EditNotHonored: a run with no edge kept is not that of the counterfactual prompts.
-        UnsupportedArchitecture: as `AttentionView.raw` and `mlp_reads`.
+    Raises ValueError for a task without counterfactual prompts, EditNotHonored where a run with no edge kept is not
+    that of the counterfactual prompts, and as `scored_sequences`, `AttentionView.raw` and `mlp_reads`.
     """
     view = attention_view(model)
     require_stream(view)
@@ -189,7 +187,6 @@ class Stream:
         self._note(self.graph.sender_index[f"L{layer}MIX"], mixed(view, layer, captured, widened, behind))
 
     def _cuts(self, kind: tuple[int, str]) -> list[Cut]:
-        """Return what the cut edges of all receivers of a kind carry."""
         rows = self.graph.kinds[kind]
         n = self.graph.n_before(self.graph.receivers[rows.start])
         assert self.cut is not None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.heads.composition import composition_into
-from tlspectral.hooks.edges.cutting import Cut, readers
+from tlspectral.hooks.edges.cut import Cut, readers
 from tlspectral.hooks.edges.reached import Reached
 from tlspectral.hooks.edges.senders import CachedRun, Sender
 from tlspectral.models.attention import AttentionLayer, AttentionView, Latent, require_even_scale
@@ -81,12 +81,9 @@ def edges_between(
 
 @dataclass(frozen=True)
 class Prepared:
-    """Runs that edges are measured after.
+    """Runs that edges are measured after, and the positions of writes that edges carry, by name.
 
-    Attributes:
-        run: what senders wrote.
-        intact: the intact run to go on from, with the score of each sequence; None where attention is measured.
-        places: the positions of writes that edges carry, by name.
+    `intact` is the run to go on from, with the score of each sequence; None where attention is measured.
     """
 
     run: CachedRun
@@ -250,7 +247,6 @@ class ReceiverLayer:
     def _scores(
         self, head: int, rows: Int[Tensor, "sequences pairs"], change: Tensor | None = None
     ) -> Float64[Tensor, "*copies sequences pairs pos"]:
-        """Return masked scores of some queries of each sequence."""
         of_query, of_key = (change, None) if self.what == "q" else (None, change)
         scores = row_scores(
             self.layer, head, self.query, self.key, self.tables, rows, query_change=of_query, key_change=of_key

@@ -171,7 +171,6 @@ class Replacement(Placed):
         return replaced if acts is None else torch.where(acts[..., None, None].to(z.device), replaced, z)
 
     def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int], run: int) -> Tensor:
-        """Return what replaces z at every position."""
         if self.z is None:
             if len(z) < 2:
                 raise ValueError(

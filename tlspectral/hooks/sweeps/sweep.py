@@ -307,7 +307,6 @@ def _layer_table(
     heads: list[int],
     prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]],
 ) -> pd.DataFrame:
-    """Measure the heads of a layer after an intact run."""
     intact, intact_value = prepared
     beside_heads = draws > 0 and part.control == "heads"
     of_heads = list(range(intact.view.n_heads(layer))) if beside_heads else heads
