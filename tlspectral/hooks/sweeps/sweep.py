@@ -187,8 +187,16 @@ def ablation_sweep(
     )
     estimated = None
     if screen == "gradient":
-        screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, placed, seed))
-        estimated = measurement.first(screening)
+
+        def estimates() -> pd.DataFrame:
+            screens = [
+                gradient_screen(view, sequences, by_layer, one).assign(place=at) for at, one in enumerate(placed)
+            ]
+            table = pd.concat(screens, ignore_index=True)
+            _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
+            return table
+
+        estimated = measurement.first(WorkPart(f"{name}_screen", estimates))
     parts, layers_of = [], set()
     for index, one in enumerate(placed):
         shared, label = (one, sequences, per_head, seed), name if at is None else f"{name}_at{index}"
@@ -282,20 +290,6 @@ def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[
     if set(part.on(view, rotary)) != set(rotary):
         raise ValueError("no frequencies were given, so there is nothing to sweep")
     return rotary
-
-
-def _screen(
-    view: AttentionView,
-    sequences: ScoredSequences,
-    by_layer: dict[int, list[int]],
-    placed: list[Part],
-    seed: int,
-) -> pd.DataFrame:
-    """Estimate the effects of all heads by each part, and choose which of them are to be measured."""
-    tables = [gradient_screen(view, sequences, by_layer, part).assign(place=at) for at, part in enumerate(placed)]
-    table = pd.concat(tables, ignore_index=True)
-    _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
-    return table
 
 
 def _layer_table(
