@@ -95,13 +95,9 @@ def at_pattern(
 class _FixedQueries:
     """What the attention of a layer depends on beside the directions of W_K, in float32.
 
-    Attributes:
-        layer: for its norms of keys.
-        n: normalised residual stream without gain and bias, under LayerNorm in a basis of the vectors without mean.
-        scores: of the head itself; its keys are replaced.
-        core: R of W_K = Q R for each key/value head; that of W_D for a latent of all heads' keys.
-        bias: of the keys, or of the latent.
-        hidden: which keys are masked.
+    `n` is the normalised residual stream without gain and bias, under LayerNorm in a basis of the vectors without mean.
+    The keys of `scores` are replaced. `core` is R of W_K = Q R for each key/value head, `bias` that of the keys; both
+    are those of W_D for a latent of all heads' keys.
     """
 
     layer: AttentionLayer

@@ -128,7 +128,7 @@ def qk_attribution(
         "tolerance": row.tolerance,
         "attention": float(traced.pattern[key]),
         "softcap": form.layer.softcap,
-        "norm_behind_held": traced.norm_behind,
+        "norm_behind_held": any(view.behind(one)[1].kind != "none" for one in view.layers if one < layer),
     }
     if remove is not None:
         attrs |= _add_removed(frame, remove, rows, traced, row)

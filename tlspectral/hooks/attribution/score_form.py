@@ -75,11 +75,8 @@ class StreamSide:
 class HeadForm:
     """One head at a query and a key position: how its scaled score, before softcap and mask, depends on two streams.
 
-    Attributes:
-        layer: as stored.
-        head: its index in the layer.
-        rotary: pairs of this head, with gain and phase of a spectral layer.
-        even, odd: cos and sin of the offset from key to query, per pair, as the model applied them.
+    `rotary` are the pairs of this head, with gain and phase of a spectral layer; `even` and `odd` are cos and sin of the
+    offset from key to query, per pair, as the model applied them.
     """
 
     layer: LayerSettings

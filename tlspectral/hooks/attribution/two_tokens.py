@@ -27,15 +27,13 @@ _UNDIVIDED = "a score cannot be divided among sources"
 class TwoTokens:
     """What a run of one prompt says about one head at a query and a key.
 
-    `written` is what each of the `sources` wrote before the head's layer, and `residual` what enters it. `norm_behind`:
-    some earlier layer has a norm behind its attention, whose scale was held. `captured` are whole activations of the
-    head's layer, by hook point, and `pattern` is the query's attention.
+    `written` is what each of the `sources` wrote before the head's layer, and `residual` what enters it. `captured` are
+    whole activations of the head's layer, by hook point, and `pattern` is the query's attention.
     """
 
     sources: list[str]
     written: Float64[Tensor, "two sources d_model"]
     residual: Float64[Tensor, "two d_model"]
-    norm_behind: bool
     captured: dict[str, Tensor]
     pattern: Float64[Tensor, "pos"]
 
@@ -58,12 +56,12 @@ def trace(
     hooks += holding(kept, whole)
     view.run(tokens, hooks, last=names["pattern"])
     residual = in_float64(kept[names["residual"]])[0].cpu()
-    sources, written, norm_behind = _sources(view, tokens, layer, token_pair, kept)
+    sources, written = _sources(view, tokens, layer, token_pair, kept)
     problem = f"layer {layer}: what enters it is not the sum of what earlier layers wrote"
     require_equal_streams(written.sum(1), residual, kept[names["residual"]].dtype, problem, _UNDIVIDED)
     captured = {name: kept[name] for name in whole if name in kept}
     pattern = captured[names["pattern"]][0, head, query].cpu().double()
-    return TwoTokens(sources, written, residual, norm_behind, captured, pattern)
+    return TwoTokens(sources, written, residual, captured, pattern)
 
 
 def _keep(kept: dict[str, Any], name: str, positions: list[int], activation: Tensor, hook: Any) -> None:
@@ -72,10 +70,10 @@ def _keep(kept: dict[str, Any], name: str, positions: list[int], activation: Ten
 
 def _sources(
     view: AttentionView, tokens: Tensor, layer: int, token_pair: list[int], kept: dict[str, Tensor]
-) -> tuple[list[str], Float64[Tensor, "two sources d_model"], bool]:
+) -> tuple[list[str], Float64[Tensor, "two sources d_model"]]:
     first = kept[view.hook_names(0)["residual"]]
     entered = in_float64(first)[0].cpu()
-    names, written, norm_behind = ["embedding"], [entered], False
+    names, written = ["embedding"], [entered]
     positions = view.position_embedding()
     if positions is not None:
         positions = in_float64(positions[token_pair].detach()).cpu()
@@ -87,7 +85,6 @@ def _sources(
     for earlier in range(layer):
         points, writes = view.hook_names(earlier), checked_writes(view, earlier, kept, in_float64)
         if writes is not None:
-            norm_behind |= writes.norm.kind != "none"
             z = z_of(in_float64(kept[points["z"]]), writes.w_o)
             scale = writes.token_scale(z)
             heads = writes.of(z, scale)[:, 0].detach().cpu()
@@ -100,20 +97,15 @@ def _sources(
             names, written = [*names, f"L{earlier}MLP"], [*written, in_float64(kept[points["mlp_out"]])[0].cpu()]
     if bool(biases.any()):
         names, written = [*names, "attention biases"], [*written, biases]
-    return names, torch.stack(written, dim=1), norm_behind
+    return names, torch.stack(written, dim=1)
 
 
 @dataclass(frozen=True)
 class QueryRow:
-    """The scores of a query as the model has them, and that of one key.
+    """The scores of a query as the softmax reads them, and that of one key.
 
-    Attributes:
-        scores: as the softmax reads them.
-        unmasked: keys that the query may attend to.
-        score: of the key, before a softcap.
-        alibi: the bias in `score`, None without ALiBi.
-        stored: type of the layer's weights.
-        largest: the largest |score| of the layer.
+    `score` is that of the key before a softcap, `alibi` the bias in it, None without ALiBi. `stored` is the type of the
+    layer's weights, and `largest` the largest |score| of the layer.
     """
 
     form: HeadForm

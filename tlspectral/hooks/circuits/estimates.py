@@ -78,12 +78,10 @@ def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs scored 
 
 @dataclass
 class _Reading:
-    """One run with gradients, from an embedding between the two prompts.
+    """One run with gradients, from the clean embedding without what is `removed`.
 
-    Attributes:
-        removed: what is taken out of the clean embedding.
-        read: what passed in the run where each of `Graph.readers` reads, by its place there.
-        passed: the streams that receivers read, or their parts, by hook point.
+    `read` is what passed where each of `Graph.readers` reads, by its place there, and `passed` are the streams that
+    receivers read, or their parts, by hook point.
     """
 
     pairs: Pairs

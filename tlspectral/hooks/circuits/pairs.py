@@ -135,15 +135,10 @@ def _require_both_ends(pairs: Pairs) -> None:
 
 @dataclass
 class Stream:
-    """What every sender writes in one run, or the difference from what it wrote in an earlier run.
+    """What every sender has written in a run, less what it wrote in an earlier run where that is given as `then`.
 
-    Attributes:
-        graph: of the model.
-        written: what they have written so far, in the order of `Graph.senders`; less `then` where that is given.
-        then: what they wrote before; None in the run that is to be compared with.
-        cut: which edges are cut, or what share of each: a receiver reads the stream without the difference that these
-            carry. None: nothing is changed.
-        held: what a mixer reads and what stands beside it, by hook point.
+    `cut` says which edges are cut, or what share of each: a receiver reads the stream without the difference that these
+    carry. None: nothing is changed. `held` is what a mixer reads and what stands beside it, by hook point.
     """
 
     graph: Graph

@@ -184,11 +184,8 @@ def refuse_open_receivers(points: Iterable[Any], what: Input, heads: list[int], 
 class Reader:
     """How the receivers of one kind in one layer read the residual stream at a hook point, prepared for many runs.
 
-    Attributes:
-        layer: its index; the last one for the logits.
-        what: q, k, v, mlp or logits.
-        names: hook points of the layer.
-        reads: of queries, keys or values: `LayerReads` of all heads; of an MLP: `MlpReads`; else None.
+    `what` is q, k, v, mlp or logits, for which `layer` is the last one and `reads` None. `names` are the layer's hook
+    points.
     """
 
     layer: int

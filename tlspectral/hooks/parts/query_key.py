@@ -59,8 +59,8 @@ class QueryKeyPart(Part):
         self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
     ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
         """Return what is added to the scaled scores, before a softcap, and the pairs of tokens that it is meant for."""
-        geometry = scores.layer.rotary if self.frequencies is not None else None
-        pairs = None if geometry is None else pair_mask(self.frequencies, geometry.n_pairs)
+        geometry, given = scores.layer.rotary, self.frequencies
+        pairs = None if geometry is None or given is None else pair_mask(given, geometry.n_pairs)
         return self.of(scores, pairs).neg_(), allowed
 
     @abstractmethod

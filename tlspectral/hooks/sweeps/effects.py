@@ -249,7 +249,7 @@ def set_table(
 def _values(
     bound: Mapping[int, Any], intact: IntactRun, sequences: ScoredSequences, chosen: HeadSet
 ) -> Float64[np.ndarray, "one sequences"]:
-    """Return the score of each sequence without a part, bound to all heads of the layers, of the heads of a set."""
+    """Return the score of each sequence without a part of a set of heads; it is bound to all heads of their layers."""
     view = intact.view
     by_layer: dict[int, list[int]] = {}
     for layer, head in chosen:
