@@ -26,11 +26,8 @@ from tlspectral.models.attention.threads import Hook
 class Removal:
     """The part that is removed from the chosen heads of a layer, for code that records or replaces it.
 
-    Attributes:
-        difference: what is added to the scaled scores (before a softcap), [batch, heads, pos, pos]; for `"output"` to
-            z, [batch, heads, pos, d_head].
-        allowed: pairs of tokens that the model does not mask; None for `"output"`.
-        scores: of which the part is one; None for `"output"`.
+    `difference` is added to the scaled scores, before a softcap; for `"output"` to z. `allowed` are pairs of tokens
+    that the model does not mask, and `scores` those of which the part is one; both None for `"output"`.
     """
 
     difference: Float[Tensor, "batch heads pos width"]

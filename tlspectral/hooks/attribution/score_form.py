@@ -75,7 +75,7 @@ class StreamSide:
 class HeadForm:
     """One head at a query and a key position: how its scaled score, before softcap and mask, depends on two streams.
 
-    `rotary` are the pairs of this head, with gain and phase of a spectral layer; `even` and `odd` are cos and sin of the
+    `rotary` are the pairs of this head, with gain and phase of a spectral layer; `even` and `odd` cos and sin of the
     offset from key to query, per pair, as the model applied them.
     """
 
