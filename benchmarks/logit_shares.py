@@ -93,7 +93,7 @@ def hooks_without(view: AttentionView, task: Retrieval, heads: Any, part: Any, d
     """Hooks that remove a part of the heads, or (with a draw) the same numbers from other blocks."""
     by_layer, hooks = heads_by_layer(view, heads), []
     for index, bound in part(task.prompts[0]).on(view, by_layer).items():
-        chosen, places = by_layer[index], bound.places
+        chosen, places = by_layer[index], bound.prompt
         ablation = LayerAblation(view, view.layer(index), chosen, bound)
         if draw is not None:
             seeds = [[draw, index, head] for head in chosen]

@@ -4,9 +4,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from tlspectral.hooks.edges.effects import _prepared
-from tlspectral.hooks.edges.measuring import Edge, _task_deltas
+from tlspectral.hooks.edges.measuring import Edge, Prepared, _task_deltas
 from tlspectral.hooks.edges.reached import reached
+from tlspectral.hooks.edges.senders import cached_run
+from tlspectral.tasks import intact_values
 
 
 def prompt_pairs(n, length, *, seed, at=4):
@@ -61,9 +62,9 @@ def single_cuts(pairs, edges):
     graph, found = pairs.graph, []
     for row, place in edges:
         (end,) = reached(pairs.view, [graph.receivers[row]])
-        layers = [min(end.receiver.layer, pairs.view.n_layers - 1)]
-        below = pairs.view.n_layers
-        prepared = _prepared(pairs.view, pairs.sequences, layers, graph.senders, below, False, "counterfactual", 0, {})
+        intact = intact_values(pairs.view, pairs.sequences, [min(end.receiver.layer, pairs.view.n_layers - 1)])
+        run = cached_run(pairs.view, pairs.sequences, graph.senders, pairs.view.n_layers, replace="counterfactual")
+        prepared = Prepared(run, intact, {})
         edge = Edge(graph.senders[place], end, -1, None)
         found.append(_task_deltas([edge], pairs.sequences, 0, prepared)[0, 0])
     return np.stack(found)

@@ -10,7 +10,7 @@ from pair_prompts import prompt_pairs, single_cuts
 
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import edge_estimates
-from tlspectral.hooks.circuits.pairs import pairs_of
+from tlspectral.hooks.circuits.pairs import Stream, pairs_of, run_with, written_by
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.attention import attention_view
 from tlspectral.selection import Receiver
@@ -196,12 +196,10 @@ def test_the_estimate_of_an_edge_is_the_slope_of_its_effect(double, name):
 
 def partly_cut(pairs, row, column, share):
     """Mean change of the score when a share of one edge is cut."""
-    from tlspectral.hooks.circuits import run
-
     cut = torch.zeros(pairs.graph.possible.shape, dtype=torch.float64)
     cut[row, column] = share
-    then = run.written_by(pairs.graph, pairs.other.tokens)
-    stream = run.Stream(pairs.graph, torch.empty_like(then), then, cut)
+    then = written_by(pairs.graph, pairs.other.tokens)
+    stream = Stream(pairs.graph, torch.empty_like(then), then, cut)
     with torch.no_grad():
-        logits = run.run_with(stream, pairs.sequences.tokens, pairs.sequences.scored)
+        logits = run_with(stream, pairs.sequences.tokens, pairs.sequences.scored)
     return float((pairs.sequences.measured(logits).numpy() - pairs.plain_scores()[0]).mean())

@@ -11,7 +11,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.heads import detectors
-from tlspectral.heads.detectors import patterns
+from tlspectral.heads.detectors.targets import PATTERNS, WINDOW
 
 LENGTHS = (9, 14, 3, 14, 2)
 
@@ -112,12 +112,12 @@ def test_named_patterns_mark_the_keys_of_a_loop_over_tokens():
         "duplicate": lambda q: {k for k in range(q) if row[k] == row[q]},
         "induction": lambda q: {k for k in range(1, q) if row[k - 1] == row[q]},
         "first_token": lambda q: {0} if q else set(),
-        "local": lambda q: {k for k in range(q) if 2 <= q - k <= patterns.WINDOW},
+        "local": lambda q: {k for k in range(q) if 2 <= q - k <= WINDOW},
         "self": lambda q: {q},
         "next_token": lambda q: {q + 1} & set(range(len(row))),
     }
-    assert set(keys) == set(patterns.PATTERNS)
-    for name, mark in patterns.PATTERNS.items():
+    assert set(keys) == set(PATTERNS)
+    for name, mark in PATTERNS.items():
         marked = mark(tokens)[0]
         assert [set(marked[q].nonzero().flatten().tolist()) for q in range(len(row))] == [
             keys[name](q) for q in range(len(row))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.hooks.parts import Antisymmetric, Band, RopePhase, Symmetric
-from tlspectral.hooks.parts.query_key import ScoreRemoval
 from tlspectral.models.attention import AttentionLayer, Normalization, QueryKeyNorm
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, side
 
@@ -74,14 +73,14 @@ class Case:
 
     def removal(self, part, pairs=None, include_bias=False):
         kinds = {kind.name: kind for kind in (Symmetric, Antisymmetric, RopePhase)}
-        value = Band(()) if part == "rotary_band" else kinds[part](include_bias=include_bias)
+        value = Band(range(self.geometry.n_pairs)) if part == "rotary_band" else kinds[part](include_bias=include_bias)
         return added(value, self.scores(), pairs).numpy()
 
 
 def added(part, scores, pairs=None):
     """What removing a part adds to the scores of every pair of tokens."""
-    pairs, allowed = None if pairs is None else torch.as_tensor(pairs), torch.ones(TOKENS, TOKENS, dtype=torch.bool)
-    difference, meant = ScoreRemoval(part, pairs).of(scores, allowed)
+    part, allowed = part if pairs is None else replace(part, frequencies=pairs), torch.ones(TOKENS, TOKENS).bool()
+    difference, meant = part.change(scores, allowed)
     assert torch.equal(meant, allowed)
     return difference
 

@@ -12,8 +12,8 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch
+from tlspectral.history.measure import HeadHistory
 from tlspectral.history.recording import _checked_pairs
-from tlspectral.history.result import HeadHistory
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention import bridge as bridge_reader
 from tlspectral.models.attention.selection import heads_by_layer

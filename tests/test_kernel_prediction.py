@@ -11,7 +11,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.heads import kernel_prediction, relative_position_kernel
-from tlspectral.heads.detectors.distance import band_shares
+from tlspectral.heads.detectors.kernel import band_shares
 from tlspectral.models.attention import attention_view
 
 

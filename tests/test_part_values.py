@@ -16,6 +16,7 @@ from positional_measurements import EQUAL_BLOCKS, PLACES
 from zoo import shared
 
 import tlspectral as tls
+import tlspectral.hooks.parts.part as part_module
 from tlspectral.errors import IncompatibleCheckpoint, UnsupportedArchitecture
 from tlspectral.hooks.parts import (
     Antisymmetric,
@@ -26,8 +27,6 @@ from tlspectral.hooks.parts import (
     Part,
     RopePhase,
     Symmetric,
-    long_range,
-    named,
     output,
     part_of,
     query_key,
@@ -222,13 +221,13 @@ def test_parts_without_settings_go_by_name_and_by_symbol():
 )
 def test_other_names_are_refused(name, said, monkeypatch):
     # Below the type check of the tests, which refuses what is no text first.
-    monkeypatch.setattr(named, "chosen_part", inspect.unwrap(named.chosen_part))
+    monkeypatch.setattr(tls.parts, "chosen_part", inspect.unwrap(tls.parts.chosen_part))
     with pytest.raises(ValueError, match=said):
         inspect.unwrap(part_of)(name)
 
 
 def test_the_examples_run():
-    for module in (query_key, output, long_range, named):
+    for module in (query_key, output, part_module, tls.parts):
         found = doctest.testmod(module)
         assert found.attempted > 0
         assert found.failed == 0

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import tlspectral as tls
 from tlspectral.cli import app
 from tlspectral.heads import kernel_prediction
-from tlspectral.heads.same_model import require_table_of
+from tlspectral.heads.analysis import require_table_of
 from tlspectral.hooks import summarize_sweep
 from tlspectral.models.attention import attention_view
 from tlspectral.positional import logit_shares

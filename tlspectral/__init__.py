@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tlspectral.lazy import lazy_names
 from tlspectral.models.loaders import LOADERS, Loader
 from tlspectral.version import __version__ as __version__
 
@@ -46,10 +47,10 @@ if TYPE_CHECKING:
     from tlspectral.tables import read_table, write_table
     from tlspectral.tasks import Task, evaluate, logit_difference
 
-
-# Where public names are looked for, in this order: what loads least comes first.
-_ROOMS = ("tables", "selection", "models.loading", "heads", "hooks", "tasks", "positional", "history", "spectral_rope")
-_SUBMODULES = {*_ROOMS, "algebra", "errors", "hooks.parts", "models", "plots", "report", "stats", "studies"}
+_SUBMODULES = {
+    "algebra", "errors", "heads", "history", "hooks", "models", "plots", "positional", "report", "selection",
+    "spectral_rope", "stats", "studies", "tables", "tasks",
+}  # fmt: skip
 
 __all__ = [
     "BlockPrompt",
@@ -92,20 +93,19 @@ LOADERS["spectral"] = Loader(
 )
 
 
+_imported, _ = lazy_names(__name__)
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name, or a documented submodule such as `plots`, when it is first asked for.
 
     `parts`, the parts of heads as values, is a package of the hooks.
     """
-    module = "hooks.parts" if name == "parts" else name
-    if module in _SUBMODULES:
-        return import_module(f"tlspectral.{module}")
-    if name not in __all__:
-        raise AttributeError(f"module 'tlspectral' has no attribute {name!r}")
-    rooms = (import_module(f"tlspectral.{room}") for room in _ROOMS)
-    globals()[name] = next(getattr(room, name) for room in rooms if hasattr(room, name))
+    if name in _SUBMODULES:
+        return import_module(f"tlspectral.{name}")
+    globals()[name] = import_module("tlspectral.hooks.parts") if name == "parts" else _imported(name)
     return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(room for room in _SUBMODULES if "." not in room), "parts"})
+    return sorted({*__all__, *_SUBMODULES, "parts"})

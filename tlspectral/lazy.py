@@ -1,20 +1,25 @@
 """Packages whose names are imported from their modules when they are first asked for."""
 
+import ast
+import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` of a package, which imports a name from its module, and `__dir__`, the names of `__all__`.
 
-    Modules are named from the package on: `card` stands in it, `.operators.penalty` beside it.
+    The source of the package says under `if TYPE_CHECKING:` which module a name is imported from.
     """
+    found = ast.walk(ast.parse(inspect.getsource(sys.modules[package])))
+    imports = [node for node in found if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def imported(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f".{homes[name]}", package), name)
+        return getattr(import_module(homes[name]), name)
 
     return imported, lambda: sys.modules[package].__all__

@@ -15,7 +15,6 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks import ablate
 from tlspectral.hooks.parts import part_of
-from tlspectral.hooks.parts.query_key import ScoreRemoval
 from tlspectral.models.attention.writes import mlp_reads
 
 from .rows import asked, of_heads_alone, right
@@ -175,8 +174,7 @@ def terms_of_a_part_sum_to_what_ablate_removes_from_the_score(row):
             if scores.key.rotation is None and part == "phase":
                 assert not table["phase"].any()
                 continue
-            removal = ScoreRemoval(part_of(removed), None)
-            added, _ = removal.of(scores, torch.ones(2 * [PROMPT.shape[1]]).bool())
+            added, _ = part_of(removed).change(scores, torch.ones(2 * [PROMPT.shape[1]]).bool())
             # Measured: 1.2e-6, by the float32 rounding of queries and keys. The plain transpose, without
             # the factors of a query/key norm, is off by tenths.
             assert table[part].sum() == pytest.approx(-float(added[0, 0, QUERY, KEY]), abs=1e-5), part

@@ -126,7 +126,7 @@ def ablate(
     if prompts is not None:
         scored = _task_of(prompts, [one for one in places or () if isinstance(one, str)])
     import tlspectral
-    from tlspectral.heads.same_model import require_table_of
+    from tlspectral.heads.analysis import require_table_of
     from tlspectral.hooks.parts import Output, part_of
 
     of_pairs = prompts is not None and scored.counterfactual is not None

@@ -17,29 +17,11 @@ if TYPE_CHECKING:
     from tlspectral.heads.detectors.heads import detect_heads
     from tlspectral.heads.detectors.kernel import kernel_prediction, relative_position_kernel
     from tlspectral.heads.directions import head_directions
-    from tlspectral.heads.frequencies import frequency_table
     from tlspectral.heads.many_models import analyze_models
+    from tlspectral.heads.measure import frequency_table
     from tlspectral.heads.operators.factored import qk_operators
     from tlspectral.heads.operators.penalty import qk_penalty
     from tlspectral.heads.operators.verification import verify_scores
-
-_HOMES = {
-    "HeadCard": "card",
-    "analyze_heads": "analysis",
-    "analyze_models": "many_models",
-    "compare_heads": "comparison",
-    "copying_scores": "copying",
-    "detect_heads": "detectors.heads",
-    "frequency_table": "frequencies",
-    "head_card": "card",
-    "head_directions": "directions",
-    "k_composition": "composition",
-    "kernel_prediction": "detectors.kernel",
-    "qk_operators": "operators.factored",
-    "qk_penalty": "operators.penalty",
-    "relative_position_kernel": "detectors.kernel",
-    "verify_scores": "operators.verification",
-}
 
 __all__ = [
     "HeadCard",
@@ -59,4 +41,4 @@ __all__ = [
     "verify_scores",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -25,7 +25,7 @@ from tlspectral.heads.measure import (
     with_null,
 )
 from tlspectral.heads.operators.verification import check_scores
-from tlspectral.models.attention import AttentionView, layer_digest
+from tlspectral.models.attention import AttentionView, attention_view, layer_digest
 from tlspectral.models.attention.padding import even_rows
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.opening import open_layers
@@ -34,7 +34,8 @@ from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUM
 from tlspectral.tables.head_columns import ANALYZE_HEADS
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.progress import bar
-from tlspectral.tables.same_model import recorded_weights
+from tlspectral.tables.required import require
+from tlspectral.tables.same_model import recorded_weights, require_same_model
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
@@ -190,3 +191,20 @@ def _loaded_layers(
             parts.append(WorkPart(f"L{index:03d}", partial(with_null, measured, null)))
             shown.update()
     return parts
+
+
+def require_table_of(model: Any, heads: pd.DataFrame) -> None:
+    """Refuse a table of `analyze_heads`, of some or all layers, that was not made from this model's weights.
+
+    Raises ValueError for other weights (or, where hashes cannot be compared, another name or revision), or layers that
+    the model does not have. A table without `attrs` does not name its weights, and passes.
+    """
+    require(heads, ("layer", "head"), "analyze_heads", name="table of heads")
+    view = attention_view(model)
+    layers = sorted({int(layer) for layer in heads["layer"]})
+    require_same_model(heads, view.origin(layer for layer in layers if layer < view.n_layers), "the loaded weights")
+    if layers[-1] >= view.n_layers:
+        raise ValueError(
+            f"the head table has a layer {layers[-1]} and the model has layers 0 to {view.n_layers - 1}: give the "
+            "table of this model"
+        )

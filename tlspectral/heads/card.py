@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import block_generator, haar_blocks, one_thread
 from tlspectral.errors import BadHead
+from tlspectral.heads.analysis import require_table_of
 from tlspectral.heads.directions import token_text
-from tlspectral.heads.frequencies import frequency_table
+from tlspectral.heads.measure import frequency_table
 from tlspectral.heads.operators.factored import qk_operators
-from tlspectral.heads.same_model import require_table_of
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.report.cards import Evidence, Given, Section, composition_section, row_section

@@ -62,12 +62,9 @@ HEAD_DIRECTIONS = Schema(
 
 @dataclass(frozen=True)
 class Side:
-    """The directions of one side of an operator, and random ones beside them.
+    """The directions of one side of an operator, and random ones of the same space, as unit vectors.
 
-    Attributes:
-        directions: unit vectors in the residual stream.
-        random: unit vectors drawn in the same space.
-        centred: the norm between the embedding and the side removes the mean of a vector.
+    `centred`: the norm between the embedding and the side removes the mean of a vector.
     """
 
     name: str
@@ -169,7 +166,7 @@ def _operator_sides(
     if kind == "qk":
         product = ThinProduct(*(side[head] for side in layer.operator_factors()))
     else:
-        product = ov_operators(view.model, index)[head].product()
+        product = ov_operators(view.model, index)[head]
     left, values, right = thin_svd(product)
     shares, kept = _largest(values, n_directions, rank_tolerance(layer.storage_dtype, layer.d_model, layer.d_head))
     random = torch.randn(layer.d_model, draws, generator=rng, dtype=torch.float64)
@@ -201,11 +198,7 @@ def _key_contrast(
     """Return E[q k^T | +] - E[q k^T | -] of one head over the prompts of a task, and their number.
 
     + is the task's pair of query and key, - the mean over the other keys that the query sees. Queries carry the gain
-    and phase of a spectral layer; both are before rotation.
-
-    Raises:
-        TypeError: a task that is none.
-        ValueError: a task without attention, a query that sees no other key, or one that does not see its key.
+    and phase of a spectral layer; both are before rotation. Raises as `head_directions`.
     """
     if not hasattr(task, "prompts") or not hasattr(task, "attention"):
         raise TypeError(f"task is a tls.Task with attention=, query and key positions; found {type(task).__name__}")

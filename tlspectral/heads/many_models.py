@@ -68,16 +68,14 @@ ANALYZE_MODELS_FAILURES = Schema(
 
 @dataclass(frozen=True)
 class _Entry:
-    """A model of the list.
+    """A model of the list, and its name in tables.
 
     Attributes:
         name: what `analyze_heads` is given; a path is absolute, because a worker can have another working directory.
-        model: its name in tables.
         part: name of its file in the dataset, and of the one that says why it failed, without suffix.
         missing_part: the same while no file of this name is there, and it could be that of a hub model.
         files_state: of its files on disk; None for a model of the hub or of a package.
-        size: bytes of its files on disk, by which models are ordered; 0 of a tiny one of this package, infinite of
-            one of the hub, whatever its cache holds.
+        size: bytes on disk, by which models are ordered; infinite of a model of the hub, whatever its cache holds.
     """
 
     name: str

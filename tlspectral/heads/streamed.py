@@ -31,12 +31,8 @@ def streamed_layers(
     """Return what tells the folder of this model apart, and a part for each layer, in order.
 
     `attrs` of a part's table hold `check`, `digest` and `valid_up_to` of the layer. Every file is checked before the
-    first layer is measured. A stored layer is used again if it was made from the same weights.
-
-    Args:
-        heads: the heads of each layer to tabulate.
-
-    Raises BadWeights for files that cannot be read; a part as `analyze_heads`.
+    first layer is measured. A stored layer is used again if it was made from the same weights. Raises BadWeights for
+    files that cannot be read; a part as `analyze_heads`.
     """
     first = min(heads)
     with download_bars():
@@ -80,7 +76,6 @@ def _measured(
     index: int,
     heads: list[int],
 ) -> pd.DataFrame:
-    """Measure some or all heads of a layer on one thread."""
     with one_thread(), checkpoint.layer(index) as view, layer_named(index):
         with misfit(checkpoint.files.record):
             check = check_scores(view)[0]

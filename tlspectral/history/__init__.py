@@ -3,9 +3,8 @@
 Source: "Fingerprint, Not Blueprint" (FP, section 9 and Fig. 4).
 """
 
-from tlspectral.history.measure import population_medians
+from tlspectral.history.measure import HeadHistory, population_medians
 from tlspectral.history.recording import head_history
-from tlspectral.history.result import HeadHistory
 from tlspectral.history.sources import PYTHIA_STEPS, suite_checkpoints
 
 __all__ = [

@@ -13,8 +13,7 @@ import joblib
 import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
-from tlspectral.history.measure import measure_step, population_medians
-from tlspectral.history.result import HEAD_HISTORY, Head, HeadHistory
+from tlspectral.history.measure import HEAD_HISTORY, Head, HeadHistory, measure_step, population_medians
 from tlspectral.history.sources import Label, called, check_labels, identity_of, labelled_checkpoints, source_of
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loaders import Source

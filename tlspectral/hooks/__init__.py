@@ -14,19 +14,6 @@ if TYPE_CHECKING:
     from tlspectral.hooks.sweeps.summary import summarize_sweep
     from tlspectral.hooks.sweeps.sweep import ablation_sweep
 
-_HOMES = {
-    "ablate": "ablation",
-    "ablation_hooks": "ablation",
-    "ablation_sweep": "sweeps.sweep",
-    "band_effects": "sweeps.bands",
-    "check_hook": "hook_check",
-    "faithfulness": "circuits.circuit",
-    "run_circuit": "circuits.circuit",
-    "edge_effects": "edges.effects",
-    "qk_attribution": "attribution.one_score",
-    "summarize_sweep": "sweeps.summary",
-}
-
 __all__ = [
     "ablate",
     "ablation_hooks",
@@ -40,5 +27,5 @@ __all__ = [
     "summarize_sweep",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__)
 """A function is imported when it is first used: an ablation needs neither tasks nor statistics."""

@@ -106,7 +106,10 @@ def ablate(
             hooks = ablation_hooks(model, heads, part, into=into, task=task)
         # An edited pattern is handed on to all that reads it, hooks that were there before among them.
         patterns = {name for name, _ in hooks if name.endswith("hook_pattern")}
-        with hooks_on(model, model.hook_dict, hooks, ahead=patterns), _generating_without_cache(model):
+        # A part of a score needs the unrotated queries and keys of all positions, and a cache holds rotated keys.
+        names = [name for name in ("generate", "generate_stream") if hasattr(type(model), name)]
+        generating = {name: _WithoutCache(getattr(model, name)) for name in names}
+        with hooks_on(model, model.hook_dict, hooks, ahead=patterns), methods_replaced(model, generating):
             yield model
 
 
@@ -178,17 +181,6 @@ def ablation_hooks(
         for reads in layer_reads(view.raw(layer), what, widened):
             hooks += EdgeReceiver(view, view.layer(layer), heads_read, what, reads.point, run).hooks()
     return [*((name, seen_at(name, hook)) for name, hook in hooks), (view.hook_names(last)["z"], run.forget)]
-
-
-@uninterrupted
-def _generating_without_cache(model: Any) -> Iterator[None]:
-    """Let `model.generate` and `model.generate_stream` ignore `use_past_kv_cache` inside the context.
-
-    A part of a score needs the unrotated queries and keys of all positions, and a cache holds rotated keys.
-    """
-    names = [name for name in ("generate", "generate_stream") if hasattr(type(model), name)]
-    with methods_replaced(model, {name: _WithoutCache(getattr(model, name)) for name in names}):
-        yield
 
 
 class _WithoutCache:

@@ -131,7 +131,6 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
 
 
 def _tolerance(view: AttentionView) -> float:
-    """Return the relative difference that rounding makes, as of z."""
     return noise_of("live z", next(view.model.parameters()).dtype)[1]
 
 

@@ -12,9 +12,9 @@ from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, acts_first
 from tlspectral.hooks.parts import Bound, LongRange
-from tlspectral.hooks.parts.blocks import BlockRemoval
+from tlspectral.hooks.parts.blocks import BlockPart
 from tlspectral.hooks.parts.output import Replacement
-from tlspectral.hooks.parts.query_key import ScoreRemoval
+from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import softcapped
 from tlspectral.models.attention.closeness import require_close
@@ -26,11 +26,8 @@ from tlspectral.models.attention.threads import Hook
 class Removal:
     """The part that is removed from the chosen heads of a layer, for code that records or replaces it.
 
-    Attributes:
-        difference: what is added to the scaled scores (before a softcap), [batch, heads, pos, pos]; for `"output"` to
-            z, [batch, heads, pos, d_head].
-        allowed: pairs of tokens that the model does not mask; None for `"output"`.
-        scores: of which the part is one; None for `"output"`.
+    `difference` is added to the scaled scores, before a softcap; for `"output"` to z. `allowed` are pairs of tokens
+    that the model does not mask, and `scores` those of which the part is one; both None for `"output"`.
     """
 
     difference: Float[Tensor, "batch heads pos width"]
@@ -200,8 +197,8 @@ class LayerAblation(HeadCapture):
 
     def _difference(self, scores: HeadScores, allowed: Tensor) -> Tensor:
         """Return what is added to the scaled scores, before a softcap."""
-        assert isinstance(self.part, ScoreRemoval | BlockRemoval)
-        difference, allowed = self.part.of(scores, allowed)
+        assert isinstance(self.part, QueryKeyPart | BlockPart)
+        difference, allowed = self.part.change(scores, allowed)
         acts = self._acts(difference)
         if acts is not None:
             allowed = (allowed & acts).expand_as(difference)
@@ -209,7 +206,6 @@ class LayerAblation(HeadCapture):
         return difference if acts is None else difference.masked_fill(~acts, 0.0)
 
     def _beyond(self, part: LongRange, visible: Tensor, scores: Tensor) -> Tensor:
-        """Return the pairs of tokens that the heads no longer see."""
         acts = self._acts(scores)
         return part.beyond(visible) if acts is None else part.beyond(visible) & acts
 

@@ -28,5 +28,4 @@ __all__ = [
 ]
 
 # TransformerLens and transformers are imported when what needs them is first asked for.
-_LATER = {"SpectralHookedTransformer": "hooked", "OmegaMeter": "meter", "omega_shift": "meter"}
-__getattr__, __dir__ = lazy_names(__name__, _LATER)
+__getattr__, __dir__ = lazy_names(__name__)

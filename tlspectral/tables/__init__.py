@@ -51,15 +51,5 @@ __all__ = [
     "write_table",
 ]
 
-_HOMES = {
-    "PartFolder": "parts",
-    "describe_table": "every_table",
-    "every_schema": "every_table",
-    "join": "joining",
-    "open_parts": "parts",
-    "read_table": "parquet",
-    "write_table": "parquet",
-}
-
 # `analyze_heads` without a folder needs neither files nor the other tables.
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__)

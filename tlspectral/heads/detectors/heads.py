@@ -203,8 +203,15 @@ def measured_detectors(
         attrs["n_counted"] = dict(zip(names, statistics.n_counted.long().tolist(), strict=True))
     pvalues: Any = [None] * len(names)
     if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
-        pvalues, n_compared = _pvalues(view, sequences, marks.scorer, null_draws, seed)
+        from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
+
+        n_compared = min(len(tokens), NULL_SEQUENCES, max(1, _MOST_TOKENS // tokens.shape[1]))
         attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
+        scored = marks.scorer(slice(0, n_compared))
+        with bar(null_draws * len(view.layers), "detectors, null", "draw") as shown:
+            pvalues = rotated_key_pvalues(
+                view, tokens[:n_compared], *scored, draws=null_draws, seed=seed, advance=shown.update
+            )
     scores: dict[str, Any] = {"layer": statistics.layer, "head": statistics.head}
     for name, mean, error, pvalue in zip(names, statistics.mean, statistics.error, pvalues, strict=True):
         scores |= {name: mean, f"{name}_se": error} | ({} if pvalue is None else {f"{name}_p": pvalue})
@@ -213,13 +220,11 @@ def measured_detectors(
     return (DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS).frame(scores, attrs)
 
 
-def _reliability(
-    halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str] = DETECTORS
-) -> dict[str, float | None]:
+def _reliability(halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str]) -> dict[str, float | None]:
     """Return the Spearman correlation over heads between scores of even and of odd sequences, per detector.
 
-    It is 1 where the order of the heads does not depend on the sequences drawn. It concerns the order of all heads,
-    most of which are near chance. It is None for fewer than three heads or equal scores.
+    It concerns the order of all heads, most of which are near chance. It is None for fewer than three heads or equal
+    scores.
     """
     reliability: dict[str, float | None] = {}
     for name, (even, odd) in zip(names, halves.swapaxes(0, 1), strict=False):
@@ -228,23 +233,6 @@ def _reliability(
         varies = len(even) > 2 and np.ptp(even) > 0 and np.ptp(odd) > 0
         reliability[name] = float(pd.Series(even).corr(pd.Series(odd), method="spearman")) if varies else None
     return reliability
-
-
-def _pvalues(
-    view: AttentionView, sequences: PackedTokens, scorer: Scorer, draws: int, seed: int
-) -> tuple[Float64[np.ndarray, "scores heads"], int]:
-    """Return p of each score beside the null, and on how many sequences it was measured."""
-    from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
-
-    n_sequences, width = sequences.tokens.shape
-    rows = slice(0, min(n_sequences, NULL_SEQUENCES, max(1, _MOST_TOKENS // width)))
-    reduce, counts = scorer(rows)
-    total = draws * len(view.layers)
-    with bar(total, "detectors, null", "draw") as shown:
-        pvalues = rotated_key_pvalues(
-            view, sequences.tokens[rows], reduce, counts, draws=draws, seed=seed, advance=shown.update
-        )
-    return pvalues, rows.stop
 
 
 class _Statistics(NamedTuple):

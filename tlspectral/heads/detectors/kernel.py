@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.heads.detectors.distance import BANDS, band_shares, correlation
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.padding import even_rows
@@ -22,6 +21,7 @@ from tlspectral.selection import Heads, whole_number
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 
+BANDS = ("high", "middle", "low")
 FARTHEST_OFFSET = 20
 _KERNEL_SEQUENCES, _KERNEL_LENGTH = 48, 96
 
@@ -226,6 +226,37 @@ def _judged(kernel: LayerKernels, back: list[int]) -> Iterator[dict[str, Any]]:
                 row["predicted_peak"] = -back[int(np.nanargmax(np.where(known, predicted[index], np.nan)))]
                 row |= {"band": BANDS[best], "first": int(ends[best]), "last": int(ends[best + 1] - 1)}
         yield row
+
+
+def band_shares(
+    by_pair: Float64[np.ndarray, "pairs distances"], theta: Float64[np.ndarray, " pairs"]
+) -> tuple[Float64[np.ndarray, " bands"], list[Int[np.ndarray, " chosen"]]]:
+    """Return each band's share of the variance of the preference over distances, and the pairs of each band.
+
+    Bands are thirds of the pairs from fast to slow, as in `band_effects`. The share is the covariance of the band's
+    contribution with the whole over the variance of the whole: shares sum to 1, and a band that works against the
+    others has a negative one. NaN where the whole does not vary.
+    """
+    bands = [np.sort(third) for third in np.array_split(np.argsort(-np.abs(theta), kind="stable"), len(BANDS))]
+    centred = by_pair - by_pair.mean(1, keepdims=True)
+    whole = centred.sum(0)
+    variance = float(whole @ whole)
+    scale = float(np.abs(by_pair).max(initial=0.0))
+    if not variance > len(whole) * (1e-12 * scale) ** 2:
+        return np.full(len(BANDS), np.nan), bands
+    return np.array([float(centred[band].sum(0) @ whole) / variance for band in bands]), bands
+
+
+def correlation(
+    measured: Float64[np.ndarray, " offsets"],
+    predicted: Float64[np.ndarray, " offsets"],
+    known: Bool[np.ndarray, " offsets"],
+) -> float:
+    """Return Pearson's r over the known offsets; NaN for fewer than three, or where either does not vary."""
+    one, other = measured[known], predicted[known]
+    if len(one) < 3 or min(np.ptp(one), np.ptp(other)) <= 1e-9 * max(np.abs(one).max(), np.abs(other).max()):
+        return float("nan")
+    return float(np.corrcoef(one, other)[0, 1])
 
 
 def _random_prompts(view: AttentionView) -> Int[Tensor, "sequences pos"]:

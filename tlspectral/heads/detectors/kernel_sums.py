@@ -1,19 +1,26 @@
-"""Sums of scores by distance, and of queries and keys, taken while a model runs."""
+"""Sums of scores by distance, and of queries and keys, taken while a model runs.
+
+With the mean query `q_t` and the mean key `k_t` of rotary pair t as complex numbers, and D tokens from the key to the
+query, a head's preference by distance is
+
+    s(D) = Re sum_t q_t conj(k_t) exp(i theta_t D)  +  the product over non-rotary columns,
+
+times the model's scale. Nothing is fitted.
+"""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from tlspectral.algebra.rotary import in_float64
+from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.errors import EditNotHonored
-from tlspectral.heads.detectors.distance import Preference, preference
 from tlspectral.heads.detectors.rotated_keys import at_pattern
-from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention import AttentionView, softcapped
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.run_scores import require_own_pattern
@@ -21,6 +28,17 @@ from tlspectral.models.attention.threads import user_hooks
 
 BATCH = 25
 Hooks = list[tuple[str, Callable[[Tensor, Any], None]]]
+
+
+class Preference(NamedTuple):
+    """What the mean query and key of some heads of a layer contribute to the mean score, by distance.
+
+    That of the non-rotary columns is equal at every distance; `theta` is in radians per token.
+    """
+
+    by_pair: Float64[Tensor, "heads pairs distances"]
+    non_rotary: Float64[Tensor, "heads"]
+    theta: Float64[Tensor, "heads pairs"]
 
 
 class LayerKernels:
@@ -51,10 +69,11 @@ class LayerKernels:
         return self.total[1, 0] / self.total[1, 1]
 
     def predicted(self) -> Float64[np.ndarray, "distances heads"]:
-        """Predicted score, NaN where there is none."""
+        """Predicted score behind a softcap, NaN where there is none."""
         if self.preference is None:
             return np.full(self.total.shape[2:], np.nan)
-        return self.preference.predicted.T.numpy()
+        scores = self.preference.by_pair.sum(1) + self.preference.non_rotary[:, None]
+        return softcapped(scores, self.settings.softcap).T.numpy()
 
     def hooks(self, real: Bool[Tensor, "batch pos"], averaged: Bool[Tensor, "batch"], *, scores: bool) -> Hooks:
         """Return the hooks of one batch; `averaged` marks sequences whose queries and keys are summed."""
@@ -105,9 +124,17 @@ class LayerKernels:
             return
         query, key = (self.means[side] / self.n_tokens for side in ("query", "key"))
         key = key.repeat_interleave(len(query) // len(key), dim=0)  # some models repeat grouped keys themselves
-        query, key, distances = query[self.heads], key[self.heads], torch.tensor(self.back)
-        rotary = self.rotary.of_heads(self.heads)
-        self.preference = preference(rotary, self.settings.score_scale, self.settings.softcap, query, key, distances)
+        rotary, settings = self.rotary.of_heads(self.heads), self.settings
+        query, key = with_gain_and_phase(query[self.heads][:, None], rotary)[:, 0], key[self.heads]
+        q, k = (torch.complex(x[:, rotary.real_index], x[:, rotary.imag_index]) for x in (query, key))
+        theta = rotary.theta.cpu().double().expand(len(query), -1)
+        rotations = torch.polar(torch.ones(1, dtype=torch.float64), theta[..., None] * torch.tensor(self.back))
+        scale = settings.score_scale * rotary.attention_scaling**2
+        self.preference = Preference(
+            scale * ((q * k.conj())[..., None] * rotations).real,
+            settings.score_scale * (query * key)[:, rotary.still_columns].sum(1),
+            theta,
+        )
 
 
 def measured_kernels(

@@ -49,18 +49,11 @@ def rotated_key_pvalues(
     A score is the mean over the sequences that count; NaN where none does. That of the head is computed from its
     weights, as those of the draws are. The model runs once over all sequences. Each layer is measured when the run
     passes it, and only counts are kept: what this holds grows neither with the number of draws nor with that of layers.
+    `reduce` gives the scores of a pattern, 0 where a sequence does not count, and `advance` is called after each draw
+    of each layer. Draws are seeded by (seed, layer, draw).
 
-    Args:
-        tokens: the sequences, all in one batch.
-        reduce: gives the scores of a pattern of attention, [sequences, heads, query, key], 0 where a sequence does
-            not count.
-        counts: which sequences count for which score.
-        draws: rotations per layer, seeded by (seed, layer, draw).
-        advance: called after each draw of each layer.
-
-    Raises:
-        ScoreMismatch: a layer's pattern is not that of its weights (learned sinks, hooks that edit scores).
-        UnsupportedArchitecture: a layer cannot be read, or exposes no pattern.
+    Raises ScoreMismatch where a layer's pattern is not that of its weights (learned sinks, hooks that edit scores), and
+    UnsupportedArchitecture for a layer that cannot be read, or exposes no pattern.
     """
     sizes = counts.sum(1).double()[:, None]
     by_layer: list[Tensor] = []
@@ -102,13 +95,9 @@ def at_pattern(
 class _FixedQueries:
     """What the attention of a layer depends on beside the directions of W_K, in float32.
 
-    Attributes:
-        layer: for its norms of keys.
-        n: normalised residual stream without gain and bias, under LayerNorm in a basis of the vectors without mean.
-        scores: of the head itself; its keys are replaced.
-        core: R of W_K = Q R for each key/value head; that of W_D for a latent of all heads' keys.
-        bias: of the keys, or of the latent.
-        hidden: which keys are masked.
+    `n` is the normalised residual stream without gain and bias, under LayerNorm in a basis of the vectors without mean.
+    The keys of `scores` are replaced. `core` is R of W_K = Q R for each key/value head, `bias` that of the keys; both
+    are those of W_D for a latent of all heads' keys.
     """
 
     layer: AttentionLayer

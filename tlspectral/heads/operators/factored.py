@@ -146,11 +146,7 @@ class QKOperators(Sequence[QKOperator]):
         return len(self._pairs)
 
     def __getitem__(self, key: Any) -> Any:
-        """Return one operator by "L0H3" or (layer, head), or by its index among all heads.
-
-        Raises:
-            BadHead: no such layer or head, or no pair of whole numbers.
-        """
+        """Return one operator by "L0H3" or (layer, head), or by its index among all heads. Raises BadHead."""
         if isinstance(key, slice):
             return [self[i] for i in range(len(self))[key]]
         if not isinstance(key, tuple | str):
@@ -180,33 +176,12 @@ def qk_operators(model: Any) -> QKOperators:
     return QKOperators(attention_view(model))
 
 
-@dataclass(frozen=True)
-class OVOperator:
-    """`w_v @ w_o` of one head, acting on rows. `w_v` carries the input norm's gain.
+def ov_operators(model: Any, layer: int) -> list[ThinProduct]:
+    """Return `w_v @ w_o` of a layer's heads, acting on rows, in float64; grouped values are repeated per query head.
 
-    Under LayerNorm both sides are centred: the reading side because the norm removes the mean, the writing side because
-    every later norm does. TransformerLens's `center_writing_weights` does the latter to the weights themselves. A norm
-    behind the attention (Gemma 2 and 3, OLMo 2) is left out, with its gain.
-    """
-
-    layer: int
-    head: int
-    w_v: Float64[Tensor, "d_model d_head"]
-    w_o: Float64[Tensor, "d_head d_model"]
-
-    __repr__ = one_line
-
-    def product(self) -> ThinProduct:
-        """The operator as thin factors."""
-        return ThinProduct(self.w_v, self.w_o.T.contiguous())
-
-    def dense(self) -> Float64[Tensor, "d_model d_model"]:
-        """The operator itself."""
-        return self.w_v @ self.w_o
-
-
-def ov_operators(model: Any, layer: int) -> list[OVOperator]:
-    """Return the output-value operators of a layer's heads, in float64; grouped values are repeated per query head.
+    `w_v` carries the input norm's gain. Under LayerNorm both sides are centred: the reading side because the norm
+    removes the mean, the writing side because every later norm does. TransformerLens's `center_writing_weights` does
+    the latter to the weights themselves. A norm behind the attention (Gemma 2 and 3, OLMo 2) is left out.
 
     Raises:
         BadHead: no such layer.
@@ -214,9 +189,7 @@ def ov_operators(model: Any, layer: int) -> list[OVOperator]:
     """
     output = centred_output(attention_view(model).raw(layer), layer)
     groups = len(output.w_o) // len(output.w_v)
-    return [
-        OVOperator(layer, head, output.w_v[head // groups], torch.clone(w_o)) for head, w_o in enumerate(output.w_o)
-    ]
+    return [ThinProduct(output.w_v[head // groups], w_o.T.contiguous()) for head, w_o in enumerate(output.w_o)]
 
 
 def centred_output(raw: RawAttention, layer: int) -> OutputFactors:

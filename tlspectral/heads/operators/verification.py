@@ -20,10 +20,8 @@ CHECK_LENGTH = 24
 class LayerCheck(NamedTuple):
     """The result of checking a layer.
 
-    Attributes:
-        record: what tables store: the worst |ours - model's| over unmasked entries, the largest error allowed, the
-            layer, and what was compared: "scores", or "pattern" where a layer exposes no scores.
-        outside_m: share of score variance, within a query's row, that comes from terms outside M.
+    `record` is what tables store: the worst |ours - model's| over unmasked entries, the largest error allowed, the
+    layer, and what was compared. `outside_m` is the share of score variance, within a query's row, outside M.
     """
 
     record: dict[str, Any]

@@ -9,14 +9,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.hooks.attribution.score_form import (
-    PARTS,
-    PairTerms,
-    head_form,
-    pair_terms,
-    removed_key_sources,
-    removed_pairs,
-)
+from tlspectral.hooks.attribution.score_form import PARTS, head_form, pair_parts, removed_key_sources, removed_pairs
 from tlspectral.hooks.attribution.two_tokens import QueryRow, TwoTokens, query_row, trace
 from tlspectral.models.attention import AttentionView, attention_view, require_even_scale
 from tlspectral.models.attention.causality import require_stream
@@ -124,7 +117,7 @@ def qk_attribution(
     tables = rotation_tables(view, raw.rotary, layer, tokens.shape[1], traced.captured)
     form = head_form(view, layer, index, query, key, tables)
     row = query_row(view, layer, traced, form, tables, query, key)
-    rows = _Rows.of(pair_terms(form, traced.written, traced.residual), traced.sources, row.alibi)
+    rows = _Rows.of(*pair_parts(form, traced.written, traced.residual), traced.sources, row.alibi)
     row.require_sum(float(rows.total.sum()))
     frame = rows.frame(top)
     settings = {"head": head_name(layer, index), "query": query, "key": key, "top": top}
@@ -135,7 +128,7 @@ def qk_attribution(
         "tolerance": row.tolerance,
         "attention": float(traced.pattern[key]),
         "softcap": form.layer.softcap,
-        "norm_behind_held": traced.norm_behind,
+        "norm_behind_held": any(view.behind(one)[1].kind != "none" for one in view.layers if one < layer),
     }
     if remove is not None:
         attrs |= _add_removed(frame, remove, rows, traced, row)
@@ -144,24 +137,18 @@ def qk_attribution(
 
 @dataclass(frozen=True)
 class _Rows:
-    """All pairs of sources, largest |total| first.
-
-    Attributes:
-        names: of the sources, then of the bias and of ALiBi.
-        pairs: indices of names, at the query and at the key.
-        parts: `PARTS` of each pair.
-    """
+    """All pairs of sources, largest |total| first; `names` are of the sources, then of the bias and of ALiBi."""
 
     names: list[str]
     pairs: Int[Tensor, "rows two"]
     parts: Float64[Tensor, "parts rows"]
 
     @classmethod
-    def of(cls, terms: PairTerms, sources: list[str], alibi: float | None) -> "_Rows":
-        parts, n_sources = terms.matrices(), len(sources)
+    def of(cls, parts: Tensor, biased: tuple[bool, bool], sources: list[str], alibi: float | None) -> "_Rows":
+        n_sources = len(sources)
         present = torch.ones(parts.shape[1:], dtype=torch.bool)
-        present[n_sources], present[:, n_sources] = bool(terms.q[-1].any()), bool(terms.k[-1].any())
-        present[n_sources, n_sources] = bool(terms.q[-1].any() and terms.k[-1].any())
+        present[n_sources], present[:, n_sources] = biased
+        present[n_sources, n_sources] = all(biased)
         pairs, parts = present.nonzero(), parts[:, present]
         if alibi is not None:
             pairs = torch.cat([pairs, torch.full((1, 2), n_sources + 1)])

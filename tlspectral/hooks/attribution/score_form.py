@@ -47,13 +47,6 @@ class StreamSide:
     query_key_norm: QueryKeyNorm | Latent | None
     head: int
 
-    def read(self, x: Float64[Tensor, "d_model"], written: Float64[Tensor, "sources d_model"]) -> Tensor:
-        """Return what the head reads of each part of the stream `x`, with the norm's scale at `x`, [sources, d_head].
-
-        A query/key norm is not applied.
-        """
-        return (self.reads.norm.token_scale(x) * written) @ self.reads.weight[self.head]
-
     def of(self, x: Float64[Tensor, "*batch d_model"], *, bias: bool = True) -> Float64[Tensor, "*batch d_head"]:
         """Return the head's query or key of whole streams, all norms taken at them."""
         every = self._projected(x, bias)
@@ -82,11 +75,8 @@ class StreamSide:
 class HeadForm:
     """One head at a query and a key position: how its scaled score, before softcap and mask, depends on two streams.
 
-    Attributes:
-        layer: as stored.
-        head: its index in the layer.
-        rotary: pairs of this head, with gain and phase of a spectral layer.
-        even, odd: cos and sin of the offset from key to query, per pair, as the model applied them.
+    `rotary` are the pairs of this head, with gain and phase of a spectral layer; `even` and `odd` cos and sin of the
+    offset from key to query, per pair, as the model applied them.
     """
 
     layer: LayerSettings
@@ -161,53 +151,32 @@ def _readable_group(raw: RawAttention, head: int) -> tuple[RawAttention, int]:
     return next((group, heads.start) for heads, group in key_value_groups(raw) if head < heads.stop)
 
 
-@dataclass(frozen=True)
-class PairTerms:
-    """The terms of a score, for every source at the query (rows) and at the key (columns); a bias is the last source.
-
-    Attributes:
-        form: of the head.
-        q, k: what the sources are in query and key.
-        k_of_query, q_of_key: the same sources read by the other side, for C(b, a); 0 for a bias.
-    """
-
-    form: HeadForm
-    q: Float64[Tensor, "queries d_head"]
-    k: Float64[Tensor, "keys d_head"]
-    k_of_query: Float64[Tensor, "queries d_head"]
-    q_of_key: Float64[Tensor, "keys d_head"]
-
-    def matrices(self) -> Float64[Tensor, "parts queries keys"]:
-        """Return the four `PARTS` of every pair."""
-        content, phase = self.q @ self.form.even_keys(self.k).T, self.q @ self.form.odd_keys(self.k).T
-        mirrored = self.form.even_keys(self.k_of_query) @ self.q_of_key.T
-        parts = torch.stack([(content + mirrored) / 2, (content - mirrored) / 2, phase, content + phase])
-        parts[3, :-1, :-1] = 0.0
-        parts[:3, -1] = parts[:3, :, -1] = 0.0
-        return parts
-
-
-def pair_terms(
+def pair_parts(
     form: HeadForm, written: Float64[Tensor, "two sources d_model"], residual: Float64[Tensor, "two d_model"]
-) -> PairTerms:
-    """Return the terms of the score of two tokens, whose streams `residual` are sums of what was `written`.
+) -> tuple[Float64[Tensor, "parts queries keys"], tuple[bool, bool]]:
+    """Return the four `PARTS` of every pair of sources, and whether the query and the key have a bias.
 
-    All norms have the scales that they have at `residual`.
+    The streams `residual` of the two tokens are sums of what was `written`, and all norms have the scales that they
+    have there. Rows are sources at the query, columns at the key; the bias of the projection is the last source.
     """
     query, key = form.query, form.key
     at_query, at_key = query.scale(residual[0]), key.scale(residual[1])
     zero = form.query.bias.new_zeros(1, form.query.bias.shape[-1])
 
     def terms(side: StreamSide, token: int, scale: Tensor | None, bias: Tensor) -> Tensor:
-        return side.normed(torch.cat([side.read(residual[token], written[token]), bias]), scale)
+        read = (side.reads.norm.token_scale(residual[token]) * written[token]) @ side.reads.weight[side.head]
+        return side.normed(torch.cat([read, bias]), scale)
 
-    return PairTerms(
-        form,
-        form.with_gain(terms(query, 0, at_query, query.bias[query.head][None])),
-        terms(key, 1, at_key, key.bias[key.head][None]),
-        terms(key, 0, at_key, zero),
-        form.with_gain(terms(query, 1, at_query, zero)),
-    )
+    q = form.with_gain(terms(query, 0, at_query, query.bias[query.head][None]))
+    k = terms(key, 1, at_key, key.bias[key.head][None])
+    content, phase = q @ form.even_keys(k).T, q @ form.odd_keys(k).T
+    # The same sources read by the other side, for C(b, a).
+    k_of_query, q_of_key = terms(key, 0, at_key, zero), form.with_gain(terms(query, 1, at_query, zero))
+    mirrored = form.even_keys(k_of_query) @ q_of_key.T
+    parts = torch.stack([(content + mirrored) / 2, (content - mirrored) / 2, phase, content + phase])
+    parts[3, :-1, :-1] = 0.0
+    parts[:3, -1] = parts[:3, :, -1] = 0.0
+    return parts, (bool(q[-1].any()), bool(k[-1].any()))
 
 
 def removed_pairs(

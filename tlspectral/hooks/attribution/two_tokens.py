@@ -27,26 +27,14 @@ _UNDIVIDED = "a score cannot be divided among sources"
 class TwoTokens:
     """What a run of one prompt says about one head at a query and a key.
 
-    Attributes:
-        sources: names of what wrote to the residual stream before the head's layer.
-        written: what each of them wrote at the query token and at the key token.
-        residual: what enters the head's layer there.
-        norm_behind: some earlier layer has a norm behind its attention, whose scale was held.
-        captured: whole activations of the head's layer, by hook point.
-        scores: the model's own scores of the query, as it has them before the softmax; None where it exposes none.
-        unmasked: keys that `scores` do not mask; None without scores.
-        largest: the largest |score| of the layer outside its mask; None without scores.
-        pattern: the query's attention.
+    `written` is what each of the `sources` wrote before the head's layer, and `residual` what enters it. `captured` are
+    whole activations of the head's layer, by hook point, and `pattern` is the query's attention.
     """
 
     sources: list[str]
     written: Float64[Tensor, "two sources d_model"]
     residual: Float64[Tensor, "two d_model"]
-    norm_behind: bool
     captured: dict[str, Tensor]
-    scores: Float64[Tensor, "pos"] | None
-    unmasked: Bool[Tensor, "pos"] | None
-    largest: float | None
     pattern: Float64[Tensor, "pos"]
 
 
@@ -68,19 +56,12 @@ def trace(
     hooks += holding(kept, whole)
     view.run(tokens, hooks, last=names["pattern"])
     residual = in_float64(kept[names["residual"]])[0].cpu()
-    sources, written, norm_behind = _sources(view, tokens, layer, token_pair, kept)
+    sources, written = _sources(view, tokens, layer, token_pair, kept)
     problem = f"layer {layer}: what enters it is not the sum of what earlier layers wrote"
     require_equal_streams(written.sum(1), residual, kept[names["residual"]].dtype, problem, _UNDIVIDED)
     captured = {name: kept[name] for name in whole if name in kept}
-    row = unmasked_row = largest = None
-    if "scores" in names:
-        scores = captured[names["scores"]]
-        unmasked = view.unmasked(layer, scores)
-        largest = float(scores.where(unmasked, 0.0).abs().max())
-        row = scores[0, head, query].cpu().double()
-        unmasked_row = unmasked[0, head, query].cpu() & (torch.arange(len(row)) <= query)
     pattern = captured[names["pattern"]][0, head, query].cpu().double()
-    return TwoTokens(sources, written, residual, norm_behind, captured, row, unmasked_row, largest, pattern)
+    return TwoTokens(sources, written, residual, captured, pattern)
 
 
 def _keep(kept: dict[str, Any], name: str, positions: list[int], activation: Tensor, hook: Any) -> None:
@@ -89,10 +70,10 @@ def _keep(kept: dict[str, Any], name: str, positions: list[int], activation: Ten
 
 def _sources(
     view: AttentionView, tokens: Tensor, layer: int, token_pair: list[int], kept: dict[str, Tensor]
-) -> tuple[list[str], Float64[Tensor, "two sources d_model"], bool]:
+) -> tuple[list[str], Float64[Tensor, "two sources d_model"]]:
     first = kept[view.hook_names(0)["residual"]]
     entered = in_float64(first)[0].cpu()
-    names, written, norm_behind = ["embedding"], [entered], False
+    names, written = ["embedding"], [entered]
     positions = view.position_embedding()
     if positions is not None:
         positions = in_float64(positions[token_pair].detach()).cpu()
@@ -104,7 +85,6 @@ def _sources(
     for earlier in range(layer):
         points, writes = view.hook_names(earlier), checked_writes(view, earlier, kept, in_float64)
         if writes is not None:
-            norm_behind |= writes.norm.kind != "none"
             z = z_of(in_float64(kept[points["z"]]), writes.w_o)
             scale = writes.token_scale(z)
             heads = writes.of(z, scale)[:, 0].detach().cpu()
@@ -117,20 +97,15 @@ def _sources(
             names, written = [*names, f"L{earlier}MLP"], [*written, in_float64(kept[points["mlp_out"]])[0].cpu()]
     if bool(biases.any()):
         names, written = [*names, "attention biases"], [*written, biases]
-    return names, torch.stack(written, dim=1), norm_behind
+    return names, torch.stack(written, dim=1)
 
 
 @dataclass(frozen=True)
 class QueryRow:
-    """The scores of a query as the model has them, and that of one key.
+    """The scores of a query as the softmax reads them, and that of one key.
 
-    Attributes:
-        scores: as the softmax reads them.
-        unmasked: keys that the query may attend to.
-        score: of the key, before a softcap.
-        alibi: the bias in `score`, None without ALiBi.
-        stored: type of the layer's weights.
-        largest: the largest |score| of the layer.
+    `score` is that of the key before a softcap, `alibi` the bias in it, None without ALiBi. `stored` is the type of the
+    layer's weights, and `largest` the largest |score| of the layer.
     """
 
     form: HeadForm
@@ -188,16 +163,21 @@ def query_row(
     of_run = row_scores(raw, form.head, q, k, tables, torch.tensor([[query]])).whole()[0, 0, 0]
     if form.slope is not None:
         of_run = of_run + form.slope * torch.arange(len(of_run), dtype=of_run.dtype)
-    scores, unmasked = traced.scores, traced.unmasked
-    if scores is None or unmasked is None:
+    if "scores" in names:
+        exposed = traced.captured[names["scores"]]
+        visible = view.unmasked(layer, exposed)
+        largest = float(exposed.where(visible, 0.0).abs().max())
+        scores = exposed[0, form.head, query].cpu().double()
+        unmasked = visible[0, form.head, query].cpu() & (torch.arange(len(scores)) <= query)
+    else:
         scores, unmasked = form.capped(of_run), view.seen_keys(layer, len(of_run))[query].cpu()
+        largest = float(scores[unmasked].abs().max())
     if not bool(unmasked[key]):
         first = int(unmasked.nonzero()[0])
         raise ValueError(
             f"layer {layer} masks key {key} for query {query}: the query sees keys {first} to {query} (a window), so "
             "there is no score"
         )
-    largest = float(scores[unmasked].abs().max()) if traced.largest is None else traced.largest
     row = scores.masked_fill(~unmasked, -torch.inf)
     require_own_pattern(row, traced.pattern, raw.w_q.dtype, f"layer {layer}", largest=largest)
     score, alibi = float(scores[key] if form.layer.softcap is None else of_run[key]), None

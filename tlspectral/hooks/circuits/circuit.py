@@ -1,6 +1,6 @@
 """`run_circuit` and `faithfulness`: how much of a behaviour some edges carry, against circuits of equal size."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,9 @@ def faithfulness(
         mask = np.zeros(graph.possible.size, dtype=bool)
         mask[order[: max(1, round(share * total))]] = True
         mask = mask.reshape(graph.possible.shape)
-        drawn = [*_with_controls(graph, mask, null if share < 1 else 0, rng)]
+        drawn = [("edges", 0, mask)]
+        for draw in range(null if share < 1 else 0):
+            drawn += [("relabelled", draw, _relabelled(graph, mask, rng)), ("random", draw, _random(graph, mask, rng))]
         rows += [{"circuit": circuit, "draw": draw, **_sizes(graph, one)} for circuit, draw, one in drawn]
         circuits += [one for _, _, one in drawn]
         if len(drawn) > 1 and all((one == mask).all() for _, _, one in drawn):
@@ -151,7 +153,7 @@ def faithfulness(
         row["value"] = float(value.mean())
         row["faithfulness"] = float((value - none).mean() / gap)
         if row["circuit"] == "edges":
-            row["low"], row["high"] = _interval(value, intact, none, seed)
+            row["low"], row["high"] = _interval(value - none, intact - none, seed)
     table = pd.DataFrame(rows)
     measurement = Measurement(
         FAITHFULNESS,
@@ -179,14 +181,6 @@ def _ranked(graph: Graph, edges: pd.DataFrame) -> Int[np.ndarray, "edges"]:
     effect[graph.places(edges)] = edges[column]
     flat, size = np.flatnonzero(graph.possible), np.abs(effect)
     return flat[np.argsort(-np.where(np.isnan(size), -np.inf, size).ravel()[flat], kind="stable")]
-
-
-def _with_controls(graph: Graph, mask: Mask, draws: int, rng: np.random.Generator) -> Iterator[tuple[str, int, Mask]]:
-    """Yield a circuit under its name, then relabelled and random ones of its size."""
-    yield "edges", 0, mask
-    for draw in range(draws):
-        yield "relabelled", draw, _relabelled(graph, mask, rng)
-        yield "random", draw, _random(graph, mask, rng)
 
 
 def _relabelled(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
@@ -237,16 +231,13 @@ def _sizes(graph: Graph, mask: Mask) -> dict[str, Any]:
 
 
 def _interval(
-    value: Float64[np.ndarray, "pairs"],
-    intact: Float64[np.ndarray, "pairs"],
-    none: Float64[np.ndarray, "pairs"],
-    seed: int,
+    kept: Float64[np.ndarray, "pairs"], whole: Float64[np.ndarray, "pairs"], seed: int
 ) -> tuple[float, float]:
     """Return a 95 % interval of the ratio of means, by bootstrap over pairs; NaN for one pair."""
-    if len(value) < 2:
+    if len(kept) < 2:
         return float("nan"), float("nan")
-    rows = np.random.default_rng(seed).integers(len(value), size=(_RESAMPLES, len(value)))
-    ratio = (value - none)[rows].mean(1) / (intact - none)[rows].mean(1)
+    rows = np.random.default_rng(seed).integers(len(kept), size=(_RESAMPLES, len(kept)))
+    ratio = kept[rows].mean(1) / whole[rows].mean(1)
     low, high = np.quantile(ratio, [0.025, 0.975])
     return float(low), float(high)
 
@@ -264,7 +255,6 @@ def _areas(table: pd.DataFrame) -> dict[str, float]:
 
 
 def _warn_of_shared_pairs(edges: Any, pairs: Pairs) -> None:
-    """Warn where the edges of a table were found on pairs on which they are now scored."""
     known = edges.attrs.get("pairs_sha256") if isinstance(edges, pd.DataFrame) else None
     shared = set(known or ()) & set(pairs.digests)
     if shared:

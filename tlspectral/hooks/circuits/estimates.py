@@ -51,8 +51,8 @@ def edge_estimates(
             first = int((sequences.tokens[batch] != other.tokens[batch]).any(0).float().argmax())
             for share in steps:
                 reading = _Reading(pairs, (1.0 - share) * differences[0])
-                reading.run(batch, of_logits[share][batch] if share in of_logits else None)
-                for rows, gradients in reading.gradients():
+                given = of_logits[share][batch] if share in of_logits else None
+                for rows, gradients in reading.gradients(batch, given):
                     before = graph.n_before(graph.receivers[rows.start])
                     for place, mask in enumerate(masks):
                         counted = gradients[:, :, first:] * mask[batch, first:, None].to(gradients)
@@ -78,20 +78,16 @@ def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs scored 
 
 @dataclass
 class _Reading:
-    """One run with gradients, from an embedding between the two prompts.
+    """One run with gradients, from the clean embedding without what is `removed`.
 
-    Attributes:
-        removed: what is taken out of the clean embedding.
-        read: what passed in the run where each of `Graph.readers` reads, by its place there.
-        passed: the streams that receivers read, or their parts, by hook point.
-        found: the gradient of the score in what is read.
+    `read` is what passed where each of `Graph.readers` reads, by its place there, and `passed` are the streams that
+    receivers read, or their parts, by hook point.
     """
 
     pairs: Pairs
     removed: Float[Tensor, "batch pos d_model"]
     read: dict[int, Tensor] = field(default_factory=dict)
     passed: dict[str, Tensor] = field(default_factory=dict)
-    found: dict[int, Tensor] = field(default_factory=dict)
 
     def logits(self, batch: slice) -> Tensor:
         """Return the logits of a batch that are scored."""
@@ -99,16 +95,22 @@ class _Reading:
         with hooks_on(model, model.hook_dict, self._hooks()):
             return logits_at(self.pairs.view, sequences.tokens[batch], sequences.scored_of(batch))
 
-    def run(self, batch: slice, of_logits: Tensor | None) -> None:
-        """Run the model on a batch and take the gradient of its scores, from that in the logits if it is given."""
+    def gradients(
+        self, batch: slice, of_logits: Tensor | None
+    ) -> Iterator[tuple[slice, Float[Tensor, "receivers batch pos d_model"]]]:
+        """Run the model on a batch, and yield places of receivers and the gradients in the streams that these read.
+
+        They come in a part for each hook point, from the gradient in the logits if it is given.
+        """
         with torch.enable_grad():
             logits = self.logits(batch)
-        of_logits = self.pairs.sequences.gradients(logits, batch) if of_logits is None else of_logits
-        gradients = torch.autograd.grad(logits, list(self.read.values()), of_logits.to(logits), allow_unused=True)
-        self.found = {
-            key: torch.zeros_like(read) if gradient is None else gradient
-            for (key, read), gradient in zip(self.read.items(), gradients, strict=True)
-        }
+        graph, sequences = self.pairs.graph, self.pairs.sequences
+        of_logits = sequences.gradients(logits, batch) if of_logits is None else of_logits
+        found = torch.autograd.grad(logits, list(self.read.values()), of_logits.to(logits), allow_unused=True)
+        for (place, read), gradient in zip(self.read.items(), found, strict=True):
+            kind, one = graph.readers[place]
+            gradient = torch.zeros_like(read) if gradient is None else gradient
+            yield graph.kinds[kind], one.gradient(widened(gradient), self.passed)
 
     def _hooks(self) -> list[Hook]:
         readers = self.pairs.graph.readers
@@ -126,10 +128,3 @@ class _Reading:
         # A node of its own: a stream or norm that others read too has their gradients in it.
         self.read[place] = activation.view_as(activation)
         return self.read[place]
-
-    def gradients(self) -> Iterator[tuple[slice, Float[Tensor, "receivers batch pos d_model"]]]:
-        """Yield places of receivers and the gradients in the streams that these read, in a part for each hook point."""
-        graph = self.pairs.graph
-        for place, gradient in self.found.items():
-            kind, one = graph.readers[place]
-            yield graph.kinds[kind], one.gradient(widened(gradient), self.passed)

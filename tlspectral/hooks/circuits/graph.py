@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import BadHead
-from tlspectral.hooks.edges.cutting import Reader, readers
+from tlspectral.hooks.edges.cut import Reader, readers
 from tlspectral.hooks.edges.measuring import Edge
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.hooks.edges.senders import EMBEDDING, Sender
@@ -22,11 +22,7 @@ from tlspectral.selection import Receiver
 
 @dataclass(frozen=True)
 class Graph:
-    """Senders and receivers of a model in the order of a forward pass.
-
-    Attributes:
-        view: the model.
-    """
+    """Senders and receivers of a model in the order of a forward pass."""
 
     view: AttentionView
 
@@ -125,21 +121,16 @@ class Graph:
         return np.arange(len(self.senders)) < before[:, None]
 
     def kept(self, edges: Any) -> Bool[np.ndarray, "receivers senders"]:
-        """Return a circuit as a mask over all edges.
-
-        Args:
-            edges: a table with columns `sender` and `receiver`, such as one of `edge_effects`, or pairs of names.
-
-        Raises:
-            BadHead: a sender or receiver that does not exist, or an edge whose sender does not write before its
-                receiver reads.
-        """
+        """Return a circuit as a mask over all edges; arguments and errors as of `places`."""
         mask = np.zeros_like(self.possible)
         mask[self.places(edges)] = True
         return mask
 
     def places(self, edges: Any) -> tuple[Int[np.ndarray, "edges"], Int[np.ndarray, "edges"]]:
-        """Return row and column of each edge in a mask. Arguments and errors as of `kept`."""
+        """Return row and column in a mask of each edge of a table such as that of `edge_effects`, or of pairs of names.
+
+        Raises BadHead for an end that does not exist, or a sender that does not write before its receiver reads.
+        """
         if isinstance(edges, pd.DataFrame):
             edges = zip(edges["sender"], edges["receiver"], strict=True)
         known: dict[Any, int] = {}
@@ -186,7 +177,6 @@ class Graph:
         return mask & reached & useful[:, None]
 
     def _reads_of(self, sender: Sender) -> list[int]:
-        """Return the receivers that a sender computes from."""
         if sender.kind in ("embedding", "mix"):
             return []
         if sender.kind == "mlp":

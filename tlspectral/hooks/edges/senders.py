@@ -97,11 +97,8 @@ def _of_heads(view: AttentionView, heads: Any) -> list[Sender]:
 class CachedRun:
     """What one run of the intact model wrote and read, as far as edges need it: activations by hook point.
 
-    Attributes:
-        senders: whose writes are kept.
-        replace: what stands in the place of a write: nothing, its mean, or what it is on other sequences.
-        other: activations on these; None for `"mean"` and `"zero"`.
-        seed: of the draws of the control.
+    `replace` stands in the place of a write: nothing, its mean, or what it is on other sequences, on which `other` are
+    the activations. `seed` is of the draws of the control.
     """
 
     view: AttentionView

@@ -7,15 +7,14 @@ A part without settings also goes by its name: `"symmetric"`, `"antisymmetric"`,
 `"M_A"`, `"Im(M_t)"`.
 """
 
-from tlspectral.hooks.parts.blocks import BlockRemoval, Content, Interaction, Position
-from tlspectral.hooks.parts.long_range import LongRange
-from tlspectral.hooks.parts.named import PartName, part_of
-from tlspectral.hooks.parts.output import Output, Replacement
-from tlspectral.hooks.parts.part import Part
-from tlspectral.hooks.parts.query_key import Antisymmetric, Band, RopePhase, ScoreRemoval, Symmetric
+from typing import Literal
 
-Bound = ScoreRemoval | BlockRemoval | LongRange | Replacement
-"""A part on heads of one layer, as `Part.on` returns it."""
+from tlspectral.hooks.parts.blocks import BlockPart, Content, Interaction, Position
+from tlspectral.hooks.parts.output import Output, Replacement
+from tlspectral.hooks.parts.part import LongRange, Part
+from tlspectral.hooks.parts.query_key import Antisymmetric, Band, QueryKeyPart, RopePhase, Symmetric
+from tlspectral.selection import chosen_part
+from tlspectral.tables.schema import columns
 
 __all__ = [
     "Antisymmetric",
@@ -32,3 +31,37 @@ __all__ = [
     "Symmetric",
     "part_of",
 ]
+
+Bound = QueryKeyPart | BlockPart | LongRange | Replacement
+"""A part on heads of one layer, as `Part.on` returns it."""
+
+PartName = Literal["symmetric", "antisymmetric", "rope_phase", "output", "M_S", "M_A", "Im(M_t)"]
+"""A part without settings, by its name or by its symbol in "Fingerprint, Not Blueprint"."""
+
+(PART,) = columns("part | label | What was removed, under the name or the symbol that was asked for.")
+"""The column that names a part. Its settings are in the table's `attrs`."""
+
+_BY_NAME = {kind.name: kind for kind in (Symmetric, Antisymmetric, RopePhase, Output)}
+_WITH_SETTINGS = {
+    Band: "Band(frequencies)",
+    LongRange: "LongRange(window, sinks=0)",
+    **{kind: f"{kind.__name__}(prompt)" for kind in (Content, Position, Interaction)},
+}
+
+
+def part_of(part: Part | str) -> Part:
+    """Return a part that is given as a value, by its name or by its symbol in "Fingerprint, Not Blueprint".
+
+    >>> from tlspectral.hooks.parts import part_of
+    >>> part_of("M_S")
+    Symmetric(include_bias=False)
+
+    Raises:
+        ValueError: no such part, or one that needs settings and is given by name or as its class.
+    """
+    if isinstance(part, Part):
+        return part
+    for kind, call in _WITH_SETTINGS.items():
+        if part in (kind, kind.name, kind.__name__):
+            raise ValueError(f"{kind.__name__} has settings: give tls.parts.{call}, not {part!r}")
+    return _BY_NAME[chosen_part(part, _BY_NAME)]()

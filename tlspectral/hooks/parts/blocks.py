@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.hooks.parts.part import Part, Placed
+from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.head_scores import HeadScores
 
@@ -96,6 +96,8 @@ class BlockPlaces:
 
 def block_places(model: Any, blocks: Any) -> BlockPlaces:
     """Return where the blocks of a `BlockPrompt` stand. Raises ValueError for blocks of unequal length."""
+    if isinstance(blocks, BlockPlaces):
+        return blocks
     if not hasattr(blocks, "tokenized"):
         raise ValueError(f"blocks are those of a BlockPrompt, the keys; found {type(blocks).__name__}")
     spans = blocks.tokenized(model).spans()
@@ -124,15 +126,43 @@ class BlockPart(Part):
 
     def _settled(self, view: AttentionView, prompts: Any) -> "BlockPart":
         """Return the part with the places of its blocks in place of the prompt. Raises as `block_places`."""
-        return replace(self, prompt=self._places(view))
+        return replace(self, prompt=block_places(view.model, self.prompt))
 
-    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "BlockRemoval"]:
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "BlockPart"]:
         """Bind the part to layers. Raises as `block_places`."""
-        places = self._places(view)
-        return dict.fromkeys(by_layer, BlockRemoval(self, places, at=self.at))
+        return dict.fromkeys(by_layer, self._settled(view, None))
 
-    def _places(self, view: AttentionView) -> BlockPlaces:
-        return self.prompt if isinstance(self.prompt, BlockPlaces) else block_places(view.model, self.prompt)
+    def change(
+        self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
+    ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
+        """Return what is added to the scaled scores, before a softcap, and the pairs of `BlockPlaces.read`.
+
+        Raises as that. Biases are in it. Non-rotary columns do not depend on the place, so they are content; ALiBi is
+        position.
+        """
+        read = self.prompt.read(allowed)
+        return self._of(scores).neg_().masked_fill_(~read, 0.0), read
+
+    def _of(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
+        """Return the part of the scaled scores between queries behind the blocks and keys in them."""
+        query, key, rotation = scores.query.whole, scores.key.whole, scores.key.rotation
+        mean_keys, key_deviations = self.prompt.split(key)
+        at_mean, at_deviations = scores, scores  # the scores with keys rotated to no place, and by how places differ
+        if rotation is not None:
+            tables = zip(self.prompt.split(rotation.cos), self.prompt.split(rotation.sin), strict=True)
+            at_mean, at_deviations = (
+                replace(scores, key=replace(scores.key, rotation=replace(rotation, cos=cos, sin=sin)))
+                for cos, sin in tables
+            )
+        if isinstance(self, Content):
+            return at_mean.between(query, key_deviations)
+        if isinstance(self, Interaction):
+            return at_deviations.turning_between(query, key_deviations)
+        part = at_deviations.turning_between(query, mean_keys)
+        if scores.layer.alibi is not None:
+            bias = in_float64(scores.layer.alibi.bias(torch.arange(key.shape[-2]))[scores.heads])
+            part = part + self.prompt.split(bias[..., None])[1].mT.to(part)
+        return part
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -174,48 +204,6 @@ class Interaction(BlockPart):
     """What of a head's scores depends on the content of a block and on its place together; else as `Content`."""
 
     name = "interaction"
-
-
-@dataclass(frozen=True, eq=False)
-class BlockRemoval(Placed):
-    """A part in blocks that is taken from the scores of heads of one layer.
-
-    Biases are in it. Non-rotary columns do not depend on the place, so they are content; ALiBi is position.
-    """
-
-    part: BlockPart
-    places: BlockPlaces
-
-    def of(
-        self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
-    ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
-        """Return what is added to the scaled scores, before a softcap, and the pairs of `BlockPlaces.read`.
-
-        Raises as that.
-        """
-        read = self.places.read(allowed)
-        return self._of(scores).neg_().masked_fill_(~read, 0.0), read
-
-    def _of(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
-        """Return the part of the scaled scores between queries behind the blocks and keys in them."""
-        query, key, rotation = scores.query.whole, scores.key.whole, scores.key.rotation
-        mean_keys, key_deviations = self.places.split(key)
-        at_mean, at_deviations = scores, scores  # the scores with keys rotated to no place, and by how places differ
-        if rotation is not None:
-            tables = zip(self.places.split(rotation.cos), self.places.split(rotation.sin), strict=True)
-            at_mean, at_deviations = (
-                replace(scores, key=replace(scores.key, rotation=replace(rotation, cos=cos, sin=sin)))
-                for cos, sin in tables
-            )
-        if isinstance(self.part, Content):
-            return at_mean.between(query, key_deviations)
-        if isinstance(self.part, Interaction):
-            return at_deviations.turning_between(query, key_deviations)
-        part = at_deviations.turning_between(query, mean_keys)
-        if scores.layer.alibi is not None:
-            bias = in_float64(scores.layer.alibi.bias(torch.arange(key.shape[-2]))[scores.heads])
-            part = part + self.places.split(bias[..., None])[1].mT.to(part)
-        return part
 
 
 def centred(values: Tensor, dim: int) -> Tensor:

@@ -145,13 +145,9 @@ def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Re
 class Replacement(Placed):
     """What replaces the z of heads of one layer.
 
-    Attributes:
-        how: zeros, the mean over sequences, the z of another sequence, or that of the pair of each prompt.
-        seed: of the draw of that sequence.
-        heads: heads that `z` holds, in order.
-        z: of the reference, each time that the layer runs in a pass; its mean over sequences for `"mean"`, with one
-            position where sequences are of unequal length. None: the sequences of the run itself.
-        donors: the reference's sequence for each sequence of the run; None draws them as the model runs.
+    `z` is that of the reference, of `heads` in order, each time that the layer runs in a pass; for `"mean"` its mean
+    over sequences, with one position where these are of unequal length. None: the sequences of the run itself. `donors`
+    are the reference's sequence for each sequence of the run; None draws them, seeded by `seed`, as the model runs.
     """
 
     how: Replace
@@ -171,7 +167,6 @@ class Replacement(Placed):
         return replaced if acts is None else torch.where(acts[..., None, None].to(z.device), replaced, z)
 
     def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int], run: int) -> Tensor:
-        """Return what replaces z at every position."""
         if self.z is None:
             if len(z) < 2:
                 raise ValueError(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, pair_mask
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.parts.part import Part, Placed
+from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.head_scores import HeadScores
 
@@ -46,14 +46,22 @@ class QueryKeyPart(Part):
         given = {} if self.frequencies is None else {"frequencies": list(self.frequencies)}
         return given | ({"include_bias": True} if self.include_bias else {})
 
-    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "ScoreRemoval"]:
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "QueryKeyPart"]:
         """Bind the part to layers. Raises UnsupportedArchitecture, and ValueError for pairs that a layer lacks."""
         bound = {}
         for index in by_layer:
             pairs = self._pairs(index, view.rotary(index)) if self.rotary else None
             if pairs is None or bool(pairs.any()):
-                bound[index] = ScoreRemoval(self, pairs, at=self.at)
+                bound[index] = self
         return bound
+
+    def change(
+        self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
+    ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
+        """Return what is added to the scaled scores, before a softcap, and the pairs of tokens that it is meant for."""
+        geometry, given = scores.layer.rotary, self.frequencies
+        pairs = None if geometry is None or given is None else pair_mask(given, geometry.n_pairs)
+        return self.of(scores, pairs).neg_(), allowed
 
     @abstractmethod
     def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
@@ -178,17 +186,3 @@ def _listed(frequencies: Any) -> Any:
         return None if frequencies is None else (frequencies,)
     given = [one.item() if isinstance(one, np.generic) else one for one in frequencies]
     return tuple(sorted(set(given))) if all(type(one) is int for one in given) else tuple(given)
-
-
-@dataclass(frozen=True, eq=False)
-class ScoreRemoval(Placed):
-    """A part that is taken from the scores of heads of one layer, limited to some rotary pairs (None: all)."""
-
-    part: QueryKeyPart
-    pairs: Bool[Tensor, "pairs"] | None
-
-    def of(
-        self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
-    ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
-        """Return what is added to the scaled scores of every pair of tokens, and the pairs that it is meant for."""
-        return self.part.of(scores, self.pairs).neg_(), allowed

@@ -1,9 +1,10 @@
-"""Scores without a part of each head of one layer, and their controls.
+"""Scores without a part of each head of one layer or of sets of heads, and their controls.
 
 The control of a part of the scores is a random part of the same RMS. That of what is removed as a whole, a head's
 output or its attention to far keys, is other heads. Blocks are replayed from the layer, several heads in a batch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import comb, prod
@@ -17,16 +18,21 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
-from tlspectral.hooks.parts import Bound
-from tlspectral.hooks.parts.blocks import BlockRemoval
-from tlspectral.hooks.parts.query_key import ScoreRemoval
+from tlspectral.hooks.parts import Bound, Part
+from tlspectral.hooks.parts.blocks import BlockPart
+from tlspectral.hooks.parts.query_key import QueryKeyPart
+from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import IntactRun
+from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.attention.threads import Hook
-from tlspectral.selection import head_name
+from tlspectral.selection import Heads, head_name
 from tlspectral.tasks import ScoredSequences, replayed_values, sign_flip_p, standard_error
 from tlspectral.tasks.score import beside_control
 
 HeadSet = list[tuple[int, int]]
+
+SETS = 19
+"""Random sets of a control, with which the smallest p is .05."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ def layer_effects(
     """
     view, folded = intact.view, intact.view.layer(layer)
     jobs = [(head, draw) for head in heads for draw in range(-1, draws)]
-    n, scored = len(sequences.tokens), isinstance(part, ScoreRemoval | BlockRemoval)
+    n, scored = len(sequences.tokens), isinstance(part, QueryKeyPart | BlockPart)
     squares = torch.full((len(jobs), n), 0.0 if scored else torch.nan, dtype=torch.float64)
 
     def altered(chunk: slice, batch: slice, removal: Removal) -> Tensor:
@@ -81,9 +87,9 @@ def layer_effects(
         if not random:
             return removal.difference
         drawn, replaced = [jobs[chunk][index] for index in random], removal.difference.clone()
-        if isinstance(part, BlockRemoval):
+        if isinstance(part, BlockPart):
             seeds = [[seed, layer, head, draw] for head, draw in drawn]
-            replaced[:, random] = part.places.shuffled(removal.difference[:, random], seeds)
+            replaced[:, random] = part.prompt.shuffled(removal.difference[:, random], seeds)
         else:
             assert removal.scores is not None
             size = removal.scores.query.content.shape[-1]
@@ -204,3 +210,55 @@ def effects_beside_heads(
     values = layer_effects(intact, sequences, layer, measured, part, seed=seed).values
     controls = np.stack([values[[measured.index(other) for other in drawn]] for drawn in others])
     return LayerEffects(values[: len(heads)], np.full(len(heads), np.nan), controls)
+
+
+def chosen_sets(view: AttentionView, sets: Mapping[str, Heads]) -> dict[str, dict[int, list[int]]]:
+    """Return the heads of each set by layer. Raises BadHead as `heads_by_layer`, ValueError for an empty set."""
+    found = {name: heads_by_layer(view, heads) for name, heads in sets.items()}
+    empty = [name for name, by_layer in found.items() if not by_layer]
+    if empty or not found:
+        raise ValueError(f"the set {empty[0]!r} has no heads" if empty else "no sets of heads were given")
+    return found
+
+
+def set_table(
+    part: Part,
+    sequences: ScoredSequences,
+    draws: int,
+    seed: int,
+    name: str,
+    by_layer: dict[int, list[int]],
+    prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]],
+) -> pd.DataFrame:
+    """Measure one set after an intact run, with `draws` random sets of as many heads of each layer."""
+    intact, intact_value = prepared
+    view = intact.view
+    sets: list[HeadSet] = [[(layer, head) for layer, heads in by_layer.items() for head in heads]]
+    if draws:
+        n_heads = {layer: view.n_heads(layer) for layer in by_layer}
+        sets += head_sets(n_heads, by_layer, draws, np.random.default_rng(seed))
+    every = part.on(view, {layer: list(range(view.n_heads(layer))) for layer in by_layer})
+    values = np.concatenate([_values(every, intact, sequences, one) for one in sets])
+    deltas = values - intact_value
+    names = {"layer": [-1], "head": [-1], "name": [name]}
+    table = effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed).assign(score_rms=np.nan)
+    table.attrs = {"sums_per_sequence": {}, "intact_per_sequence": intact_value.tolist()}
+    return table
+
+
+def _values(
+    bound: Mapping[int, Any], intact: IntactRun, sequences: ScoredSequences, chosen: HeadSet
+) -> Float64[np.ndarray, "one sequences"]:
+    """Return the score of each sequence without a part of a set of heads; it is bound to all heads of their layers."""
+    view = intact.view
+    by_layer: dict[int, list[int]] = {}
+    for layer, head in chosen:
+        by_layer.setdefault(layer, []).append(head)
+
+    def hooks_of(jobs: slice, batch: slice) -> list[Hook]:
+        hooks = []
+        for layer, heads in by_layer.items():
+            hooks += LayerAblation(view, view.layer(layer), heads, bound[layer].of_rows(batch)).hooks()
+        return hooks
+
+    return replayed_values(intact, sequences, min(by_layer), 1, hooks_of).numpy()

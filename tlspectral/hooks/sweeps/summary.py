@@ -10,7 +10,7 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.heads.detectors import DETECTORS
-from tlspectral.hooks.parts.named import PART
+from tlspectral.hooks.parts import PART
 from tlspectral.selection import head_name
 from tlspectral.stats.correlations import benjamini_hochberg
 from tlspectral.stats.jackknife import jackknife

@@ -11,13 +11,17 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
-from tlspectral.hooks.parts import Output, Part, PartName, part_of
-from tlspectral.hooks.parts.named import PART
+from tlspectral.hooks.parts import PART, Output, Part, PartName, part_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
-from tlspectral.hooks.screening import agreement, screened
-from tlspectral.hooks.sweeps.effects import effect_rows, effects_beside_heads, layer_effects
-from tlspectral.hooks.sweeps.screen import gradient_screen
-from tlspectral.hooks.sweeps.sets import SETS, chosen_sets, set_table
+from tlspectral.hooks.sweeps.effects import (
+    SETS,
+    chosen_sets,
+    effect_rows,
+    effects_beside_heads,
+    layer_effects,
+    set_table,
+)
+from tlspectral.hooks.sweeps.screen import agreement, gradient_screen, screened
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
@@ -183,8 +187,16 @@ def ablation_sweep(
     )
     estimated = None
     if screen == "gradient":
-        screening = WorkPart(f"{name}_screen", partial(_screen, view, sequences, by_layer, placed, seed))
-        estimated = measurement.first(screening)
+
+        def estimates() -> pd.DataFrame:
+            screens = [
+                gradient_screen(view, sequences, by_layer, one).assign(place=at) for at, one in enumerate(placed)
+            ]
+            table = pd.concat(screens, ignore_index=True)
+            _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
+            return table
+
+        estimated = measurement.first(WorkPart(f"{name}_screen", estimates))
     parts, layers_of = [], set()
     for index, one in enumerate(placed):
         shared, label = (one, sequences, per_head, seed), name if at is None else f"{name}_at{index}"
@@ -279,20 +291,6 @@ def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[
     return rotary
 
 
-def _screen(
-    view: AttentionView,
-    sequences: ScoredSequences,
-    by_layer: dict[int, list[int]],
-    placed: list[Part],
-    seed: int,
-) -> pd.DataFrame:
-    """Estimate the effects of all heads by each part, and choose which of them are to be measured."""
-    tables = [gradient_screen(view, sequences, by_layer, part).assign(place=at) for at, part in enumerate(placed)]
-    table = pd.concat(tables, ignore_index=True)
-    _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
-    return table
-
-
 def _layer_table(
     part: Part,
     sequences: ScoredSequences,
@@ -302,7 +300,6 @@ def _layer_table(
     heads: list[int],
     prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]],
 ) -> pd.DataFrame:
-    """Measure the heads of a layer after an intact run."""
     intact, intact_value = prepared
     beside_heads = draws > 0 and part.control == "heads"
     of_heads = list(range(intact.view.n_heads(layer))) if beside_heads else heads

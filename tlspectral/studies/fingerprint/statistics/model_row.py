@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.heads.same_model import require_table_of
+from tlspectral.heads.analysis import require_table_of
 from tlspectral.stats import (
     PartialCorrelation,
     TopHeadPercentile,
