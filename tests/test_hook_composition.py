@@ -36,7 +36,7 @@ def test_an_earlier_edit_of_queries_is_seen(backend, name):
     of_run = scores_of_run(view, 0, head, captured)
     scores = of_run.whole()
     bound, allowed = part_of(part).on(view, {0: [head]})[0], allowed_keys(name, 0, scores.shape[-1])
-    scores = scores + bound.of(of_run, allowed)[0]
+    scores = scores + bound.change(of_run, allowed)[0]
     masked = softcapped(scores, of_run.layer.softcap).masked_fill(~allowed, -torch.inf)
     assert float((ablated[:, head].double() - masked[:, 0].softmax(-1)).abs().max()) < 1e-6  # float32 against float64
 

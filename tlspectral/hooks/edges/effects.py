@@ -17,9 +17,9 @@ from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.edges.cut import refuse_open_receivers
 from tlspectral.hooks.edges.measuring import Edge, Prepared, QueryKeyPairs, edge_columns, edges_between
 from tlspectral.hooks.edges.reached import Reached, reached
-from tlspectral.hooks.edges.senders import Replaced, cached_run, chosen_senders
+from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_senders
 from tlspectral.hooks.sweeps.screen import agreement, screened
-from tlspectral.models.attention import attention_view
+from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.padding import attention_positions, position_of
 from tlspectral.models.attention.writes import INPUT_POINTS
@@ -226,12 +226,6 @@ def edge_effects(
         receiver = edges[row].end.receiver
         rows_of.setdefault((receiver.layer, receiver.input), []).append(int(row))
     layers = sorted({min(layer, view.n_layers - 1) for layer, _ in rows_of})
-
-    def prepared() -> Prepared:
-        reading = () if queried is None else layers
-        run = cached_run(view, sequences, writers, below, reading, replace, seed)
-        return Prepared(run, intact_values(view, sequences, layers) if queried is None else None, places)
-
     parts = measurement.made(
         [
             WorkPart(
@@ -243,7 +237,7 @@ def edge_effects(
         ],
         description="edges",
         unit="edge",
-        prepare=prepared,
+        prepare=partial(_prepared, view, sequences, layers, writers, below, queried is not None, replace, seed, places),
     )
     found = pd.concat(
         [part.set_axis(rows) for (_, rows), part in zip(sorted(rows_of.items()), parts.values(), strict=True)]
@@ -346,3 +340,18 @@ def _screened(
     estimates = measurement.first(WorkPart("estimates", estimated))["estimate"].to_numpy()
     order, measured = screened(estimates, MEASURED, seed)
     return order, {"estimate": estimates[order], "measured": measured[order]}
+
+
+def _prepared(
+    view: AttentionView,
+    sequences: ScoredSequences,
+    layers: list[int],
+    senders: list[Sender],
+    below: int,
+    reads_attention: bool,
+    replace: Replaced,
+    seed: int,
+    places: dict[str, Int[Tensor, "sequences"]],
+) -> Prepared:
+    run = cached_run(view, sequences, senders, below, layers if reads_attention else (), replace, seed)
+    return Prepared(run, None if reads_attention else intact_values(view, sequences, layers), places)
