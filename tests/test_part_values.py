@@ -16,7 +16,6 @@ from positional_measurements import EQUAL_BLOCKS, PLACES
 from zoo import shared
 
 import tlspectral as tls
-import tlspectral.hooks.parts.part as part_module
 from tlspectral.errors import IncompatibleCheckpoint, UnsupportedArchitecture
 from tlspectral.hooks.parts import (
     Antisymmetric,
@@ -27,6 +26,7 @@ from tlspectral.hooks.parts import (
     Part,
     RopePhase,
     Symmetric,
+    long_range,
     output,
     part_of,
     query_key,
@@ -227,7 +227,7 @@ def test_other_names_are_refused(name, said, monkeypatch):
 
 
 def test_the_examples_run():
-    for module in (query_key, output, part_module, tls.parts):
+    for module in (query_key, output, long_range, tls.parts):
         found = doctest.testmod(module)
         assert found.attempted > 0
         assert found.failed == 0

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tlspectral.heads.detectors.heads import detect_heads
     from tlspectral.heads.detectors.kernel import kernel_prediction, relative_position_kernel
     from tlspectral.heads.directions import head_directions
+    from tlspectral.heads.frequencies import frequency_table
     from tlspectral.heads.many_models import analyze_models
-    from tlspectral.heads.measure import frequency_table
     from tlspectral.heads.operators.factored import qk_operators
     from tlspectral.heads.operators.penalty import qk_penalty
     from tlspectral.heads.operators.verification import verify_scores

@@ -13,7 +13,7 @@ from tlspectral.algebra.nulls import block_generator, haar_blocks, one_thread
 from tlspectral.errors import BadHead
 from tlspectral.heads.analysis import require_table_of
 from tlspectral.heads.directions import token_text
-from tlspectral.heads.measure import frequency_table
+from tlspectral.heads.frequencies import frequency_table
 from tlspectral.heads.operators.factored import qk_operators
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.prompts import packed_prompts

@@ -16,7 +16,8 @@ from tlspectral.hooks.edges.reached import reached
 from tlspectral.hooks.edges.senders import EMBEDDING, Sender
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.layer import require_own_projections
-from tlspectral.models.attention.writes import HeadWrites, MlpReads, head_writes, mlp_reads
+from tlspectral.models.attention.mlp import MlpReads, mlp_reads
+from tlspectral.models.attention.writes import HeadWrites, head_writes
 from tlspectral.selection import Receiver
 
 

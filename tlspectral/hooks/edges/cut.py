@@ -23,15 +23,14 @@ from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.closeness import require_close
+from tlspectral.models.attention.mlp import MlpReads, mlp_reads
 from tlspectral.models.attention.threads import Hook, holding
 from tlspectral.models.attention.writes import (
     INPUT_POINTS,
     Input,
     LayerReads,
-    MlpReads,
     head_writes,
     layer_reads,
-    mlp_reads,
     z_of,
 )
 

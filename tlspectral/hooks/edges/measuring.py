@@ -17,10 +17,11 @@ from tlspectral.hooks.edges.reached import Reached
 from tlspectral.hooks.edges.senders import CachedRun, Sender
 from tlspectral.models.attention import AttentionLayer, AttentionView, Latent, require_even_scale
 from tlspectral.models.attention.head_scores import rotation_tables
+from tlspectral.models.attention.mlp import mlp_reads
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.run_scores import require_own_pattern, row_scores, visible_keys
 from tlspectral.models.attention.threads import Hook
-from tlspectral.models.attention.writes import Input, LayerReads, change_of_reads, layer_reads, mlp_reads
+from tlspectral.models.attention.writes import Input, LayerReads, change_of_reads, layer_reads
 from tlspectral.selection import head_name
 from tlspectral.tasks import ScoredSequences, replayed_values, standard_error
 from tlspectral.tasks.score import beside_control

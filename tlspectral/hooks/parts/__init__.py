@@ -10,8 +10,9 @@ A part without settings also goes by its name: `"symmetric"`, `"antisymmetric"`,
 from typing import Literal
 
 from tlspectral.hooks.parts.blocks import BlockPart, Content, Interaction, Position
+from tlspectral.hooks.parts.long_range import LongRange
 from tlspectral.hooks.parts.output import Output, Replacement
-from tlspectral.hooks.parts.part import LongRange, Part
+from tlspectral.hooks.parts.part import Part
 from tlspectral.hooks.parts.query_key import Antisymmetric, Band, QueryKeyPart, RopePhase, Symmetric
 from tlspectral.selection import chosen_part
 from tlspectral.tables.schema import columns

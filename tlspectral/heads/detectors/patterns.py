@@ -1,0 +1,57 @@
+"""The patterns of attention that have a name: the keys that a query is scored on, from the token ids alone."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+WINDOW = 8
+"""How far back `"local"` reaches."""
+
+Marked = Bool[Tensor, "batch query key"]
+Pattern = Callable[[Int[Tensor, "batch pos"]], Marked]
+
+
+def _behind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "1 query key"]:
+    """Return how far each key lies behind each query."""
+    position = torch.arange(tokens.shape[1])
+    return (position[:, None] - position)[None]
+
+
+def _back(nearest: int, farthest: int) -> Pattern:
+    """Mark the tokens from `nearest` to `farthest` before the query; negative ones lie behind it."""
+
+    def marked(tokens: Int[Tensor, "batch pos"]) -> Marked:
+        behind = _behind(tokens)
+        return ((behind >= nearest) & (behind <= farthest)).expand(len(tokens), -1, -1)
+
+    return marked
+
+
+def _duplicate(tokens: Int[Tensor, "batch pos"]) -> Marked:
+    return (tokens[:, :, None] == tokens[:, None, :]) & (_behind(tokens) > 0)
+
+
+def _induction(tokens: Int[Tensor, "batch pos"]) -> Marked:
+    """Mark the tokens that followed earlier tokens equal to the query's, the query's own position left out."""
+    followed = torch.zeros(*tokens.shape, tokens.shape[1], dtype=torch.bool)
+    followed[:, :, 1:] = tokens[:, :, None] == tokens[:, None, :-1]
+    return followed & (_behind(tokens) > 0)
+
+
+def _first_token(tokens: Int[Tensor, "batch pos"]) -> Marked:
+    at_start = torch.arange(tokens.shape[1]) == 0
+    return (at_start[None, None, :] & (_behind(tokens) > 0)).expand(len(tokens), -1, -1)
+
+
+PATTERNS: dict[str, Pattern] = {
+    "previous_token": _back(1, 1),
+    "next_token": _back(-1, -1),
+    "duplicate": _duplicate,
+    "induction": _induction,
+    "first_token": _first_token,
+    "local": _back(2, WINDOW),
+    "self": _back(0, 0),
+}
+"""The named patterns that `detect_heads(pattern=)` takes."""

@@ -1,0 +1,71 @@
+"""Phase content of every head at every rotary frequency, from weights alone."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from tlspectral.algebra.rotary import phase_norms
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.attention import attention_view
+from tlspectral.tables import stacked
+from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.schema import Schema, columns
+
+FREQUENCY_TABLE = Schema(
+    "frequency_table",
+    (
+        *HEAD,
+        *columns("""
+            frequency  | index                   | Index t of the rotary pair; 0 is the model's first pair.
+            theta      | rad/token               | Angle by which the pair rotates per token, as the model has it.
+            wavelength | token                   | Tokens per full rotation: 2 pi / theta; inf at theta 0.
+            re_norm    | score x attention scale | ||Re M_t||: the content of the pair that is even in the offset.
+            im_norm    | score x attention scale | ||Im M_t||: the content of the pair that is odd in the offset.
+            im_share   | share                   | im_norm / (re_norm + im_norm).
+        """),
+    ),
+    "`tls.frequency_table`",
+)
+
+
+def frequency_table(model: Any) -> pd.DataFrame:
+    """Norms of `Re M_t` and `Im M_t` for every head and rotary pair (FP section 7).
+
+    Returns:
+        DataFrame sorted by layer, head and frequency; layers without rotary positions have no rows. Columns: `layer,
+        head, name, frequency, theta, wavelength, re_norm, im_norm, im_share`. `attrs` hold where the model came from,
+        with hashes of its weights, and `rotary_valid_up_to`.
+
+    Raises:
+        UnsupportedArchitecture: no layer of the model has rotary positions, or a layer cannot be read.
+
+    What it does not establish: that the model's inputs excite a frequency, or that a head needs it.
+    """
+    view = attention_view(model)
+    layer_tables, limits = [], []
+    for index in view.layers:
+        layer = view.layer(index)
+        if layer.rotary is None:
+            continue
+        norms = phase_norms(*layer.operator_factors(), layer.rotary)
+        heads, pairs = norms.re.shape
+        theta = layer.rotary.theta.expand(heads, -1).flatten().numpy()
+        re, im = norms.re.flatten().numpy(), norms.im.flatten().numpy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            wavelength, share = 2 * np.pi / np.abs(theta), im / (re + im)
+        rows = pd.MultiIndex.from_product(
+            [[index], range(heads), range(pairs)], names=["layer", "head", "frequency"]
+        ).to_frame(index=False)
+        layer_tables.append(rows.assign(theta=theta, wavelength=wavelength, re_norm=re, im_norm=im, im_share=share))
+        if layer.valid_up_to is not None:
+            limits.append(layer.valid_up_to)
+    if not layer_tables:
+        raise UnsupportedArchitecture(
+            f"none of the {len(view.layers)} layers has rotary positions, so there are no frequencies to tabulate"
+        )
+    limit = min(limits) if limits else None
+    return FREQUENCY_TABLE.frame(
+        stacked(layer_tables), {**view.origin(), "rotary_valid_up_to": limit, "torch": torch.__version__}
+    )

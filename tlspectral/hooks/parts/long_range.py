@@ -1,0 +1,61 @@
+"""The part of a head's attention that goes to far keys."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from tlspectral.hooks.parts.part import Part
+from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.causality import require_causal
+from tlspectral.selection import whole_number
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LongRange(Part):
+    """Attention to the keys between the first tokens and the last ones.
+
+    Attributes:
+        window: how many of the last keys a head still sees, the query's own token among them.
+        sinks: how many of the first tokens it still sees; padding is no first token.
+
+    Raises:
+        ValueError: no whole numbers, a window below 1, or sinks below 0.
+
+    >>> import tlspectral as tls
+    >>> tls.parts.LongRange(window=8, sinks=1)
+    LongRange(window=8, sinks=1)
+    """
+
+    name = "long_range"
+    acts_on = "mask"
+    control = "heads"
+    window: int
+    sinks: int = 0
+
+    def __post_init__(self) -> None:
+        window, sinks = whole_number(self.window), whole_number(self.sinks)
+        if window is None or window < 1:
+            raise ValueError(f"window is a whole number of keys from 1 (the token itself) up; found {self.window!r}")
+        if sinks is None or sinks < 0:
+            raise ValueError(f"sinks is a whole number of first tokens from 0 up; found {self.sinks!r}")
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The window and the sinks."""
+        return {"window": self.window, "sinks": self.sinks}
+
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "LongRange"]:
+        """Bind the part to layers: it is the same on all. Raises UnsupportedArchitecture for an encoder."""
+        require_causal(view, "long range counts the keys before a query")
+        return dict.fromkeys(by_layer, self)
+
+    def beyond(self, visible: Bool[Tensor, "*rows pos pos"]) -> Bool[Tensor, "*rows pos pos"]:
+        """Tell which of the visible pairs of query and key the head no longer sees."""
+        at = torch.arange(visible.shape[-1], device=visible.device)
+        # A token sees itself and padding does not: this numbers the tokens of a sequence from 1.
+        place = visible.diagonal(dim1=-2, dim2=-1).cumsum(-1)
+        return visible & (at[:, None] - at >= self.window) & (place > self.sinks)[..., None, :]
