@@ -1,18 +1,19 @@
 """Does a tenth or a hundredth of the penalty delay the circuit as much: constrained runs at weights 1 and 0.1.
 
-    python benchmarks/penalty_doses.py out/doses          # train and print; goes on where it was stopped
-    python benchmarks/penalty_doses.py out/doses --jobs 2
+    python benchmarks/penalty_doses.py out/doses --jobs 2         # train and print; goes on where it was stopped
+    python benchmarks/penalty_doses.py out/paper-doses --preset paper         # a quarter of an hour for each run
 
 Schedule, fixed before the first run. The arms `ape_sym`, `rope_sym` and `rope_imag` at weights 1 and 0.1, seeds 0 to 4,
-everything else as in `tlspectral study constrained --preset paper`. Weight 10 and the free arms are the published runs,
-which that command reproduces step for step. A run that does not form counts as formed at its last step.
+everything else as in `tlspectral study constrained`. Weight 10 and the free arms are the stored runs of that command;
+at the paper's size the published ones, which it reproduces step for step. A run that does not form counts as formed at
+its last step.
 
 * Delay: formation by both criteria, less that of the free arm of the same positions, mean over seeds. One-sided
   Mann-Whitney test against the free arm, exact with ties; Benjamini-Hochberg over the nine of arms and weights.
 * Dose: is a larger weight later? Page's test over the weights 0, 0.1, 1 and 10 within seeds, for each arm.
 * What is left: the penalised share at the last evaluation. Does a weight of 0.1 hold the part down at all?
 * Which arm is the costliest? At weight 10, `ape_sym` by the published runs: is it so at 1 and 0.1?
-* Check: the five published runs at weight 1 form at the steps of ours with the same arm and seed.
+* Check, at the paper's size: the five published runs at weight 1 form at the steps of ours with the same arm and seed.
 
 Arms come in this order, so that a run that is stopped has whole seeds of the first: the symmetric ones, then phase.
 """
@@ -28,34 +29,46 @@ import typer
 
 from tlspectral.stats import benjamini_hochberg
 from tlspectral.studies.fingerprint.constrained import constrained_grid, formation
-from tlspectral.studies.fingerprint.constrained.presets import ARMS
+from tlspectral.studies.fingerprint.constrained.presets import ARMS, PRESETS
 from tlspectral.studies.fingerprint.published import published_constrained
 from tlspectral.studies.fingerprint.statistics.rank_tests import mann_whitney
+from tlspectral.tables import read_table
 
-VOCABULARY, SEEDS = 64, 5
+SEEDS = 5
 WEIGHTS = (1.0, 0.1)
 CONSTRAINED = {"ape_sym": "ape_free", "rope_sym": "rope_free", "rope_imag": "rope_free"}
 
 
-def runs_of(evaluations: pd.DataFrame, weight: float) -> pd.DataFrame:
+def runs_of(evaluations: pd.DataFrame, weight: float, preset: str) -> pd.DataFrame:
     """Return a row per run: arm, weight, seed, steps of formation, share of the penalised part at the end."""
-    rows = formation(evaluations, vocabulary=VOCABULARY)
+    rows = formation(evaluations, vocabulary=PRESETS[preset].task.vocabulary)
     last = evaluations.sort_values("step").groupby(["arm", "seed"])["penalty"].last()
-    rows["share"] = last.loc[list(zip(rows["arm"], rows["seed"], strict=True))].to_numpy()
-    rows["weight"] = np.where(rows["arm"].str.endswith("free"), 0.0, weight)
+    return with_steps(rows.join(last.rename("share"), on=["arm", "seed"]), weight)
+
+
+def with_steps(formed: pd.DataFrame, weight: float) -> pd.DataFrame:
+    """Return the rows of a table of formation with the weight of each run and the step that it is ranked by."""
+    rows = formed.assign(weight=np.where(formed["arm"].str.endswith("free"), 0.0, weight))
     rows["steps"] = rows["formed_both"].fillna(rows["last_step"])
-    return rows[["arm", "weight", "seed", "formed_loss", "formed_both", "steps", "share"]]
+    return rows.reindex(columns=["arm", "weight", "seed", "formed_loss", "formed_both", "steps", "share"])
 
 
-def trained(folder: Path, jobs: int) -> pd.DataFrame:
+def stored(preset: str) -> pd.DataFrame:
+    """Return the runs without a penalty and at weight 10; the share of those of the quick grid is not stored."""
+    if preset == "paper":
+        return runs_of(published_constrained(10.0).evaluations, 10.0, preset)
+    return with_steps(read_table("docs/results/constrained/formation.parquet"), 10.0)
+
+
+def trained(folder: Path, preset: str, jobs: int) -> pd.DataFrame:
     """Train what is missing and return the runs at the smaller weights, under the names of their arms."""
     found = []
     for arms in (["ape_sym", "rope_sym"], ["rope_imag"]):
         for weight in WEIGHTS:
             doses = [replace(ARMS[arm], name=f"{arm} at {weight:g}", penalty_weight=weight) for arm in arms]
-            tables = constrained_grid(folder / f"{arms[0]}_{weight:g}", "paper", arms=doses, seeds=SEEDS, n_jobs=jobs)
+            tables = constrained_grid(folder / f"{arms[0]}_{weight:g}", preset, arms=doses, seeds=SEEDS, n_jobs=jobs)
             rows = tables["evaluations"].assign(arm=lambda table: table["arm"].str.split(" ").str[0])
-            found.append(runs_of(rows, weight))
+            found.append(runs_of(rows, weight, preset))
     return pd.concat(found, ignore_index=True)
 
 
@@ -79,13 +92,13 @@ def doses(runs: pd.DataFrame) -> pd.DataFrame:
 def main(
     folder: Path,
     output: Path = Path("docs/results/constrained"),
+    preset: Annotated[str, typer.Option(help="quick or paper.")] = "quick",
     jobs: Annotated[int, typer.Option(help="Processes, one thread each.")] = 1,
 ) -> None:
     """Train the doses, write a row per run and print the answers."""
-    published = pd.concat([runs_of(published_constrained(10.0).evaluations, 10.0)])
-    ours = trained(folder, jobs)
-    runs = pd.concat([ours, published], ignore_index=True)
-    runs.round(5).to_csv(output / "doses.csv", index=False)
+    ours = trained(folder, preset, jobs)
+    runs = pd.concat([ours, stored(preset)], ignore_index=True)
+    runs.round(5).to_csv(output / f"doses_{preset}.csv", index=False)
     table = doses(runs)
     typer.echo(table.round(4).to_string(index=False))
     for arm, free in CONSTRAINED.items():
@@ -94,7 +107,9 @@ def main(
             by_seed.append(runs[(runs["arm"] == arm) & (runs["weight"] == weight)].sort_values("seed")["steps"])
         page = scipy.stats.page_trend_test(np.stack(by_seed, axis=1))
         typer.echo(f"{arm}: later with a larger weight, Page's test over 0, 0.1, 1, 10: p = {page.pvalue:.2g}")
-    theirs = runs_of(published_constrained(1.0).evaluations, 1.0).query("weight == 1")
+    if preset == "quick":
+        return
+    theirs = runs_of(published_constrained(1.0).evaluations, 1.0, preset).query("weight == 1")
     both = theirs.merge(ours, on=["arm", "weight", "seed"], suffixes=("_published", "_ours"))
     typer.echo(both[["arm", "seed", "formed_both_published", "formed_both_ours"]].to_string(index=False))
 
