@@ -1,10 +1,11 @@
 """Packages whose names are imported from their modules when they are first asked for."""
 
 import ast
-import inspect
+import functools
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
@@ -13,13 +14,17 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
     The source of the package says under `if TYPE_CHECKING:` which module a name is imported from.
     """
-    found = ast.walk(ast.parse(inspect.getsource(sys.modules[package])))
-    imports = [node for node in found if isinstance(node, ast.ImportFrom)]
-    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+
+    @functools.cache
+    def homes() -> dict[str, str]:
+        source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
+        found = ast.walk(ast.parse(source))
+        imports = [node for node in found if isinstance(node, ast.ImportFrom)]
+        return {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def imported(name: str) -> Any:
-        if name not in homes:
+        if name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        return getattr(import_module(homes()[name]), name)
 
     return imported, lambda: sys.modules[package].__all__

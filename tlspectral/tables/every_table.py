@@ -43,7 +43,7 @@ def _modules() -> Iterator[str]:
     """Import the modules of the package, and yield their names."""
     package = importlib.import_module(__name__.partition(".")[0])
     rooms = [room.name for room in pkgutil.iter_modules(package.__path__) if room.name != "__main__"]
-    for room in sorted(rooms, key="studies".__eq__):
+    for room in sorted(rooms, key=lambda room: (room == "studies", room)):
         module = importlib.import_module(f"{package.__name__}.{room}")
         below = pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module.__name__}.")
         for name in (module.__name__, *(each.name for each in below if ".tests" not in each.name)):

@@ -5,10 +5,9 @@ import secrets
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import joblib
@@ -272,8 +271,16 @@ def _parallel(n_jobs: int) -> Any:
         return joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
 
 
-# State of the processes that joblib started for us. It has one set of them, and would keep it for minutes.
-_OWN = SimpleNamespace(lock=threading.Lock(), blocks=0, started=False)
+@dataclass
+class _OwnWorkers:
+    """State of the processes that joblib started for us. It has one set of them, and would keep it for minutes."""
+
+    lock: AbstractContextManager[Any]
+    blocks: int = 0
+    started: bool = False
+
+
+_OWN = _OwnWorkers(threading.Lock())
 
 
 @contextmanager

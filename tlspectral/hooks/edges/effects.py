@@ -18,7 +18,7 @@ from tlspectral.hooks.edges.cut import refuse_open_receivers
 from tlspectral.hooks.edges.measuring import Edge, Prepared, QueryKeyPairs, edge_columns, edges_between
 from tlspectral.hooks.edges.reached import Reached, reached
 from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_senders
-from tlspectral.hooks.sweeps.screen import agreement, screened
+from tlspectral.hooks.screening import agreement, screened
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.padding import attention_positions, position_of

@@ -1,16 +1,11 @@
-"""First-order estimates of every head's effect, from one backward pass over all of them.
-
-Which of many estimated effects are measured: the largest, and random others by which the estimates are judged.
-"""
+"""First-order estimates of every head's effect, from one backward pass over all of them."""
 
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import scipy.stats
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
@@ -99,26 +94,6 @@ def gradient_screen(
         for layer, heads in by_layer.items()
     ]
     return pd.concat(tables, ignore_index=True)
-
-
-def screened(
-    estimates: Float64[np.ndarray, "rows"], most: int, seed: int
-) -> tuple[Int[np.ndarray, "rows"], np.ndarray]:
-    """Return the order of estimates by size, and a word for each row: `"top"`, `"control"` or `""`, not measured."""
-    order = np.argsort(-np.abs(estimates), kind="stable")
-    measured = np.full(len(order), "", dtype=object)
-    measured[order[:most]] = "top"
-    measured[np.random.default_rng(seed).permutation(order[most:])[:most]] = "control"
-    return order, measured
-
-
-def agreement(table: pd.DataFrame, kind: str) -> tuple[float | None, float | None]:
-    """Return Spearman's correlation of `estimate` and `delta` in rows of a kind, and its p; None of too few."""
-    rows = table.loc[table["measured"] == kind, ["estimate", "delta"]].to_numpy(float)
-    if len(rows) < 3:
-        return None, None
-    found = scipy.stats.spearmanr(rows)
-    return float(found.statistic), float(found.pvalue)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _gated_output(ablation: LayerAblation, gates: Float[Tensor, "chosen"], z: Tensor, hook: Any) -> Tensor:

@@ -13,6 +13,7 @@ from jaxtyping import Float64
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.hooks.parts import PART, Output, Part, PartName, part_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
+from tlspectral.hooks.screening import agreement, screened
 from tlspectral.hooks.sweeps.effects import (
     SETS,
     chosen_sets,
@@ -21,7 +22,7 @@ from tlspectral.hooks.sweeps.effects import (
     layer_effects,
     set_table,
 )
-from tlspectral.hooks.sweeps.screen import agreement, gradient_screen, screened
+from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
