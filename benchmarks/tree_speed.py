@@ -43,6 +43,12 @@ def work(tree: Path, repeats: int) -> None:
             f"ablate {part}, {name}": lambda model=model, part=part: calls.ablate(model, heads="L1H0", part=part)
             for part in ("rope_phase", "output")
         }
+        if name == "llama":
+            clean = zoo.prompt()
+            task = calls.get("logit_difference")(clean, 7, 10, counterfactual=(clean + 7) % 90)
+            jobs["every edge, llama"] = lambda model=model, task=task: calls.get("edge_effects")(
+                model, task=task, screen="gradient"
+            )
         jobs[f"edge_effects, {name}"] = lambda model=model: calls.edges(model, heads="L1H0", what="k", measure="ind")
         for job, call in jobs.items():
             call()

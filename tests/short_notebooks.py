@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-# Where a notebook does not say how many sequences detectors, kernels and sweeps take, the first cell of its copy does.
+# Where a notebook does not say how many sequences detectors, kernels and sweeps take, nor how many edges are measured
+# and drawn, the first cell of its copy does.
 FEWER = """
 from importlib import import_module
 
 import_module("tlspectral.heads.detectors.sequences").repeated_sequences.__defaults__ = (16, 64)
 import_module("tlspectral.heads.detectors.kernel")._KERNEL_SEQUENCES = 6
 import_module("tlspectral.hooks.sweeps.sweep").SEQUENCES = 4
+import_module("tlspectral.hooks.edges.effects").MEASURED = 8
+import_module("tlspectral.hooks.edges.effects").DRAWS = 4
 """
 # What stands in a notebook, once, and what takes its place. A null of five draws and a prompt of twelve pairs take the
 # same code as those of sixty. 09 is short; 05 trains until soon after its heads have formed, and measures fewer steps.
@@ -26,6 +29,7 @@ SHORTER = {
         "n_sequences=40": "n_sequences=8",
         "n_sequences=10": "n_sequences=4",
         "draws=19": "draws=2",
+        'heads=chosen, task="language"': 'heads=chosen.head(2), task="language"',
     },
     "03_positional_or_symbolic": {
         "CopyingTask(18, 72, queries=3, draws=4)": "CopyingTask(18, 72, queries=1, draws=2)",
@@ -38,20 +42,23 @@ SHORTER = {
     "04_reproduce_the_paper": {"draws=300": "draws=20"},
     "05_when_heads_form": {
         "[0, 50, 100, 150, 200, 300, 400, 450, 500, 520, 540, 560, 580, 600, 650, 700, 800, 1000, 1200, 1500]": (
-            "[0, 100, 300, 500, 560, 600, 700, 900]"
+            "[0, 100, 300, 500, 560, 600, 700]"
         ),
-        "steps=1500, evaluate_every=250": "steps=900, evaluate_every=300",
-        "[0, 500, 560, 600, 700, 1000, 1500]": "[0, 500, 560, 600, 700, 900]",
+        "steps=1500, evaluate_every=250": "steps=700, evaluate_every=350",
+        "[0, 500, 560, 600, 700, 1000, 1500]": "[0, 500, 560, 600, 700]",
     },
     "06_your_question": {"draws=19": "draws=2"},
     "07_wiring": {
         "n_sequences=20": "n_sequences=6",
         "n_sequences=4, length=48": "n_sequences=2, length=24",
+        "for seed in range(3)}": "for seed in range(1)}",
         "repeated(gemma)": "repeated(gemma, length=12)",
         '["L17H3.k", "L18H6.k"]': '["L18H6.k"]',
         '["L11H2.k", "L5H1.k"]': '["L5H1.k"]',
     },
     "08_what_does_this_head_do": {
+        "(6, 48)": "(3, 24)",
+        "torch.full((6, 1)": "torch.full((3, 1)",
         "null_draws=100": "null_draws=5",
         "n_sequences=20": "n_sequences=6",
         "draws=200": "draws=20",
@@ -61,7 +68,7 @@ SHORTER = {
         '["heads", "mlps", "embedding"]': '["L23H3", "L29H1", "L29MLP", "embedding"]',
         'f"{mover}.q", ': 'f"{mover}.q", senders=["L16H0", "L20H0", "embedding"], ',
         "ablation_sweep(model, part, task=task)": 'ablation_sweep(model, part, task=task, heads=["L20", "L29"])',
-        "sizes=[0.002, 0.01, 0.05, 0.2, 0.5]": "sizes=[0.01, 0.2]",
+        "sizes=[0.002, 0.01, 0.05, 0.2, 0.5], null=2": "sizes=[0.01, 0.2], null=1",
     },
     "11_three_new_papers": {
         "n_sequences=16": "n_sequences=6",

@@ -13,7 +13,7 @@ from tlspectral.positional import BindingTask, PromptFile, draws, positional_sym
 from tlspectral.studies.positional_symbolic.canonical import PRESETS, CanonicalSchedule
 from tlspectral.tables import read_table, write_table
 
-SMALL = ["--task", "binding", "--pairs", "5", "--draws", "2"]
+SMALL = ["--task", "binding", "--pairs", "4", "--draws", "2"]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def llama(monkeypatch):
 def test_positional_writes_what_the_library_measures_once(tmp_path, monkeypatch, mode):
     options = [*SMALL, "--mode", mode, "--swaps", "all", "-o", tmp_path / "out"]
     done = succeed("positional", "any", *options, "--seed", 3)
-    task = BindingTask("plain", 5, draws=2)
+    task = BindingTask("plain", 4, draws=2)
     settings = {"mode": mode, "seed": 3, "swaps": "all"}
     shown = {"heads": {}, "queries": {"by": "query"}, "draws": {"by": "draw"}, "frequencies": {"per_frequency": True}}
     scores = {name: positional_symbolic(reader("llama"), task, **settings, **by) for name, by in shown.items()}

@@ -46,12 +46,15 @@ def spread(name):
     return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)
 
 
+MORE = ("gemma2", "qwen3")
+
+
 # Scores route with grouped keys; with softcap, windows and query/key norm; delegated attention with local windows.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 @pytest.mark.parametrize(
     ("name", "float64"),
-    [("llama", True), ("gptneo", False), ("gemma2", False), pytest.param("qwen3", True, marks=pytest.mark.full)],
+    [("llama", True), ("gptneo", False), *(pytest.param(one, False, marks=pytest.mark.full) for one in MORE)],
 )
 def test_a_model_on_two_devices(name, float64):
     with StandInDevice(float64=float64):

@@ -29,8 +29,8 @@ Z = "blocks.0.attn.hook_z"
 @pytest.mark.parametrize(
     "counts",
     [
-        {"steps": 20, "edges": 20, "moments": 3},
-        *(pytest.param(more, marks=pytest.mark.slow) for more in ({"steps": 60}, {"edges": 200}, {"moments": 10})),
+        {"steps": 10, "edges": 10, "moments": 2},
+        *(pytest.param(more, marks=pytest.mark.slow) for more in ({"steps": 30}, {"edges": 60}, {"moments": 4})),
         *(
             pytest.param(more, marks=[pytest.mark.slow, pytest.mark.full])
             for more in ({"steps": 300}, {"edges": 1500}, {"moments": 100})

@@ -41,12 +41,11 @@ SHARING = {
 BLOCKS = tls.BlockPrompt(torch.tensor([3, 4]), torch.tensor([[5, 6], [7, 8], [9, 10]]).unbind(), torch.tensor([5]))
 
 of_hybrids = pytest.mark.parametrize("family", HYBRIDS)
-# What runs many functions is fast of one convolution and of one linear attention. Those that TransformerLens 4 alone
-# has stay: its suite runs no slow test.
-SLOW = ("bamba", "granitemoehybrid", "jamba", "lfm2_moe", "nemotron_h", "recurrent_gemma")
-of_kinds = pytest.mark.parametrize(
-    "family", [pytest.param(family, marks=pytest.mark.slow) if family in SLOW else family for family in HYBRIDS]
-)
+# What runs many functions is fast of one convolution and of one linear attention, slow of two state spaces, and full of
+# their like. Those that TransformerLens 4 alone has stay: its suite runs no slow test.
+SLOW, FULL = ("bamba", "nemotron_h"), ("granitemoehybrid", "jamba", "lfm2_moe", "recurrent_gemma")
+MARKS = {family: [pytest.mark.slow, *[pytest.mark.full] * (family in FULL)] for family in SLOW + FULL}
+of_kinds = pytest.mark.parametrize("family", [pytest.param(family, marks=MARKS.get(family, ())) for family in HYBRIDS])
 
 
 @functools.cache

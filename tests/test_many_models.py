@@ -254,21 +254,3 @@ def test_a_model_that_fails_as_another_job_finishes_it_has_not_failed(models, fi
     assert analyze(models[:1], folder).empty
     assert not list((folder / "failures").iterdir())
     assert part_of(folder, models[0]).read_bytes() == part_of(finished, models[0]).read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
-@pytest.mark.parametrize(
-    ("settings", "module", "function"),
-    [
-        pytest.param({}, streamed, "measure_heads", id="layers", marks=pytest.mark.full),
-        pytest.param({"detectors": True}, many_models, "analyze_heads", id="models"),
-    ],
-)
-def test_a_dask_cluster_gives_the_same_dataset(models, tmp_path, request, monkeypatch, settings, module, function):
-    assert analyze(models, tmp_path / "alone", **settings).empty
-    request.getfixturevalue("dask_cluster")
-    monkeypatch.setattr(module, function, None)  # in this process alone: the workers have to do it
-    failures = analyze([*models, "no/such/model"], tmp_path / "cluster", n_jobs=-1, **settings)
-    assert failures["model"].tolist() == ["no/such/model"]
-    assert parts(tmp_path / "cluster") == parts(tmp_path / "alone")

@@ -145,7 +145,7 @@ def asked(
     """Ask a property of the rows and cases that `of` picks, once for every combination of the values of `cases`.
 
     What costs much has `every`: the fast tests ask it of one row of `KINDS` in so many, another one for each case, the
-    slow tests of every second one that is left and of every third other row, with `--full` of all. `forms`: it is asked
+    slow tests of every third one that is left and of every fourth other row, with `--full` of all. `forms`: it is asked
     of compatibility mode and of unfolded models too. `encoders`: of these too.
     """
 
@@ -162,7 +162,7 @@ def costly(place: int, one_in: int, of_kinds: bool) -> list[Any]:
     """The marks of what costs much, by the place of its row and its own."""
     if of_kinds and place % one_in == 0:
         return []
-    left_out = place // one_in % 2 if of_kinds else place % 3
+    left_out = place // one_in % 3 if of_kinds else place % 4
     return [pytest.mark.slow, pytest.mark.full] if left_out else [pytest.mark.slow]
 
 

@@ -173,7 +173,7 @@ def ablation_hooks(
     run = EdgeRun({one.layer.layer: one.heads for one in ablations})
     warn_of_other_heads(ends)
     # Every run from token ids passes the embedding first.
-    hooks: list[Hook] = [("hook_embed" if "hook_embed" in view.model.hook_dict else "embed.hook_out", run.forget)]
+    hooks: list[Hook] = [("hook_embed" if "hook_embed" in view.hook_points else "embed.hook_out", run.forget)]
     for ablation in ablations:
         hooks += EdgeSender(ablation, run).hooks()
     for (layer, what), some in groupby(ends, key=lambda end: (end.receiver.layer, end.receiver.input)):

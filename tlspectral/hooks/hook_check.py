@@ -18,7 +18,7 @@ from tlspectral.models.attention.interrupts import undoing, uninterrupted
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import Hook, hooks_on, of_a_library
+from tlspectral.models.attention.threads import Hook, of_a_library
 from tlspectral.models.attention.writes import head_writes, mixed, z_of
 from tlspectral.selection import Head, head_name, head_pair
 from tlspectral.tables.html_summary import html_rows
@@ -144,14 +144,13 @@ def _run(
         seen[name] = activation.detach().clone()
         return under[name].to(activation) if under is not None and substitute and name in under else None
 
-    points = view.model.hook_dict
     keeping = [
         (name, partial(keep, name, point in ("residual", "attention_out", "residual_after")))
         for layer in range(view.n_layers)
         for point, name in view.hook_names(layer).items()
-        if point in _POINTS and name in points
+        if point in _POINTS and name in view.hook_points
     ]
-    with hooks_on(view.model, points, [*hook, *keeping]):
+    with view.hooks_on([*hook, *keeping]):
         seen["logits"] = logits_at(view, tokens, slice(None))
     return seen
 

@@ -15,7 +15,7 @@ from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
-from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
+from tlspectral.models.attention.threads import Hook, exclusive
 from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes
 
 _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
@@ -49,9 +49,9 @@ def require_honoured(view: AttentionView, layer: int, route: str, *, during: Ite
         return edited
 
     with without_hooks(view.model), torch.no_grad():
-        with hooks_on(view.model, view.model.hook_dict, during):
+        with view.hooks_on(during):
             intact = view.logits(tokens)
-        with hooks_on(view.model, view.model.hook_dict, [(name, edit)]):
+        with view.hooks_on([(name, edit)]):
             edited = view.logits(tokens)
     if torch.equal(intact, edited):
         raise EditNotHonored(f"an edit of {name} does not change the logits of this model, so an ablation there cannot")

@@ -37,6 +37,8 @@ from tlspectral.tables import stacked
 Mode = Literal["prompt", "key"]
 Swap = tuple[int, int]
 
+WITH_ERRORS = ("s_pos", "s_sym", "exclusion_index", "logit_std")
+SCORES = (*WITH_ERRORS, "tau", "alpha_ess")
 _KEYS = ["query", "layer", "head", "frequency"]
 _RESOLUTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[LastQuery], ExclusionSplit]]] = {
     "heads": (LastQuery.head_logits, head_exclusion),
@@ -261,23 +263,17 @@ def _scored(
 ) -> tuple[pd.DataFrame, Float64[Tensor, "swaps rows 2"], SwapScores]:
     """The scores of the rows of one query from some of the swaps, with v of each swap and the weighting behind them."""
 
-    def slots(names: list[tuple[str, str]]) -> Float64[Tensor, "swaps rows 2"]:
-        return torch.from_numpy(np.stack([rows[list(pair)].to_numpy(np.float64) for pair in names]))
+    def slots(names: list[str]) -> Float64[Tensor, "swaps rows 2"]:
+        return torch.tensor(rows[names].to_numpy(np.float64).T).unflatten(0, (-1, 2)).mT.contiguous()
 
-    before = slots([(f"before_{i}", f"before_{j}") for i, j in swaps])
-    scores = swap_scores(before, slots([(f"first_{i}_{j}", f"second_{i}_{j}") for i, j in swaps]), tau)
+    before = slots([f"before_{block}" for swap in swaps for block in swap])
+    after = slots([f"{slot}_{i}_{j}" for i, j in swaps for slot in ("first", "second")])
+    scores = swap_scores(before, after, tau)
     keys = [name for name in _KEYS[1:] if name in rows]
     split = ExclusionSplit(*(torch.tensor(rows[name].to_numpy(np.float64)) for name in ExclusionSplit._fields))
-    values = {
-        "s_pos": scores.s_pos,
-        "s_sym": scores.s_sym,
-        "exclusion_index": split.index,
-        "logit_std": split.variance.sqrt(),
-        "tau": scores.tau,
-        "alpha_ess": scores.alpha_ess,
-    }
+    values = scores._asdict() | {"exclusion_index": split.index, "logit_std": split.variance.sqrt()}
     table = rows[keys].reset_index(drop=True)
-    return table.assign(**{name: value.numpy() for name, value in values.items()}), before, scores
+    return table.assign(**{name: values[name].numpy() for name in SCORES}), before, scores
 
 
 def _slots(swaps: list[Swap], after: Float64[Tensor, "swaps *rows 2"]) -> _Columns:

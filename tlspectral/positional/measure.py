@@ -16,7 +16,7 @@ from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.digests import digest_of
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.block_task import BlockTask, asked_blocks, swapped_blocks
-from tlspectral.positional.block_weights import Mode
+from tlspectral.positional.block_weights import SCORES, WITH_ERRORS, Mode
 from tlspectral.positional.draws import (
     draw_parts,
     last_loss,
@@ -34,8 +34,6 @@ from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 
 By = Literal["query", "draw"]
-WITH_ERRORS = ("s_pos", "s_sym", "exclusion_index", "logit_std")
-SCORES = (*WITH_ERRORS, "tau", "alpha_ess")
 
 SCORE_COLUMNS = columns("""
     s_pos              | weighted cosine | Sum over swaps of alpha cos(v', v): 1 where attention stays at its positions.

@@ -103,25 +103,21 @@ def score_correlation(
     """
     scored = ~torch.isnan(scores.s_pos)
     alpha, v = scores.alpha[:, scored], before[:, scored]
-    pearson = _pearson(scores.s_pos[scored], scores.s_sym[scored])
-    follows_nothing = _cosine(v, v.flip(-1), v.amax(-1) > 0)
+    pearson = next(iter(_pearson(scores.s_pos[None, scored], scores.s_sym[None, scored]).tolist()), None)
+    moved = alpha * _cosine(v, v.flip(-1), v.amax(-1) > 0)
     generator = torch.Generator().manual_seed(seed)
-    null: list[float] = []
-    for _ in range(draws if pearson is not None else 0):
+    drawn = alpha.new_empty(2, 0 if pearson is None else draws, alpha.shape[1])
+    for of_draw in drawn.unbind(1):
         probability = torch.rand(v.shape[1], generator=generator, dtype=torch.float64)
         follows = torch.rand(v.shape[:2], generator=generator, dtype=torch.float64) < probability
-        drawn = _pearson(
-            (alpha * torch.where(follows, follows_nothing, 1.0)).sum(0),
-            (alpha * torch.where(follows, 1.0, follows_nothing)).sum(0),
-        )
-        if drawn is not None:
-            null.append(drawn)
-    values = torch.tensor(null, dtype=torch.float64)
+        of_draw[0] = torch.where(follows, moved, alpha).sum(0)
+        of_draw[1] = torch.where(follows, alpha, moved).sum(0)
+    null = _pearson(*drawn)
     return {
         "pearson": pearson,
-        "null_mean": float(values.mean()) if len(null) > 1 else None,
-        "null_sd": float(values.std()) if len(null) > 1 else None,
-        "null_share": float((values <= pearson).double().mean()) if pearson is not None and null else None,
+        "null_mean": float(null.mean()) if len(null) > 1 else None,
+        "null_sd": float(null.std()) if len(null) > 1 else None,
+        "null_share": float((null <= pearson).double().mean()) if pearson is not None and len(null) else None,
         "draws": draws,
         "n_heads": int(scored.sum()),
     }
@@ -136,8 +132,11 @@ def _cosine(
     return product.where(usable, 0.0)
 
 
-def _pearson(x: Float64[Tensor, "heads"], y: Float64[Tensor, "heads"]) -> float | None:
+def _pearson(x: Float64[Tensor, "draws heads"], y: Float64[Tensor, "draws heads"]) -> Float64[Tensor, "kept"]:
+    """Correlations over at least three heads, of the draws in which both scores differ between them."""
+    if x.shape[-1] < 3:
+        return x.new_empty(0)
     # Scores lie in [0, 1]; equal ones differ by rounding, 1e-16 or so.
-    if len(x) < 3 or min(float(x.max() - x.min()), float(y.max() - y.min())) < 1e-12:
-        return None
-    return float(torch.corrcoef(torch.stack([x, y]))[0, 1])
+    differ = torch.minimum(x.amax(-1) - x.amin(-1), y.amax(-1) - y.amin(-1)) >= 1e-12
+    x, y = (scores[differ] - scores[differ].mean(-1, keepdim=True) for scores in (x, y))
+    return ((x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))).clamp(-1, 1)

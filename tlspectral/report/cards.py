@@ -280,15 +280,11 @@ def listing(rows: list[dict[str, Any]]) -> tuple[str, str]:
     look = ["" if any(isinstance(row[column], str) for row in rows) else ' class="number"' for column in columns]
     titles = "".join(f'<th scope="col"{one}>{escape(column)}</th>' for column, one in zip(columns, look, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td{one}>{_escaped(cell)}</td>' for cell, one in zip(line, look, strict=True))}</tr>"
-        for line in cells
+        f"<tr>{''.join(f'<td{one}>{cell}</td>' for cell, one in zip(line, look, strict=True))}</tr>"
+        for line in ([cell if isinstance(cell, Html) else escape(cell) for cell in line] for line in cells)
     )
     text = pd.DataFrame(cells, columns=columns).to_string(index=False)
     return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>", text
-
-
-def _escaped(cell: str) -> str:
-    return cell if isinstance(cell, Html) else escape(cell)
 
 
 def _missing(value: Any) -> bool:

@@ -17,7 +17,7 @@ from tlspectral.models.attention.causality import require_causal
 from tlspectral.models.attention.padding import PackedTokens, attention_positions, position_of, positions_in
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
-from tlspectral.models.attention.threads import Hook, hooks_on
+from tlspectral.models.attention.threads import Hook
 from tlspectral.tasks.metrics import next_token_loss
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.task import Task
@@ -292,7 +292,7 @@ def replayed_values(
             jobs = slice(first, min(first + stack, n_jobs))
             scores = Scores(sequences, jobs.stop - first)
             for batch in sequences.batches(view):
-                with hooks_on(view.model, intact.points, hooks_of(jobs, batch)):
+                with view.hooks_on(hooks_of(jobs, batch)):
                     scores.add(batch, intact.replay(layer, batch, scores.copies))
             values[jobs] = scores.result()
     return values

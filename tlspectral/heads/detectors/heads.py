@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads.detectors.sequences import (
-    chance_level,
     repeated_ids,
     repeated_marks,
     repeated_sequences,
@@ -195,7 +194,9 @@ def measured_detectors(
         statistics = _statistics(view, sequences, marks.scorer, shown.update)
     if pattern is not None and not statistics.n_counted[-1]:
         raise ValueError("pattern marks no key of any sequence")
-    chance: Any = None if length is None else chance_level(length, view.causal)
+    chance: Any = None
+    if length is not None:  # the mass that uniform attention puts on one token, averaged over the second copy
+        chance = float(np.mean(1.0 / np.arange(length + 2, 2 * length + 2))) if view.causal else 1.0 / (1 + 2 * length)
     if length is None or pattern is not None:
         uniform = torch.cat(marks.uniform, dim=1).sum(1) / statistics.n_counted
         by_mark = [*zip(names, uniform.tolist(), strict=True)]

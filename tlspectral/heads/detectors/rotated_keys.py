@@ -84,7 +84,7 @@ def at_pattern(
     """
     names, captured = view.hook_names(index), {}
     points = [names[point] for point in ("residual", "cos", "sin", "scores") if point in names]
-    known = view.model.hook_dict
+    known = view.hook_points
     return [
         *holding(captured, (name for name in points if name in known)),
         (names["pattern"], lambda pattern, hook: measure(captured, pattern.detach().cpu())),

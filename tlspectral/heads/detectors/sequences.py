@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -95,8 +94,3 @@ def repeated_marks(length: int, causal: bool) -> dict[str, Bool[Tensor, "query k
     for name, (queries, back) in wanted.items():
         marks[name][list(queries), [query - back for query in queries]] = True
     return marks
-
-
-def chance_level(length: int, causal: bool = True) -> float:
-    """Return the mass that uniform attention puts on one token, averaged over the second copy."""
-    return float(np.mean(1.0 / np.arange(length + 2, 2 * length + 2))) if causal else 1.0 / (1 + 2 * length)

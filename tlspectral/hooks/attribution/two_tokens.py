@@ -50,7 +50,7 @@ def trace(
     hooks: list[tuple[str, Callable[..., None]]] = []
     for earlier in range(layer):
         wanted = [name for point, name in view.hook_names(earlier).items() if point in WRITE_POINTS]
-        hooks += [(name, partial(_keep, kept, name, token_pair)) for name in wanted if name in view.model.hook_dict]
+        hooks += [(name, partial(_keep, kept, name, token_pair)) for name in wanted if name in view.hook_points]
     hooks.append((names["residual"], partial(_keep, kept, names["residual"], token_pair)))
     whole = [names[point] for point in ("query", "key", "cos", "sin", "scores", "pattern") if point in names]
     hooks += holding(kept, whole)

@@ -17,7 +17,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.pairs import Pairs
 from tlspectral.models.attention.replay import logits_at
-from tlspectral.models.attention.threads import Hook, holding, hooks_on
+from tlspectral.models.attention.threads import Hook, holding
 from tlspectral.tables.progress import bar
 
 Method = Literal["EAP", "EAP-IG"]
@@ -91,9 +91,9 @@ class _Reading:
 
     def logits(self, batch: slice) -> Tensor:
         """Return the logits of a batch that are scored."""
-        sequences, model = self.pairs.sequences, self.pairs.view.model
-        with hooks_on(model, model.hook_dict, self._hooks()):
-            return logits_at(self.pairs.view, sequences.tokens[batch], sequences.scored_of(batch))
+        sequences, view = self.pairs.sequences, self.pairs.view
+        with view.hooks_on(self._hooks()):
+            return logits_at(view, sequences.tokens[batch], sequences.scored_of(batch))
 
     def gradients(
         self, batch: slice, of_logits: Tensor | None

@@ -27,7 +27,7 @@ from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.layer import require_every_key
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.replay import Positions, logits_at
-from tlspectral.models.attention.threads import Hook, holding, hooks_on
+from tlspectral.models.attention.threads import Hook, holding
 from tlspectral.models.attention.writes import HeadWrites, mixed, z_of
 from tlspectral.tables.progress import bar
 from tlspectral.tasks import ScoredSequences, Task, score_of, scored_sequences
@@ -212,9 +212,9 @@ def cut_logits(
 
 def run_with(stream: Stream, tokens: Tensor, scored: Positions) -> Float[Tensor, "batch scored d_vocab"]:
     """Return the logits of a run that notes and edits what a stream says."""
-    model = stream.graph.view.model
-    with hooks_on(model, model.hook_dict, stream.hooks()):
-        return logits_at(stream.graph.view, tokens, scored)
+    view = stream.graph.view
+    with view.hooks_on(stream.hooks()):
+        return logits_at(view, tokens, scored)
 
 
 def _room(graph: Graph, tokens: Tensor) -> Tensor:

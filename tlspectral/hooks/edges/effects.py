@@ -177,7 +177,7 @@ def edge_effects(
     measure = measure or ("ind" if alone else "task")
     queried = None if measure == "task" else _queried(ends, sequences, chosen_task, measure)
     for receiver in (end.receiver for end in ends if end.receiver.input in INPUT_POINTS):
-        points = [view.model.hook_dict.get(name) for name in view.hook_names(receiver.layer).values()]
+        points = [view.hook_points.get(name) for name in view.hook_names(receiver.layer).values()]
         refuse_open_receivers(points, receiver.input, [receiver.head])
     places = {} if at is None else _places(sequences, at)
     below = min(view.n_layers, 1 + max(end.receiver.layer - (end.receiver.input in "qkv") for end in ends))

@@ -15,7 +15,6 @@ from tlspectral.hooks.sweeps.effects import root_mean_square, unpadded
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.causality import require_one_run
 from tlspectral.models.attention.replay import logits_at
-from tlspectral.models.attention.threads import hooks_on
 from tlspectral.tasks import ScoredSequences
 
 _GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewer rows than without gradients
@@ -73,7 +72,7 @@ def gradient_screen(
         hooks += [*ablation.measuring(), (ablation.names["z"], partial(_gated_output, ablation, gates[layer]))]
     estimates = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
     n = len(sequences.tokens)
-    with torch.enable_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
+    with torch.enable_grad(), view.hooks_on(hooks):
         for batch in sequences.batches(view, _GRAPH_TOKENS):
             for ablation in ablations:
                 ablation.part = bound[ablation.layer.layer].of_rows(batch)

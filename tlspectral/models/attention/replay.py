@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
-from tlspectral.models.attention.threads import Hook, evaluating, exclusive, hooks_on
+from tlspectral.models.attention.threads import Hook, evaluating, exclusive
 from tlspectral.models.attention.view import AttentionView
 
 Positions = slice | Int[Tensor, "sequences scored"]
@@ -33,7 +33,6 @@ class IntactRun:
         scored: positions whose logits are wanted.
         entering: by layer, the residual stream that enters it; layer 0 needs none.
         companions: by layer, how many values its block returns besides the residual stream; -1 for no tuple.
-        points: the model's hook points by name, for `hooks_on`.
     """
 
     view: AttentionView
@@ -41,7 +40,6 @@ class IntactRun:
     scored: Positions
     entering: dict[int, Float[Tensor, "sequences pos d_model"]]
     companions: dict[int, int]
-    points: Mapping[str, Any]
 
     def replay(self, layer: int, sequences: slice, copies: int) -> Float[Tensor, "rows scored d_vocab"]:
         """Return logits of some sequences, computed from the given block on, under the hooks that are on the model.
@@ -118,7 +116,7 @@ def intact_run(
         for start in range(0, len(tokens), batch):
             current = slice(start, min(start + batch, len(tokens)))
             reduce(current, logits_at(view, tokens[current], scored if whole else scored[current]))
-    return IntactRun(view, tokens, scored, entering, companions, view.model.hook_dict)
+    return IntactRun(view, tokens, scored, entering, companions)
 
 
 def logits_at(
@@ -255,12 +253,11 @@ def last_logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook] = ()
 ) -> Float[Tensor, "batch d_vocab"]:
     """Return logits of the last tokens from a plain pass under hooks, without gradients and without a cache."""
-    with torch.no_grad(), hooks_on(view.model, view.model.hook_dict, hooks):
+    with torch.no_grad(), view.hooks_on(hooks):
         return logits_at(view, tokens, _LAST)[:, -1]
 
 
 @uninterrupted
 def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
-    model, points = view.model, view.model.hook_dict
-    with torch.no_grad(), evaluating(model), hooks_on(model, points, hooks), unembedding_only(view, _LAST):
+    with torch.no_grad(), evaluating(view.model), view.hooks_on(hooks), unembedding_only(view, _LAST):
         yield
