@@ -1,10 +1,10 @@
 """`edge_effects` on SmolLM2-135M: CPU time of an edge, and beside a forward pass per edge on TransformerLens 3.9.
 
-Run `python benchmarks/edges.py`; some two minutes of one core. The sequences are four of `[BOS, r, r]` with segments of
-64 tokens. The other route is a HookedTransformer after `set_ungroup_grouped_query_attention(True)` and
-`set_use_split_qkv_input(True)`, on which a hook takes the sender's write out of the key input of the heads that share
-the receiver's keys, one forward pass per edge. Both cut the same edges, and their effects on the induction loss are
-compared. Costs are CPU seconds (process_time) of one run.
+Run `python benchmarks/edges.py`; some three minutes of one core, five with `--all-layers`. The sequences are four of
+`[BOS, r, r]` with segments of 64 tokens. The other route is a HookedTransformer after
+`set_ungroup_grouped_query_attention(True)` and `set_use_split_qkv_input(True)`, on which a hook takes the sender's
+write out of the key input of the heads that share the receiver's keys, one forward pass per edge. Both cut the same
+edges, and their effects on the induction loss are compared. Costs are CPU seconds (process_time) of one run.
 """
 
 from typing import Any
@@ -34,6 +34,8 @@ def edges_by_attention(model: Any, tokens: torch.Tensor, layers: list[int]) -> N
     spent = seconds(into_one)
     n_edges = len(one["table"])
     typer.echo(f"attention, keys of {HEAD}: {n_edges} edges in {spent:.1f} s, {1000 * spent / n_edges:.1f} ms each")
+    spent = seconds(lambda: tls.edge_effects(model, f"{HEAD}.k", measure="ind", task=task, control="random"))
+    typer.echo(f"the same with random writes of equal norm: {spent:.0f} s")
     keys = tls.receivers(
         [(layer, head) for layer in layers for head in range(attention_view(model).n_heads(layer))], "k"
     )

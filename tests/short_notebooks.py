@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
-# Where a notebook does not say how many sequences detectors, kernels and sweeps take, nor how many edges are measured
-# and drawn, the first cell of its copy does.
+# What a notebook leaves to defaults (sequences, measured edges, draws), the first cell of its copy sets lower.
 FEWER = """
 from importlib import import_module
 
@@ -29,7 +28,6 @@ SHORTER = {
         "n_sequences=40": "n_sequences=8",
         "n_sequences=10": "n_sequences=4",
         "draws=19": "draws=2",
-        'heads=chosen, task="language"': 'heads=chosen.head(2), task="language"',
     },
     "03_positional_or_symbolic": {
         "CopyingTask(18, 72, queries=3, draws=4)": "CopyingTask(18, 72, queries=1, draws=2)",
@@ -51,14 +49,11 @@ SHORTER = {
     "07_wiring": {
         "n_sequences=20": "n_sequences=6",
         "n_sequences=4, length=48": "n_sequences=2, length=24",
-        "for seed in range(3)}": "for seed in range(1)}",
         "repeated(gemma)": "repeated(gemma, length=12)",
         '["L17H3.k", "L18H6.k"]': '["L18H6.k"]',
         '["L11H2.k", "L5H1.k"]': '["L5H1.k"]',
     },
     "08_what_does_this_head_do": {
-        "(6, 48)": "(3, 24)",
-        "torch.full((6, 1)": "torch.full((3, 1)",
         "null_draws=100": "null_draws=5",
         "n_sequences=20": "n_sequences=6",
         "draws=200": "draws=20",

@@ -22,6 +22,7 @@ from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import to_spectral
 
 same = functools.partial(pd.testing.assert_frame_equal, rtol=1e-9, atol=1e-9)  # rounding of LAPACK: at most 2e-13
+MORE = (("gemma2", False), ("qwen3", True))
 
 
 def spread(name):
@@ -46,15 +47,12 @@ def spread(name):
     return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)
 
 
-MORE = ("gemma2", "qwen3")
-
-
 # Scores route with grouped keys; with softcap, windows and query/key norm; delegated attention with local windows.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 @pytest.mark.parametrize(
     ("name", "float64"),
-    [("llama", True), ("gptneo", False), *(pytest.param(one, False, marks=pytest.mark.full) for one in MORE)],
+    [("llama", True), ("gptneo", False), *(pytest.param(*one, marks=pytest.mark.full) for one in MORE)],
 )
 def test_a_model_on_two_devices(name, float64):
     with StandInDevice(float64=float64):

@@ -168,7 +168,7 @@ BUDGET = {
     # Agreement, medians, figures and clusters that the core had for the papers alone stand in their studies now.
     "lines of the studies": 16_461,
     "lines of the tests": 39_343,
-    "tokens of the core": 199_411,
+    "tokens of the core": 199_408,
     "functions and classes of the core": 1_728,
     "public names": 30,
     "arguments of public names": 179,

@@ -254,3 +254,16 @@ def test_a_model_that_fails_as_another_job_finishes_it_has_not_failed(models, fi
     assert analyze(models[:1], folder).empty
     assert not list((folder / "failures").iterdir())
     assert part_of(folder, models[0]).read_bytes() == part_of(finished, models[0]).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize(("module", "function"), [(many_models, "analyze_heads"), (streamed, "measure_heads")])
+def test_a_dask_cluster_gives_the_same_dataset(models, tmp_path, request, monkeypatch, module, function):
+    settings = {"detectors": module is many_models}
+    assert analyze(models, tmp_path / "alone", **settings).empty
+    request.getfixturevalue("dask_cluster")
+    monkeypatch.setattr(module, function, None)  # in this process alone: the workers have to do it
+    failures = analyze([*models, "no/such/model"], tmp_path / "cluster", n_jobs=-1, **settings)
+    assert failures["model"].tolist() == ["no/such/model"]
+    assert parts(tmp_path / "cluster") == parts(tmp_path / "alone")

@@ -14,21 +14,18 @@ README = Path(__file__).parents[1] / "README.md"
 
 @pytest.mark.slow
 def test_python_blocks_print_what_the_readme_shows(tmp_path: Path, full: bool) -> None:
-    """Without `--full` the table of heads has fewer sequences and draws, which move its numbers by a hundredth."""
     pytest.importorskip("gguf")
     text = README.read_text(encoding="utf-8")
-    (sweep, swept), (table, heads) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, flags=re.DOTALL)
-    assert table.count("n_jobs=2") == 1
+    (first, swept), (then, heads) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, flags=re.DOTALL)
     if not full:
-        table = FEWER + table.replace("n_jobs=2", "null_draws=10")
-    code = [sys.executable, "-c", sweep + table]
-    run = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, check=True)
+        then = FEWER + then.replace("n_jobs=2", "null_draws=10")
+    run = subprocess.run([sys.executable, "-c", first + then], cwd=tmp_path, capture_output=True, text=True, check=True)
     # The README rounds to two digits, which do not depend on the TransformerLens line or the workers.
     found, shown = run.stdout.split(), (swept + heads).split()
-    exact = len(shown) if full else len(swept.split())
-    assert found[:exact] == shown[:exact]
-    # Measured: at most 0.02, of a mean of ten draws; another head is off by tenths.
-    assert all(a == b or abs(float(a) - float(b)) <= 0.05 for a, b in zip(found, shown, strict=True))
+    # Without `--full` the null of each of three heads has ten draws: measured one mean off by 0.02, the others equal.
+    null = [abs(float(a) - float(b)) for a, b in zip(found, shown, strict=True) if a != b]
+    assert len(null) <= (0 if full else 3)
+    assert max(null, default=0) <= 0.03
     assert (tmp_path / "smollm2.parquet").stat().st_size > 100_000
     assert (tmp_path / "parts.png").stat().st_size > 10_000  # docs/images/parts.png, the first picture
 

@@ -187,15 +187,14 @@ def placed_cases(device: str) -> Iterator[Any]:
             row = PlacedRow(backend, name, place)
             for turn, (holds, case, of, fast) in enumerate(ON_DEVICES, number):
                 # With float64 the same code runs as without, but on the device: one property of a row in three, and of
-                # the row of the fast tests all. Without `--full` others are asked one in four, without float64 alone.
+                # the row of the fast tests all. Without `--full`, other rows have one in four, and none with float64.
                 again = kind == "with_float64" and turn % 3 > 0
                 if not of(row, *case) or (again and name != "llama"):
                     continue
                 marks = [*getattr(holds, "pytestmark", []), *([] if backend == "bridge" else [zoo.needs_hooked])]
                 marks += [] if fast and not again and (backend, name) == ("bridge", "llama") else [pytest.mark.slow]
-                marks += [pytest.mark.full] * (
-                    device == DEVICE and name != "llama" and (kind == "with_float64" or turn % 4 > 0)
-                )
+                other = device == DEVICE and name != "llama"
+                marks += [pytest.mark.full] * (other and (kind == "with_float64" or turn % 4 > 0))
                 said = "-".join([kind, backend, name, holds.__name__, *map(label, case)])
                 yield pytest.param(row, holds, case, id=said, marks=marks)
 

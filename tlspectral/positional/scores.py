@@ -133,7 +133,7 @@ def _cosine(
 
 
 def _pearson(x: Float64[Tensor, "draws heads"], y: Float64[Tensor, "draws heads"]) -> Float64[Tensor, "kept"]:
-    """Correlations over at least three heads, of the draws in which both scores differ between them."""
+    """Return Pearson's r over heads for each draw; a draw of fewer than three heads or of equal scores is left out."""
     if x.shape[-1] < 3:
         return x.new_empty(0)
     # Scores lie in [0, 1]; equal ones differ by rounding, 1e-16 or so.

@@ -250,7 +250,7 @@ function mark() {
     label.setAttribute("text-anchor", onLeft ? "end" : "start");
     label.textContent = names[index];
   });
-  fillCard(pointed >= 0 ? pointed : pinned >= 0 ? pinned : first);
+  fillCard(pointed >= 0 ? pointed : resting());
 }
 
 function point(index) {
@@ -280,6 +280,7 @@ const first = (() => {
   const by = ["prev", "D_head_z"].find((name) => columns[name]?.computed);
   return by ? all.reduce((best, index) => Math.abs(values[by][index] ?? -1) > Math.abs(values[by][best] ?? -1) ? index : best, 0) : 0;
 })();
+const resting = () => pinned >= 0 ? pinned : first;  // the head that is shown while none is pointed at
 
 function cellOf(line, value, className) {
   add(line, "td", value, className + (value === "not computed" ? " none" : ""));
@@ -369,7 +370,7 @@ function step(index, right, down) {
 }
 
 function onKey(event) {
-  const from = pointed >= 0 ? pointed : pinned >= 0 ? pinned : first;
+  const from = pointed >= 0 ? pointed : resting();
   const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   if (event.key in moves) point(pointed < 0 ? from : step(from, ...moves[event.key]));
   else if (event.key === "Home" || event.key === "End") point(step(from, event.key === "Home" ? -1e6 : 1e6, 0));
@@ -400,7 +401,7 @@ function listen() {
     drawing.addEventListener("pointerleave", () => point(-1));
     drawing.addEventListener("click", (event) => found(event) >= 0 && pinByHand(found(event)));
   }
-  grid.addEventListener("focus", () => grid.matches(":focus-visible") && point(pinned >= 0 ? pinned : first));
+  grid.addEventListener("focus", () => grid.matches(":focus-visible") && point(resting()));
   grid.addEventListener("blur", () => point(-1));
   grid.addEventListener("keydown", onKey);
   document.addEventListener("keydown", (event) => event.key === "Escape" && pinned >= 0 && pinByHand(pinned));

@@ -84,9 +84,8 @@ def at_pattern(
     """
     names, captured = view.hook_names(index), {}
     points = [names[point] for point in ("residual", "cos", "sin", "scores") if point in names]
-    known = view.hook_points
     return [
-        *holding(captured, (name for name in points if name in known)),
+        *holding(captured, (name for name in points if name in view.hook_points)),
         (names["pattern"], lambda pattern, hook: measure(captured, pattern.detach().cpu())),
     ]
 
