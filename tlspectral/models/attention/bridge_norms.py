@@ -9,7 +9,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.layer import require_readable
-from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNorm
+from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNorm, double
 
 
 def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
@@ -73,23 +73,18 @@ def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: s
     if isinstance(module, torch.nn.Identity):  # a native model of normalization_type None
         return NO_NORM
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    eps = next(
-        (getattr(module, name) for name in ("variance_epsilon", "eps") if getattr(module, name, None) is not None),
-        getattr(model.cfg, "eps", 1e-5),
-    )
-    eps = float(eps)
+    named = (getattr(module, "variance_epsilon", None), getattr(module, "eps", None), getattr(model.cfg, "eps", None))
+    eps = next((float(value) for value in named if value is not None), 1e-5)
     require_readable(weight, f"{where} gain")
     require_readable(bias, f"{where} bias")
     anchor = weight if weight is not None else next(module.parameters(), next(iter(model.parameters())))
     probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1.0
     with torch.no_grad():
         # The class's forward, so that no hook a user placed on the module sees the probe.
-        response = (
-            type(module).forward(module, probe.to(device=anchor.device, dtype=anchor.dtype)[None])[0].cpu().double()
-        )
-    gains = {"none": None} if weight is None else {"weight": weight, "1 + weight": 1.0 + in_float64(weight)}
-    forms = [Normalization(kind, gain, bias, eps) for kind in ("LN", "RMS") for gain in gains.values()]
-    errors = [_norm_error(form, weight, probe.double(), response) for form in forms]
+        response = type(module).forward(module, probe.to(anchor)[None])[0].cpu().double()
+    gains = [None] if weight is None else [weight, 1.0 + in_float64(weight)]
+    forms = [Normalization(kind, gain, bias, eps) for kind in ("LN", "RMS") for gain in gains]
+    errors = _norm_errors(forms, probe.double(), response)
     # bf16 rounds the response by 4e-3 of its size; a missing mean or a missing 1 + moves it by far more.
     if min(errors) <= 2e-2:
         return forms[errors.index(min(errors))]
@@ -98,18 +93,16 @@ def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: s
     )
 
 
-def _norm_error(form: Normalization, weight: Tensor | None, probe: Tensor, response: Tensor) -> float:
-    """Return the largest error of a norm of this form against a module's response, relative to the size of each column.
+def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) -> list[float]:
+    """Return the largest error of each form of a norm against a module's response, relative to the size of each column.
 
     Each column has its own scale: trained gains reach 200, and a gain of another column that is off by 1 must be seen.
     """
-    unit, one = form.normalized(probe), torch.ones(1, dtype=torch.float64)
-    gain, stored, shift = (
-        default if value is None else value.detach().cpu().double()
-        for value, default in ((form.gain, one), (weight, one), (form.bias, 0 * one))
-    )
-    sizes = (unit.abs() + 1) * gain.abs().maximum(stored.abs()) + shift.abs()
-    return float(((response - unit * gain - shift).abs() / sizes.clamp_min(1e-30)).max())
+    units = torch.stack([form.normalized(probe) for form in forms])
+    gains = torch.stack([torch.ones_like(probe) * (1 if form.gain is None else double(form.gain)) for form in forms])
+    shift = torch.zeros(1) if forms[0].bias is None else double(forms[0].bias)
+    sizes = (units.abs() + 1) * gains.abs().maximum(gains[0].abs()) + shift.abs()
+    return ((response - units * gains - shift).abs() / sizes.clamp_min(1e-30)).flatten(1).amax(-1).tolist()
 
 
 def norm_behind(block: Any) -> Any:
