@@ -40,12 +40,20 @@ SHARING = {
 
 BLOCKS = tls.BlockPrompt(torch.tensor([3, 4]), torch.tensor([[5, 6], [7, 8], [9, 10]]).unbind(), torch.tensor([5]))
 
-of_hybrids = pytest.mark.parametrize("family", HYBRIDS)
-# What runs many functions is fast of one convolution and of one linear attention, slow of two state spaces, and full of
-# their like. Those that TransformerLens 4 alone has stay: its suite runs no slow test.
+# The fast tests ask of one convolution and of one linear attention. Of the others what is quick is slow, as
+# TransformerLens 4 is asked it too; what runs many functions is slow of two state spaces, and full of their like.
 SLOW, FULL = ("bamba", "nemotron_h"), ("granitemoehybrid", "jamba", "lfm2_moe", "recurrent_gemma")
-MARKS = {family: [pytest.mark.slow, *[pytest.mark.full] * (family in FULL)] for family in SLOW + FULL}
-of_kinds = pytest.mark.parametrize("family", [pytest.param(family, marks=MARKS.get(family, ())) for family in HYBRIDS])
+
+QUICK = {family: (pytest.mark.slow, pytest.mark.every_row) for family in SLOW + FULL}
+DEAR = {family: (pytest.mark.slow, *[pytest.mark.full] * (family in FULL)) for family in SLOW + FULL}
+
+
+def families(marks, *others):
+    hybrids = [pytest.param(family, marks=marks.get(family, ())) for family in HYBRIDS]
+    return pytest.mark.parametrize("family", [*hybrids, *others])
+
+
+of_hybrids, of_kinds = families(QUICK), families(DEAR)
 
 
 @functools.cache
@@ -130,7 +138,7 @@ def test_an_edge_of_a_mixer_is_that_of_a_plain_run_with_the_edge_cut(family, wha
     assert abs(expected - plain) > 2e-6
 
 
-@pytest.mark.parametrize("family", [*HYBRIDS, "gemma3n", "gemma4_text", "glm_moe_dsa"])
+@families(QUICK, "gemma3n", "gemma4_text", "glm_moe_dsa")
 def test_replay_behind_mixers_or_where_layers_share_keys_is_the_whole_run(family):
     model = hybrid(family)
     view, tokens = attention_view(model), prompt()

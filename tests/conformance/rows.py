@@ -17,10 +17,10 @@ from tlspectral.models.attention import attention_view
 POINTS = ("residual", "residual_after", "attention_out", "mlp_out", "query", "key", "value", "scores", "pattern", "z",
           "cos", "sin")  # fmt: skip
 
-# Rows that differ in what matters, of which the fast tests ask what costs much: learned positions and LayerNorm;
-# grouped keys; a quarter of the columns rotated, with biases; query/key norm by head; softcap, windows and a gain less
-# 1; adjacent pairs and delegated attention; ALiBi; query/key norm over heads and none in front; a factor on cos, sin;
-# an encoder; latents with biases.
+# Rows that differ in what matters, of which the fast tests ask: learned positions and LayerNorm; grouped keys; a
+# quarter of the columns rotated, with biases; query/key norm by head; softcap, windows and a gain less 1; adjacent
+# pairs and delegated attention; ALiBi; query/key norm over heads and none in front; a factor on cos, sin; an encoder;
+# latents with biases.
 KINDS = {
     "bridge": ("gpt2", "llama", "neox", "qwen3", "gemma2", "gptj", "bloom", "olmo2", "yarn", "bert", "deepseek_v3"),
     "hooked": ("llama", "bloom", "qwen3"),
@@ -144,9 +144,10 @@ def asked(
 ) -> Any:
     """Ask a property of the rows and cases that `of` picks, once for every combination of the values of `cases`.
 
-    What costs much has `every`: the fast tests ask it of one row of `KINDS` in so many, another one for each case, the
-    slow tests of every third one that is left and of every fourth other row, with `--full` of all. `forms`: it is asked
-    of compatibility mode and of unfolded models too. `encoders`: of these too.
+    The fast tests ask it of the rows of `KINDS`, the slow ones of all others. What costs much has `every`: the fast
+    tests ask it of one row of `KINDS` in so many, another one for each case, the slow tests of every third one that is
+    left and of every fourth other row, with `--full` of all. `forms`: it is asked of compatibility mode and of unfolded
+    models too. `encoders`: of these too.
     """
 
     def register(holds: Callable[..., None]) -> Callable[..., None]:
@@ -192,5 +193,7 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
             if every or form:
                 one_in, place = (every or 1) * (2 if form else 1), kinds.index(name) if name in kinds else number
                 marks += costly(place + turn, one_in, name in kinds)
+            elif name not in kinds:
+                marks += [pytest.mark.slow, pytest.mark.every_row]
             said = "-".join([name, holds.__name__, *map(label, case)])
             yield pytest.param((backend, name, form), holds, case, id=said, marks=marks)
