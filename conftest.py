@@ -105,6 +105,23 @@ def file_size_limit():
 
 
 @pytest.fixture
+def spied(monkeypatch):
+    """What a function is given at one place, call by call, while it does what it did."""
+
+    def spy(owner, name, at=0):
+        real, seen = getattr(owner, name), []
+
+        def watched(*given, **options):
+            seen.append(given[at])
+            return real(*given, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+        return seen
+
+    return spy
+
+
+@pytest.fixture
 def no_network(monkeypatch):
     """Any connection attempt fails the test at the line that makes it."""
 

@@ -13,7 +13,8 @@ from tlspectral.models.attention.writes import z_of
 from tlspectral.tasks import evaluate
 
 DELEGATED = ("gptj", "opt", "gptneo", "llama4", "nanochat")
-NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
+LEARNED_POSITIONS = ("gpt2", "opt", "gptneo")
+NO_ROPE = (*LEARNED_POSITIONS, "bloom")
 SCORES = [("bridge", "llama"), ("bridge", "gemma2"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
 # Edits of scores on two backends, and delegating bridges with and without rotary positions.
 ROUTES = [("bridge", "llama"), SCORES[-1], ("bridge", "gptj"), ("bridge", "gptneo")]
@@ -116,10 +117,7 @@ def allowed_keys(name, layer, length):
 
 @functools.cache
 def in_dtype(backend, name, dtype):
-    model = getattr(zoo, backend)(name).to(dtype)
-    if backend == "bridge":
-        model.original_model.to(dtype)
-    return model
+    return zoo.converted(getattr(zoo, backend)(name), dtype)
 
 
 def rows_are_ablated_runs(model, rows, part, task):

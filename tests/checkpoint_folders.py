@@ -30,9 +30,9 @@ def with_tensors(path, changes=None, *, rename=lambda key: key):
     return path
 
 
-def with_config(path, **changes):
-    """Set entries of a folder's config.json."""
-    file = path / "config.json"
+def with_config(path, *, described="config.json", **changes):
+    """Set entries of a folder's config.json, or of another file that describes it."""
+    file = path / described
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     return path
 

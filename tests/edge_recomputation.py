@@ -13,6 +13,10 @@ ENTERING = {"q": "hook_q", "k": "hook_k", "v": "hook_v"}
 """Of latent attention: rotated queries and keys, and values, of all heads [batch, heads, pos, d_head]."""
 
 
+def furthest(found, expected):
+    return float((found - expected).abs().max())
+
+
 def edge_of(view):
     """Two senders, of two layers where there are more than two, and layer and head of the receiver."""
     second = 1 if view.n_layers > 2 and view.rotary(1) is not None else 0
@@ -85,8 +89,8 @@ def columns_of(view, layer, head, what, captured):
     return [head // (len(raw.w_q) // len(raw.w_k))]
 
 
-def patched(model, layer, what, columns, values, tokens=None, keep=()):
-    view = attention_view(model)
+def patch_of(view, layer, what, columns, values):
+    """The hook that puts values into the columns of what passes hook_q, hook_k or hook_v."""
     axis = 1 if is_latent(view, layer) else 2
 
     def patch(captured, hook):
@@ -94,7 +98,11 @@ def patched(model, layer, what, columns, values, tokens=None, keep=()):
         edited.movedim(axis, 0)[columns] = values.movedim(axis, 0)[columns]
         return edited
 
-    return run_with(model, [(point_of(view, layer, what), patch), *keep], tokens)
+    return point_of(view, layer, what), patch
+
+
+def patched(model, layer, what, columns, values, tokens=None, keep=()):
+    return run_with(model, [patch_of(attention_view(model), layer, what, columns, values), *keep], tokens)
 
 
 def recomputed(model, senders, part, layer, head, what, tokens=None):
@@ -107,6 +115,12 @@ def recomputed(model, senders, part, layer, head, what, tokens=None):
 
 def repeated(view):
     return repeated_sequences(view, SEQUENCES, LENGTH)
+
+
+def copy_loss(logits, tokens):
+    """The mean loss of the tokens of the copies that `induction` scores, in nats."""
+    scored = logits[:, LENGTH + 1 : 2 * LENGTH].double().flatten(0, 1)
+    return float(torch.nn.functional.cross_entropy(scored, tokens[:, LENGTH + 2 :].flatten()))
 
 
 def grabbed(view, tokens, names, edits=()):

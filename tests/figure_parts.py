@@ -15,6 +15,12 @@ def offsets(within, gid: str) -> np.ndarray:
     return np.asarray(found.get_offsets())
 
 
+def colours_by_layer(within, layers) -> dict:
+    """The colours of the points of heads, by the layer of each."""
+    colours = part(within, "heads")[0].get_facecolors()
+    return {layer: {tuple(colour) for colour in colours[layers == layer]} for layer in sorted(set(layers))}
+
+
 def said(figure: Figure) -> str:
     """Notes and legend under the panels."""
     texts = [text.get_text() for legend in figure.legends for text in (legend.get_title(), *legend.get_texts())]

@@ -19,21 +19,22 @@ from tlspectral.positional.block_weights import BlockReading, joined_columns, qu
 from tlspectral.positional.prompts import chosen_swaps, tokenized_for
 from tlspectral.positional.scores import swap_scores
 
-# TransformerLens 3.9 pairs the wrong coordinates in Cohere's bridge, so its attention is not that of any reading.
-BRIDGES = zoo.RIGHT
-LEARNED_POSITIONS = ("gpt2", "opt", "gptneo")
-WITHOUT_ROPE = (*LEARNED_POSITIONS, "bloom")
 SCORES = ["s_pos", "s_sym", "exclusion_index", "logit_std", "tau", "alpha_ess"]
 
 
 modes = pytest.mark.parametrize("mode", ["prompt", "key"])
 
 
+def cut_prompt(tokens, lengths):
+    """A prompt of tokens that are cut into a prefix, blocks and a suffix of these lengths."""
+    prefix, *blocks, suffix = tokens.split(list(lengths))
+    return BlockPrompt(prefix, blocks, suffix)
+
+
 def block_prompt(lengths=(3, 4, 2, 3, 2), prefix=3, suffix=3, seed=1):
     """A prompt of blocks, unequal unless asked for; behind the window of 8 lie the last two of them in part."""
     tokens = zoo.prompt(1, prefix + sum(lengths) + suffix, seed)[0]
-    pieces = tokens.split([prefix, *lengths, suffix])
-    return BlockPrompt(pieces[0], pieces[1:-1], pieces[-1])
+    return cut_prompt(tokens, [prefix, *lengths, suffix])
 
 
 EQUAL_BLOCKS = block_prompt((3, 3, 3, 3))  # three tokens before and behind
@@ -65,11 +66,7 @@ def explicit_key_scores(keys, prompt, weights_of):
     before, after = [], []
     intact = weights_of(range(keys.n))
     spans = prompt.spans()
-    numbered = BlockPrompt(
-        *(lambda pieces: (pieces[0], pieces[1:-1], pieces[-1]))(
-            torch.arange(keys.n).split([len(piece) for piece in prompt.pieces])
-        )
-    )
+    numbered = cut_prompt(torch.arange(keys.n), map(len, prompt.pieces))
     for i in range(len(spans)):
         for j in range(i + 1, len(spans)):
             swapped = numbered.swapped(i, j)
@@ -139,8 +136,7 @@ def measure_queries(model, suffixes=None, prompt=None, *, mode="prompt", swaps="
 
 def agreement_of_shared_prefill(model, mode, per_frequency):
     view = attention_view(model)
-    pieces = [piece % view.d_vocab for piece in block_prompt().pieces]
-    prompt = BlockPrompt(pieces[0], pieces[1:-1], pieces[-1])
+    prompt = cut_prompt(block_prompt().tokens() % view.d_vocab, map(len, block_prompt().pieces))
     suffixes = [prompt.suffix, prompt.suffix.flip(0)[:2], prompt.prefix[1:2]]
     options = {"mode": mode, "per_frequency": per_frequency, "swaps": [(0, 3), (2, 4)]}
     together = measure_queries(model, suffixes, prompt, **options)

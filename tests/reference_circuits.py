@@ -58,6 +58,12 @@ def _folding(norm, add_one=False):
     return centring @ np.diag(gain), centring
 
 
+def _with_gain(w, norm, add_one):
+    """Factors of heads with the gain of a norm of queries or keys, of one head or of all heads at once."""
+    gain = (array_of(norm.weight) + add_one).reshape(-1, 1, w.shape[2])
+    return w * np.repeat(gain, len(w) // len(gain), axis=0)
+
+
 def dense_model(name, model=None):
     """The dense reference of a zoo model (or of `model`, one of that architecture), from Hugging Face's own weights."""
     model = model or zoo.hf_model(name)
@@ -84,7 +90,8 @@ def dense_model(name, model=None):
         w_u = array_of(model.embed_out.weight if hasattr(model, "embed_out") else model.lm_head.weight).T
         return DenseModel(layers, array_of(model.gpt_neox.embed_in.weight), unfold @ w_u)
     for block in model.model.layers:
-        fold, centring = _folding(block.input_layernorm, one)
+        # OLMo 2 has no norm in front of the attention.
+        fold, centring = 2 * [np.eye(zoo.WIDTH)] if name == "olmo2" else _folding(block.input_layernorm, one)
         attention, kv_heads = block.self_attn, model.config.num_key_value_heads
         w_q = _by_head(fold @ array_of(attention.q_proj.weight).T, heads)
         w_k, w_v = (
@@ -92,7 +99,7 @@ def dense_model(name, model=None):
             for part in (attention.k_proj, attention.v_proj)
         )
         if hasattr(attention, "q_norm"):
-            w_q, w_k = w_q * (array_of(attention.q_norm.weight) + one), w_k * (array_of(attention.k_norm.weight) + one)
+            w_q, w_k = _with_gain(w_q, attention.q_norm, one), _with_gain(w_k, attention.k_norm, one)
         w_o = array_of(attention.o_proj.weight).T.reshape(heads, -1, zoo.WIDTH)
         layers.append(DenseLayer(w_q, w_k, w_v, w_o, centring))
     unfold = _folding(model.model.norm, one)[0]

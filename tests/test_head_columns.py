@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 import torch
 import zoo
+from ablation_runs import LEARNED_POSITIONS, NO_ROPE
 from head_tables import (
     ALL,
     BEHAVIOUR,
@@ -59,7 +60,7 @@ def test_every_model_gets_the_documented_columns_in_order(name):
             assert all(isinstance(value, str) for value in table[column])
         else:
             assert kind == ("int64" if column in COUNTS else "float64"), column
-    empty = BEHAVIOUR + ROTARY if name in ("gpt2", "opt", "gptneo", "bloom") else BEHAVIOUR
+    empty = BEHAVIOUR + ROTARY if name in NO_ROPE else BEHAVIOUR
     filled = [column for column in ALL if column not in empty]
     if name == "smollm3":
         turns = table["layer"].isin([0, 2])
@@ -77,7 +78,7 @@ def test_every_model_gets_the_documented_columns_in_order(name):
     ("name", "bilinear", "kv_heads", "biased"),
     [("gpt2", "exact", [0, 1, 2, 3] * 2, True), ("bloom", "exact", [0, 1, 2, 3] * 2, True),
      ("llama", "exact", [0, 0, 1, 1] * 2, False), ("qwen3", "up_to_token_scale", [0, 0, 1, 1] * 2, False),
-     ("gemma2", "softcapped", [0, 0, 1, 1] * 4, False)],
+     ("gemma3", "up_to_token_scale", [0, 0, 1, 1] * 4, False), ("gemma2", "softcapped", [0, 0, 1, 1] * 4, False)],
 )  # fmt: skip
 def test_how_scores_depend_on_the_operator_and_what_lies_outside(name, bilinear, kv_heads, biased):
     table = table_of(name)
@@ -182,7 +183,7 @@ def test_score_asymmetry_is_that_of_plain_content_scores(name):
     np.testing.assert_allclose(table["score_asym"], expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt", "gptneo"])
+@pytest.mark.parametrize("name", LEARNED_POSITIONS)
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 def test_position_share_is_the_part_of_m_in_the_span_of_positions(monkeypatch, backend, name):
     monkeypatch.setattr(measure, "POSITION_DIRECTIONS", 10)

@@ -140,8 +140,6 @@ def test_frequencies_that_change_with_the_length_are_given_their_range(name):
 
 # --- both backends ---
 
-# --- both backends ---
-
 
 FOLDED = [(name, True) for name in ("gpt2", "neox", "llama", "qwen3")] + [("gpt2", False), ("llama", False)]
 

@@ -274,13 +274,12 @@ def test_functions_are_called_one_by_one_and_a_generator_is_not_run_ahead(tmp_pa
 # Continuing
 
 
-def test_a_run_goes_on_from_its_stored_steps_of_the_same_weights(run, tmp_path, monkeypatch):
+def test_a_run_goes_on_from_its_stored_steps_of_the_same_weights(run, tmp_path, spied):
     """Given as models or as functions."""
     checkpoints, options = training_checkpoints(run), {**QUICK, "detectors": False, "folder": tmp_path}
     models = [(step, load()) for step, load in checkpoints]
     first = head_history([models[0], checkpoints[1]], **options)
-    measured, real = [], recording.measure_step
-    monkeypatch.setattr(recording, "measure_step", lambda view, **how: measured.append(view) or real(view, **how))
+    measured = spied(recording, "measure_step")
     whole = head_history([checkpoints[0], models[1], checkpoints[2]], **options)
     assert [view.model.tlspectral_source["revision"] for view in measured] == ["step10"]
     pd.testing.assert_frame_equal(whole.heads[whole.heads["step"] < 10], first.heads)

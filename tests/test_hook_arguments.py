@@ -89,7 +89,9 @@ def test_what_is_refused(heads, part, into, error, words):
 @pytest.mark.parametrize("name", NO_ROPE)
 def test_no_rope_no_phase(name):
     for part in (RopePhase(), Band([0])):
-        with pytest.raises(UnsupportedArchitecture, match=f"layer 0: no rotary positions, so there is no {part.name}"):
+        with pytest.raises(
+            UnsupportedArchitecture, match=f"layer 0: no rotary positions, so there is no {part.name} to remove"
+        ):
             ablation_hooks(shared("bridge", name), [(0, 1)], part)
 
 

@@ -63,9 +63,7 @@ PHASELESS = [
 
 @pytest.mark.parametrize(("backend", "name", "dtype"), PHASELESS)
 def test_heads_without_phase_are_as_they_were_to_the_bit(backend, name, dtype):
-    model = remove_phase(getattr(zoo, backend)(name), backend).to(dtype)
-    if backend == "bridge":
-        model.original_model.to(dtype)
+    model = zoo.converted(remove_phase(getattr(zoo, backend)(name), backend), dtype)
     view = attention_view(model)
     heads = [(layer, head) for layer in range(view.n_layers) for head in range(view.n_heads(layer))]
     plain = logits(model)

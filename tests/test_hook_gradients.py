@@ -19,10 +19,7 @@ GRADIENTS = [
 
 
 def in_float64(backend, name):
-    model = getattr(zoo, backend)(name).to(torch.float64)
-    if backend == "bridge":
-        model.original_model.to(torch.float64)
-    return model
+    return zoo.converted(getattr(zoo, backend)(name), torch.float64)
 
 
 def query_weight(model, backend):

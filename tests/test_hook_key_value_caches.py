@@ -3,7 +3,8 @@
 import pytest
 import torch
 import zoo
-from ablation_runs import a_part, logits
+from ablation_runs import a_part
+from spectral_zoo import greedy
 from zoo import shared
 
 from tlspectral.errors import EditNotHonored
@@ -21,11 +22,9 @@ def test_generation_with_its_defaults_is_greedy_decoding_of_the_ablated_model(ba
     model, prompt = shared(backend, name), zoo.prompt(batch=1, length=length)
     for part in ("symmetric", a_part(name)):
         with ablate(model, [(0, 1)], part):
-            greedy = prompt
-            for _ in range(4):
-                greedy = torch.cat([greedy, logits(model, greedy)[:, -1:].argmax(-1)], 1)
-            assert torch.equal(model.generate(prompt, **OPTIONS), greedy)
-            assert torch.equal(model.generate(prompt, use_past_kv_cache=True, **OPTIONS), greedy)
+            expected = greedy(model, prompt, 4)
+            assert torch.equal(model.generate(prompt, **OPTIONS), expected)
+            assert torch.equal(model.generate(prompt, use_past_kv_cache=True, **OPTIONS), expected)
     assert not {"generate", "generate_stream"} & set(vars(model))
 
 
@@ -34,9 +33,7 @@ def test_nested_blocks_and_streams_generate_without_a_cache():
     with ablate(model, [(0, 1)], "symmetric"):
         one = model.generate(prompt, **OPTIONS)
         with ablate(model, [(1, 2)], "rope_phase"):
-            both = model.generate(prompt, **OPTIONS)
-            greedy = torch.cat([prompt, logits(model, prompt)[:, -1:].argmax(-1)], 1)
-            assert torch.equal(both[:, : greedy.shape[1]], greedy)
+            assert torch.equal(model.generate(prompt, **OPTIONS), greedy(model, prompt, 4))
         assert torch.equal(model.generate(prompt, **OPTIONS), one)
         stream = model.generate_stream(prompt, max_new_tokens=4, do_sample=False, verbose=False, stop_at_eos=False)
         assert torch.equal(list(stream)[-1][:, -1:], one[:, -1:])

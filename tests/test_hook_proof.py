@@ -49,21 +49,14 @@ def test_a_model_that_discards_edits_is_refused(backend, name, part, point):
     assert not torch.equal(ablated(model, [(0, 1)], part), intact(backend, name))
 
 
-def test_the_probe_runs_once_per_layer_and_route(monkeypatch):
+def test_the_probe_runs_once_per_layer_and_route(spied):
     model, other = zoo.bridge("llama"), zoo.bridge("llama")
-    runs = []
-    forward = AttentionView.logits
-
-    def counted(self, tokens):
-        runs.append(self.model)
-        return forward(self, tokens)
-
-    monkeypatch.setattr(AttentionView, "logits", counted)
+    runs = spied(AttentionView, "logits")
 
     def probes(model, heads, part):
         runs.clear()
         ablation_hooks(model, heads, part)
-        assert all(found is model for found in runs)
+        assert all(view.model is model for view in runs)
         return len(runs)
 
     each = probes(model, [(0, 0)], "symmetric")

@@ -7,9 +7,10 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 import torch
-from edge_recomputation import LENGTH, columns_of, grabbed, patched, read_from, repeated
+from edge_recomputation import columns_of, copy_loss, grabbed, patched, read_from, repeated
 from families import save
 from family_configs import MORE_FORMS
+from pair_prompts import prompt_pairs
 from zoo import prompt
 
 import tlspectral as tls
@@ -124,12 +125,7 @@ def test_an_edge_of_a_mixer_is_that_of_a_plain_run_with_the_edge_cut(family, wha
     write = mixer_write(view, first - 1, captured)
     values = read_from(model, last, what, write - write.mean((0, 1)), tokens)
     cut = patched(model, last, what, columns_of(view, last, 1, what, values), values, tokens)
-    expected, plain = (
-        float(torch.nn.functional.cross_entropy(
-            logits[:, LENGTH + 1 : 2 * LENGTH].double().flatten(0, 1), tokens[:, LENGTH + 2 :].flatten()
-        ))
-        for logits in (cut, intact)
-    )  # fmt: skip
+    expected, plain = (copy_loss(logits, tokens) for logits in (cut, intact))
     task = tls.tasks.induction(tokens)
     table = tls.edge_effects(model, f"L{last}H1.{what}", senders=[f"L{first - 1}MIX"], measure="task", task=task)
     assert table["sender"].tolist() == [f"L{first - 1}MIX"]
@@ -165,9 +161,7 @@ def test_the_terms_of_a_score_sum_to_it_with_mixers_among_the_sources(family):
 def test_circuits_of_all_edges_and_of_none_are_the_runs_of_the_two_prompts(family):
     # `pairs_of` compares both with plain runs, so that a circuit is measured at all.
     model, last = hybrid(family), HYBRIDS[family][1]
-    clean = prompt()[:2]
-    other = clean.clone()
-    other[:, 3] = (other[:, 3] + 7) % 90
+    clean, other = prompt_pairs(2, 24, seed=0, at=3)
     task = tls.logit_difference(clean, 7, 10, counterfactual=other)
     edges = tls.edge_effects(model, [f"L{last}H1.q", "logits"], task=task, replace="counterfactual")
     assert np.isfinite(edges["delta"]).all()

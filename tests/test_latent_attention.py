@@ -7,7 +7,9 @@ import pytest
 import torch
 import transformers
 import zoo
+from ablation_runs import recorded
 from latent_reference import queries_and_keys
+from positional_measurements import cut_prompt
 from streamed_checkpoints import analyze, assert_streamed_equals_loaded
 
 import tlspectral as tls
@@ -20,12 +22,11 @@ from tlspectral.positional.shares import logit_shares
 from tlspectral.tables.head_columns import LATENT_COLUMNS
 
 CONTENT, ROTARY, RANK = 10, 8, 16
-PIECES = [torch.tensor(ids) for ids in ([1, 5], [7, 8], [9, 10], [11, 12], [20, 30], [4, 6])]
-BLOCKS = tls.BlockPrompt(PIECES[0], PIECES[1:-1], PIECES[-1])
+BLOCKS = cut_prompt(torch.tensor([1, 5, 7, 8, 9, 10, 11, 12, 20, 30, 4, 6]), 6 * [2])
 
 
-def captured(view, tokens):
-    names = view.hook_names(1)
+def captured(view, tokens, layer=1):
+    names = view.hook_names(layer)
     return view.capture(tokens, list(names.values()), last=names["pattern"])
 
 
@@ -163,7 +164,7 @@ def test_a_measured_b_is_the_mean_over_all_tokens_but_the_first_and_weighs_the_c
         assert abs(float(scale.mean()) / b - 1) > 1e-4
         w_q, w_k = view.layer(layer).operator_factors()
         w_k = torch.cat([w_k[..., :CONTENT] * (b / view.layer(layer).k_norm.white_scale), w_k[..., CONTENT:]], -1)
-        residual = captured_residual(view, layer, tokens).double()
+        residual = captured(view, tokens, layer)[view.hook_names(layer)["residual"]].double()
         n = residual * (residual.square().mean(-1, keepdim=True) + view.layer(layer).norm.eps).rsqrt()
         for head, row in enumerate(rows.itertuples()):
             m = (w_q[head] @ w_k[head].T).numpy()
@@ -179,11 +180,6 @@ def test_a_measured_b_is_the_mean_over_all_tokens_but_the_first_and_weighs_the_c
     alone = ["dir_frac_content", "D_head_content", "dir_frac_rotary", "D_head_rotary"]
     np.testing.assert_allclose(found[alone], white[alone], rtol=1e-10)
     assert (found["D_head"] - white["D_head"]).abs().min() > 1e-6
-
-
-def captured_residual(view, layer, tokens):
-    names = view.hook_names(layer)
-    return view.capture(tokens, [names["residual"]], last=names["pattern"])[names["residual"]]
 
 
 def test_the_first_token_of_a_padded_prompt_is_left_out_of_b():
@@ -307,14 +303,10 @@ def test_scores_of_picked_keys_are_read_and_positions_are_not():
     view = attention_view(model)
     seen = captured(view, check_prompt(view))
     assert int((seen[view.hook_names(1)["pattern"]][..., -1, :] > 0).sum(-1).max()) == 8
-    heads = [(0, 1), (1, 2)]
-    pairs = {}
-    for layer, head in heads:
-        names = view.hook_names(layer)
-        with tls.ablate(model, (layer, head), "symmetric"), torch.no_grad():
-            run = view.capture(zoo.prompt(), [names["pattern"], names["scores"]], last=names["pattern"])
-        pairs[layer] = run[names["pattern"]]
-        assert int((pairs[layer] > 0).sum(-1).max()) == 8
+    for layer, head in ((0, 1), (1, 2)):
+        with tls.ablate(model, (layer, head), "symmetric"):
+            pattern = recorded(model, ("pattern",), layers=[layer])[layer, "pattern"]
+        assert int((pattern > 0).sum(-1).max()) == 8
     with pytest.raises(ValueError, match=r"12 tokens, but an indexer of this model lets a query see 8 keys"):
         tls.positional_symbolic(model, BLOCKS, mode="key")
 

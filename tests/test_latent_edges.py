@@ -1,17 +1,17 @@
 """Edges into latent attention: receivers of a layer, the same edge in transformers, and what is refused.
 
-`conformance` asks these models for everything that holds of edges and circuits of other architectures.
+`conformance` asks these models for everything that holds of edges and circuits of other architectures, test_hook_edges
+for more.
 """
-
-import re
-import warnings
 
 import pytest
 import torch
 import zoo
-from ablation_runs import in_dtype, logits, recorded
+from ablation_runs import ablated, logits, recorded
+from edge_recomputation import furthest
 from latent_reference import edge_in_transformers
 from pair_prompts import prompt_pairs
+from test_hook_gradients import in_float64, slopes
 
 import tlspectral as tls
 from tlspectral.errors import BadHead, EditNotHonored
@@ -19,7 +19,7 @@ from tlspectral.hooks import ablate
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.attention import attention_view
 
-# What the warning says has a test of its own.
+# What the warning says is a case of test_hook_edges.
 pytestmark = pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 SENDER = (0, 1)
 EVERY = (0, 1, 2, 3)
@@ -29,13 +29,8 @@ def model_of(name="deepseek_v3"):
     return zoo.shared("bridge", name)
 
 
-def with_edge(model, into, sender=SENDER):
-    with ablate(model, [sender], "output", into=into):
-        return logits(model)
-
-
-def furthest(found, expected):
-    return float((found - expected).abs().max())
+def with_edge(model, into):
+    return ablated(model, [SENDER], "output", into=into)
 
 
 @pytest.mark.parametrize("name", zoo.LATENTS)
@@ -77,25 +72,7 @@ def test_the_heads_that_are_reached_are_those_that_change(what):
     assert tuple(heads.tolist()) == ((1,) if what == "q" else EVERY)
 
 
-def test_a_warning_names_the_other_heads_of_the_layer():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for into in ("L1H1.k", "L1KV0.v", "L1H1.q"):
-            with_edge(model_of(), into)
-    (said,) = (str(warning.message) for warning in caught if issubclass(warning.category, UserWarning))
-    assert re.search(r"the keys of L1H1 .* reaches L1H0, L1H2, L1H3 .* latent .* name the receiver L1KV0.k", said)
-
-
 # --- together with other hooks ---
-
-
-def test_nothing_removed_changes_no_bit():
-    model = model_of()
-    for what in "qkv":
-        with ablate(
-            model, [SENDER], tls.parts.LongRange(zoo.PROMPT_LENGTH), into=f"L1KV0.{what}" if what != "q" else "L1H0.q"
-        ):
-            assert torch.equal(logits(model), logits(model_of()))
 
 
 def test_keys_and_values_can_be_cut_in_two_blocks_and_one_receiver_in_one_alone():
@@ -114,36 +91,11 @@ def test_keys_and_values_can_be_cut_in_two_blocks_and_one_receiver_in_one_alone(
                 tls.edge_effects(model, into, measure="task")
 
 
-@pytest.mark.parametrize("what", ["q", "k", "v"])
-def test_an_input_that_is_not_read_from_the_stream_is_refused(what):
-    model = model_of()
-    residual = attention_view(model).hook_names(1)["residual"]
-    with (
-        ablate(model, [SENDER], "output", into=f"L1H1.{what}"),
-        model.hooks(fwd_hooks=[(residual, lambda x, hook: x + torch.linspace(0, 3, x.shape[-1]) * x)]),
-        pytest.raises(EditNotHonored, match=r"layer 1, head .: the (query|key|value) of this run is not what"),
-    ):
-        logits(model)
-
-
-@pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v2_lite"])
-def test_in_bfloat16(name):
-    model = in_dtype("bridge", name, torch.bfloat16)
-    plain = logits(model)
-    for what in "qkv":
-        into = f"L1H1.{what}"
-        found, reference = with_edge(model, into), with_edge(model_of(name), into)
-        assert found.dtype == plain.dtype
-        # Rounding of the model itself: measured .013, of effects of .07 to .6.
-        assert furthest(found.float() - plain.float(), reference - logits(model_of(name))) < 0.04
-
-
 # --- gradients, and an indexer ---
 
 
 def test_gradients_pass_to_the_sender_and_to_both_projections_of_the_receiver():
-    model = zoo.bridge("deepseek_v3").to(torch.float64)
-    model.original_model.to(torch.float64)
+    model = in_float64("bridge", "deepseek_v3")
     first, second = (block.original_component.self_attn for block in model.blocks[:2])
     weights = {
         "written": first.o_proj.weight,
@@ -158,15 +110,8 @@ def test_gradients_pass_to_the_sender_and_to_both_projections_of_the_receiver():
 
     gradients = torch.autograd.grad(effect(), list(weights.values()))
     for (role, weight), gradient in zip(weights.items(), gradients, strict=True):
-        direction = torch.randn(weight.shape, generator=zoo.generator(), dtype=torch.float64)
-        slopes = []
-        for sign in (1e-4, -1e-4):
-            with torch.no_grad():
-                weight.add_(sign * direction)
-                slopes.append(float(effect()) / sign)
-                weight.sub_(sign * direction)
-        # RMS norms compute in float32.
-        assert sum(slopes) / 2 == pytest.approx(float((gradient * direction).sum()), rel=2e-2, abs=1e-2), role
+        found, expected = slopes(effect, weight, gradient, 1e-4)
+        assert found == pytest.approx(expected, rel=2e-2, abs=1e-2), role  # RMS norms compute in float32
 
 
 def test_an_indexer_keeps_the_keys_that_it_picked_and_circuits_of_longer_prompts_are_refused():

@@ -3,12 +3,13 @@
 import json
 import sys
 import warnings
+from functools import partial
 
 import pytest
 import torch
 import transformers
 import zoo
-from checkpoint_folders import streamed
+from checkpoint_folders import streamed, with_config
 from zoo import logits
 
 import tlspectral as tls
@@ -41,9 +42,7 @@ def saved_adapter(peft, base, path, **options):
     return logits(adapted)
 
 
-def edited(path, **changes):
-    file = path / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+edited = partial(with_config, described="adapter_config.json")
 
 
 @pytest.mark.parametrize(

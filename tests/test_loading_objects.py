@@ -38,10 +38,7 @@ def snapshot(model):
 
 
 def logits(model):
-    model.eval()
-    with torch.no_grad():
-        output = model(zoo.prompt())
-    return getattr(output, "logits", output)
+    return zoo.logits(model.eval())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,6 +1,5 @@
 """Losses: which positions count, their errors, what ablations and hooks do to them, text, paired effects."""
 
-import functools
 import gc
 import itertools
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from positional_measurements import words
 from zoo import shared
 
 import tlspectral.tasks.scoring as scoring
@@ -17,13 +17,6 @@ from tlspectral.models.text import text_tokens
 from tlspectral.tasks import Score, induction, induction_loss, language_loss, packaged_text, paired_effect
 
 SMALL = {"n_sequences": 7, "segment_length": 10}
-
-
-@functools.cache
-def with_tokenizer():
-    model = zoo.bridge("llama")
-    model.tokenizer = zoo._tokenizer()
-    return model
 
 
 # --- the induction loss ---
@@ -79,23 +72,18 @@ def test_half_precision_is_scored_in_single():
     assert induction_loss(half, **SMALL).value == pytest.approx(expected, abs=2e-2)
 
 
-def test_tokens_that_do_not_repeat_are_refused():
-    with pytest.raises(ValueError, match=r"\[BOS, r, r\].*found shape \(2, 21\)"):
-        induction_loss(shared("bridge", "llama"), zoo.prompt(2, 21))
-
-
 # --- the language loss ---
 
 
 def test_text_becomes_rows_with_a_start_token():
-    view = attention_view(with_tokenizer())
+    view = attention_view(words())
     tokens = text_tokens(view, ["w3 w4 w5 w6", "w7 w8 w9"], n_sequences=9, sequence_length=4)
     # Documents joined by EOS (2), cut into threes; what is left over, two tokens, is dropped.
     assert tokens.tolist() == [[1, 3, 4, 5], [1, 6, 2, 7]]
     assert text_tokens(view, "w3 w4 w5 w6", n_sequences=1, sequence_length=4).tolist() == [[1, 3, 4, 5]]
     assert text_tokens(view, "w3 w4", n_sequences=9, sequence_length=100).tolist() == [[1, 3, 4]]
-    found = language_loss(with_tokenizer(), ["w3 w4 w5 w6", "w7 w8 w9"], sequence_length=4)
-    np.testing.assert_array_equal(found.per_sequence, language_loss(with_tokenizer(), tokens).per_sequence)
+    found = language_loss(words(), ["w3 w4 w5 w6", "w7 w8 w9"], sequence_length=4)
+    np.testing.assert_array_equal(found.per_sequence, language_loss(words(), tokens).per_sequence)
 
 
 def test_the_packaged_book_is_english_and_whole():
@@ -104,7 +92,7 @@ def test_the_packaged_book_is_english_and_whole():
     assert text.startswith("CHAPTER I\n")
     assert text.count("CHAPTER") == 12
     assert "curiouser and curiouser" in text.lower()
-    found = language_loss(with_tokenizer(), n_sequences=3, sequence_length=16)
+    found = language_loss(words(), n_sequences=3, sequence_length=16)
     assert len(found.per_sequence) == 3
 
 
@@ -118,22 +106,23 @@ def test_a_single_word_names_a_data_set(monkeypatch):
         return iter([{"text": "w3 w4 w5 w6"}, {"text": "w7 w8 w9"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    found = language_loss(with_tokenizer(), "NeelNanda/pile-10k", sequence_length=4)
+    found = language_loss(words(), "NeelNanda/pile-10k", sequence_length=4)
     assert asked == [("NeelNanda/pile-10k", "train", True)]
     assert len(found.per_sequence) == 2
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("loss", "given", "said"),
     [
-        (None, "no tokenizer"),
-        ("some text", "no tokenizer"),
-        (torch.zeros(2, 1, dtype=torch.long), "row 0 has 1 real token, and nothing is predicted"),
+        (language_loss, None, "no tokenizer"),
+        (language_loss, "some text", "no tokenizer"),
+        (language_loss, torch.zeros(2, 1, dtype=torch.long), "row 0 has 1 real token, and nothing is predicted"),
+        (induction_loss, zoo.prompt(2, 21), r"\[BOS, r, r\].*found shape \(2, 21\)"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(given, said):
+def test_what_cannot_be_scored_is_refused(loss, given, said):
     with pytest.raises(ValueError, match=said):
-        language_loss(shared("bridge", "llama"), given)
+        loss(shared("bridge", "llama"), given)
 
 
 # --- paired effects ---

@@ -91,16 +91,9 @@ def test_pandas_pyarrow_duckdb_and_polars_read_the_folder(models, finished):
 
 
 @pytest.fixture
-def analyzed(monkeypatch):
+def analyzed(spied):
     """Models that are analysed, in order."""
-    seen, real = [], many_models.analyze_heads
-
-    def spy(model, **given):
-        seen.append(model)
-        return real(model, **given)
-
-    monkeypatch.setattr(many_models, "analyze_heads", spy)
-    return seen
+    return spied(many_models, "analyze_heads")
 
 
 def test_a_model_that_fails_is_a_row_and_is_tried_again(models, finished, tmp_path, analyzed):

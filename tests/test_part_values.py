@@ -16,7 +16,7 @@ from positional_measurements import EQUAL_BLOCKS, PLACES
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.errors import IncompatibleCheckpoint, UnsupportedArchitecture
+from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks.parts import (
     Antisymmetric,
     Band,
@@ -158,14 +158,6 @@ def test_a_part_that_removes_nothing_of_a_layer_is_not_bound_there():
         assert part.on(view(), {0: [1], 1: [1]}) == {}
 
 
-def test_layers_without_rotary_positions_have_no_such_part():
-    bare = attention_view(shared("bridge", "gpt2"))
-    for part in (RopePhase(), Band([0])):
-        with pytest.raises(UnsupportedArchitecture, match=f"layer 1: .* there is no {part.name} to remove"):
-            part.on(bare, {1: [0]})
-    assert set(Symmetric().on(bare, {1: [0]})) == {1}
-
-
 # --- refusals ---
 
 REFUSED = [
@@ -177,8 +169,6 @@ REFUSED = [
     (lambda: LongRange(True), "window is a whole number .* found True"),
     (lambda: LongRange(1, sinks=-1), "sinks is a whole number of first tokens from 0"),
     (lambda: Output("mean", "").on(view(), {0: [0]}), "reference: "),
-    (lambda: RopePhase([6]).on(view(), {1: [0]}), r"layer 1: frequencies are 0 to 5, found \[6\]"),
-    (lambda: Band([True] * 5).on(view(), {0: [0]}), "layer 0: the mask has 5 entries for 6"),
 ]
 
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import test_plot_effects
 import test_plots
+from figure_parts import part
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Annotation, Text
 from positional_tables import by_query, head_scores, joined, norms, per_frequency, traces
 from test_plot_attribution import terms
@@ -19,7 +19,6 @@ from tlspectral import plots
 from tlspectral.plots.style import one_panel
 from tlspectral.studies.positional_symbolic import figures
 
-OFFSETS = pd.DataFrame({"layer": 2, "head": np.repeat([1, 5], 4), "offset": [*range(-3, 1)] * 2, "score": range(8)})
 # What draws each, and words that it shows; those of one panel take axes.
 EDGES = pd.DataFrame({
     "sender": ["embedding", "L0MLP", "L0H2", "L0H2", "L1H0"],
@@ -39,7 +38,7 @@ ONE_PANEL = {
     ),
     "plane": (lambda **ax: plots.plane(test_plots.heads(), **ax), "antisymmetric"),
     "exclusion_plane": (lambda **ax: plots.exclusion_plane(head_scores(), **ax), "0 symbolic"),
-    "kernel": (lambda **ax: plots.kernel(OFFSETS.iloc[:4], **ax), "tokens"),
+    "kernel": (lambda **ax: plots.kernel(test_plot_effects.KERNELS.iloc[:4], **ax), "tokens"),
     "positional_symbolic_plane": (
         lambda **ax: plots.positional_symbolic_plane(head_scores(), highlight="L1H2", **ax), "(cosine)",
     ),
@@ -133,22 +132,18 @@ def test_axes_of_a_subfigure_serve_and_what_is_no_axes_is_refused():
     with pytest.raises(TypeError, match="ax is a ndarray: give one matplotlib Axes"):
         one_panel(grid, 1.0, 1.0)
     with pytest.raises(ValueError, match="the kernels are of 2 heads, a panel each"):
-        plots.kernel(OFFSETS, ax=grid[0])
-
-
-def marked(figure, kind, gid):
-    return [artist for artist in figure.findobj(kind) if artist.get_gid() == gid]
+        plots.kernel(test_plot_effects.KERNELS, ax=grid[0])
 
 
 def test_the_largest_edges_are_drawn_by_size_and_sign():
     figure = plots.circuit(EDGES, most=4)
-    edges = marked(figure, FancyArrowPatch, "edge")
+    edges = part(figure, "edge")
     sizes = np.array([3.1, 1.9, 0.9, 0.5])  # measured where they are, else estimated; the fifth is left out
     widths = np.array([edge.get_linewidth() for edge in edges])
     np.testing.assert_allclose((widths - 0.4) / 2.6, sizes / 3.1)
     colours = [edge.get_edgecolor()[:3] for edge in edges]
     assert colours[0] == colours[1] != colours[2] == colours[3]
-    nodes = {text.get_text(): text.get_position() for text in marked(figure, Text, "node")}
+    nodes = {text.get_text(): text.get_position() for text in part(figure, "node")}
     assert set(nodes) == {"embedding", "L0MLP", "L0H2", "L1KV0", "L1H0", "logits"}
     heights = {name: place[1] for name, place in nodes.items()}
     assert heights["embedding"] < heights["L0H2"] < heights["L0MLP"] < heights["L1H0"] == heights["L1KV0"]

@@ -9,6 +9,8 @@ from tlspectral.plots import ablation_effects, kernel
 HEADS = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "name": ["L0H0", "L0H1", "L1H0"], "prev": [0.9, 0.1, 0.5]})
 EFFECTS = {"part": "rope_phase", "delta": [0.5, -0.1, np.nan], "delta_se": [0.1, 0.02, np.nan]}
 SWEEP = HEADS[["layer", "head", "name"]].assign(**EFFECTS)
+OFFSETS = {"offset": np.tile(np.arange(-3, 1), 2), "score": np.arange(8.0)}
+KERNELS = pd.DataFrame({"layer": 2, "head": np.repeat([1, 5], 4), **OFFSETS})
 
 
 def test_effects_are_sorted_beside_their_control_and_unmeasured_heads_left_out():
@@ -28,9 +30,7 @@ def test_effects_are_sorted_beside_their_control_and_unmeasured_heads_left_out()
 
 @pytest.mark.parametrize("with_ablated", [False, True])
 def test_one_panel_per_head_and_one_line_per_state(with_ablated):
-    offsets = np.tile(np.arange(-3, 1), 2)
-    intact = pd.DataFrame({"layer": 2, "head": np.repeat([1, 5], 4), "offset": offsets, "score": np.arange(8.0)})
-    panels = kernel(intact, intact.assign(score=-intact["score"]) if with_ablated else None).axes
+    panels = kernel(KERNELS, KERNELS.assign(score=-KERNELS["score"]) if with_ablated else None).axes
     assert [axes.get_title() for axes in panels] == ["L2H1", "L2H5"]
     for start, axes in zip((0, 4), panels, strict=True):
         scores = list(range(start, start + 4))

@@ -3,8 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from figure_parts import offsets, part, said
-from matplotlib.colors import to_hex
+from figure_parts import colours_by_layer, offsets, part, said
 from positional_tables import N_FREQUENCIES, N_LAYERS, by_query, head_scores, per_frequency
 
 from tlspectral import plots
@@ -20,8 +19,8 @@ def test_the_plane_shows_every_head_coloured_by_its_layer():
     figure = plots.positional_symbolic_plane(table)
     pd.testing.assert_frame_equal(table, before)
     np.testing.assert_array_equal(offsets(figure, "heads"), table[["s_pos", "s_sym"]])
-    colours = part(figure, "heads")[0].get_facecolors()
-    by_layer = {layer: {tuple(colour) for colour in colours[table["layer"] == layer]} for layer in range(N_LAYERS)}
+    by_layer = colours_by_layer(figure, table["layer"])
+    assert list(by_layer) == list(range(N_LAYERS))
     assert all(len(found) == 1 for found in by_layer.values())
     # Lighter with every layer, so that the order survives a grey print.
     light = [float(np.dot(next(iter(by_layer[layer]))[:3], GREYS)) for layer in range(N_LAYERS)]
@@ -68,13 +67,13 @@ def test_the_correlation_is_said_with_its_null_and_only_where_the_table_has_it()
 def test_each_queried_block_has_its_plane_on_one_scale_of_colours():
     table = by_query()
     panels = figures.plane_by_query(table).axes[:5]
-    colours = {}
+    colours = []
     for query, axes in zip((0, 8, 16, 24, 32), panels, strict=True):
         rows = table[table["query"] == query]
         np.testing.assert_array_equal(offsets(axes, "heads"), rows[["s_pos", "s_sym"]])
-        for layer, colour in zip(rows["layer"], part(axes, "heads")[0].get_facecolors(), strict=True):
-            colours.setdefault(layer, set()).add(to_hex(colour))
-    assert all(len(found) == 1 for found in colours.values())
+        colours.append(colours_by_layer(axes, rows["layer"]))
+    assert all(found == colours[0] for found in colours)
+    assert all(len(found) == 1 for found in colours[0].values())
 
 
 def test_the_exclusion_index_is_drawn_against_the_spread_of_the_logits():

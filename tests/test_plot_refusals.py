@@ -1,5 +1,7 @@
 """What figures refuse: tables that lack a column or rows, hold a head twice, or are too many for one figure."""
 
+from functools import partial
+
 import pandas as pd
 import pytest
 import test_plots
@@ -10,17 +12,7 @@ from tlspectral import plots
 from tlspectral.errors import BadHead
 from tlspectral.studies.positional_symbolic import figures
 
-
-def profile(table):
-    return figures.frequency_profile(table, [(0, 0)])
-
-
-def path(table):
-    return figures.frequency_path(table, (0, 0))
-
-
-def lengths(table):
-    return figures.frequency_norms(table, (0, 0))
+profile = partial(figures.frequency_profile, heads=[(0, 0)])
 
 
 @pytest.mark.parametrize(
@@ -35,8 +27,8 @@ def lengths(table):
         (figures.score_histograms, by_query, "query"),
         (figures.plane_by_query, by_query, "query"),
         (figures.frequency_grid, per_frequency, "head"),
-        (path, per_frequency, "s_pos"),
-        (lengths, norms, "key_norm"),
+        (partial(figures.frequency_path, head=(0, 0)), per_frequency, "s_pos"),
+        (partial(figures.frequency_norms, head=(0, 0)), norms, "key_norm"),
         (figures.attention_traces, traces, "swap_j"),
         (figures.score_agreement, joined, "D_head"),
         (figures.exclusion_heatmap, head_scores, "exclusion_index"),

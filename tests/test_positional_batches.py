@@ -18,23 +18,17 @@ def test_native_models_keep_no_cache_and_are_run_in_full(mode):
     assert agreement_of_shared_prefill(tiny("tiny-rope"), mode, True) < 1e-3
 
 
-def test_small_batches_give_what_large_ones_do(monkeypatch):
-    suffix, sizes = block_prompt().suffix, []
+def test_small_batches_give_what_large_ones_do(monkeypatch, spied):
+    suffix = block_prompt().suffix
     measure = partial(measure_queries, shared("bridge", "gemma2"), [suffix, suffix.flip(0), zoo.prompt(1, 2)[0]])
     large = measure(per_frequency=True)
-    inner = QueryPasses.run
-
-    def counted(self, contexts, reduce):
-        sizes.append(len(contexts))
-        return inner(self, contexts, reduce)
-
-    monkeypatch.setattr(QueryPasses, "run", counted)
+    contexts = spied(QueryPasses, "run", at=1)
     measure(per_frequency=True)
-    assert sizes == [1, 6]
-    sizes.clear()
+    assert [len(batch) for batch in contexts] == [1, 6]
+    contexts.clear()
     monkeypatch.setattr("tlspectral.positional.block_weights._BYTES_AT_ONCE", 1)
     small = measure(per_frequency=True)
-    assert sizes == [1] * 7
+    assert [len(batch) for batch in contexts] == [1] * 7
     for first, second in zip(large, small, strict=True):
         # float32 matrix products of other shapes: measured 2e-5.
         assert differ(first.heads, second.heads) < 1e-3

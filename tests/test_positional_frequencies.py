@@ -2,15 +2,16 @@
 
 import pytest
 import torch
+import zoo
+from ablation_runs import NO_ROPE
 from positional_measurements import (
-    BRIDGES,
-    WITHOUT_ROPE,
     agreement_of_shared_prefill,
     block_prompt,
     differ,
     measured,
 )
 from reference_keys import KeysInPlaces
+from spectral_zoo import move
 from zoo import shared
 
 from tlspectral.models.attention import attention_view, softcapped
@@ -34,7 +35,7 @@ def test_layers_without_rotary_positions_have_no_frequencies():
 # --- logits per frequency ---
 
 
-@pytest.mark.parametrize("name", [name for name in BRIDGES if name not in WITHOUT_ROPE])
+@pytest.mark.parametrize("name", [name for name in zoo.RIGHT if name not in NO_ROPE])
 def test_frequencies_and_still_columns_sum_to_the_scores(name):
     model, prompt = shared("bridge", name), block_prompt()
     view = attention_view(model)
@@ -85,10 +86,7 @@ def test_heads_that_turn_at_frequencies_of_their_own_are_measured_with_them():
     model, prompt = to_spectral(base, log_omega=False), block_prompt()
     assert differ(measured(model, prompt), measured(base, prompt)) < 1e-9
     start = measured(model, prompt, mode="key", per_frequency=True)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.rsplit(".", 1)[-1] in ("omega", "phase", "gain"):
-                parameter += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+    move(model, only=("omega", "phase", "gain"))
     for per_frequency in (False, True):
         words, keys = (measured(model, prompt, mode=mode, per_frequency=per_frequency) for mode in ("prompt", "key"))
         first = words["layer"] == 0

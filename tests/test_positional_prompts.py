@@ -4,19 +4,12 @@ import torch
 import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from positional_measurements import ids, words
+from positional_measurements import cut_prompt, ids, words
 
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
 
 invariant = settings(max_examples=60, derandomize=True)
 lengths = st.lists(st.integers(1, 4), min_size=3, max_size=6)
-
-
-def numbered(block_lengths, prefix=2, suffix=3):
-    """A prompt in which every token is another."""
-    tokens = torch.arange(prefix + sum(block_lengths) + suffix)
-    pieces = tokens.split([prefix, *block_lengths, suffix])
-    return BlockPrompt(pieces[0], pieces[1:-1], pieces[-1])
 
 
 # --- tokens ---
@@ -25,7 +18,7 @@ def numbered(block_lengths, prefix=2, suffix=3):
 @invariant
 @given(lengths, st.data())
 def test_a_swap_moves_two_blocks_and_nothing_else(block_lengths, data):
-    prompt = numbered(block_lengths)
+    prompt = cut_prompt(torch.arange(2 + sum(block_lengths) + 3), [2, *block_lengths, 3])  # every token is another
     i, j = sorted(data.draw(st.permutations(range(len(block_lengths))))[:2])
     swapped = prompt.swapped(i, j)
     order = list(range(len(block_lengths)))
@@ -42,7 +35,7 @@ def test_text_has_the_tokens_of_its_pieces_and_no_start_token():
     assert prompt.tokens().tolist() == [3, 4, 5, 6, 7, 8, 9]
     assert prompt.spans() == [(1, 3), (3, 4), (4, 6)]
     assert not prompt.is_text
-    full = BlockPrompt(ids(*[0] * 2), [ids(*[0] * length) for length in (40, 40, 43)], ids(0, 0, 0)).tokenized(words())
+    full = cut_prompt(torch.zeros(zoo.CONTEXT, dtype=torch.int64), [2, 40, 40, 43, 3]).tokenized(words())
     assert len(full.tokens()) == zoo.CONTEXT
     # The start token is the caller's to write.
     for prefix, start in (("<s> ", [1]), ("", [])):

@@ -8,14 +8,16 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from ablation_runs import NO_ROPE
 from block_marks import Marks
-from positional_measurements import SCORES, WITHOUT_ROPE, block_prompt, ids, measured, modes, words
+from positional_measurements import SCORES, block_prompt, cut_prompt, ids, measured, modes, words
 from tokenizers import Regex
 from zoo import shared
 from zoo_words import reader, split_tokenizer
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention import attention_view
+from tlspectral.models.attention import bridge as bridge_reader
 from tlspectral.positional import (
     BindingTask,
     BlockDraw,
@@ -41,12 +43,6 @@ def prompt_of(*blocks, prefix=None, suffix=None):
 
 def tokenized(*pieces):
     return BlockPrompt(*pieces).tokenized(words())
-
-
-def of_zeros(last):
-    """A prompt of two times 40 tokens and 2 + 3 around them, with a last block of some length."""
-    pieces = [torch.zeros(length, dtype=torch.int64) for length in (2, 40, 40, last, 3)]
-    return BlockPrompt(pieces[0], pieces[1:-1], pieces[-1])
 
 
 def llama(prompt=None, **options):
@@ -111,7 +107,10 @@ REFUSED = {
         lambda: measured(words(), BlockPrompt("<s> ", ["w10 ", "w13 ", "w15 ", "w17"], " w20")),
         r"after blocks 0 and 3 swap",
     ),
-    "beyond the context": (lambda: of_zeros(44).tokenized(words()), "129 tokens, and the model's context is 128"),
+    "beyond the context": (
+        lambda: cut_prompt(ids(*129 * [0]), [2, 40, 40, 44, 3]).tokenized(words()),
+        "129 tokens, and the model's context is 128",
+    ),
     "beyond the scaling of frequencies": (
         lambda: measured(zoo.bridge("phi3_longrope"), block_prompt((10, 10, 10))),
         "frequencies or score scale change beyond 32",
@@ -208,19 +207,13 @@ def test_a_layer_that_is_not_reproduced_gives_no_table(mode):
 
 
 def test_a_layer_read_with_another_scale_gives_no_table(monkeypatch):
-    read = AttentionView.raw
-
-    def wrong(self, index):
-        found = read(self, index)
-        object.__setattr__(found, "score_scale", 1.01 * found.score_scale)
-        return found
-
-    monkeypatch.setattr(AttentionView, "raw", wrong)
+    real = bridge_reader._score_scale
+    monkeypatch.setattr(bridge_reader, "_score_scale", lambda *arguments: 1.01 * real(*arguments))
     with pytest.raises(ScoreMismatch, match="layer 0"):
         measured(shared("bridge", "gptj"), mode="key")
 
 
-@pytest.mark.parametrize("name", WITHOUT_ROPE)
+@pytest.mark.parametrize("name", NO_ROPE)
 def test_without_rotary_positions_there_are_no_frequencies(name):
     with pytest.raises(UnsupportedArchitecture, match="no layer of these heads has rotary positions"):
         measured(shared("bridge", name), per_frequency=True)

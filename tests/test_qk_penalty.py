@@ -4,14 +4,12 @@ That it is the share of the dense operator, and its gradient that of finite diff
 `conformance/penalties.py`.
 """
 
-import doctest
 import inspect
 from dataclasses import replace
 
 import pytest
 import torch
 import zoo
-from attention_models import fresh
 from conformance.penalties import PENALISED, dense_mean, dense_share
 from spectral_zoo import moved
 from zoo import shared
@@ -19,7 +17,6 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.heads import qk_penalty
-from tlspectral.heads.operators import penalty
 from tlspectral.heads.operators.factored import QKOperator
 from tlspectral.models.attention import attention_view
 
@@ -27,9 +24,7 @@ every_part = pytest.mark.parametrize("part", PENALISED)
 
 
 def in_double(name):
-    model = fresh("bridge", name).to(torch.float64)
-    model.original_model.to(torch.float64)
-    return model
+    return zoo.converted(zoo.bridge(name), torch.float64)
 
 
 # --- the number ---
@@ -51,7 +46,7 @@ def test_it_is_the_square_of_dir_frac_in_the_head_table():
 
 @every_part
 def test_in_16_bits_and_in_mixed_precision_it_is_computed_in_float32(part):
-    model = fresh("bridge", "qwen3").to(torch.bfloat16)
+    model = zoo.bridge("qwen3").to(torch.bfloat16)
     found = qk_penalty(model, part)
     assert found.dtype == torch.float32
     # The reference reads the same rounded weights; in bfloat16 the sums would be off by 1e-2.
@@ -120,7 +115,7 @@ def test_a_detached_denominator_is_a_constant_of_the_gradient(part, folded):
 
 
 def test_a_chosen_head_moves_its_queries_and_the_keys_of_its_group():
-    model = fresh("bridge", "llama")
+    model = zoo.bridge("llama")
     qk_penalty(model, "antisymmetric", "L0H3").backward()
     attention = model.blocks[0].attn
     query, key = (
@@ -130,11 +125,11 @@ def test_a_chosen_head_moves_its_queries_and_the_keys_of_its_group():
     assert query.tolist() == [False, False, False, True]
     assert key.tolist() == [False, True]
     assert model.blocks[1].attn.q.original_component.weight.grad is None
-    assert qk_penalty(fresh("bridge", "bloom"), "symmetric", "L0H3") > 0  # with ALiBi in place of rotary positions
+    assert qk_penalty(zoo.bridge("bloom"), "symmetric", "L0H3") > 0  # with ALiBi in place of rotary positions
 
 
 def test_frozen_parameters_get_no_gradient():
-    model = fresh("bridge", "llama").requires_grad_(False)
+    model = zoo.bridge("llama").requires_grad_(False)
     assert not qk_penalty(model, "antisymmetric").requires_grad
     model.blocks[1].attn.o.original_component.weight.requires_grad_()
     assert not qk_penalty(model, "antisymmetric").requires_grad
@@ -187,7 +182,7 @@ def test_what_has_no_penalty_is_refused(name, part, heads, error, said):
 
 
 def test_a_head_without_an_operator_is_refused():
-    model = fresh("bridge", "llama")
+    model = zoo.bridge("llama")
     weight = model.blocks[1].attn.q.original_component.weight
     with torch.no_grad():
         weight.unflatten(0, (zoo.HEADS, -1))[2] = 0
@@ -204,7 +199,7 @@ def test_a_head_without_an_operator_is_refused():
 def test_a_weight_that_is_read_as_a_copy_is_refused(copied, monkeypatch):
     from tlspectral.models.attention import bridge
 
-    model, real = fresh("bridge", "llama"), bridge.read_attention
+    model, real = zoo.bridge("llama"), bridge.read_attention
 
     def copying(model, layer):
         raw = real(model, layer)
@@ -215,9 +210,3 @@ def test_a_weight_that_is_read_as_a_copy_is_refused(copied, monkeypatch):
         qk_penalty(model, "antisymmetric")
     with torch.no_grad():
         assert qk_penalty(model, "antisymmetric").isfinite()
-
-
-def test_the_example_runs():
-    found = doctest.testmod(penalty)
-    assert found.attempted > 0
-    assert found.failed == 0

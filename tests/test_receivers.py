@@ -1,6 +1,5 @@
 """Receivers of edges: their names, the keys and values that heads share, aliases, and what names none."""
 
-import doctest
 import inspect
 
 import pandas as pd
@@ -8,9 +7,7 @@ import pytest
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral import selection
 from tlspectral.errors import BadHead
-from tlspectral.hooks.edges import effects as edges
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.attention import attention_view
 from tlspectral.selection import Receiver, read_receivers
@@ -25,15 +22,12 @@ def of(name, given):
 # --- names, without a model ---
 
 
-def test_a_name_is_read_in_every_form():
+def test_a_name_is_read_in_every_form_and_given_back():
     assert read_receivers("L18H6.q") == [Receiver(18, 6, "q")]
     for name in ("L18KV2.k", "l18kv2.K", " L18KV2.k ", "18KV2.k"):
         assert read_receivers(name) == [Receiver(18, 2, "k", True)]
     assert read_receivers("18.6.v") == [Receiver(18, 6, "v")]
     assert read_receivers("L-1H0.k") == [Receiver(-1, 0, "k")]
-
-
-def test_names_are_given_back():
     names = ["L18H6.q", "L18KV2.k", "L0H0.v"]
     assert [one.name for one in read_receivers(names)] == names
     assert read_receivers(read_receivers(names)) == read_receivers(names)
@@ -75,16 +69,13 @@ def test_a_table_without_receivers_is_refused():
 # --- in a model ---
 
 
-def test_keys_that_heads_share_are_one_receiver():
+def test_keys_that_heads_share_are_one_receiver_and_those_of_one_head_have_its_name():
     # Two heads to a key/value head.
     assert of("llama", "L1KV1.k") == [("L1KV1.k", (2, 3), (2, 3))]
     assert of("llama", "L1H3.k") == [("L1KV1.k", (3,), (2, 3))]  # by an alias
     assert of("llama", ["L1H3.k", "L1H2.k", "L1H3.k"]) == [("L1KV1.k", (2, 3), (2, 3))]
     assert of("llama", ["L1H3.v", "L1KV1.v"]) == [("L1KV1.v", (2, 3), (2, 3))]
     assert of("llama", "L-1H0.v") == [("L1KV0.v", (0,), (0, 1))]
-
-
-def test_queries_and_keys_of_heads_alone_have_the_name_of_their_head():
     assert of("llama", "L1H3.q") == [("L1H3.q", (3,), (3,))]
     assert of("gpt2", ["L1H3.k", "L1KV3.k"]) == [("L1H3.k", (3,), (3,))]
 
@@ -112,10 +103,3 @@ def test_receivers_are_sorted_by_layer_input_and_head():
 def test_receivers_that_the_model_lacks_are_refused(given, said):
     with pytest.raises(BadHead, match=said):
         of("llama", given)
-
-
-def test_the_examples_run():
-    for module in (selection, edges):
-        found = doctest.testmod(module)
-        assert found.attempted > 1
-        assert found.failed == 0

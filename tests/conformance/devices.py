@@ -97,10 +97,8 @@ class PlacedRow(Row):
     def on_cpu(self) -> Any:
         if self.place.dtype == torch.float32:
             return self._settled(zoo.shared(self.backend, self.name))
-        rounded = self.fresh(self.place.dtype).to(torch.float32)  # weights that 16 bits can hold
-        if self.backend == "bridge":
-            rounded.original_model.float()
-        return self._settled(rounded)
+        rounded = self.fresh(self.place.dtype)  # weights that 16 bits can hold
+        return self._settled(zoo.converted(rounded, torch.float32))
 
     @cached_property
     def model(self) -> Any:

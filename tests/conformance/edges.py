@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from ablation_runs import a_part, logits
-from edge_recomputation import LENGTH, cut_beside_heads, cut_by_hand, edge_of, grabbed, recomputed, repeated
+from ablation_runs import LEARNED_POSITIONS, a_part, logits
+from edge_recomputation import LENGTH, copy_loss, cut_beside_heads, cut_by_hand, edge_of, grabbed, recomputed, repeated
 from score_terms import KEY, PARTS, PROMPT, QUERY, captured_of, own_score, plain_terms, scores_of_run, sources_of
 
 import tlspectral as tls
@@ -84,8 +84,7 @@ def a_task_loses_over_an_edge_what_it_loses_in_a_plain_run_with_the_edge_cut(row
     intact = float(tls.evaluate(row.model, tls.tasks.induction(tokens)))
     for receiver, sender in (((1, 1), (0, 1)), ((1, 2), (0, 2))):
         cut, _ = cut_by_hand(row.view, tokens, sender, receiver, what, zero=False)
-        scored = cut[:, LENGTH + 1 : 2 * LENGTH].double().flatten(0, 1)
-        expected = float(torch.nn.functional.cross_entropy(scored, tokens[:, LENGTH + 2 :].flatten()))
+        expected = copy_loss(cut, tokens)
         # Measured over the zoo: 3e-7 nats. The largest effects are 6e-5 (NeoX) to 1e-2.
         assert row_of(table, sender, receiver).delta == pytest.approx(expected - intact, abs=2e-6)
     assert table["delta"].abs().max() > 4e-5
@@ -97,11 +96,6 @@ def edges_into_an_mlp_and_the_logits_and_at_a_position_are_plain_runs_with_them_
     task = replace(tls.tasks.induction(tokens), positions={"S2": [LENGTH + 1, LENGTH + 3, 2]})
     at = torch.tensor(task.positions["S2"])
     intact = float(tls.evaluate(row.model, task))
-
-    def loss(cut):
-        scored = cut[:, LENGTH + 1 : 2 * LENGTH].double().flatten(0, 1)
-        return float(torch.nn.functional.cross_entropy(scored, tokens[:, LENGTH + 2 :].flatten())) - intact
-
     receivers = ["L1H1.k", *([] if mlp_reads(view, 1) is None else ["L1MLP"]), "logits"]
     options = {"senders": ["L0H1"], "task": task, "measure": "task"}
     for place in (None, at):
@@ -113,7 +107,7 @@ def edges_into_an_mlp_and_the_logits_and_at_a_position_are_plain_runs_with_them_
         assert set(found.index) == set(by_hand)
         for what, cut in by_hand.items():
             # Nats, in float32, as above. A norm that is held, or another position, is off by 1e-4 and more.
-            assert found[what] == pytest.approx(loss(cut), abs=2e-6), what
+            assert found[what] == pytest.approx(copy_loss(cut, tokens) - intact, abs=2e-6), what
         assert found.abs().max() > 2e-5  # ten times the bound; the smallest, of Bloom, is 4.6e-5
 
 
@@ -145,7 +139,7 @@ def terms_sum_to_the_score_and_each_is_that_of_a_plain_recomputation(row):
     assert attrs["attention"] == float(found[view.hook_names(layer)["pattern"]][0, head, QUERY, KEY])
     assert attrs["norm_behind_held"] == (name in ("gemma2", "gemma3", "olmo2"))
     sources = set(table["query_source"])
-    assert ("positions" in sources) == (name in ("gpt2", "opt", "gptneo"))
+    assert ("positions" in sources) == (name in LEARNED_POSITIONS)
     assert ("alibi" in sources) == (name == "bloom")
     assert sources - {"bias", "alibi"} == set(table["key_source"]) - {"bias", "alibi"}
     terms = plain_terms(view, layer, head, found)

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from ablation_runs import block_parts, logits, one_of_each, recorded
+from ablation_runs import LEARNED_POSITIONS, block_parts, logits, one_of_each, recorded
 from positional_measurements import (
     EQUAL_BLOCKS,
     PLACES,
@@ -25,8 +25,6 @@ from tlspectral.positional import logit_shares, split_logits
 from tlspectral.positional.exclusion import exclusion_split
 
 from .rows import asked, right, rotating_right
-
-LEARNED_POSITIONS = ("gpt2", "opt", "gptneo")
 
 
 @functools.lru_cache(maxsize=2)

@@ -76,11 +76,7 @@ class Row:
         model = zoo.hooked(self.name, fold_ln=not self.form) if self.backend == "hooked" else zoo.bridge(self.name)
         if self.form == "compatible":
             model.enable_compatibility_mode(disable_warnings=True)
-        if dtype != torch.float32:
-            model = model.to(dtype)
-            if self.backend == "bridge":
-                model.original_model.to(dtype)
-        return model
+        return model if dtype == torch.float32 else zoo.converted(model, dtype)
 
     @cached_property
     def model(self) -> Any:
