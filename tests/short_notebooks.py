@@ -37,7 +37,13 @@ SHORTER = {
         "attention_view(model), 6, 48": "attention_view(model), 3, 16",
         "range(0, 18, 3) for j in range(i + 3, 18, 3)": "range(0, 18, 6) for j in range(i + 6, 18, 6)",
     },
-    "04_reproduce_the_paper": {"draws=300": "draws=20"},
+    "04_reproduce_the_paper": {
+        "draws=300": "draws=20",
+        "table = replicate()": (
+            'import_module("tlspectral.studies.fingerprint.replication.positional_schemes").BOOTSTRAP_DRAWS = 30\n'
+            "table = replicate()"
+        ),
+    },
     "05_when_heads_form": {
         "[0, 50, 100, 150, 200, 300, 400, 450, 500, 520, 540, 560, 580, 600, 650, 700, 800, 1000, 1200, 1500]": (
             "[0, 100, 300, 500, 560, 600, 700]"
