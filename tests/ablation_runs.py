@@ -7,6 +7,7 @@ import pytest
 import torch
 import zoo
 
+from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks import ablate, parts
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.writes import z_of
@@ -37,6 +38,12 @@ def intact(backend, name):
 
 
 logits = zoo.logits
+
+
+@functools.cache
+def repetitions(name="llama", count=5, length=10):
+    """Sequences in which a segment comes twice, for the bridge of an architecture. Not to be changed."""
+    return repeated_sequences(attention_view(zoo.shared("bridge", name)), count, length, seed=1)
 
 
 def ablated(model, heads, part, tokens=None, **named):

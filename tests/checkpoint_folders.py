@@ -1,5 +1,6 @@
 """Checkpoint folders that are changed, and the two roads on which they are read."""
 
+import functools
 import json
 
 import torch
@@ -8,12 +9,8 @@ from safetensors.torch import load, save_file
 
 import tlspectral as tls
 
-
-def streamed(path, **arguments):
-    """The head table of a folder or hub name, read layer by layer."""
-    settings = {"detectors": False, "null_draws": 2, **arguments}
-    return tls.analyze_heads(path, **settings)
-
+streamed = functools.partial(tls.analyze_heads, detectors=False, null_draws=2)
+"""The head table of a folder or hub name, read layer by layer."""
 
 ROADS = {"loaded": tls.load_model, "streamed": streamed}
 

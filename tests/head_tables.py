@@ -20,10 +20,7 @@ BOUNDED = ["dir_frac", "D_head", "lam_mass", "henrici", "content_pos_frac"]
 SCALE_FREE = [*BOUNDED, "imag_mass"]
 
 built = zoo.shared
-
-
-def analyze(model, **arguments):
-    return tls.analyze_heads(model, **{"null_draws": 20, "detectors": False, **arguments})
+analyze = functools.partial(tls.analyze_heads, null_draws=20, detectors=False)
 
 
 @functools.cache

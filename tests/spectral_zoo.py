@@ -25,13 +25,13 @@ base = zoo.shared  # a model that no test changes
 logits = zoo.logits
 
 
-def move(spectral, *, only=("omega", "log_omega_shift", "phase", "gain"), seed=0, size=0.2):
-    """Some spectral parameters displaced by a seeded draw, in place."""
+def move(spectral, *, only=("omega", "log_omega_shift", "phase", "gain"), seed=0):
+    """Some parameters of a spectral model, or of one of its rotations, displaced by a seeded draw, in place."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in spectral.spectral.named_parameters():
+        for name, parameter in getattr(spectral, "spectral", spectral).named_parameters():
             if name.rsplit(".", 1)[-1] in only:
-                parameter += size * torch.randn(parameter.shape, generator=generator).to(parameter)
+                parameter += 0.2 * torch.randn(parameter.shape, generator=generator).to(parameter)
     return spectral
 
 

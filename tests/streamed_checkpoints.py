@@ -1,5 +1,6 @@
 """Checkpoints read layer by layer: their tables, and what has to be equal."""
 
+import functools
 import json
 
 import numpy as np
@@ -10,9 +11,7 @@ from tlspectral.models import checkpoints
 
 NOT_STREAMED = ["outside_m", "self_match", "copying", "positivity"]
 
-
-def analyze(model, **arguments):
-    return tls.analyze_heads(model, **{"null_draws": 5, "detectors": False, **arguments})
+analyze = functools.partial(tls.analyze_heads, null_draws=5, detectors=False)
 
 
 def assert_streamed_equals_loaded(streamed, loaded):

@@ -62,11 +62,14 @@ def test_learned_positions(backend, name):
     torch.testing.assert_close(found, (expected - expected.mean(1, keepdim=True)).detach(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-def test_vocabulary_chunks_cover_the_embedding_once(axis):
-    weight = torch.randn(11, 7, generator=torch.Generator().manual_seed(0))
-    chunks = list(vocabulary_chunks(weight, axis=axis, size=4))
-    assert max(chunk.shape[axis] for chunk in chunks) <= 4
+@pytest.mark.parametrize(
+    ("axis", "shape", "size", "expected"),
+    [(0, (11, 7), {"size": 4}, [4, 4, 3]), (1, (11, 7), {"size": 4}, [4, 3]), (1, (2, 10_000), {}, [4096, 4096, 1808])],
+)
+def test_vocabulary_chunks_cover_the_embedding_once(axis, shape, size, expected):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    chunks = list(vocabulary_chunks(weight, axis=axis, **size))
+    assert [chunk.shape[axis] for chunk in chunks] == expected
     assert {chunk.dtype for chunk in chunks} == {torch.float64}
     assert torch.equal(torch.cat(chunks, dim=axis), weight.double())
 

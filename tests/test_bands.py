@@ -5,10 +5,10 @@ import functools
 import numpy as np
 import pytest
 import torch
+from ablation_runs import repetitions
 from zoo import shared
 
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks import ablate
 from tlspectral.hooks import band_effects as effects
 from tlspectral.hooks.layer_ablation import LayerAblation
@@ -21,9 +21,7 @@ from tlspectral.tasks import induction, induction_loss
 MODELS = ("mistral", "qwen3", "gemma2", "phi", "gptj")  # the last: delegated, adjacent pairs
 
 
-@functools.cache
-def drawn(name):
-    return repeated_sequences(attention_view(shared("bridge", name)), 4, 9, seed=1)
+drawn = functools.partial(repetitions, count=4, length=9)
 
 
 def thirds(name, layer):

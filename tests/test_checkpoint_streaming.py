@@ -100,14 +100,9 @@ def kinds_of(path):
     layers, found = opened(path), []
     for index in range(layers.n_layers):
         with layers.layer(index) as view:
-            name, seen = view.hook_names(0)["pattern"], []
-            view.run(
-                zoo.prompt(batch=1),
-                [(name, lambda pattern, hook, seen=seen: seen.append((pattern[0, 0, -1] > 0).sum()))],
-                last=name,
-            )
-            rotary = view.rotary(0)
-            found.append((int(seen[0]), None if rotary is None else rotary.theta))
+            name, rotary = view.hook_names(0)["pattern"], view.rotary(0)
+            pattern = view.capture(zoo.prompt(batch=1), [name], last=name)[name]
+            found.append((int((pattern[0, 0, -1] > 0).sum()), None if rotary is None else rotary.theta))
     return found
 
 

@@ -33,22 +33,27 @@ def nodes(sender, receiver, position, last):
     return writer, Node("logits", position, last)
 
 
+CLEAN = torch.tensor([[5, 17, 60, 33, 21, 48, 70]])
+OTHER = torch.tensor([[5, 17, 44, 33, 21, 48, 70]])
+TASK = tls.logit_difference(CLEAN, 7, 10, counterfactual=OTHER)
+
+
+def margin(logits):
+    return logits[0, -1, 7] - logits[0, -1, 10]
+
+
 @pytest.mark.parametrize("name", ["gpt2", "neox"])
 def test_a_circuit_recovers_what_it_does_in_transformer_lens(name):
     model = zoo.bridge(name)  # its hook points are switched over
-    clean = torch.tensor([[5, 17, 60, 33, 21, 48, 70]])
-    other = clean.clone()
-    other[0, 2] = 44
-    task = tls.logit_difference(clean, 7, 10, counterfactual=other)
-    pairs = pairs_of(model, task)
+    pairs = pairs_of(model, TASK)
     graph = pairs.graph
     kept = graph.possible & (np.random.default_rng(0).random(graph.possible.shape) < 0.7)
     circuit = [
         nodes(graph.senders[column], graph.receivers[row], position, graph.view.n_layers - 1)
         for row, column in np.argwhere(kept)
-        for position in range(clean.shape[1])
+        for position in range(CLEAN.shape[1])
     ]
-    found = analysis.faithfulness(model, clean, other, lambda x: x[0, -1, 7] - x[0, -1, 10], circuit)
+    found = analysis.faithfulness(model, CLEAN, OTHER, margin, circuit)
     intact, none = pairs.plain_scores()[:, 0]
     [value] = pairs.scores([kept])[0]
     # Both are exact, in float32: 3e-6 measured of a share that is .2 to .9.
@@ -58,18 +63,15 @@ def test_a_circuit_recovers_what_it_does_in_transformer_lens(name):
 def test_estimates_are_those_of_transformer_lens_at_the_counterfactual_run():
     """TransformerLens takes gradients at the corrupt run, so the two sides are exchanged here."""
     model = zoo.bridge("gpt2")
-    clean = torch.tensor([[5, 17, 60, 33, 21, 48, 70]])
-    other = clean.clone()
-    other[0, 2] = 44
     config = analysis.EdgeAttributionConfig(granularity="edge")
-    theirs = analysis.attribution_patch(model, clean, other, lambda x: x[0, -1, 7] - x[0, -1, 10], config=config)
+    theirs = analysis.attribution_patch(model, CLEAN, OTHER, margin, config=config)
     edges = dict((edge[:2], edge[2]) for edge in theirs.top_edges(k=10**6))
-    pairs = pairs_of(model, tls.logit_difference(clean, 7, 10, counterfactual=other).denoising())
+    pairs = pairs_of(model, TASK.denoising())
     [estimates], graph = edge_estimates(pairs, "EAP"), pairs.graph
     for row, column in np.argwhere(graph.possible):
         summed = sum(
             edges.get(nodes(graph.senders[column], graph.receivers[row], position, graph.view.n_layers - 1), 0.0)
-            for position in range(clean.shape[1])
+            for position in range(CLEAN.shape[1])
         )
         # Float32 gradients: 1e-8 measured, effects of 1e-4 to 1e-2.
         assert estimates[row, column] == pytest.approx(summed, abs=1e-6)

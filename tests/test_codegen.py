@@ -3,7 +3,7 @@
 import pytest
 import torch
 import zoo
-from ablation_runs import in_dtype, recorded
+from ablation_runs import in_dtype, logits, recorded, recording
 from score_terms import KEY, PROMPT, QUERY
 from zoo import shared
 
@@ -22,11 +22,9 @@ def test_keys_are_masked_that_the_query_does_not_attend_to(dtype):
     mask = torch.ones_like(tokens)
     mask[0, :5] = 0
     names = [view.hook_names(1)[point] for point in ("scores", "pattern")]
-    seen = {}
-    keep = [(name, lambda x, hook, name=name: seen.update({name: x.clone()})) for name in names]
-    with torch.no_grad(), model.hooks(fwd_hooks=keep):
-        model(tokens, attention_mask=mask)
-    scores, pattern = seen[names[0]], seen[names[1]]
+    with recording(model, names) as seen:
+        logits(model, tokens, attention_mask=mask)
+    scores, pattern = (seen[name] for name in names)
     expected = torch.ones(2, 1, 24, 24, dtype=torch.bool).tril()
     expected[0, :, :, :5] = False
     expected = expected.expand(scores.shape)

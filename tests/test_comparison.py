@@ -1,5 +1,6 @@
 """Two head tables side by side: a changed head alone differs, and tables that do not fit are refused."""
 
+import functools
 import json
 
 import numpy as np
@@ -15,10 +16,7 @@ from tlspectral.tables import read_table, write_table
 
 CHANGED = (1, 2)
 WEIGHT_COLUMNS = ("dir_frac", "D_head", "henrici", "content_pos_frac", "self_match", "rope_imag_frac", "freq_centroid")
-
-
-def analyzed(model, **arguments):
-    return tls.analyze_heads(model, **{"null_draws": 10, "detectors": False, **arguments})
+analyzed = functools.partial(tls.analyze_heads, null_draws=10, detectors=False)
 
 
 def changed_model(size: float):

@@ -1,32 +1,29 @@
 """Is it more than a random part? `control_excess`, `control_p`, and other heads as the control of an output."""
 
-import doctest
 import functools
 from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
+from ablation_runs import repetitions
 from zoo import shared
 
 import tlspectral as tls
 import tlspectral.hooks.edges.measuring as measuring
-import tlspectral.hooks.sweeps.effects as effects_module
 import tlspectral.hooks.sweeps.sweep as sweep_module
 from tlspectral.errors import BadHead
-from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks import ablation_sweep
 from tlspectral.hooks.parts import Band, LongRange, Output
 from tlspectral.hooks.sweeps.effects import head_sets
 from tlspectral.models.attention import attention_view
-from tlspectral.tasks import control_test, induction, score
+from tlspectral.tasks import control_test, induction
 
 sweep = functools.partial(ablation_sweep, control="random")
 
 
-@functools.cache
 def drawn():
-    return induction(repeated_sequences(attention_view(shared("bridge", "llama")), 5, 10, seed=1))
+    return induction(repetitions())
 
 
 def by_hand(delta, effects):
@@ -36,11 +33,6 @@ def by_hand(delta, effects):
 
 
 # --- the test itself ---
-
-
-def test_the_examples_run():
-    for module in (score, effects_module):
-        assert doctest.testmod(module).failed == 0
 
 
 def test_an_effect_is_counted_among_its_draws():

@@ -194,11 +194,3 @@ def test_the_size_of_vocabulary_pieces_does_not_matter(monkeypatch, name, size):
     np.testing.assert_allclose(self_match(model), matching, rtol=0, atol=1e-11)
     assert max(seen) == size
     assert sum(seen) == 3 * zoo.VOCABULARY  # W_U and W_E for copying, W_E for self-match
-
-
-def test_a_vocabulary_of_several_pieces_by_default():
-    weight = torch.arange(2 * 10_000, dtype=torch.float32).reshape(2, 10_000)
-    pieces = list(copying_room.vocabulary_chunks(weight, axis=1))
-    assert [piece.shape[1] for piece in pieces] == [4096, 4096, 1808]
-    assert {piece.dtype for piece in pieces} == {torch.float64}
-    assert torch.equal(torch.cat(pieces, dim=1), weight.double())

@@ -42,32 +42,25 @@ KINDS = {
 }
 
 
-def check_files(checkpoints, root, kind, road, seeds):
-    """Damage a file of a folder anew for each seed; how often it is refused."""
-    names, change = KINDS[kind]
-    refused = 0
-    for seed in seeds:
-        folder = shutil.copytree(checkpoints[names[seed % len(names)]], root / f"{kind}-{seed}")
+FAST = ("config.json", "model.safetensors.index.json", "model.safetensors")
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [*((kind, 4) for kind in FAST), *(pytest.param(kind, 12, marks=pytest.mark.slow) for kind in KINDS)],
+)
+def test_a_damaged_file_is_refused_by_name(checkpoints, tmp_path, kind, count, road, full):
+    """A file of a folder is damaged anew for each seed."""
+    (names, change), refused = KINDS[kind], 0
+    count = 200 if full and count > 4 else count
+    for seed in range(count):
+        folder = shutil.copytree(checkpoints[names[seed % len(names)]], tmp_path / f"{kind}-{seed}")
         file = folder / kind
         file.write_bytes(change(file.read_bytes(), random.Random(f"{kind} {seed}")))
         refused += isinstance(outcome(ROADS[road], folder, file), str)
         shutil.rmtree(folder)
-    return refused
-
-
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("kind", ["config.json", "model.safetensors.index.json", "model.safetensors"])
-def test_a_damaged_file_is_refused_by_name(checkpoints, tmp_path, kind, road):
-    assert check_files(checkpoints, tmp_path, kind, road, range(4)) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_damaged_files(checkpoints, tmp_path, kind, road, full):
-    seeds = range(200 if full else 12)
-    refused = check_files(checkpoints, tmp_path, kind, road, seeds)
-    assert refused > len(seeds) / 10 or not kind.startswith(("config", "model"))
+    assert refused > count / 10 or not kind.startswith(("config", "model"))
 
 
 # --- GGUF ---

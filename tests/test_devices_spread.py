@@ -10,7 +10,9 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from ablation_runs import ablated
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from conformance.devices import on
 from positional_measurements import block_prompt
 from spectral_zoo import move
 from stand_in_device import DEVICE, SECOND_DEVICE, StandInDevice
@@ -27,8 +29,6 @@ MORE = (("gemma2", False), ("qwen3", True))
 
 def spread(name):
     """A bridge whose first half of layers lies on one device and whose second half lies on another."""
-    from transformer_lens.model_bridge.sources import build_bridge_from_module
-
     model = zoo.hf_model(name)
     inner = model.base_model
     layers = next(module for module in inner.children() if isinstance(module, nn.ModuleList))
@@ -44,7 +44,7 @@ def spread(name):
         for module in modules:
             module.to(device)
             add_hook_to_module(module, AlignDevicesHook(execution_device=device))
-    return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, tokenizer=None)
+    return zoo.wrapped(model)
 
 
 # Scores route with grouped keys; with softcap, windows and query/key norm; delegated attention with local windows.
@@ -68,18 +68,11 @@ def assert_same_on_two_devices(name):
         ["rope_phase", tls.parts.Band([0, 1])] if name != "gptneo" else []
     )
     heads = [(0, 1), (last, 0), (last, 2)]
-    for part in parts:
-        logits = []
-        for one in (cpu, model):
-            with torch.no_grad(), tls.ablate(one, heads, part):
-                logits.append(one(tokens.to(attention_view(one).device), return_type="logits").cpu())
-        assert torch.equal(*logits), part
-    for what in ("q", "k", "v"):
-        logits = []
-        for one in (cpu, model):
-            with torch.no_grad(), tls.ablate(one, (0, 1), "output", into=f"L{last}H1.{what}"):
-                logits.append(one(tokens.to(attention_view(one).device), return_type="logits").cpu())
-        assert torch.equal(*logits), what
+    ablations = [(heads, part, {}) for part in parts]
+    ablations += [((0, 1), "output", {"into": f"L{last}H1.{what}"}) for what in ("q", "k", "v")]
+    for chosen, part, into in ablations:
+        here, there = (ablated(one, chosen, part, on(one, tokens), **into) for one in (cpu, model))
+        assert torch.equal(here, there.cpu()), (part, into)
     task = tls.tasks.induction(repeated_sequences(attention_view(cpu), 3, 6, seed=1))
     for options in ({"control": "random"}, {"screen": "gradient"}):
         here, there = (tls.ablation_sweep(one, "symmetric", heads=heads, task=task, **options) for one in (cpu, model))
@@ -108,7 +101,7 @@ def spectral_gradients():
     gradients = []
     for base in (zoo.shared("bridge", "llama"), spread("llama")):
         spectral = move(to_spectral(base))
-        loss = spectral(zoo.prompt().to(attention_view(base).device), return_type="loss")
+        loss = spectral(on(base, zoo.prompt()), return_type="loss")
         loss.backward(inputs=list(spectral.spectral_parameters()))
         gradients.append([parameter.grad for parameter in spectral.spectral_parameters()])
     return gradients

@@ -1,6 +1,8 @@
-"""Python in README and pages: what runs on packaged models runs."""
+"""Python in README, pages and docstrings: what runs on packaged models runs."""
 
 import contextlib
+import doctest
+import importlib
 import io
 import re
 from pathlib import Path
@@ -10,13 +12,27 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+def blocks(page: str, kind: str = "python") -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def test_each_line_for_those_who_come_from_transformerlens_runs():
     (code,) = blocks("docs/from_transformerlens.md")
     exec(compile(code, "from_transformerlens.md", "exec"), {})
+
+
+EXAMPLES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted((ROOT / "tlspectral").rglob("*.py"))
+    if ">>> " in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("module", EXAMPLES)
+def test_the_examples_of_docstrings_run(module):
+    found = doctest.testmod(importlib.import_module(module), optionflags=doctest.ELLIPSIS)
+    assert found.attempted > 0
+    assert found.failed == 0
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/results").glob("*.md"))]

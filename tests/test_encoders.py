@@ -176,23 +176,16 @@ def test_the_table_has_no_copying_and_learned_positions(name):
     assert table[["ind", "copying", "positivity", "rope_imag_frac"]].isna().all(axis=None)
     assert table[["prev", "dup", "dir_frac", "D_head", "self_match", "position_share"]].notna().all(axis=None)
     assert table.attrs["weights_sha256"]
-    view = attention_view(model)
-    assert view.n_ctx == zoo.CONTEXT
-    assert len(view.position_embedding()) == zoo.CONTEXT
     assert table.attrs["score_check"]["compared"] == "pattern"
 
 
 @encoders
-def test_the_norm_behind_is_not_folded_and_the_operator_is_that_of_the_stream(name):
-    layer = attention_view(zoo.shared("bridge", name)).layer(1)
-    assert layer.norm.kind == "none"
-    assert layer.effective_dimension == zoo.WIDTH
-    assert layer.bilinear == "exact"
-
-
-@encoders
-def test_no_prompt_is_prefilled(name):
-    assert prefill(attention_view(zoo.shared("bridge", name)), TOKENS) is None
+def test_the_norm_behind_is_not_folded_every_position_has_an_embedding_and_no_prompt_is_prefilled(name):
+    view = attention_view(zoo.shared("bridge", name))
+    layer = view.layer(1)  # whose operator is that of the stream
+    assert (layer.norm.kind, layer.effective_dimension, layer.bilinear) == ("none", zoo.WIDTH, "exact")
+    assert view.n_ctx == len(view.position_embedding()) == zoo.CONTEXT
+    assert prefill(view, TOKENS) is None
 
 
 @encoders
@@ -201,13 +194,6 @@ def test_the_whole_context_can_be_read_and_no_more(name):
     tls.verify_scores(model, zoo.prompt(1, zoo.CONTEXT))
     with pytest.raises(ValueError, match=f"the model's context is {zoo.CONTEXT}"):
         tls.verify_scores(model, zoo.prompt(1, zoo.CONTEXT + 1))
-
-
-def test_an_attention_that_is_not_causal_and_no_known_encoder_is_refused():
-    model = zoo.bridge("gpt2")
-    model.cfg.attention_dir = "bidirectional"
-    with pytest.raises(UnsupportedArchitecture, match=r"layer 0: .* not causal; of encoders BERT and RoBERTa are read"):
-        tls.qk_operators(model)
 
 
 def test_a_bert_that_is_a_decoder_is_read_as_one():

@@ -1,7 +1,6 @@
 """`faithfulness` and `run_circuit`: planted circuits, nulls of equal size, areas, refusals."""
 
 import copy
-import doctest
 
 import numpy as np
 import pandas as pd
@@ -17,10 +16,7 @@ from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
 
 PLANTED = {"embedding", "L0H1", "L0H3", "L1H2"}
-
-
-def prompts():
-    return prompt_pairs(8, 9, seed=5)
+CLEAN, OTHER = prompt_pairs(8, 9, seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -40,42 +36,36 @@ def planted():
     return tls.load_model(model)
 
 
-@pytest.fixture(scope="module")
-def task():
+def task_of(model):
     """Answers by which the two sides differ in every pair: those that the clean run prefers."""
-    return lambda model, clean, other: _telling(model, clean, other)
-
-
-def _telling(model, clean, other):
     with torch.no_grad():
-        change = model(clean)[:, -1] - model(other)[:, -1]
-    return tls.logit_difference(clean, change.argmax(-1).tolist(), change.argmin(-1).tolist(), counterfactual=other)
+        change = model(CLEAN)[:, -1] - model(OTHER)[:, -1]
+    return tls.logit_difference(CLEAN, change.argmax(-1).tolist(), change.argmin(-1).tolist(), counterfactual=OTHER)
 
 
-def ranked(model, task, method="EAP-IG"):
+def ranked(model, task):
     pairs = pairs_of(model, task)
     table = edges_of(pairs.graph, pairs.graph.possible)
-    return pairs, table.assign(estimate=edge_estimates(pairs, method)[0][pairs.graph.places(table)])
+    return pairs, table.assign(estimate=edge_estimates(pairs, "EAP-IG")[0][pairs.graph.places(table)])
 
 
-def test_a_planted_circuit_is_recovered(planted, task):
-    asked = task(planted, *prompts())
+def test_a_planted_circuit_is_recovered(planted):
+    asked = task_of(planted)
     pairs, table = ranked(planted, asked)
-    between = edges_of(pairs.graph, pairs.graph.possible)
-    inside = between["sender"].isin(PLANTED) & (
-        between["receiver"].isin([f"L1KV1.{what}" for what in "kv"] + ["L1H2.q", "logits"])
-        | between["receiver"].isin([f"L0KV{group}.{what}" for group in (0, 1) for what in "kv"] + ["L0H1.q", "L0H3.q"])
+    inside = table["sender"].isin(PLANTED) & (
+        table["receiver"].isin([f"L1KV1.{what}" for what in "kv"] + ["L1H2.q", "logits"])
+        | table["receiver"].isin([f"L0KV{group}.{what}" for group in (0, 1) for what in "kv"] + ["L0H1.q", "L0H3.q"])
     )
     assert table.loc[~inside, "estimate"].abs().max() == 0  # nothing is written there, or nothing reads it
     # The pairs differ before the last token, which alone is read by the logits and asks in L1H2.
     idle = (table["sender"] == "embedding") & table["receiver"].isin(["L1H2.q", "logits"])
     assert table.loc[inside & ~idle, "estimate"].abs().min() > 0
-    whole, without = (tls.run_circuit(planted, between[chosen], asked) for chosen in (inside, ~inside))
+    whole, without = (tls.run_circuit(planted, table[chosen], asked) for chosen in (inside, ~inside))
     intact, none = pairs.plain_scores().mean(1)
     assert float(whole) == pytest.approx(intact, abs=1e-4)  # float32: 1e-6 measured, a gap of 1
     assert float(without) == pytest.approx(none, abs=1e-4)
-    one_path = inside & ~between[["sender", "receiver"]].eq("L1H2").any(axis=1) & (between["sender"] != "L1H2")
-    assert 0.05 < (float(tls.run_circuit(planted, between[one_path], asked)) - none) / (intact - none) < 0.95
+    one_path = inside & ~table[["sender", "receiver"]].eq("L1H2").any(axis=1) & (table["sender"] != "L1H2")
+    assert 0.05 < (float(tls.run_circuit(planted, table[one_path], asked)) - none) / (intact - none) < 0.95
 
 
 def test_the_heads_of_the_induction_model_carry_the_copied_token():
@@ -106,8 +96,8 @@ def test_the_heads_of_the_induction_model_carry_the_copied_token():
     assert list(by_size["n_live"]) == sorted(by_size["n_live"])
 
 
-def test_nulls_have_the_size_and_the_shape_of_the_circuit(planted, task):
-    asked = task(planted, *prompts())
+def test_nulls_have_the_size_and_the_shape_of_the_circuit(planted):
+    asked = task_of(planted)
     pairs, table = ranked(planted, asked)
     graph, rng = pairs.graph, np.random.default_rng(0)
     mask = graph.kept(table.sort_values("estimate", key=abs, ascending=False).head(20))
@@ -141,8 +131,8 @@ def test_areas_are_trapezoids_over_the_share():
     }
 
 
-def test_live_edges_lie_on_a_path(planted, task):
-    graph = pairs_of(planted, task(planted, *prompts())).graph
+def test_live_edges_lie_on_a_path(planted):
+    graph = pairs_of(planted, task_of(planted)).graph
     chain = [("embedding", "L0KV0.v"), ("L0H1", "L1H2.q"), ("L1H2", "logits")]
     dead = [("embedding", "L1H3.q"), ("L0H2", "L0MLP")]
     mask = graph.kept(chain + dead)
@@ -160,18 +150,17 @@ def test_live_edges_lie_on_a_path(planted, task):
         ([("embedding", "L1KV7.k")], "L1KV7.k does not exist"),
     ],
 )
-def test_edges_that_do_not_exist_are_refused(planted, task, edges, words):
+def test_edges_that_do_not_exist_are_refused(planted, edges, words):
     with pytest.raises(BadHead, match=words):
-        tls.run_circuit(planted, edges, task(planted, *prompts()))
+        tls.run_circuit(planted, edges, task_of(planted))
 
 
-def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted, task):
-    clean, other = prompts()
-    asked = task(planted, clean, other)
+def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted):
+    asked = task_of(planted)
     pairs, table = ranked(planted, asked)
     with pytest.raises(ValueError, match="has no counterfactual prompts"):
-        tls.run_circuit(planted, [], tls.logit_difference(clean, 7, 10))
-    blind = tls.logit_difference(clean, 7, 10, counterfactual=other)
+        tls.run_circuit(planted, [], tls.logit_difference(CLEAN, 7, 10))
+    blind = tls.logit_difference(CLEAN, 7, 10, counterfactual=OTHER)
     with pytest.raises(ValueError, match="and a share of it is no number: give more pairs"):
         tls.faithfulness(planted, table, blind)
     with pytest.raises(ValueError, match="edges have neither estimate nor delta"):
@@ -185,12 +174,11 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted, task):
         tls.run_circuit(planted, table.head(4), asked)
     with pytest.warns(UserWarning, match="3 of 8 pairs are among those"):  # the same pairs, exchanged
         tls.run_circuit(planted, table.head(4), asked.denoising())
-    assert doctest.testmod(room).failed == 0
 
 
-def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, task, monkeypatch, tmp_path):
+def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, monkeypatch, tmp_path):
     monkeypatch.setattr("tlspectral.hooks.edges.effects.MEASURED", 10)
-    asked = task(planted, *prompts())
+    asked = task_of(planted)
     pairs, ranks = ranked(planted, asked)
     table = tls.edge_effects(planted, task=asked, screen="gradient", method="EAP-IG", folder=tmp_path)
     assert len(table) == len(ranks)

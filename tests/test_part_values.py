@@ -1,6 +1,5 @@
 """Parts as values: what each knows of itself, its settings, what it is refused for, and parts by name."""
 
-import doctest
 import inspect
 import json
 import pickle
@@ -26,10 +25,7 @@ from tlspectral.hooks.parts import (
     Part,
     RopePhase,
     Symmetric,
-    long_range,
-    output,
     part_of,
-    query_key,
 )
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.prompts import packed_prompts
@@ -214,13 +210,6 @@ def test_other_names_are_refused(name, said, monkeypatch):
     monkeypatch.setattr(tls.parts, "chosen_part", inspect.unwrap(tls.parts.chosen_part))
     with pytest.raises(ValueError, match=said):
         inspect.unwrap(part_of)(name)
-
-
-def test_the_examples_run():
-    for module in (query_key, output, long_range, tls.parts):
-        found = doctest.testmod(module)
-        assert found.attempted > 0
-        assert found.failed == 0
 
 
 # A model from a GGUF file has its name under `file`; a part that is read and written again has none of the folder's.

@@ -1,11 +1,9 @@
 """Shards of one folder: who makes which part, what they say while parts are missing, and the table in the end."""
 
-import doctest
 import json
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import joblib
@@ -13,17 +11,15 @@ import pandas as pd
 import pytest
 import zoo
 from command_line import run
+from test_docs_code import ROOT, blocks
+from work_parts import finished, numbers, parts_of, table_of
 from zoo_words import reader
 
 import tlspectral as tls
 from tlspectral.errors import MissingParts
 from tlspectral.heads import analyze_models
-from tlspectral.tables import WorkPart, finished_parts, open_parts, read_table, shard
-from tlspectral.tables import sharing as engine
+from tlspectral.tables import WorkPart, open_parts, read_table, shard
 from tlspectral.tables.sharing import Shard, sharing
-
-PAGE = Path(__file__).parents[1] / "docs" / "many_machines.md"
-finished = partial(finished_parts, description="work", unit="part")
 
 
 class Work:
@@ -34,14 +30,13 @@ class Work:
 
     def table_of(self, number):
         self.made.append(number)
-        return pd.DataFrame({"number": [number]})
+        return table_of(number)
 
-    def parts(self, **options):
-        return [WorkPart(f"part{number}", partial(self.table_of, number), **options) for number in range(7)]
+    def parts(self, count=7):
+        return parts_of(count, self.table_of)
 
     def __call__(self, **options):
-        tables = finished(self.parts(), self.folder, **options)
-        return [table["number"].item() for table in tables.values()]
+        return numbers(finished(self.parts(), self.folder, **options))
 
 
 @pytest.fixture
@@ -94,7 +89,7 @@ def test_what_is_missing_is_named_and_the_message_stays_short(work):
         f"{work.folder.path}: 1 of 7 parts are there; missing: part1, part2, part3, part4, part5, part6"
     )
     with sharing(Shard.numbered(1, 1000)), pytest.raises(MissingParts, match=r"part7, part8 and 92 others$"):
-        finished([WorkPart(f"part{number}", partial(work.table_of, number)) for number in range(101)], work.folder)
+        finished(work.parts(101), work.folder)
 
 
 @pytest.mark.parametrize(("index", "count"), [(0, 16), (17, 16), (-1, 16), (0, 0)])
@@ -124,7 +119,7 @@ def test_a_shard_ends_with_its_own_failures_noted_and_those_of_others_missing(wo
             raise ValueError(f"part {number} cannot be made")
         return work.table_of(number)
 
-    parts, failures = [WorkPart(f"part{number}", partial(fails, number)) for number in range(4)], {}
+    parts, failures = parts_of(4, fails), {}
     with sharing(Shard.numbered(1, 2)), pytest.raises(MissingParts, match=r"1 of 3 .*missing: part1, part3$"):
         finished(parts, work.folder, failed=failures.__setitem__)
     assert failures.pop("part2").message == "part 2 cannot be made"
@@ -141,27 +136,7 @@ def test_an_error_of_a_part_leaves_the_block(work):
         finished([WorkPart("part0", refuse)], work.folder)
 
 
-def test_the_example_of_the_docstring_runs():
-    found = doctest.testmod(engine)
-    assert found.failed == 0
-    assert found.attempted == 4
-
-
-# --- functions ---
-
-
-def test_every_shard_makes_what_all_need_first(tmp_path):
-    """A screen chooses the heads, so that no shard can begin without."""
-    model, found = zoo.shared("bridge", "llama"), []
-    tokens = zoo.prompt(2, 9)
-    for index in (3, 2, 1):
-        with shard(index, 3):
-            found.append(
-                tls.ablation_sweep(
-                    model, "symmetric", task=tls.tasks.language(tokens), screen="gradient", folder=tmp_path / "sweep"
-                )
-            )
-    assert len(found) == 1
+# --- functions (that every shard of each makes what all need first: test_resumable_functions) ---
 
 
 def test_models_are_dealt_out_the_largest_files_first(tmp_path, monkeypatch):
@@ -178,12 +153,6 @@ def test_models_are_dealt_out_the_largest_files_first(tmp_path, monkeypatch):
     failures = analyze_models([small, large, "no/such/model"], tmp_path / "many", **few)
     assert failures["model"].tolist() == ["no/such/model"]
     assert failures.attrs["models"] == [str(small), str(large), "no/such/model"]
-
-
-def test_models_that_fail_in_a_shard_are_returned(tmp_path):
-    with shard(1, 2):
-        failures = analyze_models(["no/such/model", "tiny-rope"], tmp_path, null_draws=2, detectors=False)
-    assert failures["model"].tolist() == ["no/such/model"]
 
 
 # --- commands ---
@@ -300,6 +269,7 @@ def test_a_dataset_of_models_is_shared_out(inside):
     failing, *others = (run(*command, "--shard", f"{index}/3") for index in (1, 2, 3))
     assert failing.exit_code == 1  # it could be one of the hub, which come first
     assert "1 of 3 models failed" in failing.stdout
+    assert failing.stderr.startswith("no/such/model: ")
     assert [done.exit_code for done in others] == [0, 0]
     assert "2 of 3 parts are there; missing: heads/no--such--model" in others[-1].stderr
     assert len(list((inside / "many" / "heads").iterdir())) == 2
@@ -311,10 +281,7 @@ def test_a_dataset_of_models_is_shared_out(inside):
 
 def recipe(kind, containing):
     """The block of the page that has these words."""
-    text = PAGE.read_text(encoding="utf-8")
-    (block,) = [
-        block.split("```")[0] for block in text.split(f"```{kind}\n")[1:] if containing in block.split("```")[0]
-    ]
+    (block,) = [block for block in blocks("docs/many_machines.md", kind) if containing in block]
     return block
 
 
@@ -329,7 +296,7 @@ def shell(inside):
 
     def run_script(script, **variables):
         script = script.replace("MODEL", "tiny-rope").replace("16", "2")
-        ours = {"PATH": path, "PYTHONPATH": str(PAGE.parents[1]), "OMP_NUM_THREADS": "1"}
+        ours = {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         environment = {**os.environ, **ours, **variables}
         done = subprocess.run(
             ["bash", "-e"], input=script, text=True, capture_output=True, check=False, env=environment
@@ -356,7 +323,7 @@ def test_the_workers_of_a_dask_cluster(inside):
     """The block of the recipe; the cluster is the fixture's."""
     block = recipe("python", "dask").partition("with joblib")[2].replace("/shared", str(inside))
     model = tls.load_model("tiny-rope")
-    exec(compile(f"with joblib{block}", PAGE.name, "exec"), {"joblib": joblib, "tls": tls, "model": model})
+    exec(compile(f"with joblib{block}", "many_machines.md", "exec"), {"joblib": joblib, "tls": tls, "model": model})
     assert len(read_table(inside / "sweep.parquet")) == 8
 
 

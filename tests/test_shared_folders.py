@@ -12,19 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
 import pytest
+from work_parts import finished, numbers, parts_of, table_of
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.tables import WorkPart, finished_parts, open_parts, whole_file
+from tlspectral.tables import WorkPart, open_parts, whole_file
 
-finished = partial(finished_parts, description="work", unit="part")
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 unix = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork and no SIGKILL")
-
-
-def table_of(number):
-    return pd.DataFrame({"number": [number]})
 
 
 def content(folder):
@@ -32,9 +27,8 @@ def content(folder):
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def make_old(folder):
-    for file in folder.rglob(".*"):
-        os.utime(file, (time.time() - 25 * 3600,) * 2)
+def make_old(file):
+    os.utime(file, (time.time() - 25 * 3600,) * 2)
 
 
 @pytest.fixture
@@ -52,7 +46,8 @@ def test_eight_jobs_of_which_half_are_killed_leave_the_folder_of_one(killed_jobs
     assert int(done.stdout) >= 20, "too few were killed for a test"
     whole, left = content(tmp_path / "one"), content(tmp_path / "many")
     assert {name for name in left if name not in whole} == {name for name in left if name.endswith(".part")}
-    make_old(tmp_path / "many")
+    for file in (tmp_path / "many").rglob(".*"):
+        make_old(file)
     killed_jobs.make_parts(tmp_path / "many")
     assert content(tmp_path / "many") == whole
 
@@ -130,9 +125,9 @@ def test_a_part_that_another_job_stored_meanwhile_is_read(tmp_path):
             finished([WorkPart("part1", partial(table_of, 10))], open_parts(tmp_path, {}))
         return table_of(number)
 
-    found = finished([WorkPart(f"part{number}", partial(make, number)) for number in range(3)], folder)
+    found = finished(parts_of(3, make), folder)
     assert made == [0, 2]
-    assert [table["number"].item() for table in found.values()] == [0, 10, 2]
+    assert numbers(found) == [0, 10, 2]
 
 
 def test_a_part_stored_meanwhile_is_checked(tmp_path):
@@ -233,9 +228,9 @@ def test_what_dead_jobs_left_is_removed_when_it_is_old(tmp_path):
         for path in paths:
             path.write_bytes(b"PAR1")
             if old:
-                os.utime(path, (time.time() - 25 * 3600,) * 2)
+                make_old(path)
         (tmp_path / "._part1.parquet").write_bytes(b"")
         open_parts(tmp_path, {})
         removed = {path for path in paths if not path.exists()}
         assert removed == {path for path in paths if names[path.name][0] and old}
-    assert finished([WorkPart("part0", partial(table_of, 3))], folder)["part0"]["number"].item() == 3
+    assert numbers(finished(parts_of(1), folder)) == [0]

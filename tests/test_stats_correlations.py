@@ -18,10 +18,10 @@ methods = pytest.mark.parametrize("method", ["hybrid", "rank"])
 EXACT = {"rtol": 1e-11, "atol": 1e-13}
 
 
-def correlated(seed, n=40, controls=2):
+def correlated(seed, n=40):
     """x, y and controls that all depend on each other; y with the heavy tail of attention scores."""
     rng = np.random.default_rng(seed)
-    c = rng.standard_normal((n, controls))
+    c = rng.standard_normal((n, 2))
     x = c.sum(1) + rng.standard_normal(n)
     y = np.exp(c[:, 0] + 0.5 * x + rng.standard_normal(n))
     return x, y, c
@@ -175,11 +175,11 @@ def test_a_missing_p_is_no_test():
 # --- within layers ---
 
 
-def heads_of(seed=0, layers=8, per_layer=6):
+def heads_of(seed):
     """Columns that go together within layers and, the other way round, between them."""
     rng = np.random.default_rng(seed)
-    layer = np.repeat(np.arange(layers), per_layer)
-    depth = 3 * rng.standard_normal(layers)[layer]
+    layer = np.repeat(np.arange(8), 6)
+    depth = 3 * rng.standard_normal(8)[layer]
     control, x = rng.standard_normal((2, len(layer)))
     y = x + control + rng.standard_normal(len(layer))
     return pd.DataFrame({"layer": layer, "x": x + depth, "y": np.exp(0.3 * (y - depth)), "control": control})

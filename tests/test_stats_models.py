@@ -23,17 +23,11 @@ MEDIANS = {
 SCHEMES = {model: "rope" if model in ("410m", "1.4b", "llama") else "other" for model in MEDIANS}
 
 
-def heads_of(seed=0, layers=4, per_layer=5):
+def heads_of(seed):
+    """Four layers of five heads."""
     rng = np.random.default_rng(seed)
-    n = layers * per_layer
-    return pd.DataFrame(
-        {
-            "layer": np.repeat(np.arange(layers), per_layer),
-            "head": np.tile(np.arange(per_layer), layers),
-            "D_head": rng.uniform(size=n),
-            "prev": rng.beta(0.3, 2, n),
-        }
-    )
+    layer, head = np.divmod(np.arange(20), 5)
+    return pd.DataFrame({"layer": layer, "head": head, "D_head": rng.uniform(size=20), "prev": rng.beta(0.3, 2, 20)})
 
 
 # --- top heads ---

@@ -1,6 +1,5 @@
 """The sweep: equal to whole forwards under hooks, whatever is stacked, sent to workers or screened."""
 
-import functools
 from typing import Any
 
 import joblib
@@ -8,13 +7,13 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from ablation_runs import repetitions as drawn
 from ablation_runs import rows_are_ablated_runs
 from zoo import shared
 
 import tlspectral.hooks.sweeps.sweep as sweep_module
 import tlspectral.tasks.scoring as scoring
 from tlspectral.algebra.nulls import haar_frame
-from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks import ablate
 from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.hooks.layer_ablation import LayerAblation
@@ -29,11 +28,6 @@ HOOKED = [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwe
 # Learned positions, a softcap with a window, a delegating bridge; a query/key norm, a window.
 MODELS = [("bridge", "gpt2"), ("bridge", "gemma2"), ("bridge", "gptj"), *HOOKED]
 COLUMNS = ["layer", "head", "name", "part", "value", "delta", "delta_se", "delta_p", "score_rms"]
-
-
-@functools.cache
-def drawn(name="llama", count=5, length=10):
-    return repeated_sequences(attention_view(shared("bridge", name)), count, length, seed=1)
 
 
 def parts_of(name):

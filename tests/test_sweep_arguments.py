@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import zoo
+from ablation_runs import repetitions as drawn
+from test_task_sweep import accuracy
 from zoo import shared
 
 import tlspectral as tls
 import tlspectral.hooks.sweeps.sweep as sweep_module
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks import ablate
 from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.hooks.parts import Band, LongRange, Output, RopePhase
@@ -16,16 +17,8 @@ from tlspectral.models.attention import attention_view
 from tlspectral.tasks import induction, induction_loss, task_of
 
 
-def drawn(name="llama"):
-    return repeated_sequences(attention_view(shared("bridge", name)), 5, 10, seed=1)
-
-
 def margin(prompts):
     return tls.logit_difference(prompts, 3, 7)
-
-
-def accuracy(logits, tokens, mask):
-    return (logits[:, -1].argmax(-1) == 3).float()
 
 
 def test_the_table_says_how_it_was_made():

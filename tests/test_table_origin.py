@@ -40,6 +40,9 @@ OTHER = "made from other weights than the rows of the table one"
 UNKNOWN = "of the model of the table of heads cannot be told"
 
 
+analyze = functools.partial(tls.analyze_heads, null_draws=2, detectors=False)
+
+
 @functools.cache
 def retrained():
     return zoo.bridge("llama", seed=1)
@@ -52,10 +55,6 @@ def llama():
 @functools.cache
 def heads_of_llama():
     return analyze(llama())
-
-
-def analyze(model, **options):
-    return tls.analyze_heads(model, **{"null_draws": 2, "detectors": False, **options})
 
 
 def sweep(model, heads=("L0H2", "L1H1")):

@@ -5,12 +5,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from docstring_columns import PACKAGE, SCHEMAS, docstrings, listed, lists, rewritten
+from docstring_columns import PACKAGE, docstrings, listed, lists, rewritten
+from docstring_columns import SCHEMAS as TABLES
 
 from tlspectral.tables import COLUMNS, describe_table
 from tlspectral.tables.schema import columns
 
-TABLES = SCHEMAS
 SOURCES = [path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))]
 DOCSTRINGS = [(name, docstring.value) for source in SOURCES for name, docstring in docstrings(source)]
 FUNCTIONS = {name for name, _ in DOCSTRINGS}

@@ -62,7 +62,7 @@ def assert_identical(found: pd.DataFrame, expected: pd.DataFrame) -> None:
 # Documentation
 
 
-def test_head_columns_are_the_documented_ones_in_order():
+def test_head_columns_are_the_documented_ones_in_order_and_described():
     first = "layer head name kv_head status bilinear outside_m rank dir_frac D_head lam_mass imag_mass henrici"
     second = "content_pos_frac self_match cond_eig spectral_radius prin_angle_mean prin_angle_max"
     null = " ".join(f"{m}_null_mean {m}_null_std {m}_z {m}_null_pct" for m in NULL_OF)
@@ -70,9 +70,6 @@ def test_head_columns_are_the_documented_ones_in_order():
     expected = f"{first} {second} {null} {rest} copying positivity D_head_pct".split()
     assert [column.name for column in HEAD_COLUMNS] == expected
     assert [column.name for column in EXTRA_COLUMNS] == ["score_asym", "position_share", "content_scale"]
-
-
-def test_describe_columns_has_one_row_per_column():
     described = describe_columns()
     assert list(described["name"]) == list(COLUMNS)
     assert described.loc[described["name"] == "freq_centroid", "unit"].item() == "rad/token"

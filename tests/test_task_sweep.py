@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from ablation_runs import recorded, rows_are_ablated_runs
+from ablation_runs import ROUTES, recorded, rows_are_ablated_runs
 from zoo import shared
 
 import tlspectral as tls
@@ -43,10 +43,7 @@ LOOPS = [
 IDS = ["symmetric", "zero", "mean", "resample", "far", "band", "phase"]
 
 
-@pytest.mark.parametrize(
-    ("backend", "name"),
-    [("bridge", "llama"), ("bridge", "gptj"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)],
-)
+@pytest.mark.parametrize(("backend", "name"), ROUTES[:3])
 @pytest.mark.parametrize(("prompts", "part", "ablated_part"), LOOPS, ids=IDS)
 def test_a_sweep_of_a_task_is_a_loop_of_ablations(backend, name, prompts, part, ablated_part):
     """`ablated_part`: the part with the reference that a sweep takes from its task, where that is another value."""

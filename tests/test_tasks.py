@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from conformance.scoring import padded
 from zoo import shared
 
 import tlspectral as tls
@@ -25,11 +26,15 @@ def last_margin(logits, tokens, mask):
     return logits[:, -1, 3] - logits[:, -1, 5]
 
 
-def by_hand(model, prompts=PROMPTS):
-    """Each prompt by itself, without filling."""
+def logits_of(model, prompts=PROMPTS, at=-1):
+    """Those of one token of each prompt, run by itself and without filling."""
     with torch.no_grad():
-        rows = [model(torch.tensor([prompt]), return_type="logits")[0, -1] for prompt in prompts]
-    return np.array([float(row[3] - row[5]) for row in rows])
+        return torch.stack([model(torch.tensor([prompt]), return_type="logits")[0, at] for prompt in prompts])
+
+
+def by_hand(*given, **options):
+    rows = logits_of(*given, **options)
+    return (rows[:, 3] - rows[:, 5]).numpy()
 
 
 @pytest.mark.parametrize(
@@ -44,15 +49,9 @@ def test_a_metric_gets_the_last_real_token_of_each_prompt(backend, name, predict
     np.testing.assert_allclose(score.per_sequence, by_hand(model), rtol=0, atol=NOISE)
 
 
-def padded(side):
-    width = max(map(len, PROMPTS))
-    rows = [[0] * (width - len(prompt)) for prompt in PROMPTS]
-    ids = [fill + row if side == "left" else row + fill for row, fill in zip(PROMPTS, rows, strict=True)]
-    mask = [
-        [0] * len(fill) + [1] * len(row) if side == "left" else [1] * len(row) + [0] * len(fill)
-        for row, fill in zip(PROMPTS, rows, strict=True)
-    ]
-    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+def padded_on(side):
+    ids, mask = padded([torch.tensor([prompt]) for prompt in PROMPTS], (side,))
+    return {"input_ids": ids, "attention_mask": mask}
 
 
 @pytest.mark.parametrize(
@@ -61,8 +60,8 @@ def padded(side):
         [torch.tensor(prompt) for prompt in PROMPTS],
         [np.array(prompt) for prompt in PROMPTS],
         [torch.tensor([prompt]) for prompt in PROMPTS],
-        padded("left"),
-        padded("right"),
+        padded_on("left"),
+        padded_on("right"),
     ],
     ids=["tensors", "arrays", "rows", "left", "right"],
 )
@@ -108,16 +107,13 @@ def test_a_metric_gets_all_prompts_at_once_in_their_order(monkeypatch):
     model = shared("bridge", "llama")
     found = tls.evaluate(model, tls.Task(PROMPTS, metric, predict=-1)).per_sequence
     assert sizes == [((3, 1), [[1, 4, 9, 3, 3], [1, 5, 5, 5, 5], [1, 8, 2, 6, 7]], [4, 2, 5])]
-    for row, (prompt, answer) in enumerate(zip(PROMPTS, answers.tolist(), strict=True)):
-        with torch.no_grad():
-            expected = float(model(torch.tensor([prompt]), return_type="logits")[0, -1, answer])
-        assert found[row] == pytest.approx(expected, abs=NOISE)
+    expected = logits_of(model)[torch.arange(3), answers]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=NOISE)
 
 
 def test_several_answers_are_averaged():
     model = shared("bridge", "llama")
-    with torch.no_grad():
-        logits = torch.stack([model(torch.tensor([prompt]), return_type="logits")[0, -1] for prompt in PROMPTS])
+    logits = logits_of(model)
     task = tls.logit_difference(PROMPTS, [[3, 4], 5, torch.tensor(6)], [1, [2, 3], [7, 8, 9]])
     expected = [
         logits[0, [3, 4]].mean() - logits[0, 1],
@@ -255,12 +251,9 @@ def test_a_slice_means_the_positions_that_a_list_means():
     def margin_before_the_last(logits, tokens, mask):
         return logits[:, 0, 3] - logits[:, 0, 5]
 
-    with torch.no_grad():
-        rows = [model(torch.tensor([prompt]), return_type="logits")[0, -2] for prompt in PROMPTS]
     for predict in (slice(-2, None), [-2, -1], slice(-2, -1)):
         score = tls.evaluate(model, tls.Task(PROMPTS, margin_before_the_last, predict=predict))
-        expected = [float(row[3] - row[5]) for row in rows]
-        np.testing.assert_allclose(score.per_sequence, expected, rtol=0, atol=NOISE)
+        np.testing.assert_allclose(score.per_sequence, by_hand(model, at=-2), rtol=0, atol=NOISE)
 
 
 def test_logits_of_other_positions_are_never_computed():
@@ -303,12 +296,8 @@ def test_a_score_is_a_number():
 
 def test_the_difference_of_scores_is_paired():
     before, after = Score(np.array([1.0, 2.0, 3.0])), Score(np.array([1.5, 2.5, 3.6]))
-    effect = after - before
-    assert (effect.value, effect.se, effect.pvalue) == (
-        paired_effect(after, before).value,
-        paired_effect(after, before).se,
-        0.25,
-    )
+    effect, expected = after - before, paired_effect(after, before)
+    assert (effect.value, effect.se, effect.pvalue) == (expected.value, expected.se, 0.25)
     assert effect > 0.5
     assert effect - 0.5 == pytest.approx(1 / 30)
     other = Score(np.array([1.0, 2.0, 3.0]), sequences_sha256="a")

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-import transformers
 import zoo
 from checkpoint_folders import tensors_of, with_config, with_tensors
 from streamed_checkpoints import analyze, assert_streamed_equals_loaded, opened
@@ -98,6 +97,12 @@ PASSED = {
         {},
         ["transformer.h.N.attn.bias"],
     ),
+    "masks of CodeGen": (
+        "codegen",
+        in_blocks("transformer.h", **{"attn.causal_mask": LOWER, "attn.bias": LOWER.bool()}),
+        {},
+        ["transformer.h.N.attn.bias", "transformer.h.N.attn.causal_mask"],
+    ),
     "masks of NeoX": (
         "neox",
         in_blocks("gpt_neox.layers", **{"attention.bias": LOWER, "attention.masked_bias": torch.tensor([-1e9])}),
@@ -131,24 +136,6 @@ PASSED = {
 @pytest.mark.parametrize(("name", "tensors", "config", "listed"), PASSED.values(), ids=PASSED)
 def test_what_is_no_part_of_the_model_is_listed(made, unused_in, name, tensors, config, listed):
     assert unused_in(made(name, tensors, **config)) == {"count": len(tensors), "names": listed}
-
-
-def test_both_routes_list_the_same_in_the_table_of_heads(made):
-    path = made("llama", {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)})
-    loaded, streamed = analyze(tls.load_model(path)), analyze(path)
-    assert loaded.attrs["unused_weights"] == streamed.attrs["unused_weights"]
-
-
-@every_route
-def test_masks_of_codegen_are_listed(tmp_path, unused_in):
-    config = transformers.CodeGenConfig(
-        vocab_size=zoo.VOCABULARY, n_embd=zoo.WIDTH, n_layer=zoo.LAYERS, n_head=zoo.HEADS, rotary_dim=8,
-        bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    transformers.CodeGenForCausalLM(config).save_pretrained(tmp_path)
-    with_tensors(tmp_path, in_blocks("transformer.h", **{"attn.causal_mask": LOWER, "attn.bias": LOWER.bool()}))
-    listed = ["transformer.h.N.attn.bias", "transformer.h.N.attn.causal_mask"]
-    assert unused_in(tmp_path) == {"count": 4, "names": listed}
 
 
 def test_a_long_list_is_cut_and_counted(made):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from ablation_runs import recorded
 from zoo import shared
 
 from tlspectral.algebra.rotary import pair_columns
@@ -24,15 +25,9 @@ def checked(backend, name):
     return check_scores(attention_view(shared(backend, name)))
 
 
-def capture(view, point, tokens=None):
-    """What passes a kind of hook point in every layer."""
-    seen = {}
-    names = [view.hook_names(index)[point] for index in range(view.n_layers)]
-    hooks = [(name, lambda x, hook, name=name: seen.__setitem__(name, x.detach().double())) for name in names]
-    view.run(
-        check_prompt(view) if tokens is None else tokens, hooks, last=view.hook_names(view.n_layers - 1)["pattern"]
-    )
-    return [seen[name] for name in names]
+def capture(view, point):
+    """What passes a kind of hook point in every layer on the check's own prompt."""
+    return [x.double() for x in recorded(view.model, (point,), check_prompt(view)).values()]
 
 
 def read_with(monkeypatch, change, reader=bridge, only=None):
@@ -258,15 +253,12 @@ def plain_share(index, view):
     layer = view.layer(index)
     residual, scores = (capture(view, point)[index][0] for point in ("residual", "scores"))
     x, (w_q, w_k) = layer.norm.normalized(residual), layer.operator_factors()
-    inside = layer.score_scale * (x @ w_q) @ (x @ w_k).mT
-    shares = []
-    for head in range(layer.n_heads):
-        spread = {"inside": 0.0, "outside": 0.0}
-        for part, values in (("inside", inside[head]), ("outside", scores[head] - inside[head])):
-            for row in range(len(values)):
-                spread[part] += float((values[row, : row + 1] - values[row, : row + 1].mean()).square().sum())
-        shares.append(spread["outside"] / (spread["outside"] + spread["inside"]))
-    return shares
+    explained = layer.score_scale * (x @ w_q) @ (x @ w_k).mT
+    inside, outside = (
+        sum((row + 1) * part[:, row, : row + 1].var(-1, correction=0) for row in range(len(x)))
+        for part in (explained, scores - explained)
+    )
+    return outside / (outside + inside)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bloom"])

@@ -10,14 +10,13 @@ import joblib
 import pandas as pd
 import pytest
 from tqdm.auto import tqdm
-from work_parts import fails, parts_of, prepared_by, table_of, until_the_bar_moves, wait_for_both
+from work_parts import fails, finished, numbers, parts_of, prepared_by, table_of, until_the_bar_moves, wait_for_both
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks.sweeps.sweep import ABLATION_SWEEP
 from tlspectral.tables import (
     WorkPart,
     bundled,
-    finished_parts,
     open_parts,
     stacked,
     unbundled,
@@ -25,12 +24,6 @@ from tlspectral.tables import (
     workers_kept,
 )
 from tlspectral.tables.measurement import Measurement
-
-finished = partial(finished_parts, description="work", unit="part")
-
-
-def numbers(tables):
-    return [table["number"].item() for table in tables.values()]
 
 
 def workers_of(tables):
@@ -101,17 +94,6 @@ def test_a_part_that_fails_is_noted_and_the_others_are_made(tmp_path, n_jobs):
     assert failures["part1"].message == "part 1 cannot be made"
     assert failures["part1"].raised_in.endswith(f"work_parts.py:{fails.__code__.co_firstlineno + 2} in fails")
     assert sorted(file.stem for file in folder.path.glob("*.parquet")) == ["part0", "part2", "part3"]
-
-
-def test_a_full_disk_stops_the_work_though_failures_are_noted(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    folder, failures = open_parts(tmp_path / "parts", {}), {}
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    with pytest.raises(OSError, match=r"No space left on device: .*part0\.parquet"):
-        finished(parts_of(2), folder, failed=failures.__setitem__)
-    assert failures == {}
 
 
 @pytest.mark.slow
@@ -197,12 +179,13 @@ def test_the_bar_moves_while_work_is_under_way(tmp_path, shown, backend):
     assert shown.stood == [1, 2, 3, 4]
 
 
-def test_the_bar_begins_where_the_folder_stands(tmp_path, shown):
-    folder = open_parts(tmp_path / "parts", {})
-    finished(parts_of(3), folder)
-    shown.stood.clear()
-    finished(parts_of(5), folder)
-    assert (shown.began, shown.stood) == ([0, 3], [4, 5])
+def test_the_bar_begins_where_the_folder_stands_and_counts_what_the_parts_measure(tmp_path, shown):
+    parts = [WorkPart(f"L{layer}", partial(table_of, layer), items=10**layer) for layer in range(4)]
+    finished(parts[:2], open_parts(tmp_path, {}))
+    finished(parts, open_parts(tmp_path, {}))
+    assert shown.began == [0, 11]
+    assert shown.stood == [1, 11, 111, 1111]
+    assert shown.ahead == [11, 1111]
 
 
 # --- continued ---
@@ -266,6 +249,9 @@ def test_hidden_files_do_not_make_a_folder_foreign(tmp_path):
     assert numbers(finished(parts_of(2), open_parts(tmp_path, {"a": 1}))) == [0, 1]
 
 
+UNREADABLE = r"settings\.json cannot be read"
+
+
 @pytest.mark.parametrize("text", ["", '{"format": 1, "a'])
 def test_a_manifest_that_was_cut_off_is_written_again_while_there_are_no_parts(tmp_path, text):
     (tmp_path / "settings.json").write_text(text)
@@ -273,20 +259,21 @@ def test_a_manifest_that_was_cut_off_is_written_again_while_there_are_no_parts(t
     assert json.loads((tmp_path / "settings.json").read_text())["a"] == 1
     finished(parts_of(1), folder)
     (tmp_path / "settings.json").write_text(text)
-    with pytest.raises(IncompatibleCheckpoint, match=r"settings\.json cannot be read"):
+    with pytest.raises(IncompatibleCheckpoint, match=UNREADABLE):
         open_parts(tmp_path, {"a": 1})
 
 
-def test_a_folder_of_an_older_version_is_refused(tmp_path):
-    (tmp_path / "settings.json").write_text('{"format": 1, "a": 1}')
-    with pytest.raises(IncompatibleCheckpoint, match="by an older version: remove it, or choose another folder"):
-        open_parts(tmp_path, {"a": 1})
-
-
-@pytest.mark.parametrize("text", ["[]", '{"format": 2, "a": 1}'])
-def test_a_manifest_of_another_shape_is_refused(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"format": 1, "a": 1}', "by an older version: remove it, or choose another folder"),
+        ("[]", UNREADABLE),
+        ('{"format": 2, "a": 1}', UNREADABLE),
+    ],
+)
+def test_a_manifest_of_an_older_version_or_another_shape_is_refused(tmp_path, text, said):
     (tmp_path / "settings.json").write_text(text)
-    with pytest.raises(IncompatibleCheckpoint, match=r"settings\.json cannot be read"):
+    with pytest.raises(IncompatibleCheckpoint, match=said):
         open_parts(tmp_path, {"a": 1}, noted={"noted": 2})
     assert (tmp_path / "settings.json").read_text() == text
 
@@ -318,16 +305,18 @@ def test_folders_of_other_files_settings_or_scores_are_refused(tmp_path):
         opened({"a": 1}, b=long)
 
 
-def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+def test_a_full_disk_names_the_file_and_stops_the_work_though_failures_are_noted(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "no file is named")
 
-    folder = open_parts(tmp_path / "parts", {})
+    folder, failures = open_parts(tmp_path / "parts", {}), {}
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     monkeypatch.setattr("pathlib.Path.write_text", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*part0\.parquet'") as error:
-        finished(parts_of(1), folder)
-    assert error.value.errno == errno.ENOSPC
+    for noted in ({}, {"failed": failures.__setitem__}):
+        with pytest.raises(OSError, match=r"No space left on device: '.*part0\.parquet'") as error:
+            finished(parts_of(2), folder, **noted)
+        assert error.value.errno == errno.ENOSPC
+    assert failures == {}
     with pytest.raises(OSError, match=r"No space left on device: '.*settings\.json'"):
         open_parts(tmp_path / "new", {})
 
@@ -355,12 +344,3 @@ def test_a_bundle_gives_its_tables_back():
     assert list(found) == list(tables)
     for name, table in tables.items():
         pd.testing.assert_frame_equal(found[name], table)
-
-
-def test_the_bar_counts_what_the_parts_measure(tmp_path, shown):
-    parts = [WorkPart(f"L{layer}", partial(table_of, layer), items=count) for layer, count in enumerate((10, 260))]
-    finished_parts(parts[:1], open_parts(tmp_path, {}), description="sweep", unit="head")
-    finished_parts(parts, open_parts(tmp_path, {}), description="sweep", unit="head")
-    assert shown.began == [0, 10]
-    assert shown.stood == [10, 270]
-    assert shown.ahead == [10, 270]

@@ -1,4 +1,4 @@
-"""Parts of the works of test_work, in a module that loads no torch: each worker process imports it anew."""
+"""Parts of works and how they are finished, in a module that loads no torch: each worker process imports it anew."""
 
 import os
 import time
@@ -6,7 +6,9 @@ from functools import partial
 
 import pandas as pd
 
-from tlspectral.tables.work import WorkPart
+from tlspectral.tables.work import WorkPart, finished_parts
+
+finished = partial(finished_parts, description="work", unit="part")
 
 
 def table_of(number, *prepared):
@@ -15,6 +17,10 @@ def table_of(number, *prepared):
 
 def parts_of(count, make=table_of):
     return [WorkPart(f"part{number}", partial(make, number)) for number in range(count)]
+
+
+def numbers(tables):
+    return [table["number"].item() for table in tables.values()]
 
 
 def wait_for_both(number, *prepared, folder):
