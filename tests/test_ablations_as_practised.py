@@ -105,6 +105,7 @@ def test_hooks_of_the_user_act_in_the_reference_too():
 # --- the far context ---
 
 
+@pytest.mark.slow
 @some_models
 @pytest.mark.parametrize(("window", "sinks"), [(1, 0), (3, 2)])
 def test_window_and_sinks_are_an_explicit_attention_mask(backend, name, window, sinks):

@@ -107,6 +107,8 @@ BROKEN = {
 }
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 @pytest.mark.parametrize("role", BROKEN)
 def test_broken_weights_are_named_by_layer_and_role(role, backend):

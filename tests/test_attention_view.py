@@ -105,6 +105,8 @@ def test_a_long_prompt_does_not_move_the_frequencies_that_are_read(name):
 # --- what is read and run changes nothing ---
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("llama", torch.float32), ("opt", torch.float64)])
 def test_what_is_read_is_not_the_models_memory(name, dtype):
     """In float64 on the CPU a conversion returns the model's own memory."""
@@ -118,6 +120,8 @@ def test_what_is_read_is_not_the_models_memory(name, dtype):
     assert_unchanged(model, before)
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 @pytest.mark.parametrize("error", [None, RuntimeError])
 def test_run_evaluates_and_puts_every_training_flag_back(backend, error):

@@ -18,6 +18,7 @@ from tlspectral.errors import BadHead, ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention import attention_view
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), spectral_zoo.SOME)
 def test_a_spectral_model_has_the_terms_of_its_own_rotation(backend, name):
     spectral = spectral_zoo.moved(backend, name)
@@ -82,6 +83,7 @@ def test_the_table_is_kept_in_a_file(tmp_path):
     assert read.attrs == table.attrs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma2", "bloom"])
 def test_top_keeps_the_sum(name):
     model = shared("bridge", name)
@@ -135,6 +137,7 @@ def test_sixteen_bits_have_a_tolerance_of_their_own():
 # --- what a score loses ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma2", "bloom", "gptneo"])
 def test_attention_is_the_softmax_of_the_row_with_the_changed_score(name):
     view = attention_view(shared("bridge", name))
@@ -186,6 +189,7 @@ def test_an_edited_stream_is_no_sum_of_writes(name):
             tls.qk_attribution(model, PROMPT, "L1H1", QUERY, KEY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gptj"])
 def test_edited_scores_are_a_mismatch(name):
     model = shared("bridge", name)

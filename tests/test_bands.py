@@ -81,6 +81,7 @@ def test_random_sets_weigh_what_the_band_weighs_and_are_other_sets():
     assert spread.min() < 0.5 < spread.max() or len(np.unique(spread)) > 3  # no frequency is favoured by construction
 
 
+@pytest.mark.slow
 def test_where_no_set_weighs_the_same_there_is_none():
     products = np.diag([1.0, 4.0, 16.0])
     assert equal_sets(products, np.array([False, True, False]), 3, np.random.default_rng(0)) == []
@@ -100,6 +101,7 @@ def test_where_no_set_weighs_the_same_there_is_none():
     assert (table["random_draws"] > 0).any()
 
 
+@pytest.mark.slow
 def test_random_losses_are_those_of_the_sets(monkeypatch):
     """The one set that is handed out is dropped in a whole forward as well."""
     model, tokens = shared("bridge", "llama"), drawn("llama")

@@ -123,6 +123,7 @@ def test_answers_are_those_of_the_task():
     assert list(found.labels.columns) == ["draw", "query", "answer"]
 
 
+@pytest.mark.slow
 def test_swaps_of_each_query_are_counted_for_it_alone():
     model, found = zoo.shared("bridge", "llama"), scored(mode="key", swaps="per_query", by="query")
     assert (found.attrs["task"], found.attrs["n_swaps"]) == ("Marks(n_blocks=5)", 4)
@@ -140,6 +141,7 @@ def test_swaps_of_each_query_are_counted_for_it_alone():
     assert differ(whole, found) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shown", [{"mode": "prompt"}, {"mode": "key", "per_frequency": True, "by": "query"}])
 def test_chosen_heads_have_the_rows_they_have_among_all(shown):
     whole = scored(**shown)
@@ -147,6 +149,7 @@ def test_chosen_heads_have_the_rows_they_have_among_all(shown):
     pd.testing.assert_frame_equal(scored(heads=((1, 2), (1, 0)), **shown), rows)
 
 
+@pytest.mark.slow
 def test_a_swap_on_the_head_scale_sums_over_frequencies():
     """`logit_std` of a head without still columns is that of the sum of its frequencies."""
     model, task = zoo.shared("bridge", "llama"), Marks()

@@ -33,6 +33,7 @@ def read(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 def test_some_layers_only_and_those_in_a_folder_are_taken_over(folder, read, tmp_path):
     whole = analyze(folder("gemma2"))
     expected = whole[whole["layer"].isin([0, 3])].reset_index(drop=True)
@@ -56,6 +57,7 @@ def test_position_share_needs_no_run(folder, name):
     np.testing.assert_allclose(streamed["position_share"], loaded["position_share"], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_with_detectors_the_model_is_loaded(folder, sizes, capfd):
     path = folder("llama")
     sizes.clear()
@@ -109,6 +111,7 @@ def test_composition_from_files(folder, sizes, name, kind):
     pd.testing.assert_frame_equal(streamed, loaded, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 def test_composition_reads_values_and_outputs_of_earlier_layers_only(folder, read):
     assert len(tls.k_composition(folder("gemma2"), (2, 0))) == 8
     assert read == [(2, "query-key"), (0, "output"), (1, "output")]
@@ -136,6 +139,7 @@ def test_the_command_continues_too(folder, tmp_path, read):
         assert "goes with --no-detectors" in done.stderr
 
 
+@pytest.mark.slow
 def test_layers_read_by_threads_leave_weight_tying_as_it_was(folder):
     """transformers switches it off in the whole process while a model loads; threads could leave it off for good."""
     from transformers import PreTrainedModel

@@ -69,6 +69,7 @@ def without_other_weights(path):
     with_tensors(path, others | {broken: torch.full_like(tensors[broken], torch.nan)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("in_shards", "change"),
     [
@@ -87,6 +88,7 @@ def test_the_table_is_that_of_one_file(whole, shards, table, tmp_path, in_shards
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", ["L1", None])
 def test_only_the_shards_that_are_needed_are_fetched_and_once(hub, shards, table, heads):
     commit = hub.publish(NAME, shards)
@@ -104,6 +106,7 @@ def test_only_the_shards_that_are_needed_are_fetched_and_once(hub, shards, table
     pd.testing.assert_frame_equal(streamed(NAME, heads=heads), found, check_exact=True)
 
 
+@pytest.mark.slow
 def test_composition_fetches_values_of_earlier_layers(hub, shards, whole):
     hub.publish(NAME, shards)
     found = tls.k_composition(NAME, (1, 0))
@@ -113,6 +116,7 @@ def test_composition_fetches_values_of_earlier_layers(hub, shards, whole):
     assert files["model.layers.1.self_attn.v_proj.weight"] not in hub.fetched
 
 
+@pytest.mark.slow
 def test_a_hub_model_in_one_file_and_one_of_pickles(hub, whole, table, tmp_path):
     hub.publish(NAME, whole)
     pd.testing.assert_frame_equal(streamed(NAME), table, check_exact=True)

@@ -19,9 +19,9 @@ from tlspectral.models.attention import bridge as reader
 # HRM's files hold queries, keys, values and a gate in one matrix: it is loaded.
 REFUSED = ("falcon_alibi", "gemma3_with_softcap", "glm5_selecting", "hrm", "mpt_clipped")
 NAMES = [name for name in (*zoo.RIGHT, *zoo.LENGTH_DEPENDENT, *MORE_SHAPES) if name not in REFUSED]
-# What differs in how a layer is found: packed projections, lists per layer, text within a larger model, norms of
-# queries and keys. `test_families` does the others, with `slow` all of them.
-FAST = ("gpt2", "neox", "gptneo", "gemma3", "smollm3", "falcon_grouped", "mpt", "gemma3_with_eyes", "stablelm_norms")
+# What differs in how a layer is found: lists per layer, packed projections, norms of queries and keys. `test_families`
+# does the others, with `slow` all of them.
+FAST = ("gptneo", "gemma3", "falcon_grouped", "stablelm_norms")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in NAMES])
@@ -72,6 +72,7 @@ def with_two_ends_of_text(path):
     model.save_pretrained(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "save",
     [tied, of_type("llama", torch.bfloat16), of_type("gpt2", torch.float16), with_biases, with_two_ends_of_text],
@@ -82,6 +83,7 @@ def test_forms_of_a_checkpoint(tmp_path, save):
     assert_streamed_equals_loaded(analyze(tmp_path), analyze(tls.load_model(tmp_path)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "prefix"), [("llama", "model."), ("gpt2", "transformer.")])
 def test_bare_and_longer_names(copied, name, prefix):
     """GPT-2 on the hub has no `transformer.` in front."""
@@ -129,6 +131,7 @@ def test_local_layers_stay_local_and_layers_keep_their_own_base(folder, name, wi
 # --- checks and memory ---
 
 
+@pytest.mark.slow
 def test_a_mismatch_names_the_layer_of_the_checkpoint(folder, monkeypatch):
     """Layer 2 of 4, though the model at hand has one."""
     scale, layer = reader._score_scale, checkpoints.CheckpointLayers.layer

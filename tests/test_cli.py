@@ -80,6 +80,7 @@ def section(output: str, title: str) -> list[str]:
     return [line.split()[0] for line in part.splitlines() if re.match(r" *L\d+H\d", line)]
 
 
+@pytest.mark.slow
 def test_show_lists_the_top_heads_and_where_the_table_comes_from(table):
     done = succeed("show", table, "--top", 2)
     assert section(done.output, "Previous-token heads") == ["L1H2", "L1H1"]
@@ -149,6 +150,7 @@ def test_analyze_loads_analyses_writes_and_shows(tmp_path, library):
     assert columns["name"].tolist() == pd.read_csv(tmp_path / "heads.csv").columns.tolist()
 
 
+@pytest.mark.slow
 def test_analyze_without_detectors_hands_over_the_files_unloaded(tmp_path, library):
     options = ("-o", tmp_path / "h.parquet", "--no-detectors")
     succeed("analyze", "maker/model", *options, "--revision", "v2", "--folder", "parts")
@@ -298,6 +300,7 @@ def test_help_loads_nothing_heavy():
     assert done.stdout.split("\n")[:2] == ["0", "[]"]
 
 
+@pytest.mark.slow
 def test_the_first_try_of_the_readme_needs_no_file():
     result = succeed("analyze", "tiny-rope", "--null-draws", 20)
     assert "tiny-rope: 8 heads in" in result.output

@@ -24,8 +24,9 @@ def llama(monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **named: real(self, path, **{**named, "dpi": 20}))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("llama")
-@pytest.mark.parametrize("mode", ["prompt", pytest.param("key", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["prompt", "key"])
 def test_positional_writes_what_the_library_measures_once(tmp_path, monkeypatch, mode):
     options = [*SMALL, "--mode", mode, "--swaps", "all", "-o", tmp_path / "out"]
     done = succeed("positional", "any", *options, "--seed", 3)

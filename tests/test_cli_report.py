@@ -44,6 +44,7 @@ def test_a_folder_has_every_table_and_a_page(folder):
     assert "L0H3" in (folder / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_same_command_makes_what_is_missing_alone(folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     times = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
@@ -59,6 +60,7 @@ def test_the_same_command_makes_what_is_missing_alone(folder):
     assert again.stdout.splitlines()[0] == "all tables are there"
 
 
+@pytest.mark.slow
 def test_a_table_that_is_given_is_shown_and_not_measured(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
     (tmp_path / "copy" / "kernels.parquet").rename(tmp_path / "kernels.parquet")

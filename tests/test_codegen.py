@@ -15,6 +15,8 @@ from tlspectral.models.attention import attention_view
 CODEGEN = ("bridge", "codegen")
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_keys_are_masked_that_the_query_does_not_attend_to(dtype):
     model = in_dtype(*CODEGEN, dtype)

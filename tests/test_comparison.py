@@ -42,6 +42,7 @@ def tuned():
     return analyzed(changed_model(0.3))
 
 
+@pytest.mark.slow
 def test_the_changed_head_alone_differs_whatever_the_order_of_rows(base, tuned):
     table = compare_heads(base, tuned)
     assert list(table.filter(like="_diff")) == [f"{name}_diff" for name in COMPARED_COLUMNS]

@@ -53,6 +53,7 @@ def test_an_effect_that_is_one_of_its_draws_is_significant_as_often_as_it_should
 # --- sweeps ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["symmetric", "rope_phase", Band([0, 3])], ids=str)
 def test_a_part_is_compared_with_random_parts(part, monkeypatch):
     """The larger of effect and random parts decides, whatever the number of draws; five are as before."""
@@ -75,6 +76,7 @@ def test_a_part_is_compared_with_random_parts(part, monkeypatch):
     assert (tables[None]["control_excess"] > 0).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [Output(), Output("resample"), LongRange(3, sinks=1)], ids=str)
 def test_a_head_is_compared_with_the_other_heads_of_its_layer(part):
     model = shared("bridge", "llama")
@@ -128,6 +130,7 @@ def test_a_layer_with_one_head_has_no_other_heads(monkeypatch):
         sweep(model, "output", task=drawn())
 
 
+@pytest.mark.slow
 def test_the_mean_over_other_heads_is_not_taken_off_in_a_summary():
     """Over all heads of a layer, effects less those of the other heads sum to 0."""
     model = shared("bridge", "llama")
@@ -183,6 +186,7 @@ def test_sets_that_cannot_be_drawn_are_refused():
 # --- edges (bands: test_bands) ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", [1, 7])
 def test_an_edge_is_compared_with_draws_of_its_own_sender(draws, monkeypatch):
     kept, real = [], measuring._attention_deltas

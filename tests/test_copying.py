@@ -24,6 +24,7 @@ from tlspectral.heads.copying import EmbeddingMoments
 from tlspectral.models.attention import attention_view
 
 
+@pytest.mark.slow
 def test_the_scores_are_the_columns_of_the_head_table():
     """Whose numbers are those of the dense circuits (test_head_columns)."""
     found = tls.heads.copying_scores(bridge("gemma3"))
@@ -31,6 +32,7 @@ def test_the_scores_are_the_columns_of_the_head_table():
     pd.testing.assert_frame_equal(found, heads[list(found)], check_exact=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "factor", "sign"),
     [(torch.float32, "v_proj", 1), (torch.float32, "o_proj", -1), (torch.bfloat16, "v_proj", -1),

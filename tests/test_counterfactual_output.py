@@ -24,6 +24,7 @@ def unequal():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [pairs, unequal])
 def test_a_sweep_writes_what_the_pair_writes(prompts):
     model, (clean, other) = zoo.shared("bridge", "llama"), prompts()

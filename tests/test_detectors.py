@@ -96,6 +96,7 @@ def test_detect_heads_runs_on_these_sequences_and_says_so():
 # --- the scores ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [3, 4])
 def test_neither_scores_nor_reliability_hang_on_the_size_of_batches(monkeypatch, batch):
     """Reliability is the correlation of two halves, by the parity of sequences across batches."""

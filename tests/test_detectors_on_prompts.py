@@ -44,6 +44,7 @@ def test_scores_on_prompts_are_those_of_kept_patterns(monkeypatch):
     assert table.attrs["n_sequences"] == len(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "opt"])
 def test_every_form_of_prompts_is_scored_alike(name):
     model, rows = shared("bridge", name), rows_of_ids()
@@ -54,6 +55,7 @@ def test_every_form_of_prompts_is_scored_alike(name):
         pd.testing.assert_frame_equal(tls.detect_heads(model, prompts=given), expected, check_exact=True)
 
 
+@pytest.mark.slow
 def test_strings_are_read_by_the_models_tokenizer(tmp_path):
     model = tls.load_model(zoo.save_folder("llama", tmp_path, tokenizer=True))
     texts = ["w3 w4 w3 w4 w5", "w6 w7 w6"]

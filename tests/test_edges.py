@@ -17,6 +17,7 @@ from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.prompts import packed_prompts
 
 
+@pytest.mark.slow
 def test_tiny_rope_has_its_previous_token_head_first_on_every_key_edge():
     model, keys = tls.load_model("tiny-rope"), tls.receivers([(1, head) for head in range(4)], "k")
     table = tls.edge_effects(model, keys, measure="ind", control="random")
@@ -66,6 +67,7 @@ def test_a_row_is_of_the_sender_that_it_names():
     assert together["delta"].is_unique
 
 
+@pytest.mark.slow
 def test_edges_of_random_models_are_within_the_control():
     # Where heads write in random directions, the write is one of its control's: p is uniform, and few q are small.
     tables = [

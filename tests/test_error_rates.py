@@ -37,6 +37,7 @@ def results(benchmark):
     return pd.read_csv(benchmark.RESULTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["hybrid", "rank"])
 def test_many_tables_at_once_are_the_functions_table_by_table(tables, method):
     for shape in tables.SHAPES:
@@ -82,6 +83,7 @@ def test_heads_resemble_each_other_as_much_as_they_should(tables):
         assert neighbours == pytest.approx(likeness.neighbour * likeness.layer / of_means, abs=0.04)
 
 
+@pytest.mark.slow
 def test_an_exact_test_comes_out_at_its_level_and_a_wrong_one_is_caught(benchmark, tables):
     rng = np.random.default_rng(2)
     exact = [stats.model_permutation_test(drawn[:5], drawn[5:]).pvalue <= 0.05 for drawn in rng.normal(size=(1000, 9))]
@@ -110,6 +112,7 @@ def test_the_file_holds_what_the_command_measures(benchmark, results):
     assert (results["tables"] >= benchmark.TABLES // 4).all()
 
 
+@pytest.mark.slow
 def test_the_page_holds_the_rates_of_the_file(benchmark, results):
     page = benchmark.PAGE.read_text(encoding="utf-8")
     assert benchmark.page_tables(results) in page

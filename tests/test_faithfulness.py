@@ -96,6 +96,7 @@ def test_the_heads_of_the_induction_model_carry_the_copied_token():
     assert list(by_size["n_live"]) == sorted(by_size["n_live"])
 
 
+@pytest.mark.slow
 def test_nulls_have_the_size_and_the_shape_of_the_circuit(planted):
     asked = task_of(planted)
     pairs, table = ranked(planted, asked)
@@ -176,6 +177,7 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted):
         tls.run_circuit(planted, table.head(4), asked.denoising())
 
 
+@pytest.mark.slow
 def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, monkeypatch, tmp_path):
     monkeypatch.setattr("tlspectral.hooks.edges.effects.MEASURED", 10)
     asked = task_of(planted)

@@ -38,6 +38,8 @@ def compare(family: str, form: str) -> None:
     assert found.loaded == "reproduced" or found.reason
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "form"), PECULIAR)
 def test_a_peculiar_form_is_reproduced_or_refused(family, form):
     compare(family, form)

@@ -77,6 +77,7 @@ def test_changed_metadata_end_in_a_table_or_a_refusal_by_name(tmp_path, key):
 # --- small files of large tables ---
 
 
+@pytest.mark.slow
 def test_repeated_numbers_that_fill_memory_are_refused_before_they_are_read(tmp_path, monkeypatch):
     """140 million rows of one number: 1.1 GB in memory from 0.5 MB."""
     rows = pa.chunked_array([pa.array(np.zeros(4_000_000, dtype=np.int64))] * 35)

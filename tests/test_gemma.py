@@ -34,6 +34,7 @@ def with_gains(name: str, largest: float):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "llama"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_gain_does_not_hide_how_the_others_enter(name, dtype):

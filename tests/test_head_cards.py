@@ -131,6 +131,7 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     assert "D_head" not in section(rounding, "Eigenvalues").text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_the_cloud_is_the_null_of_the_table(name):
     """The same draws, also under LayerNorm, where frames have a dimension less: the table's percentile comes out."""

@@ -21,6 +21,7 @@ def assert_rows_of(part, whole, heads):
     assert isinstance(part.index, pd.RangeIndex)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "blocks"), [("gpt2", "fresh"), ("llama", "shared")])
 def test_rows_of_a_loaded_model_are_those_of_the_whole_table(name, blocks):
     settings = {"null_blocks": blocks, "extras": ["score_asym", "position_share"], "detectors": name == "llama"}
@@ -33,6 +34,7 @@ def test_rows_of_a_loaded_model_are_those_of_the_whole_table(name, blocks):
     assert_rows_of(analyze(shared("bridge", name), heads=pd.concat([top, top]), **settings), whole, pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", ["shared", "fresh"])
 def test_rows_of_a_model_that_is_read_from_files_and_only_their_layers_are_read(folder, spied, blocks):
     whole = analyze(folder("gemma2"), null_blocks=blocks)
@@ -43,6 +45,7 @@ def test_rows_of_a_model_that_is_read_from_files_and_only_their_layers_are_read(
     assert_rows_of(part, whole, heads)
 
 
+@pytest.mark.slow
 def test_only_the_files_of_their_layers_are_fetched(hub, tmp_path):
     import tokenizer_kinds
 

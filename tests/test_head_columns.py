@@ -112,6 +112,7 @@ def test_columns_are_those_of_dense_matrices(name):
     np.testing.assert_allclose(table["self_match"], matching, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("gpt2", "shared"), ("llama", "fresh")])
 def test_the_null_is_that_of_the_heads_own_singular_values(name, kind):
     """Size, dimension (one less under LayerNorm), seed, draws and kind of blocks reach the null as asked."""
@@ -133,6 +134,7 @@ def test_the_null_is_that_of_the_heads_own_singular_values(name, kind):
             np.testing.assert_allclose(rows[column], expected[column], rtol=1e-8, atol=1e-8, err_msg=column)
 
 
+@pytest.mark.slow
 def test_detector_columns_are_those_of_detect_heads():
     model = built("bridge", "gpt2")
     table = analyze(model, detectors=True, seed=3)
@@ -162,6 +164,7 @@ def test_extras_come_last_in_the_documented_order():
     assert table["content_scale"].isna().all()  # no latent attention
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
 def test_score_asymmetry_is_that_of_plain_content_scores(name):
     model, tokens = built("bridge", name), zoo.prompt(batch=3)
@@ -183,6 +186,7 @@ def test_score_asymmetry_is_that_of_plain_content_scores(name):
     np.testing.assert_allclose(table["score_asym"], expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNED_POSITIONS)
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 def test_position_share_is_the_part_of_m_in_the_span_of_positions(monkeypatch, backend, name):
@@ -224,6 +228,7 @@ def test_frequencies_are_those_of_dense_pairs(name):
         np.testing.assert_allclose(rows["im_share"], (im / (re + im)).flatten(), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_frequency_table_carries_the_phase_columns():
     """The three columns of the head table are sums over a head's frequencies."""
     for name in ("neox", "phi", "gemma3", "smollm3"):

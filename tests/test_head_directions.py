@@ -155,6 +155,7 @@ def test_p_and_q_are_those_of_the_draws_and_without_a_reading_there_is_one_row_w
     assert not silent.duplicated(["direction", "side"]).any()
 
 
+@pytest.mark.slow
 def test_heads_of_random_weights_have_uniform_p():
     """Directions of a Gaussian operator are random ones, so that p is uniform but for the vocabulary they share."""
     model = random_model()
@@ -215,6 +216,7 @@ def plain_contrast(model, layer, head, prompts, pairs):
     return total / len(pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gptj", "qwen3", "gpt2"])
 def test_a_contrast_is_that_of_loops(name):
     model, prompts = shared("bridge", name), zoo.prompt(20, 12)

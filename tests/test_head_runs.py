@@ -15,6 +15,7 @@ from model_state import assert_unchanged, state_of, warm
 import tlspectral as tls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "name", "training"),
     [("bridge", "gpt2", True), ("bridge", "opt", False)] + [("hooked", "gpt2", True)] * zoo.HAS_HOOKED,
@@ -33,6 +34,7 @@ def test_the_model_is_left_as_it_was_and_read_as_in_evaluation(backend, name, tr
     assert sum(seen) > (expected.attrs["detectors"] or {"n_sequences": 0})["n_sequences"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["svdvals", "eigvals"])
 def test_an_interrupt_leaves_the_model_usable(monkeypatch, step):
     """In the spectra (svdvals) and in the null (eigvals): Ctrl-C between two layers."""
@@ -83,6 +85,7 @@ def test_layers_are_let_go_one_by_one(monkeypatch):
 # --- provenance ---
 
 
+@pytest.mark.slow
 def test_attrs_say_all_and_are_json():
     model = built("bridge", "gpt2")
     table = analyze(model, detectors=True, seed=4, null_blocks="fresh", extras=["score_asym"])
@@ -108,6 +111,7 @@ def test_attrs_say_all_and_are_json():
     assert analyze(model).attrs["detectors"] is None
 
 
+@pytest.mark.slow
 def test_the_users_prompts_reach_the_check():
     model = built("bridge", "qwen2")
     tokens = zoo.prompt(batch=1, length=40, seed=5)
@@ -117,6 +121,7 @@ def test_the_users_prompts_reach_the_check():
     assert (table["outside_m"] != table_of("qwen2")["outside_m"]).all()
 
 
+@pytest.mark.slow
 def test_the_hash_of_the_weights_is_that_of_the_weights_alone():
     model = built("bridge", "llama")
     plain, *alike = (
@@ -128,6 +133,7 @@ def test_the_hash_of_the_weights_is_that_of_the_weights_alone():
     assert plain != analyze(model, null_draws=2, heads="L0").attrs["weights_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.LENGTH_DEPENDENT[:1])
 def test_frequencies_that_change_with_the_length_are_given_their_range(name):
     model = zoo.bridge(name)
@@ -144,6 +150,7 @@ def test_frequencies_that_change_with_the_length_are_given_their_range(name):
 FOLDED = [(name, True) for name in ("gpt2", "neox", "llama", "qwen3")] + [("gpt2", False), ("llama", False)]
 
 
+@pytest.mark.slow
 @zoo.needs_hooked
 @pytest.mark.parametrize(("name", "fold_ln"), FOLDED)
 def test_a_users_hooked_transformer_gives_the_table_of_the_bridge(name, fold_ln):
@@ -187,6 +194,7 @@ def test_neither_workers_nor_the_order_of_layers_change_a_bit(backend):
         assert_same(analyze(model, n_jobs=2, null_blocks="fresh", heads=("L3", "L-2", "L1", "L0")), fresh)
 
 
+@pytest.mark.slow
 def test_seeds_and_kinds_of_blocks_give_their_own_null():
     draws = [column for column in NULLS if not column.startswith("dir_frac") and column.endswith("null_mean")]
     closed = ["dir_frac_null_mean", "dir_frac_null_std", "dir_frac_z"]  # without draws

@@ -104,6 +104,7 @@ def test_the_parts_sum_to_the_score(seed, shape, norm, bias):
     close(-removed, score.numpy())
 
 
+@pytest.mark.slow
 @invariant
 @given(seeds, rotary_shapes, norms, st.booleans())
 def test_bands_of_a_partition_sum_to_the_rotary_product(seed, shape, norm, bias):
@@ -121,6 +122,7 @@ def test_bands_of_a_partition_sum_to_the_rotary_product(seed, shape, norm, bias)
     close((product + of_still).numpy(), scores.inside().numpy())
 
 
+@pytest.mark.slow
 @invariant
 @given(seeds, shapes)
 def test_factors_of_norms_may_differ_between_columns(seed, shape):

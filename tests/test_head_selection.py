@@ -132,6 +132,7 @@ def test_heads_of_a_spectral_layer_are_whole_numbers():
             unchecked(_chosen_heads)(heads, 2, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "role"), [("q_proj", "W_Q"), ("o_proj", "W_O")])
 def test_weights_that_are_no_numbers_are_refused_by_layer_and_role(module, role):
     def spoil(model):

@@ -16,6 +16,7 @@ def task():
     return tls.logit_difference(clean, 7, 10, counterfactual=other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part",
     ["output", "antisymmetric", tls.parts.Output(replace="mean", reference=task().prompts), tls.parts.LongRange(3, 1)],
@@ -36,6 +37,7 @@ def test_a_set_is_a_block_of_all_its_heads(part):
         assert row["delta"] == pytest.approx(float(expected - float(tls.evaluate(model, asked))), abs=2e-6)
 
 
+@pytest.mark.slow
 def test_the_control_is_random_sets_of_the_same_layers():
     model, asked = zoo.shared("bridge", "llama"), task()
     part = tls.parts.Output(replace="counterfactual")

@@ -81,6 +81,7 @@ def test_the_null_of_a_median_has_the_spread_of_a_median():
     assert found["rope_imag_frac_null_median"] == 0.5
 
 
+@pytest.mark.slow
 def test_the_simulated_null_is_that_of_real_random_heads():
     """Medians over eight heads of k = 16 under the matched null, drawn as matrices and drawn as normals."""
     n, k, heads, draws = 63, 16, 8, 1500
@@ -213,6 +214,7 @@ def test_positional_scores_are_those_of_each_checkpoint(run):
     assert found.positional.groupby("step")["exclusion_index"].mean().nunique() == len(STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "detectors"), [("neox", True), ("gpt2", False)])
 def test_public_architectures(name, detectors):
     models = [warm(zoo.bridge(name, seed=seed)).train() for seed in range(2)]
@@ -262,6 +264,7 @@ def watched(alive, seed):
     return load
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_automatic_collection")
 def test_functions_are_called_one_by_one_and_a_generator_is_not_run_ahead(tmp_path):
     called, yielded = [], []
@@ -274,6 +277,7 @@ def test_functions_are_called_one_by_one_and_a_generator_is_not_run_ahead(tmp_pa
 # Continuing
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_stored_steps_of_the_same_weights(run, tmp_path, spied):
     """Given as models or as functions."""
     checkpoints, options = training_checkpoints(run), {**QUICK, "detectors": False, "folder": tmp_path}

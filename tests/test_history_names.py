@@ -75,6 +75,7 @@ def test_hub_checkpoints_are_loaded_by_step_when_called(calls, name, steps, plac
     assert calls == [((name,), {"checkpoint": expected[place]})]
 
 
+@pytest.mark.slow
 def test_folders_are_found_by_step(suite):
     found = suite_checkpoints(suite)
     assert [step for step, _ in found] == [0, 16, 100]
@@ -86,6 +87,7 @@ def test_folders_are_found_by_step(suite):
 # --- labels ---
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_loaded")
 def test_a_folder_and_a_list_of_its_folders_are_one_history(suite):
     history = tls.head_history(suite, **WEIGHTS)
@@ -119,6 +121,7 @@ def test_names_are_labels_in_their_order(suite, tmp_path):
     assert again.steps == ["base", "tuned"]
 
 
+@pytest.mark.slow
 def test_a_path_of_any_length_is_a_label(suite, tmp_path):
     names = [tmp_path / f"{'x' * 200}" / f"{'y' * 40}{end}" for end in "ab"]
     for name, step in zip(names, (suite / "step16", suite / "step0"), strict=True):
@@ -240,6 +243,7 @@ def test_a_revision_of_a_hub_model_is_read_from_its_files_and_known_by_its_commi
         tls.head_history(checkpoints, **options)
 
 
+@pytest.mark.slow
 def test_facts_of_single_steps_are_not_facts_of_the_history():
     """Files of GGUF differ from step to step."""
     models = [zoo.bridge("neox"), zoo.bridge("neox", seed=1)]

@@ -41,6 +41,7 @@ def test_an_earlier_edit_of_queries_is_seen(backend, name):
     assert float((ablated[:, head].double() - masked[:, 0].softmax(-1)).abs().max()) < 1e-6  # float32 against float64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), SCORES)
 def test_an_edit_of_scores_survives(backend, name):
     model, view = shared(backend, name), attention_view(shared(backend, name))
@@ -63,6 +64,7 @@ def test_an_edit_of_scores_survives(backend, name):
         assert float((both - expected).abs().max()) < 2e-6
 
 
+@pytest.mark.slow
 @some_models
 def test_no_activation_is_edited_in_place(backend, name):
     model = shared(backend, name)
@@ -79,6 +81,7 @@ def test_no_activation_is_edited_in_place(backend, name):
         assert all(torch.equal(activation, copy) for activation, copy in kept)
 
 
+@pytest.mark.slow
 @some_models
 def test_caches_hooks_inside_and_lists_of_hooks(backend, name):
     model, view = shared(backend, name), attention_view(shared(backend, name))
@@ -100,6 +103,7 @@ def test_caches_hooks_inside_and_lists_of_hooks(backend, name):
             assert torch.equal(model.run_with_hooks(prompt, fwd_hooks=hooks), whole)
 
 
+@pytest.mark.slow
 @some_models
 @pytest.mark.parametrize("layers", [(0, 0), (0, 1)])
 def test_nested_contexts_on_different_heads_are_one_context(backend, name, layers):

@@ -69,6 +69,7 @@ def with_edge(model, senders, part, into, tokens=None):
 # --- against plain recomputation ---
 
 
+@pytest.mark.slow
 @grouped_models
 @pytest.mark.parametrize(
     ("part", "what"),
@@ -89,6 +90,7 @@ def test_what_is_removed_is_what_ablate_removes(backend, name, part, what):
     assert furthest(found, with_edge(model, senders, "output", into)) > SEEN
 
 
+@pytest.mark.slow
 def test_several_receivers_read_one_after_the_other():
     model, view, senders, *_ = edge("bridge", "gemma2")
     senders = senders[:1]
@@ -106,6 +108,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", [pytest.param(form, marks=zoo.needs_hooked if form.startswith("hooked") else []) for form in FORMS]
 )
@@ -138,6 +141,7 @@ def test_in_bfloat16(name, most):
 # --- what else changes, and what is left behind ---
 
 
+@pytest.mark.slow
 @grouped_models
 def test_the_heads_that_are_reached_are_those_that_change(backend, name):
     model, view, senders, layer, head = edge(backend, name)
@@ -169,6 +173,7 @@ def test_nothing_removed_changes_no_bit(backend, name):
         assert torch.equal(with_edge(model, senders, RopePhase([]), into), plain)
 
 
+@pytest.mark.slow
 @some_models
 def test_no_tensor_of_a_run_is_kept(backend, name, spied):
     runs = spied(EdgeRun, "take")
@@ -191,6 +196,7 @@ def test_a_run_that_broke_off_does_not_disturb_the_next():
 # --- together with other hooks ---
 
 
+@pytest.mark.slow
 @grouped_models
 def test_two_open_blocks_on_one_receiver_are_refused(backend, name):
     model, _, (one, other), layer, _ = edge(backend, name)
@@ -220,6 +226,7 @@ def test_no_table_of_edges_under_an_open_block_on_its_receiver():
         measured("L1H1.q")
 
 
+@pytest.mark.slow
 @some_models
 def test_the_receiving_head_can_lose_a_part_besides(backend, name):
     model, view, senders, layer, head = edge(backend, name)
@@ -240,6 +247,7 @@ def test_the_receiving_head_can_lose_a_part_besides(backend, name):
         logits(model)
 
 
+@pytest.mark.slow
 @some_models
 @pytest.mark.parametrize("what", ["q", "v"])
 def test_lists_and_hooks_of_the_user(backend, name, what):
@@ -266,6 +274,7 @@ def test_lists_and_hooks_of_the_user(backend, name, what):
     torch.testing.assert_close(both - plain - 0.25, shown - plain, rtol=0, atol=1e-5)  # rounding of values of size 10
 
 
+@pytest.mark.slow
 @some_models
 @pytest.mark.parametrize("part", ["output", "rope_phase"])
 def test_left_padding(backend, name, part):
@@ -303,6 +312,7 @@ def weights_of(model, backend, layer):
     return {role: module.original_component.weight for role, module in inside.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name", "part", "what"), GRADIENTS)
 def test_gradients_are_those_of_finite_differences(backend, name, part, what):
     model = in_float64(backend, name)
@@ -383,6 +393,7 @@ def test_a_model_that_discards_the_edit_is_refused(backend, name, what):
         ablation_hooks(model, senders, "output", into=into_of(layer, head, what))
 
 
+@pytest.mark.slow
 @and_latents
 @pytest.mark.parametrize("what", ["q", "k", "v"])
 def test_an_input_that_is_not_read_from_the_stream_is_refused(backend, name, what):
@@ -405,6 +416,7 @@ def test_an_input_that_is_not_read_from_the_stream_is_refused(backend, name, wha
         with_edge(model, senders, "output", into_of(layer, head, what))
 
 
+@pytest.mark.slow
 @some_models
 def test_edits_of_a_sender_stand_in_front_of_the_block(backend, name):
     model, view, senders, layer, head = edge(backend, name)

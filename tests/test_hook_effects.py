@@ -9,6 +9,7 @@ from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "part", "dtype"),
     [
@@ -61,6 +62,7 @@ PHASELESS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name", "dtype"), PHASELESS)
 def test_heads_without_phase_are_as_they_were_to_the_bit(backend, name, dtype):
     model = zoo.converted(remove_phase(getattr(zoo, backend)(name), backend), dtype)
@@ -71,6 +73,7 @@ def test_heads_without_phase_are_as_they_were_to_the_bit(backend, name, dtype):
     assert not torch.equal(ablated(model, heads, "symmetric"), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma2", *DELEGATED])
 def test_half_precision(name):
     model = in_dtype("bridge", name, torch.bfloat16)

@@ -186,6 +186,7 @@ def test_who_waits_for_a_model_is_interrupted(model):
         held.result()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
 def test_handlers_are_as_before(model, own):
     before = signal.getsignal(signal.SIGINT)

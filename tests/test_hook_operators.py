@@ -13,6 +13,7 @@ BIASED = [("bridge", "qwen2"), ("bridge", "neox")]  # biases of queries and keys
 BIASED += [pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), BIASED)
 @pytest.mark.parametrize("part", ["symmetric", "antisymmetric"])
 def test_content_with_bias_is_the_operator_on_tokens_with_a_one_appended(backend, name, part):
@@ -22,6 +23,7 @@ def test_content_with_bias_is_the_operator_on_tokens_with_a_one_appended(backend
     assert float((plain - biased).abs().max()) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.LENGTH_DEPENDENT)
 @pytest.mark.parametrize("case", CASES[1:3], ids=case_name)
 def test_past_a_switch_of_frequencies_the_tables_of_the_run_are_used(name, case):
@@ -29,6 +31,7 @@ def test_past_a_switch_of_frequencies_the_tables_of_the_run_are_used(name, case)
     assert worst_error(zoo.bridge(name), "bridge", name, case, zoo.prompt(length=48)) < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[1:4:2], ids=case_name)
 def test_layer_norms_of_queries_and_keys_in_compatibility_mode(case):
     model = zoo.bridge("stablelm_norms")
@@ -36,6 +39,7 @@ def test_layer_norms_of_queries_and_keys_in_compatibility_mode(case):
     assert worst_error(model, "bridge", "stablelm_norms", case) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feature", ["rotary", "softcap", "grouped keys"])
 @pytest.mark.parametrize("case", CASES[:2], ids=case_name)
 def test_native_models(feature, case):

@@ -62,6 +62,7 @@ def test_z_is_the_pattern_times_the_values(name, part):
             assert moved == 0 if idle else moved > 1e-3
 
 
+@pytest.mark.slow
 @every_delegated
 def test_hooks_that_were_there_before_and_caches_see_it(name):
     model, part = shared("bridge", name), a_part(name)
@@ -90,6 +91,7 @@ def test_numbers_of_the_intact_head_are_refused(name):
         tls.edge_effects(model, "L1H0.k")
 
 
+@pytest.mark.slow
 @every_delegated
 def test_with_gradients_and_as_a_list(name):
     model = zoo.bridge(name)
@@ -120,6 +122,7 @@ def test_with_gradients_and_as_a_list(name):
     assert not any("_fire_post_hoc_hook" in block.attn.__dict__ for block in model.blocks)
 
 
+@pytest.mark.slow
 @every_delegated
 def test_two_blocks_on_one_head_are_refused(name):
     model = zoo.bridge(name)
@@ -140,6 +143,7 @@ def test_two_blocks_on_one_head_are_refused(name):
         assert torch.equal(alone[:, int(head[-1])], nested[:, int(head[-1])])
 
 
+@pytest.mark.slow
 @every_delegated
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_padded_token_in_a_batch_is_not_overlooked(name, dtype):

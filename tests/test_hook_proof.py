@@ -49,6 +49,7 @@ def test_a_model_that_discards_edits_is_refused(backend, name, part, point):
     assert not torch.equal(ablated(model, [(0, 1)], part), intact(backend, name))
 
 
+@pytest.mark.slow
 def test_the_probe_runs_once_per_layer_and_route(spied):
     model, other = zoo.bridge("llama"), zoo.bridge("llama")
     runs = spied(AttentionView, "logits")
@@ -80,6 +81,7 @@ def test_the_probe_keeps_no_model_alive():
     assert gone() is None
 
 
+@pytest.mark.slow
 @some_models
 def test_the_probe_is_invisible_to_hooks_of_the_user(backend, name):
     model = getattr(zoo, backend)(name).train()  # the flag is part of the state
@@ -107,6 +109,7 @@ def test_the_probe_is_invisible_to_hooks_of_the_user(backend, name):
     assert calls == ["permanent", "added", "last"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 @pytest.mark.parametrize("pad", [0, 1])
 def test_the_probe_does_not_depend_on_padding_conventions(backend, pad):
@@ -122,6 +125,7 @@ def test_the_probe_does_not_depend_on_padding_conventions(backend, pad):
         tokenizer.padding_side, tokenizer.pad_token = sides, pads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bloom", "gemma2", *zoo.READ_WRONG])
 def test_a_model_whose_scores_are_not_those_of_its_operators_is_refused(monkeypatch, name):
     real = bridge_reader._score_scale
@@ -146,6 +150,7 @@ def test_an_edit_of_queries_after_the_ablation_is_refused(backend, name):
         model.run_with_hooks(zoo.prompt(), fwd_hooks=late)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.LENGTH_DEPENDENT)
 def test_past_a_switch_angles_that_are_not_those_of_the_run_are_refused(monkeypatch, name):
     model = zoo.bridge(name)

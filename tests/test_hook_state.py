@@ -18,6 +18,8 @@ def interrupt(activation, hook):
     raise KeyboardInterrupt
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @some_models
 def test_the_model_and_its_hooks_are_as_before(backend, name):
     model = getattr(zoo, backend)(name)
@@ -44,6 +46,8 @@ def test_the_model_and_its_hooks_are_as_before(backend, name):
     assert calls == ["permanent", "added"]
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @some_models
 def test_a_run_that_broke_off_does_not_disturb_the_next(backend, name):
     model = shared(backend, name)
@@ -101,6 +105,8 @@ def test_a_reset_of_hooks_inside_is_an_error_at_the_end(backend, name):
         model.reset_hooks()
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @some_models
 def test_runs_that_reset_their_own_hooks_do_not_end_it(backend, name):
     model = getattr(zoo, backend)(name)

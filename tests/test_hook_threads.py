@@ -69,6 +69,7 @@ def test_while_a_block_is_open_other_threads_are_refused(backend, name):
         assert torch.equal(pool.submit(logits, model).result(), plain)
 
 
+@pytest.mark.slow
 def test_copies_are_ablated_at_the_same_time():
     """In another thread, while the block of the first is open: its own model is what the message asks for."""
     model = zoo.bridge("llama")
@@ -91,6 +92,7 @@ def test_copies_are_ablated_at_the_same_time():
     assert torch.equal(found, ablated(model, heads, "symmetric"))
 
 
+@pytest.mark.slow
 @some_models
 def test_a_list_of_hooks_does_not_mix_the_runs_of_two_threads(backend, name):
     """The second thread runs a shorter prompt between the first one's queries and scores."""

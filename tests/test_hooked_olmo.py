@@ -28,6 +28,7 @@ def olmo2():
     return model.eval()
 
 
+@pytest.mark.slow
 def test_olmo2_has_no_norm_in_front(olmo2):
     raw = attention_view(olmo2).raw(0)
     assert raw.norm.kind == "none"

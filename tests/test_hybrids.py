@@ -41,12 +41,16 @@ SHARING = {
 
 BLOCKS = tls.BlockPrompt(torch.tensor([3, 4]), torch.tensor([[5, 6], [7, 8], [9, 10]]).unbind(), torch.tensor([5]))
 
-# The fast tests ask of one convolution and of one linear attention. Of the others what is quick is slow, as
-# TransformerLens 4 is asked it too; what runs many functions is slow of two state spaces, and full of their like.
+# The fast tests ask of one convolution and, what is quick, of one linear attention. Of the others what is quick is
+# slow; what runs many functions is slow of two state spaces, and full of their like.
+ON_BOTH_LINES = (pytest.mark.slow, pytest.mark.tl4)
 SLOW, FULL = ("bamba", "nemotron_h"), ("granitemoehybrid", "jamba", "lfm2_moe", "recurrent_gemma")
-
-QUICK = {family: (pytest.mark.slow, pytest.mark.every_row) for family in SLOW + FULL}
-DEAR = {family: (pytest.mark.slow, *[pytest.mark.full] * (family in FULL)) for family in SLOW + FULL}
+QUICK = dict.fromkeys(SLOW + FULL, ON_BOTH_LINES)
+DEAR = {
+    "olmo_hybrid": ON_BOTH_LINES,
+    **dict.fromkeys(SLOW, pytest.mark.slow),
+    **dict.fromkeys(FULL, (pytest.mark.slow, pytest.mark.full)),
+}
 
 
 def families(marks, *others):

@@ -71,6 +71,7 @@ def test_it_is_judged_on_the_prompts_that_gave_no_means():
     assert split.attrs["n_reference"] == split.attrs["n_judged"] == 3
 
 
+@pytest.mark.slow
 def test_padding_enters_no_mean():
     model, reference, tokens = shared("bridge", "gemma2"), zoo.prompt(2, 24, seed=1), zoo.prompt(2, 24)
     mask = torch.ones_like(reference)
@@ -142,6 +143,7 @@ def test_constant_queries_and_keys_are_judged_perfect():
     np.testing.assert_allclose(judged.filter(like="share_").sum(axis=1), 1, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_band_is_that_of_the_only_frequencies_left():
     """Queries keep one pair: its third has a share of 1, and dropping it flattens the kernel."""
     model = shared("bridge", "llama")

@@ -38,6 +38,8 @@ def table(name):
 # --- the score, and M ---
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.LATENTS)
 def test_scores_are_those_of_the_module_written_out_in_float64(name):
     view = attention_view(zoo.shared("bridge", name))
@@ -149,6 +151,8 @@ def scales_in_transformers(name, tokens):
     return [(mean + model.config.rms_norm_eps).rsqrt() for mean in seen]
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
 def test_a_measured_b_is_the_mean_over_all_tokens_but_the_first_and_weighs_the_content_block(name):
     tokens, model = zoo.prompt(), zoo.shared("bridge", name)
@@ -250,6 +254,8 @@ def constant_queries_and_rotary_keys(module):
     module.kv_b_proj.weight.unflatten(0, (zoo.HEADS, -1))[:, :CONTENT] = 0
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 def test_a_head_without_rotary_block_is_purely_symbolic():
     model = planted(no_rotary_keys)
     shares = first_layer(logit_shares(model, BLOCKS))
@@ -265,6 +271,8 @@ def test_a_head_without_rotary_block_is_purely_symbolic():
     assert np.isnan(row["dir_frac_rotary"])
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 def test_a_head_of_constant_queries_and_rotary_keys_is_purely_positional():
     model = planted(constant_queries_and_rotary_keys)
     shares = first_layer(logit_shares(model, BLOCKS))

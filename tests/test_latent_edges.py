@@ -33,6 +33,7 @@ def with_edge(model, into):
     return ablated(model, [SENDER], "output", into=into)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", zoo.LATENTS)
 def test_an_edge_is_what_the_modules_of_transformers_make_of_the_changed_stream(name):
     found, plain = {what: with_edge(model_of(name), f"L1H2.{what}") for what in "qkv"}, logits(model_of(name))
@@ -58,6 +59,7 @@ def test_keys_and_values_are_one_receiver_of_the_layer_each():
         reached(attention_view(model_of()), "L1KV1.k")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["q", "k", "v"])
 def test_the_heads_that_are_reached_are_those_that_change(what):
     model, points = model_of(), ("residual", "query", "query_up", "key", "value", "z")
@@ -94,6 +96,7 @@ def test_keys_and_values_can_be_cut_in_two_blocks_and_one_receiver_in_one_alone(
 # --- gradients, and an indexer ---
 
 
+@pytest.mark.slow
 def test_gradients_pass_to_the_sender_and_to_both_projections_of_the_receiver():
     model = in_float64("bridge", "deepseek_v3")
     first, second = (block.original_component.self_attn for block in model.blocks[:2])

@@ -66,6 +66,8 @@ def test_logits_equal_the_checkpoints(folder, backend, name):
         assert "blocks.0.attn.hook_pattern" in model.run_with_cache(tokens)[1]
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_folder_with_its_tokenizer_is_loaded_in_silence(tokenized, capfd, backend):
     from transformers.utils import logging as settings
@@ -107,6 +109,8 @@ def test_hooked_folds_norms_and_nothing_else(folder):
     torch.testing.assert_close(model.b_V[0].flatten(), bias + block.ln_1.bias @ weight, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["safetensors", "pickles"])
 def test_a_sharded_checkpoint(tmp_path, kind):
     sharded(tmp_path, kind)

@@ -87,6 +87,8 @@ def test_the_base_on_a_hub_at_the_revision_of_the_adapter(hub, peft, base, tmp_p
     assert hub.fetched.count("model.safetensors") == 1
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 def test_adapters_of_training_steps_and_half_precision(peft, base, tmp_path):
     expected = saved_adapter(peft, base, tmp_path / "checkpoint-8")
     model = tls.load_model(tmp_path, checkpoint=8, dtype="bfloat16")

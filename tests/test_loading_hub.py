@@ -56,6 +56,7 @@ def assert_whole(model, name="llama", seed=0):
 # --- cold and warm ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), [*(("bridge", name) for name in tokenizer_kinds.IDS), HOOKED])
 def test_a_model_of_a_hub_brings_its_tokenizer_and_is_then_loaded_without_it(hub, folders, backend, name):
     commit = hub.publish(NAME, folders[name])
@@ -115,6 +116,7 @@ OTHER_FORMATS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_weights_are_fetched_once_and_in_one_format(hub, remote):
     wanted = sorted(path.name for path in remote.iterdir())
     for file in OTHER_FORMATS:
@@ -138,6 +140,7 @@ def test_weights_that_are_pickles_only(hub, remote):
     assert sorted(hub.fetched) == sorted(path.name for path in remote.iterdir())
 
 
+@pytest.mark.slow
 def test_weights_that_the_config_names(hub, remote):
     (remote / "model.safetensors").rename(remote / "mine.safetensors")
     hub.publish(NAME, with_config(remote, transformers_weights="mine.safetensors"))
@@ -159,6 +162,7 @@ def branches(hub, folders, remote):
     return name, {None: hub.publish(name, folders["llama"]), "step8": hub.publish(name, of_seed_3(remote), "step8")}
 
 
+@pytest.mark.slow
 def test_each_revision_has_its_own_weights_and_tokenizer(hub, branches):
     name, commits = branches
     for options, seed in [({"revision": "step8"}, 3), ({"checkpoint": 8}, 3), ({}, 0)]:
@@ -169,6 +173,7 @@ def test_each_revision_has_its_own_weights_and_tokenizer(hub, branches):
     assert hub.fetched.count("model.safetensors") == 2
 
 
+@pytest.mark.slow
 def test_tables_of_a_revision_are_of_its_weights_and_name_its_commit(branches):
     name, commits = branches
     for revision, seed in ((None, 0), ("step8", 3)):
@@ -203,6 +208,7 @@ def test_a_branch_that_has_moved_is_still_that_of_the_cache(hub, folders, remote
 # --- bars ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("road", ["loaded", "streamed", "without progress"])
 def test_a_download_shows_its_bar_and_a_cached_model_none(hub, folders, monkeypatch, capfd, road):
     """transformers' settings, which a load changes for a while, are left as the user has them."""
@@ -227,6 +233,7 @@ def test_a_download_shows_its_bar_and_a_cached_model_none(hub, folders, monkeypa
 # --- a cache without the tokenizer ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "more"), [("gpt2", ()), ("llama", DETAILS[:1]), ("gpt2", DETAILS[:1])])
 def test_a_cache_that_lacks_the_tokenizer_is_completed(hub, folders, name, more):
     hub.publish(NAME, folders[name])
@@ -266,6 +273,7 @@ def test_a_tokenizer_without_its_settings_or_without_its_vocabulary(hub, folders
         assert tls.load_model(remote).tokenizer is None
 
 
+@pytest.mark.slow
 def test_a_model_that_has_no_tokenizer_is_asked_about_it_once(hub, folder):
     hub.publish(NAME, folder("llama"))
     assert tls.load_model(NAME).tokenizer is None
@@ -339,6 +347,7 @@ def test_other_kinds_of_models_are_refused_before_their_weights_are_fetched(hub,
     assert hub.fetched == ["config.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("road", ROADS)
 def test_a_connection_that_is_lost_in_mid_file(hub, folders, road):
     """Once, the rest is fetched; for good, it is said, and nothing of the file is taken for the whole."""

@@ -41,6 +41,7 @@ def logits(model):
     return zoo.logits(model.eval())
 
 
+@pytest.mark.tl4
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "name",
@@ -110,6 +111,8 @@ def test_a_change_in_place_shows_in_both_and_tying_is_kept():
     torch.testing.assert_close(logits(model), logits(given), atol=1e-5, rtol=0)  # measured 6e-7; they grew by 1
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 def test_the_commit_of_a_model_in_the_hubs_cache_is_named_on_every_road(hub, tokenized, tmp_path):
     """Some versions of transformers write the commit of a hub model into its config, others nowhere."""
     commit = hub.publish("maker/model", tokenized)

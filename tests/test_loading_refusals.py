@@ -406,6 +406,8 @@ def test_folders(copied, monkeypatch, tmp_path, what, road):
     assert what in AS_NUMBERS or not (tmp_path / "parts").exists()
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.skipif(not zoo.READ_WRONG, reason="right on TransformerLens 4")
 def test_a_bridge_with_other_logits(folder):
     with pytest.raises(UnsupportedArchitecture, match=r"^the bridge that TransformerLens 3\.\S+ makes of .*cohere"):

@@ -177,6 +177,7 @@ def test_a_control_takes_the_same_numbers_from_other_blocks():
     assert torch.equal(moved[..., outside], difference[..., outside])
 
 
+@pytest.mark.slow
 def test_the_size_of_what_is_removed_is_that_over_the_blocks():
     model = shared("bridge", "llama")
     view, task = attention_view(model), blocks_task(shared("bridge", "llama"), 2)

@@ -51,6 +51,7 @@ def part_of(folder, model):
     return file
 
 
+@pytest.mark.slow
 def test_every_model_has_the_same_schema_and_its_own_table(models, finished):
     files = [part_of(finished, model) for model in models]
     schema = pq.read_schema(files[0]).remove_metadata()
@@ -70,6 +71,7 @@ def test_every_model_has_the_same_schema_and_its_own_table(models, finished):
     assert not list((finished / "failures").iterdir())
 
 
+@pytest.mark.slow
 def test_pandas_pyarrow_duckdb_and_polars_read_the_folder(models, finished):
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     frame = pd.read_parquet(finished / "heads")
@@ -148,6 +150,7 @@ def test_what_no_model_can_have_is_refused_before_a_folder_is_made(models, tmp_p
 # --- what is listed ---
 
 
+@pytest.mark.slow
 def test_a_model_that_is_named_twice_is_one(models, tmp_path, analyzed, monkeypatch):
     (tmp_path / "link").symlink_to(models[0])
     monkeypatch.chdir(models[0].parent)
@@ -176,6 +179,7 @@ def test_a_list_is_read_in_its_place(tmp_path):
 # --- stopped and shared out ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_out", [True, False])
 def test_configured_workers_take_models_that_are_loaded_and_layers_of_those_that_are_read(
     models, finished, tmp_path, monkeypatch, shared_out
@@ -217,6 +221,7 @@ def test_a_model_that_another_job_finishes_is_taken(models, finished, tmp_path, 
     assert not list((folder / "layers").iterdir())
 
 
+@pytest.mark.slow
 def test_a_failure_is_kept_until_its_own_model_succeeds(models, tmp_path, monkeypatch):
     """Also where the model was given by a path at which there was nothing yet."""
     monkeypatch.chdir(tmp_path)

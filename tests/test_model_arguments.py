@@ -70,6 +70,7 @@ def test_every_function_of_a_model_is_among_them():
     assert set(MORE) | NAMES_TOO <= set(TAKE_A_MODEL)
 
 
+@pytest.mark.slow
 def test_the_table_of_a_model_of_transformers_is_that_of_the_loaded_one():
     given = zoo.hf_model("llama")
     found, expected = (tls.analyze_heads(one, null_draws=2, detectors=False) for one in (given, tls.load_model(given)))

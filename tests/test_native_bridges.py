@@ -86,6 +86,8 @@ def test_rotary_geometry_is_that_of_the_tables():
     assert partial.rotary_fraction == 0.5
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 def test_the_table_of_heads():
     model = native("grouped keys")
     table = tls.analyze_heads(model, null_draws=2)

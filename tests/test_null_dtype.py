@@ -52,6 +52,7 @@ def test_sizes_at_which_float32_is_not_faster_are_in_float64():
     assert_same_draws(null_draws(spectrum, blocks, "float32"), null_draws(spectrum, blocks, "float64"))
 
 
+@pytest.mark.slow
 def test_rounding_stays_below_one_percent_of_the_sampling_error_and_more_draws_ask_for_less(monkeypatch):
     spectrum, blocks = random_spectrum(512, 128), blocks_of(512, 128, 40)
     (rounded, _), (exact, _) = (null_draws(spectrum, blocks, dtype) for dtype in ("float32", "float64"))
@@ -68,6 +69,7 @@ def test_rounding_stays_below_one_percent_of_the_sampling_error_and_more_draws_a
         np.testing.assert_array_equal(strict[column], exact[column])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "spectrum"),
     [
@@ -120,6 +122,7 @@ def test_no_spectrum_is_worse_than_promised(k, full):
             assert rounding_over_sampling_error(rounded[0], exact[0]) < 0.01, (n, label)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("blocks", ["shared", "fresh"])
 def test_only_the_null_of_a_table_is_rounded_loaded_and_streamed(tmp_path, blocks):

@@ -52,6 +52,7 @@ def observed_of(values):
 REAL_SIZES = [pytest.param(n, 64, draws, marks=pytest.mark.slow) for n, draws in ((576, 500), (96, 1500), (64, 1500))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k", "draws"), [*((n, k, 3000) for n, k in SIZES), *REAL_SIZES])
 def test_blocks_follow_the_law_of_sign_fixed_frames(n, k, draws):
     spectrum = decaying(k)
@@ -66,6 +67,7 @@ def test_blocks_follow_the_law_of_sign_fixed_frames(n, k, draws):
         assert scipy.stats.ks_2samp(found, expected).pvalue > 2e-3, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_entries_have_the_moments_of_a_haar_matrix(n, k):
     blocks = haar_blocks(n, k, 4000, np.random.default_rng(0)).numpy()
@@ -155,6 +157,7 @@ def true_error(spectrum, n, count, repeats, seed):
     return errors
 
 
+@pytest.mark.slow
 def test_control_lowers_the_true_error_and_does_little_harm_where_it_does_not_help():
     errors = true_error(decaying(8), 100, count=100, repeats=300, seed=5)
     ratio, used = errors["D_head"]

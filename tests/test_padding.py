@@ -92,6 +92,7 @@ def test_padding_on_either_side_is_the_same_sweep(tmp_path):
     assert swept(task=language(right_packed(*right).tokens)).attrs["tokens_sha256"] != one.attrs["tokens_sha256"]
 
 
+@pytest.mark.slow
 def test_estimates_of_a_padded_batch_are_the_mean_over_its_sequences():
     model, rows = shared("bridge", "llama"), sequences()
     tokens, mask = padded(rows)
@@ -107,6 +108,7 @@ def test_estimates_of_a_padded_batch_are_the_mean_over_its_sequences():
 # --- without a mask ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "said"),
     [

@@ -80,6 +80,7 @@ def saved(figure):
     return figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [SLOW.get(name, name) for name in FIGURES])
 def test_texts_are_large_enough_inside_the_figure_and_not_on_one_another(name):
     draw, words = FIGURES[name]

@@ -85,6 +85,7 @@ def test_the_exclusion_index_is_drawn_against_the_spread_of_the_logits():
     assert "not drawn: 1 row with NaN in logit_std" in said(plots.exclusion_plane(table))
 
 
+@pytest.mark.slow
 def test_rows_with_nan_are_left_out_and_counted():
     table = head_scores()
     assert "not drawn" not in said(plots.positional_symbolic_plane(table))

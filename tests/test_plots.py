@@ -23,6 +23,7 @@ def names(figure: Figure) -> list[str]:
     return [label.get_text() for label in part(figure, "previous-token head")]
 
 
+@pytest.mark.slow
 def test_every_head_is_a_point_coloured_by_its_layer():
     table = heads()
     before = table.copy()
@@ -41,6 +42,7 @@ def test_every_head_is_a_point_coloured_by_its_layer():
     assert luminance < 0.8
 
 
+@pytest.mark.slow
 def test_the_nulls_stand_at_the_medians_of_the_table():
     table = heads()
     figure = plane(table)
@@ -53,6 +55,7 @@ def test_the_nulls_stand_at_the_medians_of_the_table():
     assert any(f"{centre:.3f}" in line and "2 sd" in line for line in said(figure).splitlines())
 
 
+@pytest.mark.slow
 def test_the_strongest_previous_token_heads_are_ringed_and_named():
     table = heads()
     strongest = table.nlargest(3, "prev")
@@ -64,6 +67,7 @@ def test_the_strongest_previous_token_heads_are_ringed_and_named():
     assert tuple(rings.get_edgecolors()[0]) == to_rgba("#c8102e")
 
 
+@pytest.mark.slow
 def test_names_are_inside_and_do_not_overlap_where_heads_crowd():
     table = heads()
     table["dir_frac"], table["D_head"] = 0.7 + 0.001 * table["head"], 0.5 + 0.002 * table["layer"]
@@ -87,6 +91,7 @@ def test_without_detectors_nothing_is_ringed():
         assert len(offsets(figure, "heads")) == len(table)
 
 
+@pytest.mark.slow
 def test_heads_without_a_number_are_left_out_and_said_so():
     table = heads()
     first = table["prev"].idxmax()

@@ -45,6 +45,7 @@ def test_tokens_are_drawn_with_a_seed_and_short_prompts_reach_less_far():
         relative_position_kernel(model, [(7, 0)])
 
 
+@pytest.mark.slow
 @zoo.needs_hooked
 @pytest.mark.parametrize("name", ["gptj", "opt", "gptneo"])
 def test_rebuilt_scores_are_those_that_the_other_backend_exposes(name):
@@ -74,6 +75,7 @@ def test_rebuilt_scores_that_are_not_the_models_own_are_refused():
         relative_position_kernel(model, [(0, 0)], zoo.prompt(3, 24))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "opt"])
 def test_padding_is_not_counted(name):
     model, tokens = shared("bridge", name), zoo.prompt(2, 24)

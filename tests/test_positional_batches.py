@@ -13,11 +13,13 @@ from tlspectral.positional.block_weights import QueryPasses
 from tlspectral.positional.exclusion import swapped_key_means
 
 
+@pytest.mark.slow
 @modes
 def test_native_models_keep_no_cache_and_are_run_in_full(mode):
     assert agreement_of_shared_prefill(tiny("tiny-rope"), mode, True) < 1e-3
 
 
+@pytest.mark.slow
 def test_small_batches_give_what_large_ones_do(monkeypatch, spied):
     suffix = block_prompt().suffix
     measure = partial(measure_queries, shared("bridge", "gemma2"), [suffix, suffix.flip(0), zoo.prompt(1, 2)[0]])
@@ -46,6 +48,7 @@ def moved_all_anew(logits_at, spans, i, j, n):
     return torch.stack([weights[..., ends[b] : ends[b + 1]].mean(-1) for b in (i, j)], dim=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])
 @pytest.mark.parametrize("lengths", [(2, 2, 2, 2), (1, 4, 2, 3)])
 @pytest.mark.parametrize("prefix", [0, 2])

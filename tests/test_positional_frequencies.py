@@ -19,6 +19,7 @@ from tlspectral.positional.block_weights import QueryPasses
 from tlspectral.spectral_rope import to_spectral
 
 
+@pytest.mark.slow
 def test_layers_without_rotary_positions_have_no_frequencies():
     model = shared("bridge", "smollm3")
     table = measured(model, per_frequency=True)
@@ -35,6 +36,7 @@ def test_layers_without_rotary_positions_have_no_frequencies():
 # --- logits per frequency ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in zoo.RIGHT if name not in NO_ROPE])
 def test_frequencies_and_still_columns_sum_to_the_scores(name):
     model, prompt = shared("bridge", name), block_prompt()
@@ -62,6 +64,7 @@ def test_frequencies_and_still_columns_sum_to_the_scores(name):
             assert (whole - theirs[0, :, -1, seen.visible]).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 def test_a_logit_scale_takes_the_place_of_the_models_own():
     model = shared("bridge", "llama")
     scale = attention_view(model).raw(0).score_scale
@@ -81,6 +84,7 @@ def test_a_logit_scale_takes_the_place_of_the_models_own():
 # --- frequencies of their own ---
 
 
+@pytest.mark.slow
 def test_heads_that_turn_at_frequencies_of_their_own_are_measured_with_them():
     base = shared("bridge", "qwen3")
     model, prompt = to_spectral(base, log_omega=False), block_prompt()

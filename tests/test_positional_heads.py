@@ -68,7 +68,7 @@ def previous_token_head(name):
     [
         ("tiny-rope", 0.95, 0.1),
         ("tiny-ape", 0.8, 0.3),  # its keys change a little with their learned position
-        ("tiny-rope-imag", 0.95, 0.1),
+        pytest.param("tiny-rope-imag", 0.95, 0.1, marks=pytest.mark.slow),
         pytest.param("tiny-rope-sym", 0.7, 0.5, marks=pytest.mark.slow),
         pytest.param("tiny-ape-sym", 0.7, 0.5, marks=pytest.mark.slow),
     ],
@@ -83,6 +83,7 @@ def test_a_previous_token_head_stays_and_induction_heads_follow(name, least_symb
     assert (above["s_pos"] < most_positional).all()
 
 
+@pytest.mark.slow
 def test_permuted_keys_tell_the_same_of_a_rotary_model_and_nothing_of_learned_positions():
     rope, ape = random_map_scores("tiny-rope", "key"), random_map_scores("tiny-ape", "key")
     below = rope.loc[previous_token_head("tiny-rope")]

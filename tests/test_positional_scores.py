@@ -129,6 +129,7 @@ def coin_heads(seed, n_heads=200, swaps=20):
     return before, torch.where(follows[..., None], before.flip(-1), before)
 
 
+@pytest.mark.slow
 def test_heads_that_differ_in_how_often_they_follow_lie_inside_the_null():
     places = []
     for seed in range(12):

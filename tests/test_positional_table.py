@@ -15,6 +15,7 @@ from tlspectral.hooks import ablate
 from tlspectral.positional import BlockPrompt, positional_symbolic
 
 
+@pytest.mark.slow
 @modes
 @pytest.mark.parametrize("per_frequency", [False, True])
 def test_the_table_says_what_it_was_made_with(mode, per_frequency):
@@ -39,6 +40,7 @@ def test_the_table_says_what_it_was_made_with(mode, per_frequency):
     assert attrs["correlation"]["pearson"] == pytest.approx(heads["s_pos"].corr(heads["s_sym"]), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_first_block_is_left_out_unless_asked_for():
     model, prompt = shared("bridge", "llama"), block_prompt()
     without = positional_symbolic(model, prompt)
@@ -49,6 +51,7 @@ def test_the_first_block_is_left_out_unless_asked_for():
     assert differ(without, measured(model, prompt)) > 1e-2
 
 
+@pytest.mark.slow
 @modes
 def test_a_list_is_measured_prompt_by_prompt(mode):
     model, prompts = shared("bridge", "llama"), [block_prompt(seed=seed) for seed in (1, 2, 3)]
@@ -64,6 +67,7 @@ def test_a_list_is_measured_prompt_by_prompt(mode):
     assert (found.attrs["n_prompts"], found.attrs["n_blocks"]) == (3, 5)
 
 
+@pytest.mark.slow
 def test_text_and_its_tokens_give_the_same():
     model = words()
     blocks = ["w10 w11 w12 ", "w13 w14 ", "w15 w16 ", "w17 w18 w19 "]
@@ -95,6 +99,7 @@ def test_the_model_is_as_before(backend, name):
     assert_unchanged(model, before)
 
 
+@pytest.mark.slow
 def test_hooks_on_the_model_stay_in_force():
     model, prompt = shared("bridge", "llama"), block_prompt()
     intact = measured(model, prompt)
@@ -105,6 +110,7 @@ def test_hooks_on_the_model_stay_in_force():
     assert differ(intact[~below], ablated[~below]) > 1e-3
 
 
+@pytest.mark.slow
 @modes
 def test_every_query_is_scored_as_if_the_prompt_ended_there(mode):
     model, prompt = shared("bridge", "llama"), block_prompt()

@@ -45,6 +45,7 @@ def single(mode, draw, query, per_frequency):
 # --- which blocks, questions and draws ---
 
 
+@pytest.mark.slow
 @settings(max_examples=25, derandomize=True)
 @given(st.data())
 def test_blocks_are_evenly_spaced_and_queries_over_them(data):
@@ -125,6 +126,7 @@ def test_prompts_without_a_score_are_left_out():
 # --- against single prompts ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["prompt", "key"])
 @pytest.mark.parametrize("kind", ["heads", "frequencies", "query 0", "query 6"])
 def test_tables_are_averages_of_single_prompts(mode, kind):
@@ -152,6 +154,7 @@ def test_tables_are_averages_of_single_prompts(mode, kind):
             assert table[f"{score}_se"].max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_correlation_is_the_mean_of_those_of_each_prompt():
     found = scored().attrs["correlation"]
     of_each = [single("prompt", draw, query, False).attrs["correlation"] for draw in range(3) for query in (0, 6)]
@@ -218,6 +221,7 @@ def test_queries_temperature_scale_and_pairs_can_be_chosen():
     assert found[ERRORS].isna().all(axis=None)  # one draw
 
 
+@pytest.mark.slow
 def test_the_table_says_what_task_it_was_made_with():
     attrs = scored(per_frequency=True).attrs
     assert json.loads(json.dumps(attrs, allow_nan=False)) == attrs

@@ -32,6 +32,7 @@ def pairs(**positions):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_sweep_by_position_is_z_edited_at_that_position(name):
     model = zoo.shared("bridge", name)
@@ -74,6 +75,7 @@ def test_a_block_a_part_and_a_row_are_one_number():
     assert repr(part) == "Antisymmetric(include_bias=False, at='END')"
 
 
+@pytest.mark.slow
 def test_the_screen_by_position_is_the_gradient_at_that_position(monkeypatch, tmp_path):
     monkeypatch.setattr(sweep_module, "SCREENED", 3)
     model, (clean, other) = zoo.shared("bridge", "llama"), prompt_pairs(6, 9, seed=3, at=3)

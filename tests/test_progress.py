@@ -67,6 +67,7 @@ def test_workers_show_no_bars_of_their_own(terminal, n_jobs):
     assert ("inside" in shown) == (n_jobs == 1)
 
 
+@pytest.mark.slow
 def test_analyze_heads_shows_what_it_is_at(terminal):
     shown = terminal(lambda: tls.analyze_heads(zoo.shared("bridge", "llama"), null_draws=2))
     for description in ("spectra", "null", "detectors"):

@@ -30,6 +30,7 @@ def in_double(name):
 # --- the number ---
 
 
+@pytest.mark.slow
 def test_it_is_the_square_of_dir_frac_in_the_head_table():
     model = shared("bridge", "gemma3")
     table = tls.analyze_heads(model, null_draws=2, detectors=False)
@@ -44,6 +45,7 @@ def test_it_is_the_square_of_dir_frac_in_the_head_table():
         assert torch.equal(qk_penalty(model, "Im(M_t)", heads), expected)
 
 
+@pytest.mark.slow
 @every_part
 def test_in_16_bits_and_in_mixed_precision_it_is_computed_in_float32(part):
     model = zoo.bridge("qwen3").to(torch.bfloat16)
@@ -55,6 +57,7 @@ def test_in_16_bits_and_in_mixed_precision_it_is_computed_in_float32(part):
         assert torch.equal(qk_penalty(model, part), found)
 
 
+@pytest.mark.slow
 @every_part
 def test_as_stored_nothing_is_folded(part):
     model = in_double("qwen3")
@@ -70,6 +73,7 @@ def test_as_stored_nothing_is_folded(part):
 # --- gradients ---
 
 
+@pytest.mark.slow
 @every_part
 def test_the_gradient_of_the_stored_weights_is_that_of_finite_differences(part):
     """Of the parameters of the model, put in place of its own for each call."""
@@ -95,6 +99,7 @@ def test_the_gradient_of_the_stored_weights_is_that_of_finite_differences(part):
     assert torch.autograd.gradcheck(penalty_of, given, fast_mode=True)
 
 
+@pytest.mark.slow
 @every_part
 @pytest.mark.parametrize("folded", [True, False])
 def test_a_detached_denominator_is_a_constant_of_the_gradient(part, folded):

@@ -350,7 +350,15 @@ def finished(name):
     return folder, ROWS[name](folder)
 
 
-every_row = pytest.mark.parametrize("name", ROWS)
+# Rows of the fast tests: one of each room that keeps parts.
+FAST = ("screened sweep", "edges", "scores by key", "chosen heads from files")
+
+
+def marks(name):
+    return () if name in FAST else pytest.mark.slow
+
+
+every_row = pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ROWS])
 
 
 @every_row
@@ -418,7 +426,7 @@ def test_other_hooks_on_the_model_are_refused(name, model):
 @pytest.mark.parametrize(
     ("name", "new", "options"),
     [
-        pytest.param(name, new, options, id=f"{name}-{next(iter(options))}")
+        pytest.param(name, new, options, id=f"{name}-{next(iter(options))}", marks=marks(name))
         for name, row in ROWS.items()
         for new, options in row.served
     ],

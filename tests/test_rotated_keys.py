@@ -63,6 +63,7 @@ def planted_bridge():
     return zoo.wrapped(model.eval())
 
 
+@pytest.mark.slow
 def test_planted_heads_have_the_least_p_and_a_head_without_keys_the_largest():
     table = tls.detect_heads(planted_bridge(), n_sequences=20, segment_length=32, null_draws=199)
     rows = table.set_index(["layer", "head"])
@@ -190,6 +191,7 @@ def test_a_head_read_through_its_own_frame_has_the_models_pattern(name):
 # --- the table ---
 
 
+@pytest.mark.slow
 def test_the_scores_are_those_without_a_null_and_every_score_has_a_p():
     model = shared("bridge", "llama")
     eye = torch.eye(15)
@@ -215,6 +217,7 @@ def test_a_score_without_a_compared_sequence_has_no_p_and_one_that_cannot_vary_h
     assert (table["pattern_p"] == 1).all()
 
 
+@pytest.mark.slow
 @zoo.needs_hooked
 def test_both_backends_have_the_same_p_and_long_prompts_are_compared_as_far_as_they_fit(monkeypatch):
     monkeypatch.setattr(detectors_heads, "_MOST_TOKENS", 50)

@@ -24,6 +24,7 @@ NAMES = [column.name for column in TABLE.columns]
 schema._SCHEMAS.pop(TABLE.name)  # the other files of a process look at every table of the package
 
 
+@pytest.mark.slow
 @given(st.permutations(NAMES), st.sets(st.sampled_from(["good", "note"])), st.integers(0, 3))
 def test_a_frame_has_the_order_of_the_schema_whatever_the_data_have(order, lacking, rows):
     data = pd.DataFrame({name: [0] * rows for name in order if name not in lacking})

@@ -327,6 +327,7 @@ def test_the_workers_of_a_dask_cluster(inside):
     assert len(read_table(inside / "sweep.parquet")) == 8
 
 
+@pytest.mark.slow
 def test_notes_of_shards_are_the_same_for_all(inside):
     for index in (1, 2):
         run(*SWEEP, "--shard", f"{index}/2")

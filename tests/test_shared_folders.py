@@ -37,6 +37,7 @@ def killed_jobs(monkeypatch):
     return importlib.import_module("killed_jobs")
 
 
+@pytest.mark.slow
 @unix
 def test_eight_jobs_of_which_half_are_killed_leave_the_folder_of_one(killed_jobs, tmp_path):
     killed_jobs.make_parts(tmp_path / "one")

@@ -49,6 +49,7 @@ def test_gauge_of_the_head_changes_nothing(seed, shape, exponent):
     assert_same(measure(w_q @ gauge, w_k @ inverse.T), measure(w_q, w_k), noise=noise)
 
 
+@pytest.mark.slow
 @invariant
 @given(seeds, shapes, st.floats(-30, 30), st.sampled_from([-1.0, 1.0]))
 def test_transpose_and_basis_change_nothing_and_scaling_only_what_has_a_unit(seed, shape, exponent, sign):

@@ -39,6 +39,7 @@ def moved(backend, name, only=("omega", "phase", "gain")):
 # --- scores ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -85,11 +86,13 @@ def test_a_geometry_that_is_not_what_acts_is_seen(name, part, monkeypatch):
 # --- tables ---
 
 
+@pytest.mark.slow
 def test_a_fresh_spectral_model_has_the_bases_table():
     found, expected = tabulated(to_spectral(base("bridge", "llama"))), tabulated(base("bridge", "llama"))
     assert_tables_agree(found, expected, rtol=1e-9, atol=1e-12)  # phases and gains of 0 and 1 in float64: exact
 
 
+@pytest.mark.slow
 def test_moved_frequencies_are_in_the_tables():
     spectral = moved("bridge", "llama", ("omega",))
     found, expected = tabulated(spectral), tabulated(base("bridge", "llama"))
@@ -98,6 +101,7 @@ def test_moved_frequencies_are_in_the_tables():
     assert found.attrs["weights_sha256"] != expected.attrs["weights_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only", ["omega", "phase", "gain"])
 def test_the_digest_of_a_layer_knows_its_spectral_parameters(only):
     models = to_spectral(base("bridge", "llama")), moved("bridge", "llama", (only,))
@@ -189,6 +193,7 @@ def test_ablation_under_left_padding():
     torch.testing.assert_close(found[1:, 2:], alone[1], rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_one_ablated_forward_per_head():
     spectral = moved("bridge", "gptj")
     tokens = repeated_sequences(attention_view(spectral), 3, 8, seed=1)
@@ -201,6 +206,7 @@ def test_a_sweep_is_one_ablated_forward_per_head():
         assert table.loc[(layer, head), "value"] == pytest.approx(plain, abs=1e-5)  # rounding of stacked runs, 1e-6
 
 
+@pytest.mark.slow
 def test_bands_are_of_each_heads_own_frequencies():
     spectral = moved("bridge", "llama")
     tokens = repeated_sequences(attention_view(spectral), 3, 8, seed=1)
@@ -247,6 +253,7 @@ def test_a_head_of_a_spectral_layer_is_scored_as_it_would_be_alone(softcap):
                 torch.testing.assert_close(found[head : head + 1], expected, rtol=1e-12, atol=1e-12)  # rounding
 
 
+@pytest.mark.slow
 def test_traces_and_norms_are_those_of_the_merged_model():
     spectral = moved("bridge", "llama", ("phase", "gain"))
     merged = merge(spectral)
@@ -261,6 +268,7 @@ def test_traces_and_norms_are_those_of_the_merged_model():
     assert isinstance(found, pd.DataFrame)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("receiver", ["L1H0.q", "L1KV0.k"])
 def test_an_edge_into_learned_gains_and_phases_is_that_of_a_run_with_it_cut(receiver):
     model = moved("bridge", "llama")

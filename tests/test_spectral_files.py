@@ -26,6 +26,7 @@ def path(tmp_path):
     return tmp_path / "spectral.safetensors"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", OPTIONS)
 def test_what_was_saved_comes_back(path, chosen):
     spectral = moved("bridge", "llama", **OPTIONS[chosen])
@@ -47,6 +48,7 @@ def test_what_was_saved_comes_back(path, chosen):
     assert record["frequencies"] == OPTIONS[chosen].get("frequencies")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "smollm3"])
 def test_architectures_with_layers_of_their_own_come_back(path, name):
     spectral = moved("bridge", name)

@@ -34,6 +34,7 @@ def assert_bridge_of(bridge, spectral):
     torch.testing.assert_close(logits(bridge), logits(spectral), rtol=0, atol=3e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "trained"), [(True, False), (False, True)])
 def test_weights_are_shared_and_frozen_or_its_own(share, trained):
     model = zoo.hf_model("llama")
@@ -51,6 +52,7 @@ def test_weights_are_shared_and_frozen_or_its_own(share, trained):
     assert not torch.equal(logits(spectral), before)
 
 
+@pytest.mark.slow
 def test_positions_are_those_that_are_given():
     """At positions 0, 2, 4, ... a model is the one of twice the frequencies at 0, 1, 2, ..."""
     model, faster = zoo.hf_model("llama"), zoo.hf_model("llama")
@@ -75,6 +77,7 @@ def test_generation_with_its_cache(name):
         assert torch.equal(found, greedy(spectral, tokens, 6))
 
 
+@pytest.mark.slow
 def test_copies_files_and_threads():
     spectral = move(to_spectral(zoo.hf_model("llama")))
     expected = logits(spectral)
@@ -98,6 +101,7 @@ def hooks_of(model):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked_for", [False, True])
 def test_checkpointing_leaves_no_hook_but_the_one_that_the_user_asked_for(asked_for):
     spectral = to_spectral(zoo.hf_model("llama"))
@@ -236,6 +240,7 @@ def test_folders_of_earlier_versions_load_where_they_were_saved(model, tmp_path,
         tls.load_model(tmp_path / "learned")
 
 
+@pytest.mark.slow
 def test_the_base_of_an_earlier_save_is_not_used(model, tmp_path):
     """Weights that were trained are saved beside; a later save to the folder names another base."""
     trained_too = move(to_spectral(model, share_weights=False))

@@ -18,6 +18,7 @@ from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import merge, to_spectral
 
 
+@pytest.mark.slow
 @some_models
 def test_the_base_is_untouched_before_during_and_after_training(backend, name):
     model = getattr(zoo, backend)(name).train()
@@ -61,6 +62,7 @@ def test_names_state_dicts_files_and_copies(backend, name):
         assert_on_its_own(pickle.loads(pickle.dumps(spectral)), spectral)
 
 
+@pytest.mark.slow
 @some_models
 def test_a_shared_phase_has_a_gradient_of_rounding_alone(backend, name):
     spectral = to_spectral(base(backend, name), shared_phase=True, log_omega=False)
@@ -73,6 +75,7 @@ def test_a_shared_phase_has_a_gradient_of_rounding_alone(backend, name):
     torch.testing.assert_close(logits(spectral), before, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_the_inverse_frequencies_are_the_models_own():
     for name in ("llama3", "yarn", "gemma3"):
         model = base("bridge", name)
@@ -109,6 +112,7 @@ def test_half_precision_keeps_parity_and_float32_frequencies():
 # --- layers, heads and frequencies that become spectral ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scope", "rows"), [("head", (2, 4)), ("group", (2, 2)), ("layer", (1, 1)), ("model", (1, 1))])
 def test_scopes(scope, rows):
     spectral = to_spectral(base("bridge", "llama"), scope=scope)
@@ -124,6 +128,7 @@ def test_scopes(scope, rows):
     assert same == torch.equal(spectral.spectral["0"].gain_by_head(), spectral.spectral["1"].gain_by_head())
 
 
+@pytest.mark.slow
 @some_models
 def test_other_heads_and_pairs_stay_geometric(backend, name):
     """Also after training steps with weight decay, which moves parameters that have no gradient."""
@@ -149,6 +154,7 @@ def test_other_heads_and_pairs_stay_geometric(backend, name):
     assert torch.equal(differs, chosen.any(1))
 
 
+@pytest.mark.slow
 def test_heads_are_pairs_or_a_table_and_frequencies_may_be_an_iterator():
     table = pd.DataFrame({"layer": [0, 0], "head": [2, 3], "score": [0.5, 0.4]})
     for heads in (table, [(0, 3), (0, 2), (0, 3)], iter([(0, 2), (0, 3)])):

@@ -38,6 +38,7 @@ def one_step(spectral, optimizer, row):
     optimizer.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"log_omega": False}, {"scope": "model"}, {"shared_phase": True}])
 def test_frequencies_have_a_tenth_of_the_rate(options):
     spectral = to_spectral(base("bridge", "llama"), **options)

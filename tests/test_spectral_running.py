@@ -43,6 +43,7 @@ def test_every_way_to_run_it_gives_the_same(backend, name):
         _ = spectral.no_such_name
 
 
+@pytest.mark.slow
 @some_models
 @pytest.mark.parametrize("permanent", [True, False])
 def test_hooks_of_others_come_first(backend, name, permanent):
@@ -75,6 +76,7 @@ def test_hooks_of_others_come_first(backend, name, permanent):
     assert torch.equal(seen["pattern"], seen["gain"])  # doubling is exact, and commutes with the rotations
 
 
+@pytest.mark.slow
 @some_models
 def test_a_failed_run_leaves_nothing_behind(backend, name):
     spectral = moved(backend, name)
@@ -90,6 +92,7 @@ def test_a_failed_run_leaves_nothing_behind(backend, name):
     assert torch.equal(logits(spectral), expected)
 
 
+@pytest.mark.slow
 @some_models
 def test_runs_and_resets_of_hooks_inside_a_run_leave_the_rotation_on(backend, name):
     spectral = moved(backend, name)
@@ -120,6 +123,7 @@ def assert_same(found, wanted):
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.slow
 @some_models
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoints_around_the_blocks_or_the_whole_model(backend, name, reentrant):
@@ -150,6 +154,7 @@ CACHED += [pytest.param("bridge", name, marks=pytest.mark.slow) for name in ("qw
 CACHED += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwen3", "neox")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), CACHED)
 def test_a_cache_handed_over_gives_the_same_logits(backend, name):
     spectral = moved(backend, name)
@@ -202,6 +207,7 @@ def test_positions_of_the_callers_own_are_those_that_turn():
     assert float((spread - unturned).abs().max()) > 0.1
 
 
+@pytest.mark.slow
 @some_models
 def test_left_padding_changes_nothing(backend, name):
     spectral, (tokens, padded, mask) = moved(backend, name), left_padded(length=12)
@@ -217,6 +223,7 @@ PROMPTS = [zoo.prompt(length=length, seed=length) for length in (24, 17, 9, 5)]
 ROUNDS = 6  # of four threads that start together, each with a prompt of its own length
 
 
+@pytest.mark.slow
 @on_both_backends
 def test_threads_of_spectral_models_of_one_base_get_their_own_logits(backend, name):
     spectral, other = moved(backend, name), moved(backend, name, scope="layer")

@@ -34,6 +34,7 @@ def resamples(heads, draws, seed):
 # --- the interval ---
 
 
+@pytest.mark.slow
 @methods
 def test_it_is_the_loop_over_resampled_tables(method):
     heads = heads_of(1)

@@ -91,6 +91,7 @@ def enumerated(x, y, alternative):
     return (extremes >= extremes[0]).mean(), (extremes == extremes.max()).mean()
 
 
+@pytest.mark.slow
 @alternatives
 @given(x=few, y=few)
 @invariant

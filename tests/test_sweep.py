@@ -37,7 +37,9 @@ def parts_of(name):
 # --- equal to whole forward passes ---
 
 
-@pytest.mark.parametrize(("backend", "name"), MODELS)
+@pytest.mark.parametrize(
+    ("backend", "name"), [MODELS[0], pytest.param(*MODELS[1], marks=pytest.mark.slow), *MODELS[2:]]
+)
 def test_a_sweep_is_one_ablated_forward_per_head(backend, name, monkeypatch):
     """Two heads share a run (42 tokens at a time hold two sequences, and the last sequence is alone).
 
@@ -143,6 +145,7 @@ def test_a_random_part_is_as_large_as_the_one_removed(name):
     assert seen == [(5, 2, 21, 21)]
 
 
+@pytest.mark.slow
 def test_a_control_is_seeded_and_leaves_the_effects_alone(monkeypatch):
     model, tokens = shared("bridge", "llama"), drawn()
     plain = sweep(model, "rope_phase", task=induction(tokens))
@@ -198,6 +201,7 @@ def test_an_estimate_is_the_slope_of_the_loss(backend, name, part):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_screen_measures_the_largest_and_a_random_set(monkeypatch):
     monkeypatch.setattr(sweep_module, "SCREENED", 3)
     model, tokens = shared("bridge", "gemma2"), drawn()

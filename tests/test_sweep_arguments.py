@@ -21,6 +21,7 @@ def margin(prompts):
     return tls.logit_difference(prompts, 3, 7)
 
 
+@pytest.mark.slow
 def test_the_table_says_how_it_was_made():
     model, tokens = shared("bridge", "llama"), drawn()
     table = sweep(model, "rope_phase", task=induction(tokens), seed=4)

@@ -134,6 +134,7 @@ def test_a_placebo_of_a_model_without_rotary_positions_carries_its_origin():
 # --- hashes of layers ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parameter", "changed"),
     [("model.layers.1.self_attn.q_proj", {"1"}), ("model.layers.1.self_attn.k_proj", {"1"}),
@@ -149,6 +150,7 @@ def test_a_changed_weight_changes_the_hash_of_its_layer(parameter, changed):
     assert {layer for layer in before if before[layer] != after[layer]} == changed
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_changed_in_place_is_seen_by_the_next_table():
     model = zoo.bridge("llama")
     assert len(join(analyze(model), one=tls.heads.copying_scores(model))) == 8
@@ -158,6 +160,7 @@ def test_a_weight_that_is_changed_in_place_is_seen_by_the_next_table():
         join(heads, one=tls.heads.copying_scores(model))
 
 
+@pytest.mark.slow
 def test_tables_of_some_layers_are_compared_on_those_that_both_have():
     some = analyze(llama(), heads="L1")
     composed = tls.k_composition(llama(), "L1H1")
@@ -178,6 +181,7 @@ def without_hashes():
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", [without_hashes, lambda: pd.concat([sweep(llama()), without_hashes()])])
 def test_a_table_that_does_not_name_its_weights_is_refused(table):
     with pytest.raises(ValueError, match=f"{UNKNOWN}: no hash of the weights is known for the rows of .* Make both"):
@@ -206,6 +210,7 @@ def test_tables_of_a_folder_and_of_the_model_loaded_from_it_are_compared_by_name
         join(streamed, one=unnamed)
 
 
+@pytest.mark.slow
 def test_composition_of_a_folder_has_the_hashes_of_its_head_table(folder, tmp_path):
     streamed, composed = analyze(folder("llama")), tls.k_composition(folder("llama"), "L1H1")
     assert composed.attrs["weights_by_layer"] == streamed.attrs["weights_by_layer"]
@@ -238,6 +243,7 @@ def packaged(name):
     return analyze(tls.load_model(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "heads"), [("llama", "L1"), ("gpt2", None), ("gptj", ["L0", "L1"])])
 def test_a_model_knows_the_hash_of_its_own_table(name, heads):
     model = zoo.shared("bridge", name)
@@ -269,6 +275,7 @@ def test_a_table_of_other_weights_is_refused(chosen):
         require_table_of(model, table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -38,6 +38,7 @@ def test_every_table_is_there_once():
     assert len(names) == len(set(names)) == 118
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_every_text_is_complete(name):
     described = describe_table(name)

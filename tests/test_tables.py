@@ -114,6 +114,7 @@ columns_of_any_kind = st.sampled_from(
 
 
 # One folder serves all examples: each writes over the file of the one before.
+@pytest.mark.slow
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     columns=st.dictionaries(st.text(min_size=1, max_size=8), columns_of_any_kind, min_size=1, max_size=4),
@@ -180,6 +181,7 @@ def test_columns_that_the_user_renames_or_joins_go_without(tmp_path):
         }
 
 
+@pytest.mark.slow
 def test_a_file_read_and_written_again_keeps_its_docs_without_the_maker(tmp_path):
     write_table(heads().assign(mine=1.0), tmp_path / "heads.parquet")
     code = (

@@ -43,6 +43,7 @@ LOOPS = [
 IDS = ["symmetric", "zero", "mean", "resample", "far", "band", "phase"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), ROUTES[:3])
 @pytest.mark.parametrize(("prompts", "part", "ablated_part"), LOOPS, ids=IDS)
 def test_a_sweep_of_a_task_is_a_loop_of_ablations(backend, name, prompts, part, ablated_part):
@@ -57,6 +58,7 @@ def test_a_sweep_of_a_task_is_a_loop_of_ablations(backend, name, prompts, part, 
     assert (table.attrs["task"], table.attrs["higher_is_better"]) == ("logit difference", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "options"),
     [
@@ -96,6 +98,7 @@ def test_one_prompt_has_a_reference_of_its_own():
     assert np.isfinite(table["value"].item())
 
 
+@pytest.mark.slow
 def test_filling_is_not_counted_in_the_size_of_an_edit():
     """The RMS of each prompt by itself, over its own unmasked pairs of tokens, and then over prompts."""
     model = shared("bridge", "llama")
@@ -109,6 +112,7 @@ def test_filling_is_not_counted_in_the_size_of_an_edit():
     assert together == pytest.approx(np.sqrt(np.mean(np.square(alone))), rel=1e-5)  # float32, measured 1e-7
 
 
+@pytest.mark.slow
 def test_a_screen_estimates_the_effect_on_the_task(monkeypatch):
     """The derivative is that of a small step along the same edit."""
     model, task = shared("bridge", "llama"), margin_task()

@@ -37,6 +37,7 @@ def by_hand(*given, **options):
     return (rows[:, 3] - rows[:, 5]).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "name"),
     [("bridge", "llama"), ("bridge", "gpt2"), pytest.param("hooked", "llama", marks=zoo.needs_hooked)],
@@ -84,6 +85,7 @@ def test_strings_are_tokenised_as_by_the_model(tmp_path):
         tls.evaluate(model, tls.logit_difference(texts, "w3 w4", "w5"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 def test_text_past_the_context_is_refused_and_not_cut(tmp_path, backend):
     """`to_tokens` cuts a text at the context without a word. Such a text is refused before the model runs."""
@@ -267,6 +269,7 @@ def test_logits_of_other_positions_are_never_computed():
     assert seen == [(3, 1)]
 
 
+@pytest.mark.slow
 def test_named_tasks_are_the_losses():
     model = shared("bridge", "llama")
     assert (

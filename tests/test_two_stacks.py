@@ -141,6 +141,7 @@ def close(found, expected):
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*REMOVED, "output", "long_range"])
 def test_a_part_is_gone_in_every_run(name):
     part = PARTS.get(name, name)
@@ -197,6 +198,7 @@ def test_scores_of_every_run_are_checked():
     assert tls.verify_scores(model()).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_tables_name_the_stacks_and_what_is_measured_is_a_mean_over_runs():
     heads = tls.analyze_heads(model(), null_draws=2, extras=["score_asym"], prompts=TOKENS)
     assert heads["name"].tolist() == [f"L{layer}H{head}" for layer in range(2) for head in range(4)]

@@ -148,6 +148,7 @@ def test_a_long_list_is_cut_and_counted(made):
 # --- names that transformers changes ---
 
 
+@pytest.mark.slow
 @every_route
 @pytest.mark.parametrize("name", ["bloom", "olmoe"])
 def test_names_that_a_load_changes_are_used(made, unused_in, name):

@@ -26,6 +26,8 @@ def found(model):
     return attention_view(model).source.get("user_hooks")
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @every_line
 def test_a_steering_hook_is_named_in_the_table(backend, name):
     model = getattr(zoo, backend)(name)
@@ -45,6 +47,8 @@ def test_a_steering_hook_is_named_in_the_table(backend, name):
     assert "user_hooks" not in analyze(model, null_draws=2).attrs
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @every_line
 def test_which_hooks_count(backend, name):
     model = getattr(zoo, backend)(name)

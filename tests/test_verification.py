@@ -49,6 +49,8 @@ def test_cohere_is_refused_where_transformer_lens_is_wrong():
 # --- prompts ---
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "yarn"])
 def test_own_tokens(name):
     model = shared("bridge", name)
@@ -142,6 +144,8 @@ MISTAKES = {
 }
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "mistake"),
     [
@@ -186,6 +190,8 @@ IN_16_BITS = {"gpt2": torch.bfloat16, "yarn": torch.float16, "gemma3": torch.bfl
               "gptj": torch.bfloat16}  # fmt: skip
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), IN_16_BITS.items())
 def test_16_bit_models_pass_with_their_own_tolerance(name, dtype):
     model = zoo.bridge(name).to(dtype)
@@ -199,6 +205,8 @@ def test_16_bit_models_pass_with_their_own_tolerance(name, dtype):
         assert records[0]["tolerance"] == pytest.approx(4 * torch.finfo(dtype).eps * largest, rel=1e-9)
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gptj"])
 def test_16_bits_still_see_the_wrong_pairs(name, monkeypatch):
     read_with(monkeypatch, pairs(adjacent=name == "llama"))
@@ -206,6 +214,8 @@ def test_16_bits_still_see_the_wrong_pairs(name, monkeypatch):
         verify_scores(zoo.bridge(name).to(torch.bfloat16))
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 def test_float64_models_agree_to_rounding():
     # 1e-14 for models whose tables and norms stay in float64; others rotate in float32 (1e-6), within the tolerance.
     for name in ("phi", "bloom"):
@@ -216,6 +226,8 @@ def test_float64_models_agree_to_rounding():
 # --- states of the model ---
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_training_mode_with_dropout_verifies(name):
     model = zoo.bridge(name)

@@ -56,6 +56,7 @@ def is_running(pid):
     return True
 
 
+@pytest.mark.slow
 def test_worker_processes_end_with_the_outermost_call(tmp_path):
     parts = parts_of(4, partial(wait_for_both, folder=tmp_path))
     with workers_kept():
@@ -139,6 +140,7 @@ def test_nothing_is_prepared_for_a_finished_work(tmp_path):
     assert len(list(tmp_path.glob("prepared*"))) == 1
 
 
+@pytest.mark.slow
 def test_two_works_do_not_share_what_they_prepared(tmp_path):
     with workers_kept():
         for text in ("one", "two"):

@@ -9,7 +9,7 @@ from tlspectral.hooks.circuits.pairs import pairs_of
 from .rows import asked
 
 
-@asked(every=3, forms=True)
+@asked(every=9, forms=True)
 def all_edges_are_the_clean_run_none_the_counterfactual_one_and_a_cut_edge_its_circuit(row):
     clean, other = prompt_pairs(3, 11, seed=0)
     task = tls.logit_difference(clean, [7, 8, 9], [10, 11, 12], counterfactual=other)

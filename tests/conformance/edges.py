@@ -22,7 +22,7 @@ from .rows import asked, of_heads_alone, right
 # --- ablate into one head ---
 
 
-@asked(every=4, what=("q", "k", "v"), kind=("output", "scores"))
+@asked(every=12, what=("q", "k", "v"), kind=("output", "scores"))
 @pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")
 def an_edge_is_what_plain_recomputation_gives(row, what, kind):
     senders, layer, head = edge_of(row.view)
@@ -59,7 +59,7 @@ def row_of(table, sender, receiver):
     return found
 
 
-@asked(right, every=3, what=("k", "q"))
+@asked(right, every=9, what=("k", "q"))
 def attention_over_an_edge_is_that_of_a_plain_run_with_the_edge_cut(row, what):
     replace, tokens = {"k": "mean", "q": "zero"}[what], repeated(row.view)
     table = edges_of(row, what, "ind", replace)
@@ -77,7 +77,7 @@ def attention_over_an_edge_is_that_of_a_plain_run_with_the_edge_cut(row, what):
     assert table["delta"].abs().max() > 5e-4
 
 
-@asked(right, every=4, what=("k", "v", "q"))
+@asked(right, every=12, what=("k", "v", "q"))
 def a_task_loses_over_an_edge_what_it_loses_in_a_plain_run_with_the_edge_cut(row, what):
     tokens = repeated(row.view)
     table = edges_of(row, what, "task", "mean")
@@ -90,7 +90,7 @@ def a_task_loses_over_an_edge_what_it_loses_in_a_plain_run_with_the_edge_cut(row
     assert table["delta"].abs().max() > 4e-5
 
 
-@asked(right, every=4)
+@asked(right, every=12)
 def edges_into_an_mlp_and_the_logits_and_at_a_position_are_plain_runs_with_them_cut(row):
     view, tokens = row.view, repeated(row.view)
     task = replace(tls.tasks.induction(tokens), positions={"S2": [LENGTH + 1, LENGTH + 3, 2]})
@@ -119,7 +119,7 @@ def last_layer_of(row):
     return captured_of(row.view, row.view.n_layers - 1)
 
 
-@asked(of_heads_alone, every=1)
+@asked(of_heads_alone, every=3)
 def terms_sum_to_the_score_and_each_is_that_of_a_plain_recomputation(row):
     view, name = row.view, row.name
     layer, head = view.n_layers - 1, 3 if view.n_heads(0) > 3 else 2
@@ -158,7 +158,7 @@ def terms_sum_to_the_score_and_each_is_that_of_a_plain_recomputation(row):
     assert list(table["total"].abs()) == sorted(table["total"].abs(), reverse=True)
 
 
-@asked(lambda row: right(row) and of_heads_alone(row), every=2)
+@asked(lambda row: right(row) and of_heads_alone(row), every=6)
 def terms_of_a_part_sum_to_what_ablate_removes_from_the_score(row):
     layer = row.view.n_layers - 1
     for head in (0, row.view.n_heads(layer) - 1):
@@ -174,7 +174,7 @@ def terms_of_a_part_sum_to_what_ablate_removes_from_the_score(row):
             assert table[part].sum() == pytest.approx(-float(added[0, 0, QUERY, KEY]), abs=1e-5), part
 
 
-@asked(lambda row: right(row) and of_heads_alone(row), every=2)
+@asked(lambda row: right(row) and of_heads_alone(row), every=6)
 def what_a_score_loses_is_what_a_run_with_edited_streams_says(row):
     view = row.view
     layer, head, count = view.n_layers - 1, 1, 6

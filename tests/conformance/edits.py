@@ -34,7 +34,7 @@ def in_double(row, case):
     return explicit(row, case) and (row.backend == "hooked" or row.name in IN_ITS_OWN_PRECISION)
 
 
-@asked(editable, every=3, part=("symmetric", "antisymmetric", *rotary_parts), encoders=True)
+@asked(editable, every=9, part=("symmetric", "antisymmetric", *rotary_parts), encoders=True)
 def other_heads_and_earlier_layers_are_as_they_were_to_the_bit(row, part):
     layer, head = applicable(row.view, part)[-1], 1
     with ablate(row.model, [(layer, head)], parts.Band([0]) if part == "rotary_band" else part):
@@ -51,7 +51,7 @@ def other_heads_and_earlier_layers_are_as_they_were_to_the_bit(row, part):
             assert float((old[:, head] - new[:, head]).abs().max()) > 1e-3
 
 
-@asked(right, every=1, encoders=True)
+@asked(right, every=3, encoders=True)
 def output_silences_the_head(row):
     with ablate(row.model, [(0, 1), (1, 0)], "output"):
         during = recorded(row.model, ("z",))
@@ -62,7 +62,7 @@ def output_silences_the_head(row):
     assert during[1, "z"][:, :, 1].any()
 
 
-@asked(editable, every=3, part=("output", "antisymmetric", "rope_phase", "long_range"))
+@asked(editable, every=9, part=("output", "antisymmetric", "rope_phase", "long_range"))
 def at_a_position_a_part_is_gone_there_and_nowhere_else(row, part):
     layer, head, at = applicable(row.view, part)[-1], 1, [5, 7][: len(zoo.prompt())]
     kind = {"output": parts.Output, "antisymmetric": parts.Antisymmetric, "rope_phase": parts.RopePhase}.get(part)
@@ -82,7 +82,7 @@ def at_a_position_a_part_is_gone_there_and_nowhere_else(row, part):
     assert float((expected - before).abs().max()) > 1e-3
 
 
-@asked(right, every=2, encoders=True)
+@asked(right, every=6, encoders=True)
 def nothing_asked_is_nothing_changed_to_the_bit(row):
     for part in ("symmetric", "antisymmetric", "output"):
         with ablate(row.model, [], part):
@@ -97,7 +97,7 @@ def nothing_asked_is_nothing_changed_to_the_bit(row):
                 assert torch.equal(logits(row.model), row.logits)
 
 
-@asked(explicit, every=3, forms=True, case=CASES, encoders=True)
+@asked(explicit, every=9, forms=True, case=CASES, encoders=True)
 def ablated_heads_follow_explicit_operators(row, case):
     # A run in float32 against float64: measured at most 8e-7, 1.1e-6 under YaRN (a factor enlarges scores), 1.8e-6 in
     # Gemma 3n (scores are not divided), 1.7e-6 in BLOOM on two busy threads. A part left in, a sign, a bias or a mask
@@ -106,7 +106,7 @@ def ablated_heads_follow_explicit_operators(row, case):
     assert worst_error(row.model, row.backend, row.name, case) < most
 
 
-@asked(in_double, every=3, case=CASES, encoders=True)
+@asked(in_double, every=9, case=CASES, encoders=True)
 def in_float64_they_follow_to_rounding(row, case):
     model = in_dtype(row.backend, row.name, torch.float64)
     layers, heads, mask, seen = run_ablated(model, case, ("residual", "scores", "cos", "sin"))
@@ -118,7 +118,7 @@ def in_float64_they_follow_to_rounding(row, case):
         assert float((found - expected).abs().max()) < 1e-13
 
 
-@asked(right, every=1, encoders=True)
+@asked(right, every=3, encoders=True)
 def left_padding_is_followed_or_refused(row):
     pad, tokens = 5, zoo.prompt(length=19)
     padded = torch.cat([torch.zeros(2, pad, dtype=torch.long), tokens], 1)

@@ -48,7 +48,7 @@ def dense_mean(model, part, heads=None):
     return np.mean(shares) if shares else None
 
 
-@asked(penalised, every=3, forms=True, part=PENALISED, encoders=True)
+@asked(penalised, every=9, forms=True, part=PENALISED, encoders=True)
 def every_head_has_the_share_of_its_dense_operator(row, part):
     shares = {(one.layer, one.head): dense_share(one, part) for one in QKOperators(row.view)}
     shares = {head: share for head, share in shares.items() if share is not None}
@@ -62,7 +62,7 @@ def every_head_has_the_share_of_its_dense_operator(row, part):
     assert found == pytest.approx(np.mean(list(shares.values())), abs=1e-6)
 
 
-@asked(every=2, encoders=True)
+@asked(every=6, encoders=True)
 def in_float64_live_factors_are_those_of_the_head_table(row):
     view = attention_view(row.fresh(torch.float64))
     for layer in row.layers:
@@ -74,7 +74,7 @@ def in_float64_live_factors_are_those_of_the_head_table(row):
             torch.testing.assert_close(chosen.detach(), expected[[2, 1]], rtol=0, atol=1e-14)
 
 
-@asked(counted, every=5, part=PENALISED, encoders=True)
+@asked(counted, every=15, part=PENALISED, encoders=True)
 def gradients_are_those_of_finite_differences(row, part):
     """Against the dense route, which shares no line with the penalty, through the parameters of the model itself."""
     model = zoo.hooked(row.name, fold_ln=False).double() if row.backend == "hooked" else row.fresh(torch.float64)
@@ -99,7 +99,7 @@ def gradients_are_those_of_finite_differences(row, part):
         assert slope == pytest.approx(float((gradient * direction).sum()), rel=1e-5, abs=1e-10)
 
 
-@asked(every=2, encoders=True)
+@asked(every=6, encoders=True)
 def a_loss_trains_the_parameters_that_the_penalty_moves(row):
     parameters = [parameter for parameter in row.model.parameters() if parameter.requires_grad]
     reached = torch.autograd.grad(tls.heads.qk_penalty(row.model, "antisymmetric"), parameters, allow_unused=True)

@@ -44,7 +44,7 @@ def of_last_layer(row, table):
 # --- by keys ---
 
 
-@asked(right, every=2)
+@asked(right, every=6)
 def swapped_keys_are_keys_permuted_and_rotated_anew(row):
     keys, found = keys_of(row), of_last_layer(row, table_of(row, "key"))
     # The model in float32 against float64: measured 4e-7.
@@ -61,7 +61,7 @@ def swapped_keys_are_keys_permuted_and_rotated_anew(row):
     assert (split.variance <= split.pos + split.sym).all()
 
 
-@asked(lambda row: rotating_right(row) and row.name != "smollm3", every=3)  # whose last layer has no positions
+@asked(lambda row: rotating_right(row) and row.name != "smollm3", every=5)  # whose last layer has no positions
 def rotary_pairs_are_scored_as_heads_of_two_columns(row):
     table, keys = table_of(row, "key", per_frequency=True), keys_of(row)
     assert list(table)[:4] == ["layer", "head", "name", "frequency"]
@@ -86,7 +86,7 @@ def keys_that_swap(row, per_frequency):
     return (every_layer and rotating_right(row)) or (row.name == "bloom" and not per_frequency)
 
 
-@asked(keys_that_swap, every=4, per_frequency=(False, True))
+@asked(keys_that_swap, every=12, per_frequency=(False, True))
 def in_the_first_layer_words_that_swap_are_keys_that_swap(row, per_frequency):
     words, keys = (table_of(row, mode, per_frequency) for mode in ("prompt", "key"))
     first = words["layer"] == 0
@@ -97,7 +97,7 @@ def in_the_first_layer_words_that_swap_are_keys_that_swap(row, per_frequency):
         assert differ(words[~first], keys[~first]) > 1e-2
 
 
-@asked(lambda row: row.name in LEARNED_POSITIONS, every=1)
+@asked(lambda row: row.name in LEARNED_POSITIONS, every=3)
 def without_rotary_positions_permuted_keys_take_their_logits_along(row):
     table = measured(row.model, EQUAL_BLOCKS, mode="key")
     whole = table if row.name != "gptneo" else table[table["layer"] == 0]  # its second layer has a window
@@ -115,7 +115,7 @@ def without_rotary_positions_permuted_keys_take_their_logits_along(row):
 # --- several suffixes ---
 
 
-@asked(right, every=8, mode=("prompt", "key"))
+@asked(right, every=7, mode=("prompt", "key"))
 def suffixes_that_share_a_prefill_are_measured_as_each_alone(row, mode):
     # float32 passes over parts of a prompt: measured 3e-5 (alpha_ess, of size 5). A shifted position, a wrong row of
     # the batch or a cache that grew under an earlier suffix moves scores by tenths.
@@ -125,7 +125,7 @@ def suffixes_that_share_a_prefill_are_measured_as_each_alone(row, mode):
 # --- content, position and their interaction ---
 
 
-@asked(right, every=2)
+@asked(right, every=6)
 def shares_are_those_of_every_content_rotated_to_every_place(row):
     found = logit_shares(row.model, EQUAL_BLOCKS)
     assert found.attrs["n_blocks"] == 4
@@ -145,7 +145,7 @@ def shares_are_those_of_every_content_rotated_to_every_place(row):
             assert rows[["position", "interaction"]].to_numpy().max() < 1e-20
 
 
-@asked(right, every=3, part=block_parts)
+@asked(right, every=9, part=block_parts)
 def what_is_left_is_the_softmax_of_the_scores_less_the_part(row, part):
     layer, heads, tokens = row.layers[-1], [1, 2], EQUAL_BLOCKS.tokens()
     if hidden(row.model, layer):

@@ -34,7 +34,7 @@ def the_models_own_scores_are_reproduced(row):
     assert float(errors.max()) < 1e-5
 
 
-@asked(right, every=1, encoders=True)
+@asked(right, every=3, encoders=True)
 def what_was_compared_and_allowed_is_told(row):
     view, compared = row.view, "pattern" if row.delegated else "scores"
     assert list(row.check) == list(row.layers)
@@ -53,7 +53,7 @@ def what_was_compared_and_allowed_is_told(row):
         assert row.check[index].record["tolerance"] == pytest.approx(1e-5 + 1e-5 * largest, rel=1e-9)
 
 
-@asked(right, every=1, encoders=True)
+@asked(right, every=3, encoders=True)
 def the_share_outside_m_is_that_of_biases(row):
     for share in (check.outside_m for check in row.check.values()):
         assert share.dtype == np.float64
@@ -70,7 +70,7 @@ def the_share_outside_m_is_that_of_biases(row):
 # --- operators and layers ---
 
 
-@asked(every=1, encoders=True)
+@asked(every=3, encoders=True)
 def operators_have_their_shapes(row):
     # `qk_operators` without beartype's check of the result, which reads a random head.
     operator, layer = QKOperators(row.view)[1, 2], row.view.layer(1)
@@ -89,7 +89,7 @@ def operators_have_their_shapes(row):
     assert isinstance(spectrum.eigenvector_condition, float)
 
 
-@asked(every=1, encoders=True)
+@asked(every=3, encoders=True)
 def operators_run_over_all_heads_by_layer(row):
     found = QKOperators(row.view)
     expected = [(layer, head) for layer in row.layers for head in range(row.model.cfg.n_heads)]
@@ -251,7 +251,7 @@ def heads_biases_and_mlp_sum_to_what_a_layer_adds(row):
         torch.testing.assert_close(some, writes.of(z, scale)[[1, 0]], rtol=0, atol=1e-12)  # the same products
 
 
-@asked(lambda row: not row.latent and once(row), every=1, forms=True, encoders=True)
+@asked(lambda row: not row.latent and once(row), every=3, forms=True, encoders=True)
 @torch.no_grad()
 def a_changed_stream_changes_queries_keys_and_values_as_the_model_has_it(row):
     layer, view = 1, row.view

@@ -190,6 +190,6 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
                 one_in, place = (every or 1) * (2 if form else 1), kinds.index(name) if name in kinds else number
                 marks += costly(place + turn, one_in, name in kinds)
             elif name not in kinds:
-                marks += [pytest.mark.slow, pytest.mark.every_row]
+                marks += [pytest.mark.slow, pytest.mark.tl4]
             said = "-".join([name, holds.__name__, *map(label, case)])
             yield pytest.param((backend, name, form), holds, case, id=said, marks=marks)

@@ -36,7 +36,7 @@ def plain_losses(row, tokens, first):
     return each[:, first:].mean(1).numpy()
 
 
-@asked(every=1)
+@asked(every=3)
 def losses_are_those_of_the_second_copy_and_of_every_next_token(row):
     tokens = repeated_sequences(row.view, 7, 10, seed=0)
     found = induction_loss(row.model, **SMALL)
@@ -67,7 +67,7 @@ def padded(rows, sides=("left",)):
     return tokens, mask
 
 
-@asked(every=2)
+@asked(every=6)
 def a_padded_batch_has_the_losses_that_its_sequences_have_alone(row):
     alone = [language_loss(row.model, one).value for one in sequences()]
     for sides in (("left",), ("right",), ("left", "right")):
@@ -78,7 +78,7 @@ def a_padded_batch_has_the_losses_that_its_sequences_have_alone(row):
         assert found.value == pytest.approx(np.mean(alone), abs=1e-5)
 
 
-@asked(right, every=4)
+@asked(right, every=12)
 def a_sweep_of_a_padded_batch_is_the_mean_over_its_sequences(row):
     """Losses, sizes of what is removed, and random parts of equal size: none of them counts padding."""
     tokens, mask = padded(sequences(), ("left", "right"))
@@ -115,7 +115,7 @@ def plain_table(patterns, rows, *, causal):
     return pd.concat(tables, ignore_index=True)
 
 
-@asked(every=1, encoders=True)
+@asked(every=3, encoders=True)
 def scores_and_errors_are_those_of_the_kept_patterns(row):
     tokens = repeated_sequences(row.view, **SMALL)
     found = tls.detect_heads(row.model, prompts=tokens)
@@ -149,7 +149,7 @@ def attends_to(back):
     return patch
 
 
-@asked(once, every=2)
+@asked(once, every=6)
 def a_head_made_by_a_users_hook_has_its_known_scores(row):
     plain, last = tls.detect_heads(row.model, **SMALL), row.layers[-1]
     for score, back in (("prev", 1), ("dup", 10), ("ind", 9), (None, 2)):
@@ -163,7 +163,7 @@ def a_head_made_by_a_users_hook_has_its_known_scores(row):
     assert (plain.loc[plain["layer"] == last, SCORES] < 0.9).all(axis=None)
 
 
-@asked(once, every=1, encoders=True)
+@asked(once, every=3, encoders=True)
 def a_run_stops_before_the_last_mlp_and_the_unembedding(row):
     # A bridge's MLP is called whole or, in OPT, by its parts.
     first, last = (getattr(block.mlp, "out", block.mlp) for block in (row.model.blocks[0], row.model.blocks[-1]))
@@ -198,7 +198,7 @@ def assert_exact(table):
     assert spread.max() > 0.1
 
 
-@asked(lambda row: rotating_right(row) and once(row), every=1)
+@asked(lambda row: rotating_right(row) and once(row), every=3)
 def constant_queries_and_keys_are_predicted_exactly(row):
     table = relative_position_kernel(row.model, None, one_token())
     assert_described(table)

@@ -18,13 +18,13 @@ OPTIONS = {
 }
 
 
-@asked(rotating, every=2, scope=OPTIONS)
+@asked(rotating, every=6, scope=OPTIONS)
 def the_spectral_start_is_the_model_itself_to_the_bit(row, scope):
     tokens = zoo.prompt(length=40)  # beyond the length at which some rotary modules switch
     assert torch.equal(logits(to_spectral(row.model, **OPTIONS[scope]), tokens), logits(row.model, tokens))
 
 
-@asked(rotating, every=2)
+@asked(rotating, every=6)
 def every_spectral_parameter_has_a_gradient_at_the_start(row):
     spectral = to_spectral(row.model, log_omega=False)
     loss = spectral(zoo.prompt(), return_type="loss")
@@ -54,7 +54,7 @@ def equation_2_scores(view, index, q, k, geometry):
     return scores if raw.softcap is None else raw.softcap * np.tanh(scores / raw.softcap)
 
 
-@asked(lambda row: row.rotary and row.read_right, every=2)
+@asked(lambda row: row.rotary and row.read_right, every=6)
 def moved_parameters_are_equation_2(row):
     spectral = move(to_spectral(row.model))
     for index in map(int, spectral.spectral):

@@ -46,13 +46,13 @@ def mergeable(row, *case):
     return rotating_right(row) and row.name not in ("qwen3", "gemma3", "olmo2")
 
 
-@asked(rotating_right, every=1)
+@asked(rotating_right, every=3)
 def scores_are_proved(row):
     """To the tolerance of every model; measured 6e-6 at scores of 20, as for the bases."""
     assert len(verify_scores(moved_of(row))) == len(row.layers)
 
 
-@asked(mergeable, every=3)
+@asked(mergeable, every=5)
 def tables_are_those_of_the_merged_model(row):
     spectral, merged = merged_of(row)
     assert type(merged) is type(row.model)
@@ -76,7 +76,7 @@ def tables_are_those_of_the_merged_model(row):
     assert_tables_agree(found, expected, rtol=0, atol=1e-5)
 
 
-@asked(lambda row, part: mergeable(row) and row.name != "smollm3", every=5,
+@asked(lambda row, part: mergeable(row) and row.name != "smollm3", every=15,
        part=("symmetric", "antisymmetric", "rope_phase", "rotary_band"))  # fmt: skip
 def ablation_is_that_of_the_merged_model(row, part):
     spectral, merged = merged_of(row)
@@ -90,7 +90,7 @@ def ablation_is_that_of_the_merged_model(row, part):
     assert float((found[0] - logits(spectral)).abs().max()) > 1e-2
 
 
-@asked(mergeable, every=6)
+@asked(mergeable, every=18)
 def positional_scores_are_those_of_the_merged_model(row):
     spectral, merged = merged_of(row)
     for options in ({}, {"per_frequency": True}, {"mode": "key"}):
@@ -98,7 +98,7 @@ def positional_scores_are_those_of_the_merged_model(row):
         assert_tables_agree(found, expected, rtol=1e-3, atol=1e-3)  # rounding of W_Q; gain and phase give 0.1
 
 
-@asked(rotating_right, every=6, per_frequency=(False, True))
+@asked(rotating_right, every=18, per_frequency=(False, True))
 def with_moved_rotations_words_that_swap_are_keys_that_swap_in_the_first_layer(row, per_frequency):
     """Keys are turned to other places by each head's own frequencies, as the model turns swapped words itself."""
     spectral = moved_of(row)
@@ -122,7 +122,7 @@ def of_transformers(row):
     return row.backend == "bridge" and rotating_right(row) and row.name not in ("gptj", "codegen", "cohere")
 
 
-@asked(of_transformers, every=3)
+@asked(of_transformers, every=9)
 def the_model_of_transformers_is_the_function_of_its_bridge_with_and_without_checkpointing(row):
     model, tokens = zoo.hf_model(row.name), zoo.prompt(length=40)
 

@@ -41,7 +41,7 @@ def plain_kernel(model, layer, head, tokens, farthest=20):
     return means
 
 
-@asked(lambda row: not row.delegated, every=1)
+@asked(lambda row: not row.delegated, every=3)
 def the_kernel_is_the_mean_of_the_kept_scores(row):
     tokens = zoo.prompt(3, 24)
     found = relative_position_kernel(row.model, [(1, 2), (0, 1)], tokens)

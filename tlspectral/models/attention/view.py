@@ -39,14 +39,7 @@ from tlspectral.models.attention.layer import (
 )
 from tlspectral.models.attention.norms import NO_NORM, Normalization
 from tlspectral.models.attention.points import hook_names
-from tlspectral.models.attention.threads import (
-    Hook,
-    evaluating,
-    hooks_on,
-    model_name,
-    send_captures_by_name,
-    user_hooks,
-)
+from tlspectral.models.attention.threads import Hook, evaluating, hooks_on, send_captures_by_name, user_hooks
 from tlspectral.tables.same_model import recorded_weights
 
 
@@ -70,7 +63,7 @@ class AttentionView:
 
     def __repr__(self) -> str:
         sizes = f"{self.n_layers} layers, d_model {self.d_model}, d_vocab {self.d_vocab}, n_ctx {self.n_ctx}"
-        return f"AttentionView({model_name(self.model)}, {self.backend}: {sizes})"
+        return f"AttentionView({getattr(self.model.cfg, 'model_name', None)}, {self.backend}: {sizes})"
 
     def __getstate__(self) -> dict[str, Any]:
         send_captures_by_name()

@@ -51,6 +51,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("draw", "columns", "panel", "lines"), LINES.values(), ids=LINES)
 def test_a_line_per_arm_is_the_mean_of_its_rows(draw, columns, panel, lines):
     seeds = [0] if panel == "adapted" else [0, 1]

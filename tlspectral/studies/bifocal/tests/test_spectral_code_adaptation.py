@@ -82,6 +82,7 @@ def model():
         assert value.grad is None
 
 
+@pytest.mark.slow
 def test_a_frozen_model_adapts_and_is_left_as_it_was(model, package, tmp_path):
     schedule = code_adaptation.CodeSchedule(
         package=package, steps=4, batch_size=4, length=24, train_files=16, held_out=3, evaluate_every=2,
@@ -115,6 +116,7 @@ def test_a_frozen_model_adapts_and_is_left_as_it_was(model, package, tmp_path):
     np.testing.assert_allclose(full["log_ratio"], np.log(full["omega"] / full["omega_start"]))
 
 
+@pytest.mark.slow
 def test_weights_train_too_in_a_copy(model, package, tmp_path):
     schedule = replace(
         code_adaptation.QUICK_BACKBONE, package=package, steps=2, batch_size=4, length=24, train_files=8,

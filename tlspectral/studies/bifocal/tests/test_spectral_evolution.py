@@ -132,6 +132,7 @@ def trained(arm="full", steps=3, rate=1e-2, **changes):
     return built, evolve(built, lambda _: answer_loss(built, LANGUAGE.sample(4, stream)), settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arm", "moved", "still"),
     [

@@ -84,6 +84,7 @@ def trained(monkeypatch):
     return names
 
 
+@pytest.mark.slow
 def test_table1_compares_all_arms_on_the_same_data(finished):
     runs, table, rates, losses = (
         read_table(finished / f"{name}.parquet") for name in ("table1_runs", "table1", "learning_rates", "losses")
@@ -96,6 +97,7 @@ def test_table1_compares_all_arms_on_the_same_data(finished):
     assert first.first().nunique() == 2
 
 
+@pytest.mark.slow
 def test_an_interrupted_experiment_trains_what_is_missing_and_ends_with_the_same_files(finished, trained, tmp_path):
     again = shutil.copytree(finished, tmp_path / "again")
     missing = sorted((again / "language_runs").glob("*-placebo-*.parquet"))
@@ -108,6 +110,7 @@ def test_an_interrupted_experiment_trains_what_is_missing_and_ends_with_the_same
         assert path.read_bytes() == (again / path.relative_to(finished)).read_bytes(), path
 
 
+@pytest.mark.slow
 def test_other_experiments_read_the_runs_of_table1(finished, trained, tmp_path):
     """They train what is new, the noisy arms and the control, and nothing again."""
     output = shutil.copytree(finished, tmp_path / "others")

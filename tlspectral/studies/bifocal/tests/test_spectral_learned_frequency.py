@@ -72,6 +72,7 @@ def test_the_interval_of_a_share_is_wilsons():
     assert (low, high) == pytest.approx((centre - reach, centre + reach), abs=1e-12)  # rounding
 
 
+@pytest.mark.slow
 def test_every_start_and_seed_is_a_run_of_its_own(found):
     _, runs, paths, shares = found
     assert len(runs) == 2 * 10 * 5
@@ -100,6 +101,7 @@ def test_a_run_is_that_of_the_trainer(found):
     assert row["accuracy"] == right["correct"].sum() / right["n"].sum()
 
 
+@pytest.mark.slow
 def test_the_command_draws_what_is_there(found, tmp_path):
     folder, *_ = found
     done = CliRunner().invoke(app, ["study", "evolution", str(folder)])

@@ -224,6 +224,7 @@ def test_a_tie_is_a_matter_of_the_margin():
     assert equivalence(-differences, 0.05) == pytest.approx(found)
 
 
+@pytest.mark.slow
 def test_every_arm_has_the_same_grid_and_seeds(tables):
     wanted = {one.name for one in known_schemas().values() if re.search("learn (equivalence|modulo) ", one.made_by)}
     assert {table.attrs["table"] for table in tables.values()} == wanted
@@ -235,6 +236,7 @@ def test_every_arm_has_the_same_grid_and_seeds(tables):
     assert set(compared["n"]) == {len(QUICK_DYCK.seeds)}
 
 
+@pytest.mark.slow
 def test_held_out_sums_are_not_trained(tables, tmp_path):
     train, held_out = split_expressions(240, 0)
     rows = [*map(tuple, train.tokens.tolist()), *map(tuple, held_out.tokens.tolist())]
@@ -300,6 +302,7 @@ def test_all_readings_are_of_the_same_models(tmp_path):
     assert moved["learned_fast"] > 3 * moved["learned"] > 0
 
 
+@pytest.mark.slow
 def test_heads_that_move_together_are_found():
     rng = np.random.default_rng(0)
     rows = []

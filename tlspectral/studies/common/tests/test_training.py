@@ -282,6 +282,7 @@ def same(one, other):
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("positions", "stop"), [("rotary", 0), ("standard", 3)])
 def test_a_training_goes_on_to_the_same_bits(tmp_path, positions, stop):
     config = replace(SMALL, positional_embedding_type=positions)
@@ -343,6 +344,7 @@ def test_a_damaged_file_is_refused(tmp_path, name, damage):
 RECIPE = package.Recipe(SMALL, SMALL_TASK, replace(SHORT, steps=2))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_weights_and_their_record(tmp_path, monkeypatch):
     path = package.make_checkpoint("tiny-test", tmp_path / "made", recipe=RECIPE)
     record, weights = read_packaged("tiny-test", path.parent)

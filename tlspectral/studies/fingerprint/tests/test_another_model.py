@@ -87,6 +87,7 @@ def test_with_the_model_come_placebo_and_rounding(name):
     assert "cluster" in partial["reason"]
 
 
+@pytest.mark.slow
 def test_noise_of_a_statistic_is_that_of_the_drawn_tables():
     model = zoo.shared("bridge", "llama")
     moved = weight_noise_draws(model, draws=6)
@@ -163,6 +164,7 @@ def test_full_precision_is_its_own_grid(d_model):
     assert storage_steps(random_weight(d_model)).kind == "float32"
 
 
+@pytest.mark.slow
 def test_band_scales_with_the_grid():
     fine, coarse = zoo.bridge("llama"), zoo.bridge("llama")
     with torch.no_grad():
@@ -177,6 +179,7 @@ def test_band_scales_with_the_grid():
     assert 2**15 < ratio < 2**17
 
 
+@pytest.mark.slow
 def test_the_band_is_the_spread_of_the_draws():
     model = zoo.bridge("llama")
     moved = weight_noise_draws(model, draws=5, seed=2)

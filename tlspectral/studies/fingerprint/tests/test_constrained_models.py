@@ -98,6 +98,7 @@ ROPE_IMAG_HEAD["rope_imag_frac_raw"] = 0.5001868262928009
 ROPE_IMAG_KERNEL = [-0.01158449798822403, -0.04960967227816582]
 
 
+@pytest.mark.slow
 def test_the_paper_preset_starts_where_the_published_run_starts():
     arm = ARMS["rope_imag"]
     built = AttentionOnlyTransformer(PAPER.config_of(arm), seed=0)

@@ -50,6 +50,7 @@ def test_the_presets_are_what_they_say():
     json.dumps([preset.settings() for preset in PRESETS.values()])
 
 
+@pytest.mark.slow
 def test_a_cell_holds_three_tables_and_its_model():
     run = train_cell(TINY, ARMS["rope_imag"], 1)
     assert run.tables["evaluations"]["step"].tolist() == [0, 2, 4, 6]
@@ -63,6 +64,7 @@ def test_a_cell_holds_three_tables_and_its_model():
     assert free.tables["evaluations"]["ce_pred"].iloc[0] == run.tables["evaluations"]["ce_pred"].iloc[0]
 
 
+@pytest.mark.slow
 def test_a_cell_stops_some_steps_after_both_criteria_hold(monkeypatch):
     """The measures of an untrained model are replaced; the schedule of evaluations is the cell's own."""
     measured = cell.measure
@@ -106,6 +108,7 @@ def same_tables(found, expected):
         assert found[name].attrs == expected[name].attrs
 
 
+@pytest.mark.slow
 def test_a_grid_writes_what_it_returns(tiny_grid):
     folder, returned = tiny_grid
     assert tuple(returned) == TABLES
@@ -125,6 +128,7 @@ def test_a_grid_writes_what_it_returns(tiny_grid):
     assert heads.attrs["arms"]["rope_imag"] == penalty
 
 
+@pytest.mark.slow
 def test_arms_and_seeds_are_added_to_a_grid_of_one_seed(tmp_path, tiny_grid):
     tables = constrained_grid(tmp_path, TINY, arms=["rope_free", "ape_free"], seeds=[1])
     expected = tiny_grid[1]["kernels"]
@@ -150,6 +154,7 @@ def test_workers_give_the_same_tables(tiny_grid, tmp_path):
     same_tables(constrained_grid(tmp_path, TINY, seeds=2, n_jobs=2), tiny_grid[1])
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.setitem(PRESETS, "quick", TINY)
     command = ["study", "constrained", "-o", str(tmp_path)]
@@ -192,6 +197,7 @@ def same_as(whole, folder, tables):
             assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_a_grid_that_was_stopped_inside_a_cell_goes_on_there(whole, tmp_path, monkeypatch):
     measured, left = cell.measure, [6]
 
@@ -211,6 +217,7 @@ def test_a_grid_that_was_stopped_inside_a_cell_goes_on_there(whole, tmp_path, mo
     assert left[0] == 0
 
 
+@pytest.mark.slow
 def test_a_cell_that_another_job_finishes_meanwhile_stays_finished(whole, tmp_path, monkeypatch):
     measured, calls = cell.measure, []
 
@@ -227,6 +234,7 @@ def test_a_cell_that_another_job_finishes_meanwhile_stays_finished(whole, tmp_pa
     same_as(whole, tmp_path, finish(tmp_path))
 
 
+@pytest.mark.slow
 def test_rounds_give_the_same_tables(whole, tmp_path):
     for until, last in ((1, 0), (4, 4), (2, 4)):  # the last one is behind what there is
         tables = finish(tmp_path, until=until)

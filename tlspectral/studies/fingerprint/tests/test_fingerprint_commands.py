@@ -71,6 +71,7 @@ def few_claims(monkeypatch):
     monkeypatch.setattr(drawn, "published_figures", lambda: {"figure_3": drawn.position_kernels(published_kernels())})
 
 
+@pytest.mark.slow
 def test_replicate_says_what_differs_and_why_and_writes_it(few_claims, tmp_path):
     done = run("replicate", "-o", tmp_path / "out")
     assert done.exit_code == 0, done.output
@@ -90,6 +91,7 @@ def test_replicate_says_what_differs_and_why_and_writes_it(few_claims, tmp_path)
     assert (tmp_path / "out" / "figure_3.png").exists()
 
 
+@pytest.mark.slow
 def test_a_grid_is_put_beside_the_published_one(few_claims, tmp_path):
     steps = pd.DataFrame({"arm": np.repeat(["rope_free", "rope_imag", "own"], 2), "seed": [0, 1] * 3})
     steps["formed_loss"] = [100.0, 200.0, 300.0, 300.0, 50.0, np.nan]
@@ -154,6 +156,7 @@ def test_runs_that_are_the_published_ones(grid):
     assert spread["published_sd"].to_numpy() == pytest.approx(expected.loc[:1000].to_numpy())
 
 
+@pytest.mark.slow
 def test_where_runs_part_and_the_command(grid, tmp_path):
     moved(grid, "rope_imag", 300, 5e-6)
     moved(grid, "rope_imag", 500, -0.25)
@@ -191,6 +194,7 @@ def test_other_grids_are_refused(grid):
 # --- schemes ---
 
 
+@pytest.mark.slow
 def test_schemes_repeats_the_published_contrast(tmp_path):
     done = run("schemes", *(f"published:{name}" for name in PUBLISHED_HEADS), "-o", tmp_path / "compare.png")
     assert done.exit_code == 0, done.output
@@ -245,6 +249,7 @@ def test_the_contrast_groups_by_phase_tests_in_one_direction_and_is_drawn():
     assert part(figure, "median of c")[0].get_ydata().tolist() == [0.3, 0.3]
 
 
+@pytest.mark.slow
 def test_all_figures_of_the_paper_are_drawn():
     figures = drawn.published_figures()
     assert list(figures) == ["figure_1", "figure_2a", "figure_2b", "figure_3", "figure_4", "figure_5"]
@@ -260,6 +265,7 @@ def test_all_figures_of_the_paper_are_drawn():
     assert len(drawn.position_kernels(published_kernels().query("not ablated")).axes) == 1
 
 
+@pytest.mark.slow
 def test_the_figure_stands_where_the_tables_say(tiny_grid):
     tables = tiny_grid[1]
     times = tables["formation"].assign(formed_both=[4.0, np.nan] * 5, formed_loss=[2.0, np.nan] * 5)

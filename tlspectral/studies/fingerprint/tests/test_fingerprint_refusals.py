@@ -179,6 +179,7 @@ def test_what_makes_no_grid_leaves_no_folder(tmp_path, given, said):
     assert not (tmp_path / "grid").exists()
 
 
+@pytest.mark.slow
 def test_a_grid_of_another_preset_is_refused(tiny_grid):
     with pytest.raises(IncompatibleCheckpoint, match="was made with other settings"):
         constrained_grid(tiny_grid[0], "quick", seeds=2)

@@ -152,6 +152,7 @@ def drawn(axes):
     return lines
 
 
+@pytest.mark.slow
 def test_the_figure_shows_histories_with_their_null_and_the_window_of_all():
     table = track([0.0, 0.1, 0.8, 0.9], [0.4, 0.3, 0.95, 1.0], D_head_median=[0.6, 0.6, 0.5, 0.4])
     low, high = [0.55, 0.56, 0.57, 0.58], [0.65, 0.66, 0.67, 0.68]

@@ -64,6 +64,7 @@ def previous_token_head(name):
     return analyzed(name).loc[detected(name)["prev"].idxmax()]
 
 
+@pytest.mark.slow
 @every_model
 def test_the_circuit_is_there_and_its_operators_are_the_models(name):
     # At the longest context too, where float32 angles have drifted most.
@@ -79,6 +80,7 @@ def test_the_circuit_is_there_and_its_operators_are_the_models(name):
     assert max(below["ind"].max(), above["prev"].max(), heads["dup"].max()) < 0.1
 
 
+@pytest.mark.slow
 @every_backend
 @pytest.mark.parametrize("name", [name for name in TINY if not name.endswith("-sym")])  # there it is near chance
 def test_k_composition_finds_the_previous_token_head_for_every_induction_head(name, backend):
@@ -93,6 +95,7 @@ def test_k_composition_finds_the_previous_token_head_for_every_induction_head(na
         assert table.loc[0, "score"] > 1.5 * table.loc[0, "chance"]
 
 
+@pytest.mark.slow
 def test_what_a_constraint_takes_from_the_previous_token_head_and_what_it_leaves():
     """FP section 10: under rotary positions a symmetric M attends to the previous token, by Im(M_t)."""
     symmetric, without_phase = previous_token_head("tiny-rope-sym"), previous_token_head("tiny-rope-imag")
@@ -128,6 +131,7 @@ def test_there_is_a_recipe_for_every_packaged_model_and_no_other_file():
     assert 1000 < min(sizes.values()) < max(sizes.values()) < 200_000
 
 
+@pytest.mark.slow
 @every_model
 def test_the_record_says_how_the_weights_were_made_and_what_they_do(name):
     record, weights = read_packaged(name)
@@ -166,6 +170,7 @@ def test_changed_weights_are_refused(tmp_path, monkeypatch, place):
 # --- loading ---
 
 
+@pytest.mark.slow
 @every_backend
 @every_model
 def test_a_loaded_model_is_the_trained_one_and_ready(name, backend):

@@ -63,6 +63,7 @@ def stored():
 # --- the table ---
 
 
+@pytest.mark.slow
 def test_the_stored_table_is_what_the_command_writes(table, stored):
     """All rows but those of intervals, of which the draws are too few here."""
     drawn = table["seed"].notna()
@@ -140,6 +141,7 @@ def test_known_answers(table):
         assert ours[name] == pytest.approx(known, rel=share, abs=6e-5), name
 
 
+@pytest.mark.slow
 def test_orders_of_the_published_runs_by_a_plain_loop():
     runs = PublishedTables().constrained
     order = {"prev": 0, "ind": 0, "both": 0}
@@ -241,6 +243,7 @@ def test_no_number_is_constant_and_every_sentence_can_hold_and_fail(table):
     assert claimed.loc["sentence/every_head_null", "weaker_holds"]
 
 
+@pytest.mark.slow
 def test_the_exact_heads_are_run_not_quoted(monkeypatch):
     tables = PublishedTables()
     assert {claim.verdict for claim in exact_heads.existence(tables)} == {"reproduced"}

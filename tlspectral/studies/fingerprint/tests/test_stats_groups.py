@@ -97,6 +97,7 @@ def enumerated(x, y, alternative):
     return {"less": less, "greater": greater, "two-sided": min(1, 2 * min(less, greater))}[alternative]
 
 
+@pytest.mark.slow
 @alternatives
 @given(x=tied, y=tied)
 @invariant

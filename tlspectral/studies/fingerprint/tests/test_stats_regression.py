@@ -136,6 +136,7 @@ def one(heads, **options):
     return triage(heads, scores=["rope_imag_frac"], **options).iloc[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_auc_is_the_share_of_pairs_in_the_right_order(seed):
     heads = heads_of(seed, shared=0.5)

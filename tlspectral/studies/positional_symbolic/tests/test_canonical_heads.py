@@ -50,6 +50,7 @@ def sweep(folder):
     return swept(folder=folder)
 
 
+@pytest.mark.slow
 def test_a_sweep_has_one_row_per_head(sweep):
     arms = [("index", 1), ("retrieval", 1), ("partial_induction", 1), ("partial_induction", 2)]
     expected = [(*arm, angle, seed) for arm in arms for angle in ANGLES for seed in range(2)]
@@ -83,6 +84,7 @@ def test_each_row_is_the_head_of_its_angle_and_seed_which_is_kept(sweep, folder)
         assert accuracy_by_position(kept, prompts)["correct"].tolist()[-32:] == counts.tolist()
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_what_its_folder_lacks(sweep, folder, tmp_path, monkeypatch, capfd):
     train, trained = sweep_module.train_canonical, []
 
@@ -232,6 +234,7 @@ class Stopped(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("learned", "fixed_set"), [(False, None), (True, 40)])
 def test_a_training_that_was_stopped_becomes_what_it_would_have_become(tmp_path, monkeypatch, learned, fixed_set):
     monkeypatch.setattr(state_module, "_SECONDS_BETWEEN_FILES", 0.0)

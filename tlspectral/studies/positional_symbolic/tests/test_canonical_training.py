@@ -182,6 +182,7 @@ def test_runs_of_one_seed_start_alike_whatever_their_frequencies():
     assert one.W_V.std().item() == pytest.approx(1 / 8, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "fixed", "learned"), [("index", (), True), ("partial_induction", (0.0,), False)])
 def test_a_stacked_run_is_the_same_run_alone_to_the_bit(name, fixed, learned):
     task = CanonicalTask(name)

@@ -71,6 +71,7 @@ def test_means_seeds_and_guessing_of_every_arm():
             assert lines[f"most frequent {arm}"].get_ydata()[0] == (0.151 if arm[0] == "index" else 0.110)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("along", "bin_width"), [("position", 1), ("position", 4), ("step", 1)])
 def test_accuracies_are_pooled_by_counts_along_positions_or_steps(along, bin_width):
     table = pd.concat([tables(seed=step)[1].assign(step=step) for step in (0, 50, 100)])
@@ -130,6 +131,7 @@ def test_heat_maps_hold_each_score_at_its_layer_and_head():
     assert "blank: 1 row with NaN in s_sym" in said(figure)
 
 
+@pytest.mark.slow
 def test_histograms_count_the_heads_of_each_queried_block():
     table = by_query()
     for figure, scores in (
@@ -177,6 +179,7 @@ def test_the_grid_has_each_profile_in_its_cell_and_one_axes_for_all():
             np.testing.assert_allclose((layer + 0.92 - path[:, 1]) / 0.84, rows[score], atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_path_joins_the_frequencies_in_order():
     table = per_frequency()
     figure = figures.frequency_path(table, "L1H1")
@@ -217,6 +220,7 @@ def strips(figure):
     return [axes for axes in figure.axes if part(axes, "logit_std")]
 
 
+@pytest.mark.slow
 def test_profiles_show_both_scores_the_spread_and_wavelengths():
     table = per_frequency()
     heads = [(0, 0), "L3H1", (1, 2), (2, 2)]
@@ -241,6 +245,7 @@ def labels_above(axes):
     return dict(zip(above.get_xticks(), (label.get_text() for label in above.get_xticklabels()), strict=True))
 
 
+@pytest.mark.slow
 def test_profiles_of_loud_flat_and_endless_frequencies():
     table = per_frequency()
     loud = table.assign(logit_std=table["logit_std"].where(table["layer"] < 3, 500.0))

@@ -58,6 +58,7 @@ def test_traces_are_block_means_of_the_models_own_pattern(backend, name):
             np.testing.assert_allclose(rows["after"], after, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "per_frequency"), [("prompt", False), ("prompt", True), ("key", True)])
 def test_scores_of_the_traces_are_those_of_positional_symbolic(mode, per_frequency):
     model, prompt = shared("bridge", "llama"), block_prompt()
@@ -77,6 +78,7 @@ def test_scores_of_the_traces_are_those_of_positional_symbolic(mode, per_frequen
             assert float(found.s_sym) == pytest.approx(row["s_sym"], abs=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["yarn", "qwen3", "neox"])
 def test_key_traces_are_those_of_keys_turned_one_by_one(name):
     model, prompt, swap = shared("bridge", name), block_prompt(), (1, 3)
@@ -102,6 +104,7 @@ def test_both_modes_agree_in_the_first_layer_and_not_beyond():
     np.testing.assert_array_equal(*(table["before"] for table in by_mode))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["yarn", "qwen3", "neox", "mistral"])
 def test_norms_are_those_of_an_explicit_rotation(name):
     """Over the tokens before the query, of which Mistral's window shows the last ones."""
