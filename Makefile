@@ -8,8 +8,8 @@ TL4 := 4.3.0
 # `make test ARGS="-n 0 -k rotary"` runs in one process, where print and a debugger work.
 PARALLEL := --numprocesses logical --dist loadfile
 
-# Types and shapes are checked at the first calls of a function in each test: `make test` makes these checks, the other
-# suites, which call the same functions, do not.
+# Types and shapes are checked at the first calls of a function in each file of tests: `make test` makes these checks,
+# the other suites, which call the same functions, do not.
 UNCHECKED := --jaxtyping-packages=
 
 # Files of few and long tests, which xdist would hand out last, one core idle behind them: they begin.

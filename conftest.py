@@ -67,18 +67,15 @@ def _freeze():
     gc.freeze()
 
 
-def pytest_runtest_setup():
-    """Check the shapes of the first calls in this test too."""
-    shape_checks.check_again()
-
-
 @pytest.hookimpl(trylast=True)  # after fixtures of the file are gone
 def pytest_runtest_teardown(item, nextitem):
-    """Take what a file leaves, shared models above all, out of garbage collection: later files would pay for it.
+    """Check shapes of the first calls in the next file too, and take what this one leaves out of garbage collection.
 
-    Histories collect after each step: behind a thousand tests that took longer than their measurement.
+    Later files would pay for it, shared models above all. Histories collect after each step: behind a thousand tests
+    that took longer than their measurement.
     """
     if nextitem is not None and nextitem.path != item.path:
+        shape_checks.check_again()
         _freeze()
 
 

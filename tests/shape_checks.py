@@ -1,27 +1,28 @@
-"""The type check of the tests: beartype, which sees the shapes that jaxtyping writes, in the first calls of each test.
+"""The type check of the tests: beartype, which sees the shapes that jaxtyping writes, at the first calls in each file.
 
 Inner functions that name no shape are left out. They are decorated anew each time their outer function runs, which took
-a tenth of the time of all tests, and pyright knows their types. Further calls of a function in a test are left out,
-since checks of every call took a third of the time of all tests.
+a tenth of the time of all tests, and pyright knows their types. Further calls of a function in a file of tests are
+left out, since checks of every call took a third of the time of all tests, and checks in each test a seventh.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any, get_args
 
 from beartype import beartype
 from jaxtyping import AbstractArray
 
-CALLS = 5
-"""How many calls of a function are checked in each test. A call that is refused does not count."""
+CALLS = 10
+"""How many calls of a function are checked in each file of tests. A call that is refused does not count."""
 
 _passed: Counter[Callable[..., Any]] = Counter()
 _left_out: set[Callable[..., Any]] = set()
 
 
 def check_again() -> None:
-    """Begin a test: the first calls of every function are checked."""
+    """Begin a file of tests: the first calls of every function are checked."""
     _passed.clear()
     while _left_out:
         del _left_out.pop().__no_type_check__
@@ -31,10 +32,13 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the check of a signature, which jaxtyping calls before the function itself and after it."""
     if "<locals>" in function.__qualname__ and not any(map(names_a_shape, function.__annotations__.values())):
         return function
-    check = beartype(function)
+
+    @cache
+    def check() -> Callable[..., Any]:
+        return beartype(function)
 
     def counted(*given: Any, **named: Any) -> None:
-        check(*given, **named)
+        check()(*given, **named)
         _passed[check] += 1
         if _passed[check] == CALLS:
             # jaxtyping, whose frame this is called from, passes over a function with this mark of `typing`.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from ablation_runs import repetitions
-from zoo import shared
+from zoo import also_slow, shared
 
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate
@@ -45,7 +45,7 @@ def measured_rms(model, tokens, layer, head, pairs):
     return float(torch.cat(found).double().square().mean().sqrt())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gemma2", "gptj", *also_slow("mistral", "qwen3", "phi")])
 def test_a_band_is_one_ablated_forward(name):
     model, tokens = shared("bridge", name), drawn(name)
     table = effects(model, [(1, 2), (0, 1)], task=induction(tokens), draws=1)

@@ -81,6 +81,7 @@ def test_tasks_by_name():
 # --- a file ---
 
 
+@pytest.mark.slow
 def test_a_file_gives_its_lines_one_after_the_other(tmp_path):
     task = BindingTask("plain", 4)
     lines = []

@@ -99,6 +99,7 @@ def test_refusals_before_any_work(folder, sizes, tmp_path, call, error, words):
 # --- composition ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"), [("gpt2", "k"), ("llama", "k"), ("neox", "q"), ("phi3", "v"), ("gptneo", "v"), ("llama", "q")]
 )
@@ -123,6 +124,7 @@ def test_composition_reads_values_and_outputs_of_earlier_layers_only(folder, rea
 run = partial(command_line.run, "analyze")
 
 
+@pytest.mark.slow
 def test_the_command_continues_too(folder, tmp_path, read):
     path = folder("llama")
     options = (path, "--no-detectors", "--null-draws", 5, "--folder", tmp_path / "parts")

@@ -16,10 +16,6 @@ from tlspectral.models.attention import attention_view
 from tlspectral.selection import Receiver
 
 
-def also_slow(*names):
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
 def task_of(n=3):
     clean, other = prompt_pairs(n, 11, seed=0)
     return tls.logit_difference(clean, [7, 8, 9] * (n // 3), [10, 11, 12] * (n // 3), counterfactual=other)
@@ -124,7 +120,7 @@ class Loops:
         return self.logits
 
 
-@pytest.mark.parametrize("name", ["gpt2", *also_slow("gemma3", "llama", "gptj", "mistral")])
+@pytest.mark.parametrize("name", ["gpt2", *zoo.also_slow("gemma3", "llama", "gptj", "mistral")])
 def test_any_set_of_edges_is_that_of_nested_loops(double, name):
     model, (clean, other) = double(name), prompt_pairs(2, 9 if name != "mistral" else 12, seed=0)
     pairs = pairs_of(model, tls.logit_difference(clean, 7, 10, counterfactual=other))
@@ -164,7 +160,7 @@ def test_several_batches_give_what_one_does(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "deepseek_v3", *also_slow("gemma3", "gpt2", "gptj", "olmo2", "deepseek_v2_lite")]
+    "name", ["llama", "deepseek_v3", *zoo.also_slow("gemma3", "gpt2", "gptj", "olmo2", "deepseek_v2_lite")]
 )
 def test_the_estimate_of_an_edge_is_the_slope_of_its_effect(double, name):
     pairs = pairs_of(double(name), task_of())

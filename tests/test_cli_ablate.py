@@ -58,6 +58,7 @@ def rows(*arguments):
     return pd.read_json(io.StringIO(ablate(*arguments, "--format", "json").stdout)).to_dict(orient="records")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("columns", "part", "expected"),
     [

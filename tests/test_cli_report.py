@@ -27,6 +27,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_has_every_table_and_a_page(folder):
     assert sorted(path.stem for path in folder.glob("*.parquet")) == TABLES
     tables = {name: read_table(folder / f"{name}.parquet") for name in TABLES}

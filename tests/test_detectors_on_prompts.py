@@ -71,6 +71,7 @@ def test_strings_are_read_by_the_models_tokenizer(tmp_path):
     pd.testing.assert_frame_equal(*tables, check_exact=True)
 
 
+@pytest.mark.slow
 def test_filling_counts_neither_in_the_self_check_nor_in_the_asymmetry():
     """Both are ratios of sums over prompts, so that those of two prompts lie between those of each."""
     model, rows = shared("bridge", "qwen2"), [zoo.prompt(1, 24)[0], zoo.prompt(1, 6, seed=1)[0]]

@@ -145,6 +145,7 @@ def test_hooks_that_edit_the_pattern_are_refused_and_the_model_is_unchanged():
     assert not [point for point in model.hook_dict.values() if point.fwd_hooks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "receivers", "measure", "rows"),
     [

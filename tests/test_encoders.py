@@ -169,6 +169,8 @@ def test_a_run_with_a_mask_is_refused_inside_a_block(name):
         logits(model, TOKENS, attention_mask=mask)
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @encoders
 def test_the_table_has_no_copying_and_learned_positions(name):
     model = zoo.shared("bridge", name)
@@ -215,6 +217,8 @@ def alone(name):
     return zoo.hf_model(name).base_model
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @encoders
 @pytest.mark.parametrize("headless", [False, True])
 def test_folders_and_objects_with_and_without_a_head(name, headless, tmp_path):

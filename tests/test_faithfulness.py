@@ -68,6 +68,7 @@ def test_a_planted_circuit_is_recovered(planted):
     assert 0.05 < (float(tls.run_circuit(planted, table[one_path], asked)) - none) / (intact - none) < 0.95
 
 
+@pytest.mark.slow
 def test_the_heads_of_the_induction_model_carry_the_copied_token():
     """Of [BOS, r, r] the pair has another token behind the first copy of the last one: values alone tell them apart."""
     model = tls.load_model("tiny-rope")

@@ -190,6 +190,7 @@ def test_a_stored_step_is_used_only_for_the_files_it_came_from(suite, tmp_path, 
         tls.head_history([(0, suite / "step16")], **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "said"), [(1, r"SHA-256 \w+ there, a model in memory now"), (-1, "in memory there")])
 def test_a_step_of_files_and_one_of_a_model_in_memory_are_not_taken_for_each_other(suite, tmp_path, order, said):
     first, other = (suite / "step0", zoo.bridge("llama"))[::order]

@@ -41,6 +41,7 @@ FREQUENCIES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_heads_and_frequencies_in_every_form():
     model = shared("bridge", "llama")
     for plain, heads in HEADS:

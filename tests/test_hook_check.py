@@ -21,6 +21,7 @@ def zeroed(head, size):
     return hook
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 @pytest.mark.parametrize("name", MODELS)
 def test_zeros_in_z_are_one_head(backend, name):

@@ -71,6 +71,7 @@ def model():
     assert_unchanged(made, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
 @pytest.mark.usefixtures("handler")
 def test_blocks_may_end_in_any_order(model, order):

@@ -16,6 +16,7 @@ GENERATING += [pytest.param("hooked", "llama", marks=zoo.needs_hooked)]
 OPTIONS = {"max_new_tokens": 4, "do_sample": False, "verbose": False, "stop_at_eos": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), GENERATING)
 @pytest.mark.parametrize("length", [1, 24])
 def test_generation_with_its_defaults_is_greedy_decoding_of_the_ablated_model(backend, name, length):

@@ -32,6 +32,7 @@ HEADS = [(0, 1), (0, 2), (1, 3)]
 PARTS = one_of_each(block_prompt((3, 3, 3)))
 
 
+@pytest.mark.slow
 @every_delegated
 @pytest.mark.parametrize("part", PARTS)
 def test_z_is_the_pattern_times_the_values(name, part):

@@ -63,6 +63,8 @@ def test_a_run_that_broke_off_does_not_disturb_the_next(backend, name):
 # --- hooks that are taken off inside ---
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @some_models
 def test_a_reset_of_hooks_inside_is_an_error_at_the_end(backend, name):
     model = getattr(zoo, backend)(name)

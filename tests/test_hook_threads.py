@@ -17,6 +17,7 @@ from tlspectral.models.attention import attention_view
 ROUNDS = 6  # of four threads that start together
 
 
+@pytest.mark.slow
 @some_models
 def test_threads_that_ablate_one_model_leave_no_hook(backend, name):
     """Each result is the ablated one or a refusal, and the model is as before."""

@@ -69,6 +69,8 @@ def test_scores_are_those_of_the_module_written_out_in_float64(name):
     assert float(verify_scores(view.model).max()) < 1e-5
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3"])
 def test_m_is_the_content_block_at_white_input_plus_the_rotary_block(name):
     view, model = attention_view(zoo.shared("bridge", name)), zoo.hf_model(name)

@@ -77,6 +77,7 @@ def test_the_heads_that_are_reached_are_those_that_change(what):
 # --- together with other hooks ---
 
 
+@pytest.mark.slow
 def test_keys_and_values_can_be_cut_in_two_blocks_and_one_receiver_in_one_alone():
     model = model_of()
     expected = with_edge(model, ["L1KV0.k", "L1KV0.v", "L1H0.q"])

@@ -51,6 +51,8 @@ def loaded_cases():
             yield pytest.param(backend, name, marks=[pytest.mark.slow] * (name not in FAST))
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), loaded_cases())
 def test_logits_equal_the_checkpoints(folder, backend, name):
     tokens = zoo.prompt()

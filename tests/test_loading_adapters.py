@@ -45,6 +45,8 @@ def saved_adapter(peft, base, path, **options):
 edited = partial(with_config, described="adapter_config.json")
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "options"),
     [

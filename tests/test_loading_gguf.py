@@ -34,6 +34,8 @@ def gguf_file(tmp_path, monkeypatch):
     return file, converted
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 def test_a_file_is_converted_once_and_its_copy_follows_the_content(gguf_file):
     file, converted = gguf_file
     first, second = load_model(file), load_model(file)

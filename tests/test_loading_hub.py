@@ -91,6 +91,7 @@ print(json.dumps(model.to_tokens({tokenizer_kinds.TEXT!r}, prepend_bos=True).tol
         hub.requests.clear()
 
 
+@pytest.mark.slow
 def test_what_the_streamed_route_left_is_completed_and_the_other_way_round(hub, tmp_path):
     folder = tokenizer_kinds.save_tokenized("llama", tmp_path / "remote", max_shard_size="16KB")
     shards = {path.name for path in folder.glob("*.safetensors")}
@@ -244,6 +245,7 @@ def test_a_cache_that_lacks_the_tokenizer_is_completed(hub, folders, name, more)
     assert_whole(tls.load_model(NAME), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "reason"),
     [("switched off", "HF_HUB_OFFLINE"), ("not there", "ConnectError"), ("gated", "accept its licence")],

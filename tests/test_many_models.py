@@ -98,6 +98,7 @@ def analyzed(spied):
     return spied(many_models, "analyze_heads")
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_is_a_row_and_is_tried_again(models, finished, tmp_path, analyzed):
     late, cut_off = tmp_path / "late", shutil.copytree(models[0], tmp_path / "cut_off")
     (cut_off / "model.safetensors").write_bytes((cut_off / "model.safetensors").read_bytes()[:-100])
@@ -204,6 +205,7 @@ def test_configured_workers_take_models_that_are_loaded_and_layers_of_those_that
 # --- several jobs on one folder ---
 
 
+@pytest.mark.slow
 def test_a_model_that_another_job_finishes_is_taken(models, finished, tmp_path, monkeypatch):
     """The other job finishes all models, and removes the layers, while the first is in the middle of a model."""
     real, folder, others = streamed._measured, tmp_path / "many", []

@@ -167,6 +167,7 @@ def test_the_correlation_is_the_mean_of_those_of_each_prompt():
 # --- answers ---
 
 
+@pytest.mark.slow
 def test_answers_have_the_probability_of_a_plain_forward_pass():
     model, tokenizer = reader(), word_tokenizer()
     found = task_answers(model, SMALL, seed=5)

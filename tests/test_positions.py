@@ -92,6 +92,7 @@ def test_the_screen_by_position_is_the_gradient_at_that_position(monkeypatch, tm
             assert row.estimate == pytest.approx(found, abs=1e-6)  # float32: 3e-8 measured, effects of 1e-2
 
 
+@pytest.mark.slow
 def test_estimates_of_edges_by_position_sum_to_those_of_all():
     model, (clean, other) = zoo.shared("bridge", "llama"), prompt_pairs(6, 9, seed=3, at=3)
     task = tls.logit_difference(clean, 7, 10, counterfactual=other)

@@ -405,7 +405,7 @@ def test_two_workers_give_the_same_table_without_a_folder(name):
 @pytest.mark.parametrize(
     ("name", "said", "options"),
     [
-        pytest.param(name, said, options, id=f"{name}-{number}-{next(iter(options))}")
+        pytest.param(name, said, options, id=f"{name}-{number}-{next(iter(options))}", marks=marks(name))
         for name, row in ROWS.items()
         for number, (said, options) in enumerate(row.foreign)
     ],

@@ -127,7 +127,9 @@ def with_rotated_keys(name, layer, draw, seed):
     return zoo.wrapped(model)
 
 
-@pytest.mark.parametrize(("name", "prompts"), [("llama", False), ("gpt2", True), ("qwen3", True), ("olmo2", False)])
+@pytest.mark.parametrize(
+    ("name", "prompts"), [("gpt2", True), ("olmo2", False), *zoo.also_slow(("llama", False), ("qwen3", True))]
+)
 def test_p_counts_copies_of_the_model_whose_keys_are_rotated(name, prompts):
     draws, seed = 4, 3
     model = zoo.bridge(name)

@@ -139,6 +139,7 @@ def test_an_error_of_a_part_leaves_the_block(work):
 # --- functions (that every shard of each makes what all need first: test_resumable_functions) ---
 
 
+@pytest.mark.slow
 def test_models_are_dealt_out_the_largest_files_first(tmp_path, monkeypatch):
     from tlspectral.heads import many_models
 
@@ -166,6 +167,7 @@ def inside(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_collect_says_what_is_missing_and_then_makes_the_table(inside, monkeypatch):
     done = run(*SWEEP, "--shard", "1/2")
     assert (done.exit_code, done.stdout) == (0, "")
@@ -239,6 +241,7 @@ def test_refusals_come_before_the_model_is_loaded(command, said, monkeypatch):
     assert said in " ".join(done.stderr.replace("│", " ").split())
 
 
+@pytest.mark.slow
 def test_a_task_of_block_swaps_is_shared_out(inside, monkeypatch):
     monkeypatch.setattr(tls, "load_model", lambda name, **_: reader("llama"))
     asked = ["--task", "binding", "--mode", "key", "--pairs", "3", "--draws", "2"]

@@ -18,6 +18,7 @@ from tlspectral.hooks import ablate
 from tlspectral.models.attention import attention_view
 
 
+@pytest.mark.slow
 @some_models
 def test_every_way_to_run_it_gives_the_same(backend, name):
     spectral = moved(backend, name)

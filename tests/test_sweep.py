@@ -37,9 +37,7 @@ def parts_of(name):
 # --- equal to whole forward passes ---
 
 
-@pytest.mark.parametrize(
-    ("backend", "name"), [MODELS[0], pytest.param(*MODELS[1], marks=pytest.mark.slow), *MODELS[2:]]
-)
+@pytest.mark.parametrize(("backend", "name"), [MODELS[0], *HOOKED, *zoo.also_slow(*MODELS[1:3])])
 def test_a_sweep_is_one_ablated_forward_per_head(backend, name, monkeypatch):
     """Two heads share a run (42 tokens at a time hold two sequences, and the last sequence is alone).
 

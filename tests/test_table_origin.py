@@ -112,6 +112,7 @@ def test_every_table_over_heads_is_in_the_list():
     assert {name for name in over_heads if not name.startswith(WITHOUT)} == {name for name, *_ in ROWS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "measure", "layers", "refused"), ROWS, ids=[row[0] for row in ROWS])
 def test_a_table_over_heads_has_the_hashes_of_its_model_and_is_joined_to_its_tables(name, measure, layers, refused):
     heads, table = heads_of_llama(), measure(llama())

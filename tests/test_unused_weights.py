@@ -132,6 +132,7 @@ PASSED = {
 }
 
 
+@pytest.mark.slow
 @every_route
 @pytest.mark.parametrize(("name", "tensors", "config", "listed"), PASSED.values(), ids=PASSED)
 def test_what_is_no_part_of_the_model_is_listed(made, unused_in, name, tensors, config, listed):

@@ -122,6 +122,7 @@ def test_a_dask_cluster_makes_the_parts(tmp_path):
 # --- prepared once per worker ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [None, "threading"])
 def test_what_parts_share_is_prepared_once_per_worker(tmp_path, backend):
     begun = tmp_path / "begun"

@@ -24,8 +24,8 @@ from tlspectral.models.loading.building import build_bridge
 __all__ = [
     "ARCHITECTURES", "CONTEXT", "ENCODERS", "ENCODERS_HERE", "FALCONS", "HAS_HOOKED", "HEADS", "HOOKED_ARCHITECTURES",
     "LATENTS", "LAYERS", "LENGTH_DEPENDENT", "PROMPT_LENGTH", "READ_WRONG", "REFUSED", "RIGHT",
-    "VOCABULARY", "WIDTH", "WINDOW", "bridge", "converted", "generator", "hf_model", "hooked", "logits", "needs_hooked",
-    "prompt", "save_folder", "shared", "temporary", "wrapped",
+    "VOCABULARY", "WIDTH", "WINDOW", "also_slow", "bridge", "converted", "generator", "hf_model", "hooked", "logits",
+    "needs_hooked", "prompt", "save_folder", "shared", "temporary", "wrapped",
 ]  # fmt: skip
 
 PROMPT_LENGTH = 24
@@ -191,6 +191,11 @@ def hooked(name: str, seed: int = 0, fold_ln: bool = True) -> Any:
     built = HookedTransformer(cfg, move_to_device=False)
     built.load_and_process_state_dict(state, fold_ln=fold_ln)
     return built.eval()
+
+
+def also_slow(*cases: Any) -> list[Any]:
+    """Cases of a parametrised test that the fast tests leave out: names, or tuples of arguments."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
 
 
 def converted(model: Any, dtype: torch.dtype) -> Any:

@@ -89,6 +89,7 @@ def test_every_start_and_seed_is_a_run_of_its_own(found):
         assert row.low <= row.share == row.successes / row.runs <= row.high
 
 
+@pytest.mark.slow
 def test_a_run_is_that_of_the_trainer(found):
     _, runs, _, _ = found
     task = CanonicalTask("index")

@@ -26,6 +26,7 @@ def row(table, statistic, method):
     return found.iloc[0]
 
 
+@pytest.mark.slow
 def test_a_published_model_gets_its_published_row_from_the_command_too(tmp_path, monkeypatch):
     heads = published_heads("pythia-410m")
     fewer = functools.partial(another_model, bootstrap_draws=50)
@@ -66,6 +67,7 @@ def test_chance_is_that_of_heads_drawn_at_random():
     assert np.mean(medians >= found["value"] - 1e-12) == pytest.approx(found["pvalue"], abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-rope", "tiny-ape"])
 def test_with_the_model_come_placebo_and_rounding(name):
     model = tls.load_model(name)

@@ -258,6 +258,7 @@ def test_rounds_give_the_same_tables(whole, tmp_path):
 # --- the models ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arm", "adjacent"), [("rope_imag", True), ("ape_sym", False)])
 def test_a_cell_gives_its_model_back(tmp_path, arm, adjacent):
     preset = replace(SAVING, config=replace(SAVING.config, rotary_adjacent_pairs=adjacent, unembed_bias=not adjacent))
@@ -284,6 +285,7 @@ def test_a_cell_gives_its_model_back(tmp_path, arm, adjacent):
         assert (cell_model(tmp_path, arm, step=4)(tokens) - run.model(tokens)).abs().max() > 0.1
 
 
+@pytest.mark.slow
 def test_a_history_of_a_cell(whole):
     folder, tables = whole
     history = tls.head_history(cell_checkpoints(folder, "rope_imag"), null_draws=2)

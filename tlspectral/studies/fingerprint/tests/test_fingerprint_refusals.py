@@ -155,6 +155,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused(name):
     call, said = REFUSED[name]

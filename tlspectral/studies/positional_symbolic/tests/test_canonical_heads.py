@@ -71,6 +71,7 @@ def test_a_sweep_has_one_row_per_head(sweep):
     assert not accuracy.query("angle == 0 and n_frequencies == 1")["exclusion_index"].any()
 
 
+@pytest.mark.slow
 def test_each_row_is_the_head_of_its_angle_and_seed_which_is_kept(sweep, folder):
     for name, count in [("index", 1), ("partial_induction", 2)]:
         task = CanonicalTask(name)
