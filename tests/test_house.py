@@ -164,11 +164,11 @@ def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said)
 # How much there is, at most. A bound goes down with what it counts; raising one is a decision of its own, with its
 # reason in the change.
 BUDGET = {
-    "lines of the core": 29_987,
+    "lines of the core": 29_980,
     # Agreement, medians, figures and clusters that the core had for the papers alone stand in their studies now.
     "lines of the studies": 16_461,
-    "lines of the tests": 39_343,
-    "tokens of the core": 199_408,
+    "lines of the tests": 39_299,
+    "tokens of the core": 199_396,
     "functions and classes of the core": 1_728,
     "public names": 30,
     "arguments of public names": 179,
