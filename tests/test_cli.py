@@ -283,6 +283,7 @@ def test_arguments_and_files_are_checked_before_the_model_is_loaded(tmp_path, ta
     assert library.load == library.analyze == many.given == []
 
 
+@pytest.mark.slow
 def test_plane_draws_the_figure(table, tmp_path):
     succeed("plane", table, "-o", tmp_path / "plane.png", "--highlight", 2)
     assert (tmp_path / "plane.png").read_bytes().startswith(b"\x89PNG")

@@ -105,6 +105,7 @@ def test_a_folder_and_a_list_of_its_folders_are_one_history(suite):
     assert "several" in repr(listed)
 
 
+@pytest.mark.slow
 def test_names_are_labels_in_their_order(suite, tmp_path):
     named = {"tuned": suite / "step16", "base": suite / "step0"}
     history = tls.head_history(list(named.items()), pairs=PAIRS, folder=tmp_path / "parts", **WEIGHTS)
@@ -260,6 +261,7 @@ def test_facts_of_single_steps_are_not_facts_of_the_history():
     assert len({str(at["detectors"]["reliability"]) for at in attrs["checkpoints"]}) == 2
 
 
+@pytest.mark.slow
 def test_packaged_models_are_loaded_and_a_task_scores_every_checkpoint():
     models, task = ["tiny-rope-sym", "tiny-rope"], tls.logit_difference([[1, 2, 3, 1], [4, 5, 4]], [2, 5], 7)
     history = tls.head_history(models, task=task, **QUICK)

@@ -24,15 +24,16 @@ from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.threads import exclusive, hooks_on
 
 Z = "blocks.0.attn.hook_z"
-FULL = [pytest.mark.slow, pytest.mark.full]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "counts",
     [
-        {"steps": 10, "edges": 10, "moments": 2},
-        *(pytest.param(more, marks=pytest.mark.slow) for more in ({"steps": 30}, {"edges": 60}, {"moments": 4})),
-        *(pytest.param(more, marks=FULL) for more in ({"steps": 300}, {"edges": 1500}, {"moments": 100})),
+        {"steps": 30},
+        {"edges": 60},
+        {"moments": 4},
+        *(pytest.param(more, marks=pytest.mark.full) for more in ({"steps": 300}, {"edges": 1500}, {"moments": 100})),
     ],
     ids=str,
 )

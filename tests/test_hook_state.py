@@ -46,8 +46,6 @@ def test_the_model_and_its_hooks_are_as_before(backend, name):
     assert calls == ["permanent", "added"]
 
 
-@pytest.mark.tl4
-@pytest.mark.slow
 @some_models
 def test_a_run_that_broke_off_does_not_disturb_the_next(backend, name):
     model = shared(backend, name)

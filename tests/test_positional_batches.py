@@ -48,7 +48,6 @@ def moved_all_anew(logits_at, spans, i, j, n):
     return torch.stack([weights[..., ends[b] : ends[b + 1]].mean(-1) for b in (i, j)], dim=-1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])
 @pytest.mark.parametrize("lengths", [(2, 2, 2, 2), (1, 4, 2, 3)])
 @pytest.mark.parametrize("prefix", [0, 2])

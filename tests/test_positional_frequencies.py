@@ -19,7 +19,6 @@ from tlspectral.positional.block_weights import QueryPasses
 from tlspectral.spectral_rope import to_spectral
 
 
-@pytest.mark.slow
 def test_layers_without_rotary_positions_have_no_frequencies():
     model = shared("bridge", "smollm3")
     table = measured(model, per_frequency=True)

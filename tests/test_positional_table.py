@@ -67,7 +67,6 @@ def test_a_list_is_measured_prompt_by_prompt(mode):
     assert (found.attrs["n_prompts"], found.attrs["n_blocks"]) == (3, 5)
 
 
-@pytest.mark.slow
 def test_text_and_its_tokens_give_the_same():
     model = words()
     blocks = ["w10 w11 w12 ", "w13 w14 ", "w15 w16 ", "w17 w18 w19 "]
@@ -78,6 +77,7 @@ def test_text_and_its_tokens_give_the_same():
     assert len(measured(model, uneven, mode="key")) == 8  # runs no swapped prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "name"),
     [("bridge", "gpt2"), ("bridge", "gptj"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)],
@@ -99,7 +99,6 @@ def test_the_model_is_as_before(backend, name):
     assert_unchanged(model, before)
 
 
-@pytest.mark.slow
 def test_hooks_on_the_model_stay_in_force():
     model, prompt = shared("bridge", "llama"), block_prompt()
     intact = measured(model, prompt)

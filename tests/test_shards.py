@@ -255,6 +255,7 @@ def test_a_task_of_block_swaps_is_shared_out(inside, monkeypatch):
     assert len(read_table(inside / "out" / "heads_key.parquet")) == 8
 
 
+@pytest.mark.slow
 def test_tables_of_a_report_are_shared_out(inside):
     command = ["report", "tiny-rope", "-o", "tiny"]
     assert run(*command, "--shard", "1/2").exit_code == 0

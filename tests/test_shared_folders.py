@@ -53,6 +53,7 @@ def test_eight_jobs_of_which_half_are_killed_leave_the_folder_of_one(killed_jobs
     assert content(tmp_path / "many") == whole
 
 
+@pytest.mark.slow
 @unix
 def test_shards_that_are_killed_make_nothing_twice_but_what_was_cut_short():
     program = [sys.executable, BENCHMARKS / "shards.py", "--kills", "30", "--pause", "0.01"]

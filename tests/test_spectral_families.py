@@ -22,6 +22,8 @@ def compare(family, form):
     assert "refused" not in (found.transformers, found.bridge) or found.reason
 
 
+@pytest.mark.tl4
+@pytest.mark.slow
 @pytest.mark.parametrize("family", PECULIAR)
 def test_rotations_of_a_peculiar_family_learn_or_are_refused(family):
     compare(family, "")

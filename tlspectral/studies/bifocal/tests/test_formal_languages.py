@@ -71,6 +71,7 @@ def test_modulo_answers_are_sums():
     assert len(seen) == 343
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", SMALL, ids=lambda one: one.name)
 def test_floors_are_entropies_of_a_large_sample(language):
     """The prefix decides every scored token, whose floor is 0; over all tokens whole sequences are counted."""
