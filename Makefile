@@ -106,7 +106,7 @@ notebooks-with-outputs: ARGS := --overwrite ## run every notebook and keep what 
 notebooks-with-outputs: export PYTHONWARNINGS := ignore:IProgress not found
 notebooks-with-outputs: notebooks
 
-test-tl4: .venv-tl4/test ## the fast tests that load and read models, on TransformerLens 4
+test-tl4: .venv-tl4/test ## the tests that load and read models, on TransformerLens 4
 	.venv-tl4/bin/python -m pytest -m "not slow or tl4" $(PARALLEL) $(UNCHECKED) $(ON_TL4) $(ARGS)
 
 families: .venv/test .venv-tl4/test ## write the tables of architectures, on both lines of TransformerLens: some minutes

@@ -2,7 +2,7 @@
 
 Inner functions that name no shape are left out. They are decorated anew each time their outer function runs, which took
 a tenth of the time of all tests, and pyright knows their types. Further calls of a function in a file of tests are
-left out, since checks of every call took a third of the time of all tests, and checks in each test a seventh.
+left out, since checks of every call took a third of the time of all tests.
 """
 
 import sys

@@ -6,7 +6,6 @@ import zoo
 
 from tlspectral.spectral_rope import to_spectral
 
-NO_ROPE = ("gpt2", "opt", "gptneo", "bloom")
 NORMED = ("qwen3", "gemma3", "olmo2")
 # Grouped keys at hook_q; at hook_rot_q; delegated attention; a partial rotation with biases; the other backend.
 SOME = [("bridge", "llama"), ("bridge", "qwen3"), ("bridge", "gptj")]

@@ -48,7 +48,7 @@ FAST = ("config.json", "model.safetensors.index.json", "model.safetensors")
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [*((kind, 4) for kind in FAST), *(pytest.param(kind, 12, marks=pytest.mark.slow) for kind in KINDS)],
+    [*((kind, 4) for kind in FAST), *zoo.also_slow(*((kind, 12) for kind in KINDS))],
 )
 def test_a_damaged_file_is_refused_by_name(checkpoints, tmp_path, kind, count, road, full):
     """A file of a folder is damaged anew for each seed."""

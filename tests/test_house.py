@@ -167,7 +167,7 @@ BUDGET = {
     "lines of the core": 29_980,
     # Agreement, medians, figures and clusters that the core had for the papers alone stand in their studies now.
     "lines of the studies": 16_461,
-    "lines of the tests": 39_299,
+    "lines of the tests": 39_295,
     "tokens of the core": 199_396,
     "functions and classes of the core": 1_728,
     "public names": 30,

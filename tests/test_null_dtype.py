@@ -104,7 +104,7 @@ def spectra(k):
 
 
 @pytest.mark.usefixtures("any_size")
-@pytest.mark.parametrize("k", [4, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 16, 128))])
+@pytest.mark.parametrize("k", [4, *zoo.also_slow(2, 16, 128)])
 def test_no_spectrum_is_worse_than_promised(k, full):
     """Also at sizes where float32 is not used."""
     for n in sorted({k, k + 1, 2 * k, 9 * k} if full or k < 100 else {k, 9 * k}):

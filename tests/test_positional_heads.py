@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from positional_measurements import SCORES, block_prompt, measured, modes, tiny
-from zoo import shared
+from zoo import also_slow, shared
 
 import tlspectral as tls
 from tlspectral.positional import BlockPrompt
@@ -68,9 +68,7 @@ def previous_token_head(name):
     [
         ("tiny-rope", 0.95, 0.1),
         ("tiny-ape", 0.8, 0.3),  # its keys change a little with their learned position
-        pytest.param("tiny-rope-imag", 0.95, 0.1, marks=pytest.mark.slow),
-        pytest.param("tiny-rope-sym", 0.7, 0.5, marks=pytest.mark.slow),
-        pytest.param("tiny-ape-sym", 0.7, 0.5, marks=pytest.mark.slow),
+        *also_slow(("tiny-rope-imag", 0.95, 0.1), ("tiny-rope-sym", 0.7, 0.5), ("tiny-ape-sym", 0.7, 0.5)),
     ],
 )
 def test_a_previous_token_head_stays_and_induction_heads_follow(name, least_symbolic, most_positional):

@@ -8,9 +8,10 @@ import json
 import pytest
 import torch
 import zoo
+from ablation_runs import NO_ROPE
 from safetensors import safe_open
 from safetensors.torch import load, save_file
-from spectral_zoo import NO_ROPE, base, move
+from spectral_zoo import base, move
 from test_spectral_module import module
 
 from tlspectral.errors import (

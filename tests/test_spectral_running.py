@@ -151,7 +151,7 @@ def test_checkpoints_around_the_blocks_or_the_whole_model(backend, name, reentra
 
 # Rotated at hook_q and at hook_rot_q, sliding windows, a partial rotation; the other backend.
 CACHED = [("bridge", name) for name in ("llama", "gemma3", "neox")]
-CACHED += [pytest.param("bridge", name, marks=pytest.mark.slow) for name in ("qwen3", "mistral")]
+CACHED += zoo.also_slow(("bridge", "qwen3"), ("bridge", "mistral"))
 CACHED += [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwen3", "neox")]
 
 

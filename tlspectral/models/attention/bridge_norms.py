@@ -101,7 +101,7 @@ def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) ->
     units = torch.stack([form.normalized(probe) for form in forms])
     gains = torch.stack([torch.ones_like(probe) * (1 if form.gain is None else double(form.gain)) for form in forms])
     shift = torch.zeros(1) if forms[0].bias is None else double(forms[0].bias)
-    sizes = (units.abs() + 1) * gains.abs().maximum(gains[0].abs()) + shift.abs()
+    sizes = (units.abs() + 1) * gains.abs().maximum(gains[0].abs()) + shift.abs()  # the first is as stored
     return ((response - units * gains - shift).abs() / sizes.clamp_min(1e-30)).flatten(1).amax(-1).tolist()
 
 
