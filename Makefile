@@ -57,7 +57,7 @@ install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin
 	--constraint
 
 .PHONY: help demo demo-full spectral-demo test test-slow test-all test-rest test-gpu notebooks notebooks-short notebooks-with-outputs \
-	test-tl4 families test-lowest test-pythons coverage wheel docs docstrings lint format \
+	test-tl4 families test-lowest test-pythons coverage wheel docs docstrings counts lint format \
 	environments clean
 
 help: ## show this table
@@ -143,6 +143,9 @@ docs: .venv/docs ## build the site into build/site; any warning is an error
 
 docstrings: .venv/base ## write the lists of columns in docstrings from the schemas of their tables
 	PYTHONPATH=. .venv/bin/python tests/docstring_columns.py
+
+counts: ## print how many lines, tokens and functions the core, the studies and the tests have
+	@$(PYTHON) tools/counts.py
 
 lint: .venv/lint ## ruff (rules and format) and pyright
 	.venv/bin/ruff check .
