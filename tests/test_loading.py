@@ -198,6 +198,7 @@ def test_the_context_of_a_bridge_is_that_of_the_config():
     assert attention_view(model).n_ctx == model.cfg.n_ctx
 
 
+@pytest.mark.filterwarnings("ignore:.*loses the key/value cache")
 def test_the_shorter_of_two_stated_lengths_is_the_context(tmp_path):
     """MPT has positions for `max_seq_len` tokens, whatever `max_position_embeddings` its config holds beside it."""
     model = zoo.hf_model("mpt")

@@ -1,15 +1,12 @@
 """`ablate`: remove a part of some heads while a model runs."""
 
 from collections.abc import Callable, Iterator
-from functools import partial, update_wrapper
-from inspect import signature
 from itertools import groupby
 from typing import Any
 
 import torch
 
 from tlspectral.algebra.rotary import widened
-from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.edges.cut import EdgeReceiver, EdgeRun, EdgeSender
 from tlspectral.hooks.edges.reached import reached, refuse_order, warn_of_other_heads
 from tlspectral.hooks.layer_ablation import LayerAblation
@@ -18,6 +15,7 @@ from tlspectral.hooks.probe import require_writes
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.interrupts import interruptible, uninterrupted
+from tlspectral.models.attention.key_value_cache import generating_without_cache
 from tlspectral.models.attention.points import seen_at
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
@@ -41,8 +39,9 @@ def ablate(
     `"output"` by name, and as values with settings `RopePhase`, `Symmetric`, `Antisymmetric`, `Band`, `Output`,
     `LongRange`, `Content`, `Position` and `Interaction`. The name says what is removed.
 
-    `generate` and `generate_stream` run without their key/value cache inside the block, whatever `use_past_kv_cache`
-    says: cached keys are those of earlier positions alone, and a part needs the queries too. The text is the same.
+    `generate`, `generate_stream` and `hf_generate` run without their key/value cache inside the block, whatever
+    `use_past_kv_cache` says: cached keys are those of earlier positions alone, and a part needs the queries too. The
+    text is the same.
 
     Biases, ALiBi, windows and masks stay as they are, unless a part's `include_bias` adds the bias terms. Works with
     `run_with_cache`, `run_with_hooks`, gradients and hooks of your own: enter it after hooks that edit queries and
@@ -107,8 +106,7 @@ def ablate(
         # An edited pattern is handed on to all that reads it, hooks that were there before among them.
         patterns = {name for name, _ in hooks if name.endswith("hook_pattern")}
         # A part of a score needs the unrotated queries and keys of all positions, and a cache holds rotated keys.
-        names = [name for name in ("generate", "generate_stream") if hasattr(type(model), name)]
-        generating = {name: _WithoutCache(getattr(model, name)) for name in names}
+        generating = generating_without_cache(model)
         with hooks_on(model, model.hook_dict, hooks, ahead=patterns), methods_replaced(model, generating):
             yield model
 
@@ -181,24 +179,3 @@ def ablation_hooks(
         for reads in layer_reads(view.raw(layer), what, widened):
             hooks += EdgeReceiver(view, view.layer(layer), heads_read, what, reads.point, run).hooks()
     return [*((name, seen_at(name, hook)) for name, hook in hooks), (view.hook_names(last)["z"], run.forget)]
-
-
-class _WithoutCache:
-    """A model's own method of generation, called without its cache."""
-
-    def __init__(self, generate: Callable[..., Any]) -> None:
-        self.generate = generate
-        update_wrapper(self, generate)
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        call = signature(self.generate).bind(*given, **named)
-        call.arguments["use_past_kv_cache"] = False
-        return self.generate(*call.args, **call.kwargs)
-
-    def __reduce__(self) -> Any:
-        # The method belongs to this model: a copy, such as that of a worker process, cannot have it.
-        return partial, (_refuse_generation,)
-
-
-def _refuse_generation(*given: Any, **named: Any) -> Any:
-    raise EditNotHonored("this model was copied inside an ablation and cannot generate: copy it before the block")

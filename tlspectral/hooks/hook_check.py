@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.causality import require_stream
 from tlspectral.models.attention.closeness import noise_of
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
+from tlspectral.models.attention.padding import probe_tokens
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import Hook, of_a_library
+from tlspectral.models.attention.threads import Hook, of_a_library, without_hooks
 from tlspectral.models.attention.writes import head_writes, mixed, z_of
 from tlspectral.selection import Head, head_name, head_pair
 from tlspectral.tables.html_summary import html_rows

@@ -9,14 +9,17 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
 from types import FunctionType
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.key_value_cache import beyond_rounding, relative_difference
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.threads import evaluating
 from tlspectral.models.loading.copies import copy_of_object
@@ -152,6 +155,26 @@ def logits_of(model: Any, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "
     """Return the logits of a model of transformers in evaluation mode."""
     with evaluating(model):
         return model(input_ids=tokens.to(model.device), use_cache=False).logits
+
+
+def avoid_lost_cache_of_object(model: Any, tokens: Int64[Tensor, "1 pos"]) -> None:
+    """Let a spectral model of transformers generate without its cache, with a warning, if a cached step is wrong.
+
+    It is compared with the uncached pass of the same tokens.
+    """
+    with evaluating(model), torch.no_grad():
+        read = model(input_ids=tokens[:, :-1].to(model.device), use_cache=True)
+        named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        found = model(input_ids=tokens[:, -1:].to(model.device), use_cache=True, **{named: read[named]}).logits
+        difference = relative_difference(found[:, -1], logits_of(model, tokens)[:, -1])
+    if beyond_rounding(model, difference):
+        model.config.use_cache = model.generation_config.use_cache = False
+        warn_caller(
+            f"{type(model).__name__}: the spectral model loses the key/value cache under transformers "
+            f"{version('transformers')} (log-probabilities behind cached tokens differ from those of an uncached pass "
+            f"by {difference:.1e} of the largest), so its config says use_cache=False and it generates without one; "
+            "try another version of transformers"
+        )
 
 
 def plain_object(model: Any) -> Any:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import with_gain_and_phase
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import probe_tokens
+from tlspectral.models.attention.threads import without_hooks
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy
 from tlspectral.models.loading.packaged import hooked_transformer_class

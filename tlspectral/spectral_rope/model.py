@@ -10,15 +10,23 @@ from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.errors import EditNotHonored, ScoreMismatch
-from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.causality import require_one_run
 from tlspectral.models.attention.interrupts import uninterrupted
+from tlspectral.models.attention.padding import probe_tokens
 from tlspectral.models.attention.replay import module_hooks
-from tlspectral.models.loading import load_model
+from tlspectral.models.attention.threads import without_hooks
+from tlspectral.models.loading.checks import avoid_lost_cache
 from tlspectral.models.loading.copies import deep_copy, other_parameters
+from tlspectral.models.loading.roads import load_other
 from tlspectral.selection import Heads
-from tlspectral.spectral_rope.hugging_face import is_spectral_object, logits_of, plain_object, rotated_object
+from tlspectral.spectral_rope.hugging_face import (
+    avoid_lost_cache_of_object,
+    is_spectral_object,
+    logits_of,
+    plain_object,
+    rotated_object,
+)
 from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
@@ -161,7 +169,8 @@ def to_spectral(
         A `SpectralModel`; of a model of transformers, one of its own class, with the spectral parameters in its
         attention modules (`{attention}.spectral.log_omega_shift`). It trains (`labels=`, Trainer, gradient
         checkpointing, torch.compile), generates and is copied as that does; `save_pretrained` writes the spectral
-        parameters and the name of the base, which `load_spectral` and `load_model` read.
+        parameters and the name of the base, which `load_spectral` and `load_model` read. One cached step is compared
+        with an uncached pass; where they differ, a warning says so, and it generates without a key/value cache.
 
     Raises:
         UnsupportedArchitecture, BadWeights: no rotary positions, or a layer cannot be read, or (of transformers) it
@@ -176,7 +185,7 @@ def to_spectral(
     if is_spectral_object(model) or getattr(model, "spectral_geometry", None) is not None:
         raise ValueError("the model is spectral already: make the new one from its .base")
     of_transformers = hasattr(model, "get_input_embeddings") and not hasattr(model, "run_with_hooks")
-    view = attention_view(load_model(model) if of_transformers else model)
+    view = attention_view(_bridge_of(model) if of_transformers else model)
     require_one_run(view, "one rotation would learn from all, and the first record no gradient")
     layers = spectral_layers(
         view,
@@ -192,13 +201,20 @@ def to_spectral(
         spectral = rotated_object(model, view, by_layer(layers), shared=share_weights)
         run, run_base = partial(logits_of, spectral), partial(logits_of, plain_object(spectral))
         _prove(run, run_base, layers, view.d_vocab, not phase_noise)
+        avoid_lost_cache_of_object(spectral, probe_tokens(view.d_vocab, PROBE_LENGTH))
         return spectral
     rotated = _copied(model, shared=share_weights)
     place(attention_view(rotated), by_layer(layers))
     spectral = SpectralModel(model, rotated, layers)
     with without_hooks(model):
         _prove(attention_view(spectral).logits, view.logits, layers, view.d_vocab, not phase_noise)
+    avoid_lost_cache(spectral)
     return spectral
+
+
+def _bridge_of(model: Any) -> Any:
+    """Return a bridge of a model of transformers, whose layers are read and which does not generate."""
+    return load_other(model, None, None, backend="bridge", device=None, dtype=None, tokenizer=None)
 
 
 def _copied(model: Any, *, shared: bool) -> Any:

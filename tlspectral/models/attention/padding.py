@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 TokenMask = Bool[Tensor, "sequences pos"] | Int[Tensor, "sequences pos"]
@@ -97,3 +97,8 @@ def positions_in(lengths: Int[Tensor, "sequences"], given: Any, what: str) -> In
             f"{what}: prompt {row} has no position {int(positions[row, column])}; it has {int(lengths[row])} tokens"
         )
     return torch.where(positions < 0, positions + ends, positions).long().cpu()
+
+
+def probe_tokens(d_vocab: int, length: int = 4) -> Int64[Tensor, "1 pos"]:
+    """Return a short prompt from the middle of the vocabulary: TransformerLens masks leading pad tokens, of low ids."""
+    return (d_vocab // 2 + torch.arange(length))[None] % d_vocab

@@ -22,7 +22,8 @@ from tlspectral.models.attention.view import AttentionView
 Positions = slice | Int[Tensor, "sequences scored"]
 """Positions whose logits are wanted: the same in every prompt, or those of each."""
 
-_LAST = slice(-1, None)
+LAST = slice(-1, None)
+"""The last position alone."""
 
 
 @dataclass(frozen=True)
@@ -214,50 +215,9 @@ def _put_back(owner: Any, replacement: _Replacement) -> None:
     standing.remove(replacement)
 
 
-@dataclass(frozen=True)
-class Prefill:
-    """Prompts of one length that a model has read, with its key/value cache, which is of the model's own class."""
-
-    view: AttentionView
-    tokens: Int[Tensor, "prompts pos"]
-    cache: Any
-
-    def last_logits(
-        self, suffixes: Int[Tensor, "suffixes pos"], hooks: Iterable[Hook] = ()
-    ) -> Float[Tensor, "rows d_vocab"]:
-        """Return logits of the last token of every prompt followed by every suffix, without gradients.
-
-        Their row is `prompt * len(suffixes) + suffix`. Hooks see the positions of the suffix alone, except that
-        patterns and scores have a column for each key that the layer keeps.
-        """
-        rows = suffixes.repeat(len(self.tokens), 1).to(self.view.device)
-        with _cached_pass(self.view, hooks):
-            logits = self.view._reader.continued_logits(self.view.model, self.cache, rows, len(suffixes))
-        return logits[:, -1]
-
-
-def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
-    """Run a model on prompts of one length, without gradients, and keep its keys and values.
-
-    Hooks that are on the model stay in force. None where the model keeps no keys and values (native bridges), and for
-    an encoder, whose keys and values change with what follows.
-    """
-    if not view.causal:
-        return None
-    with _cached_pass(view, hooks):
-        cache = view._reader.prefill_cache(view.model, tokens.to(view.device))
-    return None if cache is None else Prefill(view, tokens, cache)
-
-
 def last_logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook] = ()
 ) -> Float[Tensor, "batch d_vocab"]:
     """Return logits of the last tokens from a plain pass under hooks, without gradients and without a cache."""
     with torch.no_grad(), view.hooks_on(hooks):
-        return logits_at(view, tokens, _LAST)[:, -1]
-
-
-@uninterrupted
-def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
-    with torch.no_grad(), evaluating(view.model), view.hooks_on(hooks), unembedding_only(view, _LAST):
-        yield
+        return logits_at(view, tokens, LAST)[:, -1]

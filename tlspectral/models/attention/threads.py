@@ -163,6 +163,30 @@ def _hold(held: dict[str, Any], name: str, activation: Any, hook: Any) -> None:
     held[name] = activation.detach()
 
 
+@uninterrupted
+def without_hooks(model: Any) -> Iterator[None]:
+    """Take all hooks off the model until the context ends, then restore them in their order."""
+    with exclusive(model):
+        points = {id(point): point for point in model.hook_dict.values()}.values()
+        registered = [
+            (point, dict(point._forward_hooks), _known_ids(point)) for point in points if point._forward_hooks
+        ]
+        with undoing(_restore, registered):
+            for point, _, _ in registered:
+                point._forward_hooks.clear()
+            yield
+
+
+def _restore(registered: Iterable[tuple[Any, dict[int, Any], set[int]]]) -> None:
+    for point, hooks, known in registered:
+        removed = known - _known_ids(point)  # by those whose hooks they are, while the context was open
+        point._forward_hooks.update({key: hook for key, hook in hooks.items() if key not in removed})
+
+
+def _known_ids(point: Any) -> set[int]:
+    return {handle.hook.id for handle in point.fwd_hooks}
+
+
 def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
     for _, point, handle in placed:
         handle.hook.remove()

@@ -38,6 +38,10 @@ def load_model(
     are the same: in the bridge, a later change of values in place, as by training, can show in both. `model` and
     `commit` are what its config says; that its weights have not changed since is not known.
 
+    One cached step is compared with an uncached pass. Where TransformerLens loses the key/value cache, as it does under
+    transformers 5.24 and for MPT, a warning says so, and `generate`, `generate_stream` and `hf_generate` of the model
+    run without one.
+
     Args:
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, the folder of a
             LoRA adapter (peft merges it into its base; extra `adapters`) or of spectral parameters (`to_spectral` on
@@ -86,10 +90,14 @@ def load_model(
             return load_packaged(source, backend, on_device, float_type or torch.float32)
     elif revision is not None or checkpoint is not None:
         raise ValueError(f"this {type(name).__name__} is loaded; it has no revision or checkpoint to choose.")
-    from tlspectral.models.loading.roads import load_other  # which imports what reads the models of others
+    # These import what reads the models of others.
+    from tlspectral.models.loading.checks import avoid_lost_cache
+    from tlspectral.models.loading.roads import load_other
 
     options = {"backend": backend, "device": on_device, "dtype": float_type, "tokenizer": tokenizer}
-    return load_other(name, revision, checkpoint, **options)
+    model = load_other(name, revision, checkpoint, **options)
+    avoid_lost_cache(model)
+    return model
 
 
 def _float_type(dtype: str | torch.dtype) -> torch.dtype:
