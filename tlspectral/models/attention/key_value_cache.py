@@ -105,13 +105,14 @@ def _measured(view: AttentionView) -> float | None:
 def generation_difference(view: AttentionView) -> float | None:
     """Return how far the log-probabilities of the second token that a model generates are from an uncached pass.
 
-    As `cached_step_difference`, of the cache that `generate` uses, which may hold states beside keys and values. None
-    where the model does not generate, and where TransformerLens keeps recurrent states (Bamba, Nemotron H): a step from
-    a state is computed in another way than a pass, off by 0.007 of the largest in a tiny Bamba of transformers itself.
+    As `cached_step_difference`, of the cache that `generate` of a bridge uses, which may hold states beside keys and
+    values. None for a HookedTransformer, whose cache is its own, where the model does not generate, and where
+    TransformerLens keeps recurrent states (Bamba, Nemotron H): a step from a state is computed in another way than a
+    pass, off by 0.007 of the largest in a tiny Bamba of transformers itself.
     """
     generate = getattr(view.model, "generate", None)
     recurrent = getattr(view.model.cfg, "is_stateful", False)
-    if generate is None or recurrent or not view.causal or view.n_ctx < 3:
+    if view.backend != "bridge" or generate is None or recurrent or not view.causal or view.n_ctx < 3:
         return None
     owner, passes = generate.__self__, list[Tensor]()
     forward = owner.forward
