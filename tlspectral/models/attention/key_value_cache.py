@@ -1,8 +1,8 @@
 """Key/value caches: prompts that share one, whether a cached step is right, and generation that uses none.
 
 Whether a bridge fills the cache that it is given depends on the versions of TransformerLens and transformers and on the
-family: from transformers 5.24 on no bridge of TransformerLens 3.9 or 4.3 that computes attention itself does, and those
-of MPT and of Falcon with ALiBi never do. The tokens in front are then lost without an error.
+family: from transformers 5.24 on no bridge of TransformerLens 3.9 or 4.3 that computes attention itself does, and in
+3.9 those of MPT and of Falcon with ALiBi never do. The tokens in front are then lost without an error.
 """
 
 import warnings
