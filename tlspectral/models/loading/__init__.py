@@ -39,8 +39,8 @@ def load_model(
     `commit` are what its config says; that its weights have not changed since is not known.
 
     One cached step is compared with an uncached pass. Where TransformerLens loses the key/value cache, as it does under
-    transformers 5.24 and (3.9) for MPT, a warning says so, and `generate`, `generate_stream` and `hf_generate` of the model
-    run without one.
+    transformers 5.24 and (3.9) for MPT, a warning says so, and `generate`, `generate_stream` and `hf_generate` of the
+    model run without one.
 
     Args:
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, the folder of a
