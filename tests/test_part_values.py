@@ -4,6 +4,7 @@ import inspect
 import json
 import pickle
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -187,6 +188,19 @@ def test_parts_without_settings_go_by_name_and_by_symbol():
         part = part_of(name)
         assert type(part) is kind
         assert part.settings == {}
+        assert part.name == kind.name
+
+
+@pytest.mark.parametrize("kind", [Symmetric, Antisymmetric])
+def test_a_static_part_has_a_name_of_its_own(kind):
+    name = f"{kind.name}_static"
+    for part in (kind(static=True), part_of(name), pickle.loads(pickle.dumps(replace(kind(static=True), at=3)))):
+        assert type(part) is kind
+        assert part.static
+        assert part.name == name
+        assert part.settings == {}
+    assert kind().name == kind(include_bias=True).name == kind.name
+    assert kind(True, True).settings == {"include_bias": True}
 
 
 @pytest.mark.parametrize(
@@ -200,6 +214,11 @@ def test_parts_without_settings_go_by_name_and_by_symbol():
         ("interaction", r"give tls.parts.Interaction\(prompt\)"),
         ("symetric", "part must be one of 'symmetric', .*; not 'symetric'; did you mean 'symmetric'"),
         ("rope-phase", "did you mean 'rope_phase'"),
+        ("M_a", "did you mean 'M_A'"),
+        ("m_s", "did you mean 'M_S'"),
+        ("im(m_t)", r"did you mean 'Im\(M_t\)'"),
+        ("OUTPUT", "did you mean 'output'"),
+        ("Symmetric_Static", "did you mean 'symmetric_static'"),
         (None, "part must be one of .*; not None"),
         (3, "not 3"),
         (Symmetric, "part must be one of"),

@@ -22,9 +22,13 @@ def warn_caller(message: str) -> None:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return the end of a message, with the known name that is nearest to the given one; empty if none is near."""
-    near = difflib.get_close_matches(given, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    """Return the end of a message, with the known name that is nearest to the given one; empty if none is near.
+
+    Upper and lower case count alike.
+    """
+    names = {name.casefold(): name for name in known}
+    near = difflib.get_close_matches(given.casefold(), names, n=1)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
 def require_package(package: str, needed_for: str, install: str) -> None:

@@ -51,7 +51,11 @@ def ablate(
         typer.Option(metavar="L5H1,L7H2", help="These, L5 (a layer), or all, in place of the strongest of TABLE."),
     ] = None,
     part: Annotated[
-        str, typer.Option(help="rope_phase, symmetric, antisymmetric or output; or Im(M_t), M_S, M_A.")
+        str,
+        typer.Option(
+            help="rope_phase, symmetric, antisymmetric or output; or Im(M_t), M_S, M_A; or symmetric_static, "
+            "antisymmetric_static."
+        ),
     ] = "rope_phase",
     at: Annotated[
         str | None,

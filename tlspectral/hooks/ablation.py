@@ -41,6 +41,11 @@ def ablate(
     `"output"` by name, and as values with settings `RopePhase`, `Symmetric`, `Antisymmetric`, `Band`, `Output`,
     `LongRange`, `Content`, `Position` and `Interaction`. The name says what is removed.
 
+    With C the part of a score that is even in the offset of its tokens, `"symmetric"` is (C + C^T)/2 and
+    `"antisymmetric"` (C - C^T)/2. Under rotary positions these are the parts of the operator as it acts at each
+    distance, and with Im(M_t) they sum to the score; `"symmetric_static"` and `"antisymmetric_static"` are those of the
+    matrix M at distance 0, which do not (`parts.Symmetric`).
+
     `generate` and `generate_stream` run without their key/value cache inside the block, whatever `use_past_kv_cache`
     says: cached keys are those of earlier positions alone, and a part needs the queries too. The text is the same.
 

@@ -136,7 +136,7 @@ def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sour
         known = (*TINY, *PACKAGED)
         raise ValueError(
             f"{name!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo model"
-            f" ({', '.join(known)}){did_you_mean(name.lower(), known) or '.'}"
+            f" ({', '.join(known)}){did_you_mean(name, known) or '.'}"
         )
     if "/" not in name:
         from transformer_lens.supported_models import MODEL_ALIASES

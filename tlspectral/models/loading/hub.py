@@ -99,7 +99,7 @@ def _refusal(source: Source, file: str, reason: str) -> str:
     if file == "config.json":
         return (
             f"{which} is not a folder, a .gguf file or a cached hub model, and the hub did not give its {file}:"
-            f" {reason}{did_you_mean(source.location.lower(), (*TINY, *PACKAGED)) or '.'}"
+            f" {reason}{did_you_mean(source.location, (*TINY, *PACKAGED)) or '.'}"
         )
     return f"{file} of {which} is not in the hub's cache on this machine, and the hub did not give it: {reason}."
 
