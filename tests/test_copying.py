@@ -199,4 +199,4 @@ def test_the_size_of_vocabulary_pieces_does_not_matter(monkeypatch, name, size):
     pd.testing.assert_frame_equal(tls.heads.copying_scores(model), copying, rtol=0, atol=1e-11)
     np.testing.assert_allclose(self_match(model), matching, rtol=0, atol=1e-11)
     assert max(seen) == size
-    assert sum(seen) == 3 * zoo.VOCABULARY  # W_U and W_E for copying, W_E for self-match
+    assert sum(seen) == 4 * zoo.VOCABULARY  # W_U for its mean, then with W_E for copying; W_E for self-match
