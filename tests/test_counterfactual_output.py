@@ -75,8 +75,8 @@ def test_pairs_of_a_task_are_exchanged_split_and_watched():
         clean, [7] * 6, [10, 11] * 3, counterfactual=other, positions={"changed": 3, "END": [-1] * 6}
     )
     swapped = task.denoising()
-    assert swapped.prompts is other
-    assert swapped.counterfactual is clean
+    assert torch.equal(swapped.prompts, other)
+    assert torch.equal(swapped.counterfactual, clean)
     assert swapped.metric is task.metric
     fit, held_out = task.split(0.5, seed=1)
     whole = tls.evaluate(model, task).per_sequence

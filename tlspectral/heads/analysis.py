@@ -26,6 +26,7 @@ from tlspectral.heads.measure import (
 )
 from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.attention import AttentionView, attention_view, layer_digest
+from tlspectral.models.attention.given import given_prompts
 from tlspectral.models.attention.padding import even_rows
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.models.opening import open_layers
@@ -170,6 +171,7 @@ def _loaded_layers(
     """
     parts = []
     with one_thread(), bar(len(chosen), "spectra", "layer") as shown:
+        prompts = None if prompts is None else given_prompts(prompts)  # a generator can be read once
         checks = check_scores(view, prompts)
         streams = read_streams(view, prompts) if {*extras} & {*_OF_ACTIVATIONS} else None
         ends_digest = view.ends_digest()

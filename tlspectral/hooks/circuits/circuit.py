@@ -13,7 +13,7 @@ from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tasks import Score, Task, standard_error
+from tlspectral.tasks import Score, Task, row_sums, standard_error
 
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of all edges."""
@@ -78,7 +78,8 @@ def run_circuit(model: Any, edges: Any, task: Task) -> Score:
     pairs = pairs_of(model, task)
     _warn_of_shared_pairs(edges, pairs)
     [values] = pairs.scores([pairs.graph.kept(edges)])
-    return Score(values, pairs.sequences.labels, pairs.sequences.digest)
+    sequences = pairs.sequences
+    return Score(values, sequences.labels, sequences.digest, sequences.distinct)
 
 
 def faithfulness(
@@ -120,9 +121,9 @@ def faithfulness(
     size carry as much, a high value says that there were enough edges. The linear area hardly tells rankings apart.
     """
     pairs = pairs_of(model, task)
-    graph, rng = pairs.graph, np.random.default_rng(seed)
+    graph, rng, distinct = pairs.graph, np.random.default_rng(seed), pairs.sequences.distinct
     intact, none = pairs.plain_scores()
-    gap, gap_se = float((intact - none).mean()), standard_error(intact - none)
+    gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
     if not abs(gap) > _SMALLEST_GAP * gap_se:
         raise ValueError(
             f"{pairs.sequences.name}: the score is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
@@ -153,7 +154,9 @@ def faithfulness(
         row["value"] = float(value.mean())
         row["faithfulness"] = float((value - none).mean() / gap)
         if row["circuit"] == "edges":
-            row["low"], row["high"] = _interval(value - none, intact - none, seed)
+            row["low"], row["high"] = _interval(
+                row_sums(value - none, distinct), row_sums(intact - none, distinct), seed
+            )
     table = pd.DataFrame(rows)
     measurement = Measurement(
         FAITHFULNESS,
@@ -164,6 +167,7 @@ def faithfulness(
         table,
         n_pairs=len(intact),
         tokens_sha256=pairs.sequences.digest,
+        **pairs.sequences.noted,
         value_all=float(intact.mean()),
         value_none=float(none.mean()),
         gap=gap,

@@ -255,6 +255,7 @@ def edge_effects(
         table,
         n_sequences=len(sequences.tokens),
         tokens_sha256=sequences.digest,
+        **sequences.noted,
         norm_behind_held=[layer for layer in view.layers if layer < below and view.behind(layer)[1].kind != "none"],
         **({} if pairs is None else {"pairs_sha256": pairs.digests}),
         **{f"rank_correlation_{kind}": agreement(table, kind)[0] for kind in ("top", "control") if estimates},

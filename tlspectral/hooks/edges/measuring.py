@@ -126,12 +126,12 @@ def edge_columns(
         {
             "attention": attention,
             "delta": delta.mean(1),
-            "delta_se": [standard_error(effect) for effect in delta],
+            "delta_se": [standard_error(effect, sequences.distinct) for effect in delta],
         }
     )
     if draws:
         drawn = controls.mean(2)  # [edges, draws]
-        table = table.assign(control_delta=drawn.mean(1), **beside_control(delta, controls))
+        table = table.assign(control_delta=drawn.mean(1), **beside_control(delta, controls, sequences.distinct))
         of_receiver: dict[Any, list[int]] = {}
         for row, edge in enumerate(edges):
             of_receiver.setdefault(edge[1:], []).append(row)

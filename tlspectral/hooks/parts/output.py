@@ -11,6 +11,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.parts.part import Part, Placed
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.given import given_prompts
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.writes import z_of
@@ -36,7 +37,8 @@ class Output(Part):
         seed: of the draw of other sequences, which is the same in each run.
 
     Raises:
-        ValueError: another `replace`, or a reference for zeros. Where the part meets prompts: no pairs of them.
+        ValueError: another `replace`, a reference for zeros, or one that is no prompts. Where the part meets prompts:
+            no pairs of them.
 
     >>> import tlspectral as tls
     >>> tls.parts.Output(replace="mean")
@@ -55,6 +57,8 @@ class Output(Part):
             raise ValueError(f"replace must be 'zero', 'mean', 'resample' or 'counterfactual', not {self.replace!r}")
         if self.reference is not None and self.replace == "zero":
             raise ValueError("reference goes with replace='mean' or 'resample': zeros are taken from no sequence")
+        if self.reference is not None and not isinstance(self.reference, _Reference):
+            object.__setattr__(self, "reference", _given(self.reference))
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -117,6 +121,14 @@ class _Reference:
 
     sequences: PackedTokens
     donors: Int[Tensor, "rows"] | None
+
+
+def _given(reference: Any) -> Any:
+    """Return a reference as the part keeps it, which shares nothing with what was given. Raises ValueError."""
+    try:
+        return given_prompts(reference)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"reference: {error}") from error
 
 
 def _packed(view: AttentionView, reference: Any) -> PackedTokens:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
@@ -126,6 +126,7 @@ def band_effects(
         n_sequences=len(sequences.tokens),
         higher_is_better=sequences.higher_is_better,
         intact_value=float(intact_value.mean()),
+        **sequences.noted,
     )
 
 
@@ -162,9 +163,9 @@ def _head_rows(
                 "first": int(third[0]),
                 "last": int(third[-1]),
                 "delta": float(delta.mean()),
-                "delta_se": standard_error(delta),
+                "delta_se": standard_error(delta, sequences.distinct),
                 "score_rms": _set_rms(products, chosen),
-                **_random_columns(products, chosen, sets, delta, random),
+                **_random_columns(products, chosen, sets, delta, random, sequences.distinct),
             }
         )
     return rows
@@ -176,13 +177,14 @@ def _random_columns(
     sets: list[Bool[np.ndarray, "pairs"]],
     delta: Float64[np.ndarray, "sequences"],
     deltas: Float64[np.ndarray, "sets sequences"],
+    distinct: Int[np.ndarray, "sequences"] | None,
 ) -> dict[str, float]:
     names = [*(f"random_{name}" for name in ("delta", "delta_se", "delta_min", "delta_max"))]
     names += ["control_excess", "control_p", "random_score_rms", "random_overlap"]
     if not sets:
         return dict.fromkeys(names, np.nan) | {"random_draws": 0}
     by_set = deltas.mean(1)
-    error, excess, pvalue = (value.item() for value in beside_control(delta[None], deltas[None]).values())
+    error, excess, pvalue = (value.item() for value in beside_control(delta[None], deltas[None], distinct).values())
     rms = np.mean([_set_rms(products, chosen) for chosen in sets])
     overlap = np.mean([_set_rms(products, chosen & band) for chosen in sets]) / _set_rms(products, band)
     values = [by_set.mean(), error, by_set.min(), by_set.max(), excess, pvalue, rms, overlap]

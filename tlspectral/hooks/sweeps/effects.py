@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.nulls import haar_frame
@@ -116,20 +116,24 @@ def effect_rows(
     deltas: Float64[np.ndarray, "rows sequences"],
     controls: Float64[np.ndarray, "rows draws sequences"],
     seed: int,
+    distinct: Int[np.ndarray, "sequences"] | None,
 ) -> pd.DataFrame:
-    """Return rows of a sweep: what names them, scores and effects, and the control where it has draws."""
+    """Return rows of a sweep: what names them, scores and effects, and the control where it has draws.
+
+    Equal sequences, which have one number in `distinct`, are one observation.
+    """
     table = pd.DataFrame(
         {
             **names,
             "value": values.mean(1),
             "delta": deltas.mean(1),
-            "delta_se": [standard_error(delta) for delta in deltas],
-            "delta_p": [sign_flip_p(delta, seed) for delta in deltas],
+            "delta_se": [standard_error(delta, distinct) for delta in deltas],
+            "delta_p": [sign_flip_p(delta, seed, distinct) for delta in deltas],
         }
     )
     if not controls.shape[1]:
         return table
-    return table.assign(control_delta=controls.mean((1, 2)), **beside_control(deltas, controls))
+    return table.assign(control_delta=controls.mean((1, 2)), **beside_control(deltas, controls, distinct))
 
 
 def random_difference(
@@ -241,7 +245,8 @@ def set_table(
     values = np.concatenate([_values(every, intact, sequences, one) for one in sets])
     deltas = values - intact_value
     names = {"layer": [-1], "head": [-1], "name": [name]}
-    table = effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed).assign(score_rms=np.nan)
+    table = effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed, sequences.distinct)
+    table = table.assign(score_rms=np.nan)
     table.attrs = {"sums_per_sequence": {}, "intact_per_sequence": intact_value.tolist()}
     return table
 

@@ -39,6 +39,7 @@ from tlspectral.tasks import (
     score_of,
     scored_sequences,
     task_of,
+    values_of_rows,
 )
 from tlspectral.tasks.score import CONTROL_COLUMNS
 
@@ -223,7 +224,7 @@ def ablation_sweep(
     )
     for part_name, frame in layers.items():
         frame["place"] = 0 if at is None else int(part_name.removeprefix(f"{name}_at").split("_")[0])
-    table, attrs = _joined(list(layers.values()), estimated)
+    table, attrs = _joined(list(layers.values()), estimated, sequences)
     place = table.pop("place")
     if at is not None:
         table = table.assign(position=[str(at[index]) for index in place]).sort_values(
@@ -237,6 +238,7 @@ def ablation_sweep(
         higher_is_better=sequences.higher_is_better,
         n_sequences=len(sequences.tokens),
         tokens_sha256=sequences.digest,
+        **sequences.noted,
     )
 
 
@@ -311,7 +313,8 @@ def _layer_table(
     deltas = effects.values - intact_value
     controls = effects.controls - intact_value  # [heads, draws, sequences]
     names = {"layer": layer, "head": heads}
-    table = effect_rows(names, effects.values, deltas, controls, seed).assign(score_rms=effects.score_rms)
+    table = effect_rows(names, effects.values, deltas, controls, seed, sequences.distinct)
+    table = table.assign(score_rms=effects.score_rms)
     sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
     sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
     if draws and not beside_heads:
@@ -323,17 +326,20 @@ def _layer_table(
     return table
 
 
-def _joined(tables: list[pd.DataFrame], estimated: pd.DataFrame | None) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _joined(
+    tables: list[pd.DataFrame], estimated: pd.DataFrame | None, sequences: ScoredSequences
+) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Return the rows of all layers, beside the estimates of a screen, and what is said of them together."""
     if not tables:
         raise ValueError("no heads were given, so there is nothing to sweep")
-    intact = Score(np.array(tables[0].attrs["intact_per_sequence"]))
+    intact = Score(np.array(tables[0].attrs["intact_per_sequence"]), distinct=sequences.distinct)
     attrs: dict[str, Any] = {"intact_value": intact.value, "intact_value_se": intact.se, "screen": None}
     table = stacked(tables)
     if estimated is None:
         per_layer = [layer_table.attrs["sums_per_sequence"] for layer_table in tables]
         attrs["sums_per_sequence"] = {
-            name: np.sum([sums[name] for sums in per_layer], axis=0).tolist() for name in per_layer[0]
+            name: values_of_rows(np.sum([sums[name] for sums in per_layer], axis=0), sequences.distinct).tolist()
+            for name in per_layer[0]
         }
         return table, attrs
     table = estimated.drop(columns="score_rms").merge(table, on=["layer", "head", "place"], how="left")
