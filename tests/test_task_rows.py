@@ -133,6 +133,17 @@ def test_what_was_given_may_change_afterwards():
         assert tls.evaluate(shared("bridge", "llama"), one).per_sequence.tolist() == score.per_sequence.tolist()
 
 
+def test_the_position_of_a_part_is_read_by_place_and_kept():
+    model, at = shared("bridge", "llama"), torch.tensor(AT)
+    parts = [tls.parts.Output(at=series(AT)), tls.parts.RopePhase(at=np.array(AT)), tls.parts.LongRange(2, at=at)]
+    at[:] = 0
+    assert [torch.as_tensor(part.at).tolist() for part in parts] == [AT] * 3
+    with tls.ablate(model, "L0H1", parts[0]), torch.no_grad():
+        found = model(IDS)
+    with tls.ablate(model, "L0H1", tls.parts.Output(at=AT)), torch.no_grad():
+        assert torch.equal(found, model(IDS))
+
+
 def ban(logits, tokens, mask):
     """A metric that writes into all that it is given."""
     logits[:, -1, [7, 8]] = -20.0

@@ -19,7 +19,7 @@ from tlspectral.models.attention.prompt_notes import distinct_rows, equality_not
 from tlspectral.models.attention.prompts import read_prompts
 from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
 from tlspectral.models.attention.threads import Hook
-from tlspectral.tasks.metrics import next_token_loss
+from tlspectral.tasks.metrics import AnsweredDifference, next_token_loss
 from tlspectral.tasks.prompts import RepeatedSegments
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.task import Task
@@ -36,7 +36,8 @@ class ScoredSequences(PackedTokens):
 
     A metric that is `by_rows` scores each row by itself, so it is called batch by batch. `counterfactual` are the pairs
     of the sequences, of the same lengths; `positions` are named ones, one per sequence. `distinct` numbers the
-    sequences so that those which are equal in tokens, pair and answers have one number; None where all differ.
+    sequences so that those which are equal in tokens, pair, scored positions and answers have one number; None where
+    all differ.
     """
 
     scored: Positions
@@ -162,15 +163,20 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
     pairs = _pairs(view, packed, task)
     # Random segments are independent draws, also where two are equal.
     drawn = isinstance(task.prompts, RepeatedSegments) and task.prompts.given is None
-    answers = getattr(metric, "answers", [()] * len(packed.tokens))
-    distinct = distinct_rows([packed] if pairs is None else [packed, pairs], answers)
+    n = len(packed.tokens)
+    scored = predicted_positions(packed.lengths, packed.tokens.shape[1], task.predict)
+    answered = metric if isinstance(metric, AnsweredDifference) else None  # what is known of its answers
+    asked = [()] * n if isinstance(scored, slice) else scored.tolist()
+    answers = [()] * n if answered is None else answered.answers
+    sides = [packed] if pairs is None else [packed, pairs]
+    distinct = distinct_rows(sides, zip(asked, answers, strict=True))
     equal = () if drawn else equality_notes(distinct)
     noted = {note.name for note in packed.notes}
     of_pairs = () if pairs is None else (note for note in pairs.notes if note.name not in noted)
     sequences = ScoredSequences(
         packed.tokens,
         packed.lengths,
-        predicted_positions(packed.lengths, packed.tokens.shape[1], task.predict),
+        scored,
         metric,
         metric is next_token_loss,
         task.label,
@@ -182,7 +188,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
         notes=(
             *packed.notes,
             *(Note(f"counterfactual_{note.name}", note.value, f"counterfactual: {note.message}") for note in of_pairs),
-            *getattr(metric, "notes", ()),
+            *(() if answered is None else answered.notes),
             *equal,
         ),
     )
@@ -193,7 +199,6 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
     if sequences.by_rows:
         require_causal(view, "it sees the next token, so a loss on it says nothing; give a Task with another metric")
         _require_targets(sequences)
-    n = len(packed.tokens)
     if task.labels is not None and len(task.labels) != n:
         raise ValueError(f"labels have {len(task.labels)} rows and there are {n} sequences: give a row each")
     attention_positions(packed.lengths, task.attention)  # raises where they do not fit

@@ -37,6 +37,7 @@ class LongRange(Part):
     sinks: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         window, sinks = whole_number(self.window), whole_number(self.sinks)
         if window is None or window < 1:
             raise ValueError(f"window is a whole number of keys from 1 (the token itself) up; found {self.window!r}")

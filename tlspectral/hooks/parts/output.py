@@ -53,6 +53,7 @@ class Output(Part):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.replace not in ("zero", "mean", "resample", "counterfactual"):
             raise ValueError(f"replace must be 'zero', 'mean', 'resample' or 'counterfactual', not {self.replace!r}")
         if self.reference is not None and self.replace == "zero":

@@ -142,6 +142,7 @@ class RopePhase(QueryKeyPart):
     include_bias: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "frequencies", _listed(self.frequencies))
 
     def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
@@ -169,6 +170,7 @@ class Band(QueryKeyPart):
     frequencies: Frequencies
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.frequencies is None:
             raise ValueError("Band needs frequencies: the rotary pairs whose contribution is dropped")
         object.__setattr__(self, "frequencies", _listed(self.frequencies))
