@@ -4,16 +4,7 @@ from tlspectral.models.text import packaged_text
 from tlspectral.tasks.embedding import embedding_change
 from tlspectral.tasks.evaluation import evaluate, induction_loss, language_loss
 from tlspectral.tasks.metrics import next_token_loss
-from tlspectral.tasks.score import (
-    Effect,
-    Score,
-    control_test,
-    paired_effect,
-    row_sums,
-    sign_flip_p,
-    standard_error,
-    values_of_rows,
-)
+from tlspectral.tasks.score import Effect, Score, control_test, paired_effect, sign_flip_p, standard_error
 from tlspectral.tasks.scoring import ScoredSequences, intact_values, replayed_values, score_of, scored_sequences
 from tlspectral.tasks.task import Task, induction, language, logit_difference, task_of
 
@@ -35,11 +26,9 @@ __all__ = [
     "packaged_text",
     "paired_effect",
     "replayed_values",
-    "row_sums",
     "score_of",
     "scored_sequences",
     "sign_flip_p",
     "standard_error",
     "task_of",
-    "values_of_rows",
 ]

@@ -319,7 +319,7 @@ def _statistics(
     if copies is not None:
         first, second, times, n_distinct = by_row[0], by_row[1], by_row[2][:, None], by_row[3].round()[:, None]
         squares = second - 2 * mean * first + mean.square() * times
-        variance = squares.clamp_min(0) / count * n_distinct / (n_distinct - 1)
+        variance = (squares.clamp_min(0) / count * n_distinct / (n_distinct - 1)).where(n_distinct > 1, torch.nan)
     return _Statistics(
         np.repeat(view.layers, n_heads),
         np.concatenate([np.arange(n) for n in n_heads]),

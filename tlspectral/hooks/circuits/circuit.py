@@ -13,7 +13,8 @@ from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tasks import Score, Task, row_sums, standard_error
+from tlspectral.tasks import Score, Task, standard_error
+from tlspectral.tasks.score import row_sums
 
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of all edges."""

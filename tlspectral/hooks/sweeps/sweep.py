@@ -39,9 +39,8 @@ from tlspectral.tasks import (
     score_of,
     scored_sequences,
     task_of,
-    values_of_rows,
 )
-from tlspectral.tasks.score import CONTROL_COLUMNS
+from tlspectral.tasks.score import CONTROL_COLUMNS, values_of_rows
 
 SEQUENCES = 16
 CONTROL_DRAWS = 5
