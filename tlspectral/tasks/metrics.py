@@ -1,6 +1,6 @@
 """Metrics of ready tasks: next-token loss, and the difference of the logits of answers."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,7 @@ def _by_place(given: Any, side: str) -> Any:
     """Return one answer, or a list by prompt with an answer or a list of several. Raises TypeError for no answer."""
     if _single(given):
         return _answer(given, side)
-    if isinstance(given, Mapping | Set) or hasattr(given, "columns"):
+    if isinstance(given, Mapping | set | frozenset) or hasattr(given, "columns"):
         raise TypeError(f"{side} is an answer or a list with those of each prompt; found {described(given)}")
     found = []
     for index, several in enumerate(given):

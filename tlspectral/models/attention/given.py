@@ -1,6 +1,6 @@
 """Prompts and numbers as callers give them, in forms of our own: by place, and shared with nothing that was given."""
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -133,4 +133,6 @@ def described(value: Any) -> str:
 
 def _listed(given: Any) -> bool:
     """Whether a container has an order, and things in it that are no characters."""
-    return isinstance(given, Iterable) and not isinstance(given, np.ndarray | Tensor | str | bytes | Mapping | Set)
+    return isinstance(given, Iterable) and not isinstance(
+        given, np.ndarray | Tensor | str | bytes | Mapping | set | frozenset
+    )
