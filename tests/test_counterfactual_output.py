@@ -36,6 +36,28 @@ def test_a_sweep_writes_what_the_pair_writes(prompts):
     assert table["delta"].abs().min() > 1e-4
 
 
+@pytest.mark.parametrize("part", ["output", tls.parts.Output()], ids=["name", "value"])
+def test_an_output_of_a_task_of_pairs_is_cut_to_them(part):
+    """Beside it the two replacements that are asked for, and zero where the task has no pairs."""
+    model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
+    task = tls.logit_difference(clean, 7, 10, counterfactual=other)
+    table = tls.ablation_sweep(model, part, heads=["L0H1"], task=task)
+    expected = patched_by_pair(model, clean, other, 0, 1)
+    assert table["value"].item() == pytest.approx(expected.mean(), abs=1e-5)  # float32: 3e-7 measured, effects of 1e-2
+    assert table.attrs["replace"] == "counterfactual"
+    assert table["part"].item() == "output"
+    with tls.ablate(model, "L0H1", part, task=task):
+        np.testing.assert_allclose(tls.evaluate(model, task).per_sequence, expected, atol=1e-5)  # as above
+    zero = tls.ablation_sweep(model, tls.parts.Output("zero"), heads=["L0H1"], task=task)
+    assert zero.attrs["replace"] == "zero"
+    assert abs(zero["value"].item() - expected.mean()) > 1e-3
+    with tls.ablate(model, "L0H1", tls.parts.Output("zero"), task=task):
+        assert float(tls.evaluate(model, task)) == pytest.approx(zero["value"].item(), abs=1e-5)
+    without = tls.ablation_sweep(model, part, heads=["L0H1"], task=tls.logit_difference(clean, 7, 10))
+    assert without["value"].item() == zero["value"].item()
+    assert without.attrs["replace"] == "zero"
+
+
 def test_a_block_takes_its_pairs_as_the_reference():
     model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
     part = tls.parts.Output(replace="counterfactual", reference=other)
@@ -61,6 +83,8 @@ def test_runs_without_pairs_are_refused_in_words():
     model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
     with pytest.raises(ValueError, match="needs pairs, and this task has none"):
         tls.ablation_sweep(model, PART)
+    with pytest.raises(ValueError, match="zeros are taken from no sequence"):
+        tls.parts.Output(reference=other)
     with pytest.raises(ValueError, match="and there are none: give a Task"), tls.ablate(model, "L0H1", PART):
         pass
     with pytest.raises(ValueError, match="prompt 0 has 9 tokens and its counterfactual 8"):

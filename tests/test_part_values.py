@@ -157,7 +157,7 @@ def test_a_part_that_removes_nothing_of_a_layer_is_not_bound_there():
 # --- refusals ---
 
 REFUSED = [
-    (lambda: Output("median"), "replace must be 'zero', 'mean', 'resample' or 'counterfactual', not 'median'"),
+    (lambda: Output("median"), "replace must be None, 'zero', 'mean', 'resample' or 'counterfactual', not 'median'"),
     (lambda: Output(reference=REFERENCE), "reference goes with replace"),
     (lambda: Band(None), "Band needs frequencies"),
     (lambda: LongRange(0), "window is a whole number of keys from 1"),

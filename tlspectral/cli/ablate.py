@@ -127,11 +127,9 @@ def ablate(
         scored = _task_of(prompts, [one for one in places or () if isinstance(one, str)])
     import tlspectral
     from tlspectral.heads.analysis import require_table_of
-    from tlspectral.hooks.parts import Output, part_of
+    from tlspectral.hooks.parts import part_of
 
-    of_pairs = prompts is not None and scored.counterfactual is not None
-    removed: Any = Output(replace="counterfactual") if part == "output" and of_pairs else part
-    part_of(removed)  # an unknown part is refused before the model is loaded
+    part_of(part)  # an unknown part is refused before the model is loaded
     known = None if table is None else read_heads(table)
     if heads is None and known is not None and table is not None:
         if "prev" not in known or known["prev"].isna().all():
@@ -142,7 +140,7 @@ def ablate(
         require_table_of(loaded, known)
     sweep = tlspectral.ablation_sweep(
         loaded,
-        removed,
+        part,  # type: ignore[arg-type]
         heads=chosen,
         task=scored,
         at=places,
@@ -168,9 +166,10 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
         detectors = [name for name in (DETECTORS if every else ["prev"]) if name in known]
         shown = shown.merge(known[["layer", "head", *detectors]], on=["layer", "head"])
     columns = ["name", *detectors, *sweep.columns.drop(["layer", "head", "name", "part"])]
+    replaced = f" ({sweep.attrs['replace']})" if "replace" in sweep.attrs else ""
     typer.echo(
-        f"{sweep['part'].iloc[0]} removed, one head at a time; value of the {unit} and its change delta (intact "
-        f"{sweep.attrs['intact_value']:.3f}); standard errors over {sweep.attrs['n_sequences']} sequences"
+        f"{sweep['part'].iloc[0]} removed{replaced}, one head at a time; value of the {unit} and its change delta "
+        f"(intact {sweep.attrs['intact_value']:.3f}); standard errors over {sweep.attrs['n_sequences']} sequences"
     )
     if sweep.attrs.get("control"):
         beside = "other heads of the layer" if sweep["score_rms"].isna().all() else "random parts of equal size"

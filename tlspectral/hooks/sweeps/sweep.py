@@ -92,9 +92,10 @@ def ablation_sweep(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        part: what is removed, as in `ablate`. Without a reference, an `Output` that is not zero takes from all
-            sequences of the task, never from a sequence for itself. The prompt of a part in blocks has its blocks where
-            they stand in every prompt of the task.
+        part: what is removed, as in `ablate`. In the place of `"output"` stands what the head writes on the pair of
+            each prompt, where the task has pairs, else zero: `attrs["replace"]` says which. An `Output` that takes from
+            other sequences and has no reference takes from all of the task, never from a sequence for itself. The
+            prompt of a part in blocks has its blocks where they stand in every prompt of the task.
         heads: as in `ablate`; None is every head (for `RopePhase` and `Band`: of layers with rotary positions). On
             SmolLM2-135M they take 16 CPU-minutes, with the control 2 CPU-hours; the bar says so after the first layer.
             A dict, such as `{"movers": ["L9H9", "L10H0"]}`, makes a row per set, its heads removed together (`layer`
@@ -233,6 +234,7 @@ def ablation_sweep(
     return measurement.table(
         table,
         **attrs,
+        **({"replace": placed[0].replace} if isinstance(placed[0], Output) else {}),
         draws=per_head,
         higher_is_better=sequences.higher_is_better,
         n_sequences=len(sequences.tokens),
