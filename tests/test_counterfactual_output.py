@@ -58,6 +58,25 @@ def test_an_output_of_a_task_of_pairs_is_cut_to_them(part):
     assert without.attrs["replace"] == "zero"
 
 
+def test_a_pair_that_is_the_prompt_has_no_effect():
+    """To the bit, alone and in a set, so that no rounding has a p; the other prompts have the whole effect."""
+    model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
+    other[1:] = clean[1:]
+    task = tls.logit_difference(clean, 7, 10, counterfactual=other)
+    with pytest.warns(UserWarning, match="5 of 6 pairs are equal, such as that of prompt 1: .* an effect of 0 there"):
+        table = tls.ablation_sweep(model, "output", heads="L0", task=task, control="random")
+    expected = patched_by_pair(model, clean[:1], other[:1], 0, 1) - patched_by_pair(model, clean[:1], clean[:1], 0, 1)
+    assert table["delta"][1] == pytest.approx(expected.item() / 6, abs=1e-5)  # float32: 3e-7 measured, effects of 1e-2
+    same = tls.logit_difference(clean, 7, 10, counterfactual=clean)
+    with pytest.warns(UserWarning, match="6 of 6 pairs are equal"):
+        alone = tls.ablation_sweep(model, "output", heads="L0", task=same, control="random")
+    with pytest.warns(UserWarning, match="6 of 6 pairs are equal"):
+        together = tls.ablation_sweep(model, "output", heads={"two": ["L0H1", "L1H2"]}, task=same)
+    assert not alone[["delta", "delta_se", "control_delta"]].to_numpy().any()
+    assert (alone["delta_p"] == 1).all()
+    assert together["delta"].item() == 0
+
+
 def test_a_block_takes_its_pairs_as_the_reference():
     model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
     part = tls.parts.Output(replace="counterfactual", reference=other)

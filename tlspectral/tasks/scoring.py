@@ -206,7 +206,10 @@ def _warn_of_early_differences(sequences: ScoredSequences) -> None:
     differs = sequences.tokens != sequences.counterfactual.tokens
     same = (~differs.any(1)).nonzero().flatten().tolist()
     if same:
-        warn_caller(f"{len(same)} of {len(differs)} pairs are equal, such as that of prompt {same[0]}")
+        warn_caller(
+            f"{len(same)} of {len(differs)} pairs are equal, such as that of prompt {same[0]}: what is cut to a pair "
+            "has an effect of 0 there, which counts in every mean"
+        )
     if sequences.positions:
         first, named = differs.float().argmax(1), torch.stack([*sequences.positions.values()]).amin(0)
         early = (differs.any(1) & (first < named)).nonzero().flatten().tolist()

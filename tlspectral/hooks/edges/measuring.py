@@ -121,6 +121,9 @@ def edge_columns(
         attention, deltas = np.full(len(edges), np.nan), _task_deltas(edges, sequences, draws, prepared)
     else:
         attention, deltas = _attention_deltas(edges, pairs, draws, prepared)
+    if prepared.run.replace == "counterfactual" and sequences.counterfactual is not None:
+        # Of equal prompts nothing is cut, and batches of other sizes round otherwise.
+        deltas[..., (sequences.tokens == sequences.counterfactual.tokens).all(1).numpy()] = 0.0
     delta, controls = deltas[:, 0], deltas[:, 1:]
     table = pd.DataFrame(
         {

@@ -17,7 +17,7 @@ from tlspectral.hooks.sweeps.sweep import SEQUENCES
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import Heads
+from tlspectral.selection import Heads, whole_number
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.progress import bar
@@ -95,13 +95,16 @@ def band_effects(
     Raises:
         BadHead: a head that does not exist.
         UnsupportedArchitecture: a layer without rotary positions.
-        ValueError: fewer than three frequencies, or prompts that the task refuses.
+        ValueError: fewer than three frequencies, `draws` that are no number, or prompts that the task refuses.
 
     What it does not establish: that the head was trained to use the band. Frequencies act together in a softmax: the
     effects of the three bands do not add up to that of the head. Where `random_overlap` is near 1, as in a head with
     one dominant frequency, a random set is almost the band itself and cannot serve as a control.
     """
-    view = attention_view(model)
+    number = whole_number(draws)
+    if number is None or number < 0:
+        raise ValueError(f"draws is a number of random sets per band, 0 or more; found {draws!r}")
+    draws, view = number, attention_view(model)
     by_layer = heads_by_layer(view, heads)
     for layer in by_layer:
         geometry = view.rotary(layer)

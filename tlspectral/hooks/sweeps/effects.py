@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
-from tlspectral.hooks.parts import Bound, Part
+from tlspectral.hooks.parts import Bound, Output, Part
 from tlspectral.hooks.parts.blocks import BlockPart
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.attention import AttentionView
@@ -108,6 +108,22 @@ def layer_effects(
     by_head = values.view(len(heads), draws + 1, n).numpy()
     score_rms = (squares / view.blocks[layer].runs).view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
     return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
+
+
+def effects_of(
+    part: Part,
+    sequences: ScoredSequences,
+    values: Float64[np.ndarray, "*rows sequences"],
+    intact_value: Float64[np.ndarray, "sequences"],
+) -> Float64[np.ndarray, "*rows sequences"]:
+    """Return scores less the intact ones, exactly 0 where the pair that a settled part takes from is the prompt.
+
+    Batches of other sizes round otherwise there.
+    """
+    deltas = values - intact_value
+    if isinstance(part, Output) and part.replace == "counterfactual":
+        deltas[..., (part.reference.sequences.tokens == sequences.tokens).all(1).numpy()] = 0.0
+    return deltas
 
 
 def effect_rows(
@@ -239,7 +255,7 @@ def set_table(
         sets += head_sets(n_heads, by_layer, draws, np.random.default_rng(seed))
     every = part.on(view, {layer: list(range(view.n_heads(layer))) for layer in by_layer})
     values = np.concatenate([_values(every, intact, sequences, one) for one in sets])
-    deltas = values - intact_value
+    deltas = effects_of(part, sequences, values, intact_value)
     names = {"layer": [-1], "head": [-1], "name": [name]}
     table = effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed).assign(score_rms=np.nan)
     table.attrs = {"sums_per_sequence": {}, "intact_per_sequence": intact_value.tolist()}

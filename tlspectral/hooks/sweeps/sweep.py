@@ -1,7 +1,7 @@
 """`ablation_sweep`: the score of the model without a part of one head, head by head."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -13,12 +13,14 @@ from jaxtyping import Float64
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.hooks.parts import PART, Output, Part, PartName, part_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
+from tlspectral.hooks.positions import asked_positions, is_one_position
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.hooks.sweeps.effects import (
     SETS,
     chosen_sets,
     effect_rows,
     effects_beside_heads,
+    effects_of,
     layer_effects,
     set_table,
 )
@@ -26,7 +28,7 @@ from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import Heads
+from tlspectral.selection import Heads, whole_number
 from tlspectral.tables import WorkPart, stacked
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
@@ -77,7 +79,7 @@ def ablation_sweep(
     *,
     heads: Heads | Mapping[str, Heads] | None = None,
     task: Task | Literal["induction", "language"] = "induction",
-    at: Sequence[str | int] | None = None,
+    at: Any = None,
     control: Literal["random"] | None = None,
     draws: int | None = None,
     screen: Literal["gradient"] | None = None,
@@ -105,7 +107,8 @@ def ablation_sweep(
             take hours; FP used 128 to 300 sequences. Where prompts are padded, every number is a mean over sequences of
             the mean over their real tokens.
         at: positions at each of which alone the part is removed, a row for each: names of the task's positions or
-            numbers, such as `["S2", -1]`, as the `at` of a part.
+            numbers, such as `["S2", -1]`, or one of these; in a list also positions of each prompt, as the `at` of a
+            part.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
             that its RMS over unmasked pairs equals that of the part, sequence by sequence. Of parts in blocks: the same
@@ -151,7 +154,7 @@ def ablation_sweep(
         [0.0, 0.0, 0.0, 1.3]
     """
     removed = part_of(part)
-    _check(removed, control, draws, screen)
+    draws = _check(removed, control, draws, screen)
     chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
     sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None
@@ -163,15 +166,16 @@ def ablation_sweep(
         per_head = 0 if control is None else draws or SETS
     else:
         per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
-    name, at = removed.name, None if at is None else list(at)
-    if at is not None and (removed.at is not None or not at):
-        raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give some, and a part without at")
-    placed = [removed] if at is None else [replace(removed, at=one) for one in at]
+    name = removed.name
+    if at is not None and removed.at is not None:
+        raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give a part without at")
+    listed = [removed.at] if at is None else at if isinstance(at, Iterable) and not is_one_position(at) else [at]
+    asked = [] if at is None and removed.at is None else asked_positions(sequences, listed)
+    placed = [replace(removed, at=one) for _, one in asked] or [removed]
     placed = [one.fixed(view, sequences) for one in placed]
     positions: dict[str, Any] = {}
-    if placed[0].at is not None:
-        asked = [one if isinstance(one, str | int) else "given" for one in at or [removed.at]]
-        positions = {"at": asked, "positions": [one.at.tolist() for one in placed]}
+    if asked:
+        positions = {"at": [called for called, _ in asked], "positions": [one.tolist() for _, one in asked]}
     measurement = Measurement(
         ABLATION_SWEEP,
         {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
@@ -227,7 +231,7 @@ def ablation_sweep(
     table, attrs = _joined(list(layers.values()), estimated)
     place = table.pop("place")
     if at is not None:
-        table = table.assign(position=[str(at[index]) for index in place]).sort_values(
+        table = table.assign(position=[str(asked[index][0]) for index in place]).sort_values(
             ["layer", "head"], kind="stable", ignore_index=True
         )
     table["part"] = part if isinstance(part, str) else name
@@ -242,13 +246,15 @@ def ablation_sweep(
     )
 
 
-def _check(part: Part, control: str | None, draws: int | None, screen: str | None) -> None:
+def _check(part: Part, control: Any, draws: Any, screen: Any) -> int | None:
+    """Return the draws as a number. Raises ValueError for arguments that do not exist or do not go together."""
     if control not in (None, "random"):
         raise ValueError(f"control must be None or 'random', not {control!r}")
     if draws is not None and control is None:
         raise ValueError(f"draws={draws} is of control='random': give that too")
-    if draws is not None and draws < 1:
-        raise ValueError(f"draws must be 1 or more, not {draws}")
+    number = whole_number(draws)
+    if draws is not None and (number is None or number < 1):
+        raise ValueError(f"draws must be 1 or more, a whole number, not {draws!r}")
     if screen not in (None, "gradient"):
         raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
     if screen is not None and (
@@ -257,6 +263,7 @@ def _check(part: Part, control: str | None, draws: int | None, screen: str | Non
         raise ValueError(
             "screen='gradient' is for replace='zero' or 'counterfactual', and for parts without blocks: leave it out"
         )
+    return number
 
 
 def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | None) -> int:
@@ -310,8 +317,8 @@ def _layer_table(
     effects = (effects_beside_heads if beside_heads else layer_effects)(
         intact, sequences, layer, heads, bound, draws=draws, seed=seed
     )
-    deltas = effects.values - intact_value
-    controls = effects.controls - intact_value  # [heads, draws, sequences]
+    deltas = effects_of(part, sequences, effects.values, intact_value)
+    controls = effects_of(part, sequences, effects.controls, intact_value)  # [heads, draws, sequences]
     names = {"layer": layer, "head": heads}
     table = effect_rows(names, effects.values, deltas, controls, seed).assign(score_rms=effects.score_rms)
     sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)

@@ -71,7 +71,13 @@ def position_of(prompts: PackedTokens, at: Any, what: str = "at") -> Int[Tensor,
             names = f"names {', '.join(map(repr, known))}" if known else "names none"
             raise ValueError(f"{what}={at!r} is no position of this task, which {names}: give Task(..., positions=)")
         return known[at]
-    given = torch.as_tensor(at)
+    by_place = list(at) if hasattr(at, "to_numpy") else at  # a Series answers by its labels
+    try:
+        given = torch.as_tensor(by_place)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"{what} is a name, a whole number, or a whole number for each prompt; found {at!r}"[:200]
+        ) from None
     return positions_in(prompts.lengths, given.reshape(-1, 1) if given.ndim else given.reshape(1), what)[:, 0]
 
 
