@@ -268,8 +268,9 @@ def test_pairs_are_known_again_beside_prompts_of_another_length():
         ([a, b, c], [x, y, z], "2 of 3 pairs are among those"),
         ([a, a, a, c], [x, x, x, z], "3 of 4 pairs are among those"),
     ):
+        answers = [7, 8, 9, 11][: len(prompts)]  # of equal prompts other ones, so that each is an observation
         with pytest.warns(UserWarning, match=said):
-            tls.run_circuit(model, edges, tls.logit_difference(prompts, 7, 10, counterfactual=their_pairs))
+            tls.run_circuit(model, edges, tls.logit_difference(prompts, answers, 10, counterfactual=their_pairs))
     again = tls.logit_difference([a, c], 7, 10, counterfactual=[y, z])
     tls.run_circuit(model, edges, again)  # a prompt with another pair is another pair: a warning is an error
 
