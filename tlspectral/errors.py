@@ -7,7 +7,9 @@ import difflib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import ContextDecorator
+from typing import Any
 
 # Frames between a caller and a function of this package: its own, those of `with`, and those that check shapes.
 _PASSED = {"tlspectral", "contextlib", "jaxtyping", "beartype"}
@@ -19,6 +21,26 @@ def warn_caller(message: str) -> None:
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
+
+
+class UserBlock(ContextDecorator):
+    """Base of contexts that a user opens by `with`: one that is dropped before it was ever entered warns.
+
+    `unentered` is the text of the warning; None for no warning. `__enter__` sets `entered`.
+    """
+
+    unentered: str | None = None
+    entered = False
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate a function, each call of which enters a context of its own."""
+        self.entered = True
+        return super().__call__(function)
+
+    def __del__(self) -> None:
+        """Warn where the block was forgotten."""
+        if not self.entered and self.unentered is not None and not sys.is_finalizing():
+            warn_caller(self.unentered)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
