@@ -28,6 +28,7 @@ from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.attention import AttentionView, attention_view, layer_digest
 from tlspectral.models.attention.padding import even_rows
 from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.models.attention.threads import warn_of_hooks
 from tlspectral.models.opening import open_layers
 from tlspectral.selection import Heads
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS, WorkPart, stacked
@@ -120,6 +121,7 @@ def analyze_heads(
             raise ValueError(
                 "folder= is for a model that is read from its files with detectors=False; this one is loaded"
             )
+        warn_of_hooks(source.model)
         identity, parts = {}, _loaded_layers(source, chosen, prompts, extras, null)
     else:
         from tlspectral.heads.streamed import streamed_layers

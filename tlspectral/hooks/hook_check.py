@@ -135,7 +135,7 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
         found.insert(0, f"it removes {said} of what {name} writes{turned}" + ", and nothing else" * (not found))
     else:
         found.insert(0, f"it changes nothing that {name} writes")
-    return HookCheck(whole and len(found) == 1, found, HOOK_CHECK.frame(heads, view.origin()))
+    return HookCheck(whole and len(found) == 1, found, HOOK_CHECK.frame(heads, view.origin(runs=hook is not None)))
 
 
 def _tolerance(view: AttentionView) -> float:

@@ -174,7 +174,7 @@ def positional_symbolic(
     measurement = Measurement(
         POSITIONAL_SYMBOLIC,
         {"swaps": swaps if isinstance(swaps, str) else [*map(list, swaps)], "logit_scale": logit_scale, "seed": seed},
-        origin=view.origin(),
+        origin=view.origin(runs=True),
         identity={
             "what": "positional_symbolic",
             "weights": view.weights_digest,

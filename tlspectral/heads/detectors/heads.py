@@ -165,7 +165,7 @@ def detect_heads(
     table = measured_detectors(
         view, sequences, on_prompts=repeated is None, pattern=pattern, null_draws=null_draws, seed=seed
     )
-    table.attrs = {**view.origin(), **table.attrs}
+    table.attrs = {**view.origin(runs=True), **table.attrs}
     return table
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float64, Int
 from tlspectral.errors import warn_caller
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
+from tlspectral.models.attention.threads import warn_of_hooks
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import Score, Task, standard_error
@@ -77,6 +78,7 @@ def run_circuit(model: Any, edges: Any, task: Task) -> Score:
     """
     pairs = pairs_of(model, task)
     _warn_of_shared_pairs(edges, pairs)
+    warn_of_hooks(pairs.graph.view.model)
     [values] = pairs.scores([pairs.graph.kept(edges)])
     return Score(values, pairs.sequences.labels, pairs.sequences.digest)
 
@@ -158,7 +160,7 @@ def faithfulness(
     measurement = Measurement(
         FAITHFULNESS,
         {"task": pairs.sequences.name, "null": null, "seed": seed},
-        origin=graph.view.origin(),
+        origin=graph.view.origin(runs=True),
     )
     return measurement.table(
         table,

@@ -199,7 +199,7 @@ def edge_effects(
             **({} if pairs is None else {"method": screen and method}),
             **({"at": [*places]} if places else {}),
         },
-        origin=view.origin(),
+        origin=view.origin(runs=True),
         identity={
             "weights": view.weights_digest,
             "tokens": sequences.digest,

@@ -121,7 +121,7 @@ def band_effects(
                 rows += _head_rows(intact, sequences, intact_value, folded, head, products, draws, seed)
                 shown.update(1)
     settings = {"task": sequences.name, "draws": draws, "seed": seed}
-    return Measurement(BAND_EFFECTS, settings, view.origin()).table(
+    return Measurement(BAND_EFFECTS, settings, view.origin(runs=True)).table(
         pd.DataFrame(rows),
         n_sequences=len(sequences.tokens),
         higher_is_better=sequences.higher_is_better,

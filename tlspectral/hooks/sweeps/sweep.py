@@ -174,7 +174,7 @@ def ablation_sweep(
     measurement = Measurement(
         ABLATION_SWEEP,
         {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
-        origin=view.origin(),
+        origin=view.origin(runs=True),
         identity={
             "screen": screen,
             "weights": view.weights_digest,

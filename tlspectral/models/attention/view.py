@@ -39,7 +39,14 @@ from tlspectral.models.attention.layer import (
 )
 from tlspectral.models.attention.norms import NO_NORM, Normalization
 from tlspectral.models.attention.points import hook_names
-from tlspectral.models.attention.threads import Hook, evaluating, hooks_on, send_captures_by_name, user_hooks
+from tlspectral.models.attention.threads import (
+    Hook,
+    evaluating,
+    hooks_on,
+    send_captures_by_name,
+    user_hooks,
+    warn_of_hooks,
+)
 from tlspectral.tables.same_model import recorded_weights
 
 
@@ -285,12 +292,15 @@ class AttentionView:
             require_readable(value, role)
         return digest_of([self.embedding(), w_u, norm.gain])
 
-    def origin(self, layers: Iterable[int] | None = None) -> dict[str, Any]:
+    def origin(self, layers: Iterable[int] | None = None, *, runs: bool = False) -> dict[str, Any]:
         """Return `source` and the `recorded_weights` of some layers (None: all), which a table carries in its `attrs`.
 
         A layer's hash is of its attention weights, the input norm, embedding, unembedding and final norm, as stored.
-        Skipped layers have none, nor has a model of which no head table can be made.
+        Skipped layers have none, nor has a model of which no head table can be made. `runs`: the table is of runs of
+        the model, so that hooks which a user left on it change the numbers, and there is a warning.
         """
+        if runs:
+            warn_of_hooks(self.model)
         try:
             ends = self.ends_digest()
             chosen = self.layers if layers is None else sorted({*layers} & {*self.layers})
