@@ -28,7 +28,9 @@ def test_the_model_is_left_as_it_was_and_read_as_in_evaluation(backend, name, tr
     seen = []
     model.add_hook("blocks.0.attn.hook_pattern", lambda pattern, hook: seen.append(len(pattern)), is_permanent=True)
     before = state_of(model)
-    assert_same(analyze(model, **settings), expected, rtol=1e-9)  # LAPACK's rounding by the alignment of memory
+    with pytest.warns(UserWarning, match=r"hooks of yours are on the model, at blocks\.0\.attn\.hook_pattern"):
+        found = analyze(model, **settings)
+    assert_same(found, expected, rtol=1e-9)  # LAPACK's rounding by the alignment of memory
     assert_unchanged(model, before)
     # The user's own hook stays in force: on the prompts of the check, and on all sequences of the detectors.
     assert sum(seen) > (expected.attrs["detectors"] or {"n_sequences": 0})["n_sequences"]

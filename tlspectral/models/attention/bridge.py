@@ -26,6 +26,7 @@ from tlspectral.models.attention.latent import (
 )
 from tlspectral.models.attention.layer import RawAttention, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization
+from tlspectral.models.attention.points import gates_queries
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
@@ -80,10 +81,27 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
         ) from error
     if found["b_q"] is not None:  # behind the bias of the queries of a gated attention stands that of its gate
         found["b_q"] = found["b_q"][..., : found["w_q"].shape[-1]]
+    found |= _gate(attention, wrapped, *found["w_q"].shape[::2])
     for role in "qkv" if "v_norm" in attention._modules else "qk":
         heads, _, d_head = found[f"w_{role}"].shape
         found[f"{role}_norm"] = query_key_norm(attention, f"{role}_norm", model, layer, heads, d_head)
     return found
+
+
+def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, Any]:
+    """Return weight and bias of the gate of an attention: a projection of its own, or rows behind those of queries."""
+    if "gate" in attention._modules:
+        module, rows = attention.gate.original_component, slice(None)
+    elif gates_queries(attention):
+        module, rows = wrapped.q_proj, slice(d_head, None)
+    else:
+        return {}
+    by_head = module.weight.unflatten(0, (n_heads, -1))[:, rows]
+    return {
+        "w_gate": by_head.mT,
+        "b_gate": None if module.bias is None else module.bias.unflatten(0, (n_heads, -1))[:, rows],
+        "gate_behind_queries": module is getattr(wrapped, "q_proj", None),
+    }
 
 
 def shared_keys(config: Any, layer: int) -> str | None:
