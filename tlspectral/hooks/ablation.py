@@ -57,7 +57,8 @@ def ablate(
     **Edges.** With `into`, the heads run as they are, and the part is taken away only in what the receivers read. What
     removing the part changes of the residual stream is measured at the heads, the norm behind an attention held at its
     scale in the run, and taken out of the receivers' input, their own norms taken again. Only the direct path is cut:
-    what layers in between made of the part stays. Keys and values that a group shares are one receiver (`L18KV2.k`), so
+    what layers in between made of the part stays. The gate of a gated attention (AFMoE, Qwen3-Next) reads what the
+    queries read, and belongs to their receiver. Keys and values that a group shares are one receiver (`L18KV2.k`), so
     are those of all heads of latent attention (`L3KV0.k`); where it is given by one of its heads (`L18H6.k`), a warning
     names the others that it reaches. Source: path patching (Goldowsky-Dill et al. 2023, section 2), here with a part of
     a head. "Fingerprint, Not Blueprint" leaves the mediated phase ablation to future work.
