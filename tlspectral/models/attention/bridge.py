@@ -329,7 +329,19 @@ def _stored_tables(model: Any, wrapped: Any) -> tuple[Tensor, Tensor] | None:
     return cos, sin
 
 
-def _switch_length(module: Any, kind: str, layer_type: str | None) -> int | None:
+def frequency_switch(model: Any, n_positions: int) -> int | None:
+    """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
+    found = []
+    for module in model.original_model.modules():
+        kinds = getattr(module, "rope_type", None)
+        for layer_type, kind in (kinds if isinstance(kinds, dict) else {None: kinds}).items():
+            limit = _switch_length(module, kind, layer_type)
+            if limit is not None and n_positions > limit:
+                found.append(n_positions - 1 if kind == "dynamic" else limit)  # dynamic NTK: others at every length
+    return max(found, default=None)
+
+
+def _switch_length(module: Any, kind: str | None, layer_type: str | None) -> int | None:
     if kind not in ("longrope", "dynamic"):
         return None
     if kind == "dynamic":

@@ -27,7 +27,8 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
 
     Raises:
         ValueError: no prompt, an empty one, one longer than the context, ids that the model does not have, ids that
-            look padded and come without a mask, a mask that does not fit, or strings without a tokenizer.
+            look padded and come without a mask, a mask that does not fit, strings without a tokenizer, or prompts of
+            lengths between which the model changes its rotary frequencies.
         UnsupportedArchitecture: prompts of unequal length for an encoder.
         TypeError: prompts of no such form.
     """
@@ -96,7 +97,10 @@ def _row(prompt: Any) -> Int[Tensor, "pos"]:
 
 
 def check_ids(view: AttentionView, packed: PackedTokens) -> None:
-    """Refuse prompts that the model cannot read: ValueError; UnsupportedArchitecture for an encoder's padding."""
+    """Refuse prompts that the model cannot read: ValueError; UnsupportedArchitecture for an encoder's padding.
+
+    Prompts of unequal length run together, so those that a run of the longest would read in another way are refused.
+    """
     tokens = packed.tokens
     if len(tokens) == 0 or tokens.shape[1] == 0:
         raise ValueError("there are no prompts")
@@ -108,6 +112,23 @@ def check_ids(view: AttentionView, packed: PackedTokens) -> None:
             f"prompt {long} has {tokens.shape[1]} tokens, and the model's context is {view.n_ctx}: give shorter prompts"
         )
     require_vocabulary(view.d_vocab, tokens)
+    if packed.padded:
+        _require_one_rotation(view, packed)
+
+
+def _require_one_rotation(view: AttentionView, packed: PackedTokens) -> None:
+    """Refuse prompts that rotary frequencies of the longest would rotate in another way than alone. ValueError."""
+    longest = int(packed.lengths.argmax())
+    switch = view.frequency_switch(int(packed.lengths[longest]))
+    shorter = [] if switch is None else (packed.lengths <= switch).nonzero().flatten().tolist()
+    if shorter:
+        short = shorter[0]
+        raise ValueError(
+            f"prompt {short} has {int(packed.lengths[short])} tokens and prompt {longest} has "
+            f"{int(packed.lengths[longest])}: rotary frequencies of this model depend on the length of a run, and are "
+            f"others past {switch} tokens (LongRoPE, dynamic NTK), so that in one run prompt {short} would not score "
+            "as it does alone; give prompts of one length, or those on each side of the switch by themselves"
+        )
 
 
 def require_vocabulary(d_vocab: int, ids: Int[Tensor, "*ids"]) -> None:

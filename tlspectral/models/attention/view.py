@@ -251,6 +251,10 @@ class AttentionView:
         """Return which keys each query sees, in a layer that delegates its attention, without padding."""
         return bridge.seen_keys(self.model, index, n_positions)
 
+    def frequency_switch(self, n_positions: int) -> int | None:
+        """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
+        return self._reader.frequency_switch(self.model, n_positions)
+
     def hook_names(self, index: int) -> dict[str, str]:
         """Return the names of a layer's hook points by what passes there, see `points.hook_names`."""
         return hook_names(self.blocks[index])
