@@ -207,7 +207,8 @@ class LayerAblation(HeadCapture):
 
     def _beyond(self, part: LongRange, visible: Tensor, scores: Tensor) -> Tensor:
         acts = self._acts(scores)
-        return part.beyond(visible) if acts is None else part.beyond(visible) & acts
+        beyond = part.beyond(visible, self.view.seen_keys(self.layer.layer, visible.shape[-1]))
+        return beyond if acts is None else beyond & acts
 
     def _acts(self, scores: Float[Tensor, "batch heads pos pos"]) -> Bool[Tensor, "batch one pos one"] | None:
         """Return the queries whose scores the part is taken from; None for all."""

@@ -175,7 +175,7 @@ def rotary_tables(
 
 
 def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
-    """Return which keys each query sees, [pos, pos], in a layer that delegates its attention."""
+    """Return which keys a layer by itself lets each query see, [pos, pos]."""
     if is_encoder(model):
         return torch.ones(n_positions, n_positions, dtype=torch.bool)
     wrapped = blocks_of(model)[layer].module.attn.original_component

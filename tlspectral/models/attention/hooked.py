@@ -69,6 +69,12 @@ def rotary_tables(
     return attention.rotary_cos[:n_positions], attention.rotary_sin[:n_positions]
 
 
+def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
+    """Return which keys a layer by itself lets each query see, [pos, pos]."""
+    seen, attention = torch.ones(n_positions, n_positions, dtype=torch.bool).tril(), model.blocks[layer].attn
+    return seen.triu(1 - model.cfg.window_size) if attention.attn_type == "local" else seen
+
+
 def frequency_switch(model: Any, n_positions: int) -> int | None:
     """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
     limit = _rotary_limit(model.cfg)

@@ -248,8 +248,17 @@ class AttentionView:
         return self.backend != "bridge" or not is_encoder(self.model)
 
     def seen_keys(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
-        """Return which keys each query sees, in a layer that delegates its attention, without padding."""
-        return bridge.seen_keys(self.model, index, n_positions)
+        """Return which keys a layer by itself lets each query see: without padding or a mask of the run."""
+        return self._reader.seen_keys(self.model, index, n_positions)
+
+    @property
+    def tokens_point(self) -> str:
+        """Name of the hook point that token ids pass; where the model has none for them, that of their embeddings."""
+        return "embed.hook_in" if "embed.hook_in" in self.hook_points else "hook_embed"
+
+    def passed_by(self, ids: Int[Tensor, "sequences pos"]) -> Tensor:
+        """Return what passes `tokens_point` in a run of these token ids, in front of the user's hooks."""
+        return ids if self.tokens_point == "embed.hook_in" else self.model.embed(ids)
 
     def frequency_switch(self, n_positions: int) -> int | None:
         """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
