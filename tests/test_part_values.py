@@ -33,6 +33,7 @@ from tlspectral.tables import open_parts, read_table, write_table
 
 EVERY = one_of_each(EQUAL_BLOCKS)
 REFERENCE = zoo.prompt(batch=5, seed=3)
+OWN = EQUAL_BLOCKS.tokens().expand(2, -1)  # a part in blocks is settled for the prompts of its run
 
 
 def view():
@@ -69,8 +70,7 @@ def test_a_part_is_frozen_and_is_itself(name):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_settled_part_travels_to_worker_processes(name):
-    # Blocks are at the same places in these prompts.
-    part = EVERY[name].fixed(view(), packed_prompts(view(), REFERENCE))
+    part = EVERY[name].fixed(view(), packed_prompts(view(), OWN))
     assert pickle.loads(pickle.dumps(part)).settings == part.settings
 
 
@@ -92,7 +92,7 @@ SETTINGS = [
 @pytest.mark.parametrize(("part", "settings"), SETTINGS, ids=str)
 def test_settings_are_what_is_not_the_default(part, settings):
     assert part.settings == settings
-    assert part.fixed(view(), packed_prompts(view(), REFERENCE)).settings == settings
+    assert part.fixed(view(), packed_prompts(view(), OWN)).settings == settings
 
 
 PAIRS = [range(2), [0, 1], (0, 1), np.arange(2), [np.int64(0), np.int64(1)], torch.arange(2), iter(range(2))]
@@ -138,7 +138,7 @@ def test_the_sequences_of_a_settled_output_are_drawn_by_its_own_seed():
 
 
 def test_settled_blocks_are_places():
-    part = Content(EQUAL_BLOCKS).fixed(view(), None)
+    part = Content(EQUAL_BLOCKS).fixed(view(), packed_prompts(view(), OWN))
     assert part.prompt == PLACES
     assert part.settings == Content(PLACES).settings
 

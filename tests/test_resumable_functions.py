@@ -32,6 +32,8 @@ from tlspectral.tasks import induction
 
 HEADS = ["L0H1", "L1H2"]
 MARKS = Marks()
+IN_BLOCKS = zoo.prompt(1, 15, 1).repeat(2, 1)  # those of `block_prompt` of 15 tokens, with two last tokens
+IN_BLOCKS[1, -1] = 5
 BLOCKS = BlockPrompt(torch.arange(1, 3), torch.arange(3, 12).split(3), torch.arange(12, 14))
 FEW_DRAWS = {"null_draws": 3, "detectors": False}
 
@@ -224,7 +226,7 @@ ROWS = {
     "sweep of blocks": Row(
         swept,
         2,
-        options={"part": Content(block_prompt((3, 3, 3))), "task": tls.tasks.language(zoo.prompt(2, 15))},
+        options={"part": Content(block_prompt((3, 3, 3))), "task": tls.tasks.language(IN_BLOCKS)},
         foreign=[
             (other("block_starts"), {"part": Content(block_prompt((3, 3, 3), prefix=2, suffix=4))}),
             (other("block_starts, block_width"), {"part": Content(block_prompt((4, 4, 4), prefix=1, suffix=2))}),

@@ -73,8 +73,8 @@ def ablate(
         UnsupportedArchitecture: a `RopePhase` or `Band` on a layer without rotary positions; or an edge over layers
             whose residual stream is no sum of what heads and MLPs write.
         ValueError: an unknown part, one with settings that is given by name, frequencies that do not exist, a reference
-            that the model cannot read or that looks padded, blocks of unequal length, or a receiver that reads before a
-            head writes.
+            that the model cannot read or that looks padded, blocks of unequal length, a task that is not of the prompt
+            of a part in blocks, or a receiver that reads before a head writes.
         EditNotHonored: the model discards the edit, or its scores are not those of the operators; the model is given a
             key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off
             inside the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
@@ -84,7 +84,8 @@ def ablate(
             two open blocks have one receiver.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
             3; `attrs["rotary_valid_up_to"]` of the head table); one sequence that is its own reference; sequences
-            to resample that are of another length; or no query behind the blocks, or one that does not see all of them.
+            to resample that are of another length; tokens that are not those of the prompt of a part in blocks; or no
+            query behind the blocks, or one that does not see all of them.
 
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
     size. An edge without effect does not say that the head does not matter to the receiver: paths over other heads and
@@ -104,12 +105,13 @@ def ablate(
     with exclusive(attention_view(model).model, block=True):
         with interruptible():
             hooks = ablation_hooks(model, heads, part, into=into, task=task)
-        # An edited pattern is handed on to all that reads it, hooks that were there before among them.
-        patterns = {name for name, _ in hooks if name.endswith("hook_pattern")}
+        # An edited pattern is handed on to all that reads it, hooks that were there before among them. Of embeddings
+        # those of the run's tokens are read, not those that other hooks make of them.
+        ahead = {name for name, _ in hooks if name.endswith(("hook_pattern", "hook_embed"))}
         # A part of a score needs the unrotated queries and keys of all positions, and a cache holds rotated keys.
         names = [name for name in ("generate", "generate_stream") if hasattr(type(model), name)]
         generating = {name: _WithoutCache(getattr(model, name)) for name in names}
-        with hooks_on(model, model.hook_dict, hooks, ahead=patterns), methods_replaced(model, generating):
+        with hooks_on(model, model.hook_dict, hooks, ahead=ahead), methods_replaced(model, generating):
             yield model
 
 

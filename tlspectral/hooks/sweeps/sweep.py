@@ -93,8 +93,8 @@ def ablation_sweep(
     Args:
         model: a TransformerBridge or HookedTransformer.
         part: what is removed, as in `ablate`. Without a reference, an `Output` that is not zero takes from all
-            sequences of the task, never from a sequence for itself. The prompt of a part in blocks has its blocks where
-            they stand in every prompt of the task.
+            sequences of the task, never from a sequence for itself. The prompts of a part in blocks are those of the
+            task.
         heads: as in `ablate`; None is every head (for `RopePhase` and `Band`: of layers with rotary positions). On
             SmolLM2-135M they take 16 CPU-minutes, with the control 2 CPU-hours; the bar says so after the first layer.
             A dict, such as `{"movers": ["L9H9", "L10H0"]}`, makes a row per set, its heads removed together (`layer`
