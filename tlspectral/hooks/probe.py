@@ -4,6 +4,7 @@ Some bridges compute attention elsewhere and discard the edit.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,7 @@ from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
-from tlspectral.models.attention.threads import Hook, exclusive
+from tlspectral.models.attention.threads import Hook, autocast_of, exclusive
 from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes
 
 _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
@@ -92,8 +93,10 @@ def probe_tokens(d_vocab: int, length: int = 4) -> Int64[Tensor, "1 pos"]:
 
 @uninterrupted
 def without_hooks(model: Any) -> Iterator[None]:
-    """Take all hooks off the model until the context ends, then restore them in their order."""
-    with exclusive(model):
+    """Take all hooks off the model until the context ends, then restore them in their order; autocast is off in it."""
+    with exclusive(model), ExitStack() as plain:
+        for kind in autocast_of(model):
+            plain.enter_context(torch.autocast(kind, enabled=False))
         points = {id(point): point for point in model.hook_dict.values()}.values()
         registered = [
             (point, dict(point._forward_hooks), _known_ids(point)) for point in points if point._forward_hooks

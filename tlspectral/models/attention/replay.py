@@ -16,13 +16,28 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
-from tlspectral.models.attention.threads import Hook, evaluating, exclusive
+from tlspectral.models.attention.threads import Hook, evaluating, exclusive, model_name
 from tlspectral.models.attention.view import AttentionView
 
 Positions = slice | Int[Tensor, "sequences scored"]
 """Positions whose logits are wanted: the same in every prompt, or those of each."""
 
 _LAST = slice(-1, None)
+
+
+def require_gradients(view: AttentionView, what: str) -> None:
+    """Refuse passes with gradients where PyTorch records none; `what` needs them. Raises ValueError."""
+    made = any(parameter.is_inference() for parameter in view.model.parameters())
+    if made or torch.is_inference_mode_enabled():
+        raise ValueError(
+            f"{what} needs gradients, and "
+            + (
+                f"{model_name(view.model)} was loaded under torch.inference_mode, whose tensors have none: load it "
+                "outside of it (torch.no_grad does no harm)"
+                if made
+                else "none are recorded under torch.inference_mode: call it outside, or under torch.no_grad"
+            )
+        )
 
 
 @dataclass(frozen=True)

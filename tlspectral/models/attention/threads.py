@@ -13,6 +13,8 @@ from threading import Condition, Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 from tlspectral.errors import EditNotHonored
 from tlspectral.models.attention.interrupts import interruptible, undoing, uninterrupted
 from tlspectral.models.attention.points import OfQueries, seen_at
@@ -73,9 +75,26 @@ def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
         yield
 
 
+def autocast_of(model: Any) -> list[str]:
+    """Return the kinds of device on which `torch.autocast` is on, of that of a model and the CPU."""
+    kinds = dict.fromkeys((next(model.parameters()).device.type, "cpu"))
+    return [kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
+
+
+def refuse_autocast(model: Any) -> None:
+    """Refuse passes under `torch.autocast`, which would round what is measured to 16 bits. Raises ValueError."""
+    for kind in autocast_of(model):
+        raise ValueError(
+            f"torch.autocast is on for {kind} ({torch.get_autocast_dtype(kind)}), which would round what is measured "
+            f"here: measure outside of it, or inside `with torch.autocast({kind!r}, enabled=False)`. For passes in 16 "
+            "bits load the model in that type"
+        )
+
+
 @uninterrupted
 def evaluating(model: Any) -> Iterator[None]:
-    """Set a model to evaluation mode until the context ends, for this thread alone."""
+    """Set a model to evaluation mode until the context ends, for this thread alone. Raises as `refuse_autocast`."""
+    refuse_autocast(model)
     # A bridge does not hold all of the model that it wraps: embedding dropout is outside of it.
     roots = (model, getattr(model, "original_model", model))
     with exclusive(model):
