@@ -80,7 +80,7 @@ class BlockPlaces:
             f"{where} {row} has {found} at position {at}, where the prompt of the part has {self.ids[nearest][at]}"
             f"{moved}: the blocks of a part are those of its prompt, counted from the first token. Run its own tokens, "
             "prompt.tokenized(model).tokens(), and pad at the end; model(text), to_tokens and a task of text may put a "
-            "start token in front, which then belongs into the prefix"
+            "start token in front: leave that out (prepend_bos=False), or write it into the prefix"
         )
 
     def split(self, x: Float[Tensor, "*batch pos columns"]) -> tuple[Tensor, Tensor]:
