@@ -331,7 +331,7 @@ def test_the_hash_is_of_tokens_lengths_and_positions():
 
 MEASURED = {
     "evaluate": lambda model: tls.evaluate(model, tls.Task(PROMPTS, last_margin)),
-    "head table": lambda model: tls.analyze_heads(model, null_draws=2, n_sequences=2),
+    "head table": lambda model: tls.analyze_heads(model, null_draws=2),
     "detectors": lambda model: tls.detect_heads(model, n_sequences=2),
     "sweep": lambda model: tls.ablation_sweep(model, "output", task=tls.Task(PROMPTS, last_margin)),
     "edges": lambda model: tls.edge_effects(model, ["L1H0.q"], task=tls.Task(PROMPTS, last_margin), measure="task"),

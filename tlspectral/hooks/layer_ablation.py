@@ -94,12 +94,12 @@ class LayerAblation(HeadCapture):
         self.part.require_own(self.view, passed)
         self.hold("tokens", passed)
 
-    def _require_tokens(self) -> None:
+    def _require_tokens(self, part: BlockPart) -> None:
         """Refuse a run of a part in blocks whose tokens were not seen. Raises ValueError."""
         seen = self.seen.get(get_ident(), {})
         if "tokens" not in seen:
             raise ValueError(
-                f"{self.part.name}: this run shows no tokens to compare with the prompt of the part, since it begins "
+                f"{part.name}: this run shows no tokens to compare with the prompt of the part, since it begins "
                 "behind the embedding (from embeddings, or by start_at_layer): run token ids"
             )
         if not self.view.two_stacks:  # there a layer runs several times in a pass
@@ -221,7 +221,7 @@ class LayerAblation(HeadCapture):
         """Return what is added to the scaled scores, before a softcap."""
         assert isinstance(self.part, QueryKeyPart | BlockPart)
         if isinstance(self.part, BlockPart):
-            self._require_tokens()
+            self._require_tokens(self.part)
         difference, allowed = self.part.change(scores, allowed)
         acts = self._acts(difference)
         if acts is not None:

@@ -74,16 +74,16 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     last = view.hook_names(max(following, default=missing[-1]))["residual" if following else "residual_after"]
     with without_hooks(view.model):
         captured = view.capture(probe_tokens(view.d_vocab), dict.fromkeys(names), last=last)
-    for layer in missing:
-        checked_writes(view, layer, captured, widened)
-        after = captured[view.hook_names(layer)["residual_after"]]
-        handed_on = captured.get(view.hook_names(layer + 1)["residual"], after) if layer + 1 in following else after
-        if not torch.equal(after, handed_on.to(after.device)):
-            raise UnsupportedArchitecture(
-                f"layer {layer + 1}: its residual stream is not that behind layer {layer}, so the share of one head is "
-                "not defined"
-            )
-        known.add(layer)
+        for layer in missing:
+            checked_writes(view, layer, captured, widened)
+            after = captured[view.hook_names(layer)["residual_after"]]
+            handed_on = captured.get(view.hook_names(layer + 1)["residual"], after) if layer + 1 in following else after
+            if not torch.equal(after, handed_on.to(after.device)):
+                raise UnsupportedArchitecture(
+                    f"layer {layer + 1}: its residual stream is not that behind layer {layer}, so the share of one head is "
+                    "not defined"
+                )
+            known.add(layer)
 
 
 def probe_tokens(d_vocab: int, length: int = 4) -> Int64[Tensor, "1 pos"]:
