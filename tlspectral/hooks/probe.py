@@ -80,8 +80,8 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
             handed_on = captured.get(view.hook_names(layer + 1)["residual"], after) if layer + 1 in following else after
             if not torch.equal(after, handed_on.to(after.device)):
                 raise UnsupportedArchitecture(
-                    f"layer {layer + 1}: its residual stream is not that behind layer {layer}, so the share of one head "
-                    "is not defined"
+                    f"layer {layer + 1}: its residual stream is not that behind layer {layer}, so the share of one "
+                    "head is not defined"
                 )
             known.add(layer)
 
