@@ -24,6 +24,7 @@ from tlspectral.errors import (
     UnsupportedArchitecture,
 )
 from tlspectral.heads.operators.verification import verify_scores
+from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import (
     SpectralHookedTransformer,
     load_spectral,
@@ -65,9 +66,19 @@ def groups_of_a_frozen_model():
     return parameter_groups(frozen, 1e-3)
 
 
+def unchecked(call):
+    """A function without the type checks of tests, which come first."""
+    return inspect.unwrap(call)
+
+
 def unknown_scope():
-    check = inspect.unwrap(spectral_module._check_shape)  # without the type checks of tests, which come first
-    check(4, 4, 2, "heads", 0.0)
+    unchecked(spectral_module._check_shape)(4, 4, 2, "heads", 0.0)
+
+
+def text_as_seed():
+    layers = unchecked(spectral_model.spectral_layers)
+    view = attention_view(base("bridge", "llama"))
+    return layers(view, scope="head", heads=None, frequencies=None, seed="1")
 
 
 def turned(heads, side):
@@ -80,6 +91,11 @@ REFUSED = {
     # heads, pairs and scopes of a module
     "noise": (lambda: module(phase_noise=-1.0), ValueError, NOISE),
     "noise that is no number": (lambda: module(phase_noise=float("nan")), ValueError, NOISE),
+    "noise without end": (lambda: module(phase_noise=float("inf")), ValueError, NOISE),
+    "noise of a model": (lambda: spectral(phase_noise=float("inf")), ValueError, f"layer 0: .*{NOISE}"),
+    "noise that is text": (lambda: unchecked(spectral_module._check_shape)(4, 4, 2, "head", "1"), ValueError, NOISE),
+    "seed that is text": (text_as_seed, ValueError, "seed is a whole number, found '1'"),
+    "seed of a module": (lambda: unchecked(spectral_module.checked_seed)(0.5), ValueError, "whole number, found 0.5"),
     "head": (lambda: module(heads=[4]), ValueError, "head 4 does not exist: heads are 0 to 3"),
     "negative head": (lambda: module(heads=[-1]), ValueError, "head -1 does not exist"),
     "no head": (lambda: module(heads=[]), ValueError, "no head is chosen"),
@@ -140,6 +156,14 @@ REFUSED = {
     # rates, the meter
     "rates of a plain model": (lambda: parameter_groups(base("bridge", "llama"), 1e-3), ValueError, "to_spectral"),
     "rates of a frozen one": (groups_of_a_frozen_model, ValueError, "no spectral parameter .* asks for a gradient"),
+    "negative rate": (lambda: parameter_groups(spectral(), -1e-3), ValueError, "lr is a learning rate.*found -0.001"),
+    "no rate": (lambda: parameter_groups(spectral(), float("nan")), ValueError, "a finite number from 0 up; found nan"),
+    "rate of weights": (
+        lambda: parameter_groups(spectral(), 1e-3, weights_lr=float("inf")), ValueError, "weights_lr .*found inf",
+    ),
+    "rate that is text": (
+        lambda: unchecked(parameter_groups)(spectral(), "1e-3"), ValueError, "learning rate.*found '1e-3'",
+    ),
     "meter of a plain model": (lambda: omega_shift(zoo.hf_model("llama"), 10), TypeError, "not a spectral model"),
 }  # fmt: skip
 

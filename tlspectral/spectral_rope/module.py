@@ -6,7 +6,9 @@ needs only the residual, `A exp(i (m (Omega - theta) + Phi))`, before or after i
 `Omega = theta, Phi = 0, A = 1` that is a multiplication by 1, and the model's output is unchanged to the bit.
 """
 
+import math
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -51,7 +53,8 @@ class SpectralRoPE(nn.Module):
         seed: of the noise.
 
     Raises:
-        ValueError: sizes that do not fit together, heads or pairs that do not exist, or part of a group.
+        ValueError: sizes that do not fit together, heads or pairs that do not exist, part of a group, or a noise or
+            seed that is no finite number.
 
     What it does not establish: that a learned frequency is needed. Omega is aliased modulo 2 pi at integer positions,
     and its gradient grows with the distance of the tokens, so a shift must be compared with a control.
@@ -110,7 +113,7 @@ class SpectralRoPE(nn.Module):
             self.log_omega_shift = nn.Parameter(start.new_zeros(key_rows, len(theta)))
         else:
             self.register_parameter("omega", nn.Parameter(start.repeat(key_rows, 1)))
-        noise = torch.randn(phase_rows, len(theta), generator=torch.Generator().manual_seed(seed))
+        noise = torch.randn(phase_rows, len(theta), generator=torch.Generator().manual_seed(checked_seed(seed)))
         self.phase = nn.Parameter((phase_noise * noise).to(start))
         self.gain = nn.Parameter(start.new_ones(query_rows, len(theta)))
 
@@ -196,6 +199,14 @@ class SpectralRoPE(nn.Module):
         raise ValueError(f"{side} tensor of {heads} heads; this module rotates {allowed}")
 
 
+def checked_seed(seed: Any) -> int:
+    """Return a seed as an integer. Raises ValueError for what is no whole number."""
+    number = whole_number(seed)
+    if number is None:
+        raise ValueError(f"seed is a whole number, found {seed!r}")
+    return number
+
+
 def _adjacent(real_index: Int64[Tensor, "pairs"], imag_index: Int64[Tensor, "pairs"]) -> bool:
     given = real_index.tolist(), imag_index.tolist()
     for adjacent in (False, True):
@@ -211,8 +222,10 @@ def _check_shape(pairs: int, n_heads: int, n_kv_heads: int, scope: Scope, phase_
         raise ValueError("there are no rotary pairs: theta is empty")
     if n_kv_heads < 1 or n_heads % n_kv_heads:
         raise ValueError(f"{n_heads} query heads cannot share {n_kv_heads} key/value heads evenly")
-    if not phase_noise >= 0:
-        raise ValueError(f"phase_noise is a standard deviation in radians, found {phase_noise}")
+    if not isinstance(phase_noise, Real) or isinstance(phase_noise, bool) or not 0 <= phase_noise < math.inf:
+        raise ValueError(
+            f"phase_noise is a standard deviation in radians, a finite number from 0 up; found {phase_noise!r}"
+        )
 
 
 def _chosen_heads(
