@@ -250,7 +250,7 @@ CHANGED = {  # tensors and record of a file, and what is said of it
     "missing": (lambda held, _: held.pop("1.phase"), r"missing \['1.phase'\], unknown nothing"),
     "unknown": (lambda held, _: held.update({"1.x": torch.zeros(1)}), r"missing nothing, unknown \['1.x'\]"),
     "no theta": (lambda held, _: held.pop("0.theta"), r"missing \['0.theta'\], unknown"),
-    "other base": (lambda held, _: held["1.theta"].pow_(1.01), "layer 1: made for other inverse frequencies"),
+    "other base": (lambda held, _: held["1.theta"].pow_(1.01), "1.theta: other inverse frequencies"),
     "other pairs": (lambda held, _: held.update({"1.theta": held["1.theta"][:4].clone()}), r"1\.theta is \(4,\)"),
     "more layers": (lambda _, record: record.update(n_layers=4), "n_layers is 4, but 2 in this model"),
     "more heads": (lambda _, record: record["n_heads"].update({"0": 8}), "n_heads is .*'0': 8.*, but .*'0': 4"),
@@ -271,6 +271,44 @@ def test_files_that_do_not_fit_are_refused(path, what):
     refused(path, said)
 
 
+def test_a_file_of_an_earlier_version_is_refused(path):
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(load(path.read_bytes()), path, metadata={**metadata, "format": "tlspectral.spectral_rope.1"})
+    refused(path, "another version of tlspectral .*no digest of the base")
+
+
+def test_other_files_are_not_replaced(path):
+    (path.parent / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="no file of spectral parameters, and is not replaced"):
+        save_spectral(spectral(), path.parent / "notes.txt")
+    zoo.save_folder("llama", path.parent / "model")
+    held = (path.parent / "model" / "model.safetensors").read_bytes()
+    for name, said in (("model.safetensors", "is not replaced"), ("pytorch_model.bin", "would be the weights")):
+        with pytest.raises(FileExistsError, match=said):
+            save_spectral(spectral(), path.parent / "model" / name)
+    assert (path.parent / "model" / "model.safetensors").read_bytes() == held
+    save_spectral(spectral(), path.parent / "model" / "spectral.safetensors")
+
+
+def test_a_file_of_a_bridge_whose_parts_were_changed_is_refused(path):
+    """A bridge runs parts of a packed projection in its place, which stays as it was, and is what the digest knows."""
+    save_spectral(spectral("neox"), path)
+    changed = zoo.bridge("neox")
+    with torch.no_grad():
+        changed.blocks[0].attn.q.weight.mul_(1.5)
+    refused(path, "of another model: log-probabilities .* are off by", changed)
+
+
+def test_a_file_of_a_model_whose_weights_changed_says_so(path):
+    changed = to_spectral(zoo.bridge("llama"), share_weights=False)
+    with torch.no_grad():
+        changed.blocks[1].mlp.out.weight.mul_(1.3)
+    with pytest.warns(UserWarning, match="no longer those of its base.* holds spectral parameters alone"):
+        save_spectral(changed, path)
+
+
 def test_a_file_of_another_model_is_refused(path):
     refused(path, "does not fit this model: none of the 2 layers", base("bridge", "gpt2"))
     refused(path, "other inverse frequencies", base("bridge", "llama3"))
+    refused(path, "other weights", zoo.bridge("llama", seed=1))

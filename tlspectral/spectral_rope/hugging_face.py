@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import IncompatibleCheckpoint, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.replay import methods_replaced
-from tlspectral.models.attention.threads import evaluating
 from tlspectral.models.loading.copies import copy_of_object
+from tlspectral.spectral_rope.identity import IDENTITY, from_tensor, require_same_function, require_same_weights
 from tlspectral.spectral_rope.module import SpectralRoPE
 from tlspectral.spectral_rope.saving import save_folder
 from tlspectral.spectral_rope.swapped import Swapped, is_swapped, swap, swap_back
@@ -69,7 +68,7 @@ class RotatedAttention(Swapped):
 
 
 class SpectralPreTrained(Swapped):
-    """A Hugging Face model with learned rotations in its attention modules, which are saved without its weights."""
+    """A Hugging Face model with learned rotations in its attention modules."""
 
     base: Any
     get_input_embeddings: Callable[[], nn.Module]
@@ -88,23 +87,33 @@ class SpectralPreTrained(Swapped):
         return self.spectral.parameters()
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **named: Any) -> None:
-        """Write the spectral parameters and the name of the base, as `save_folder` has it, and no weights.
+        """Write the spectral parameters and the name of the base, or its weights, as `save_folder` has it.
 
-        Weights that are trained too are saved beside them, in the folder `base`. Other arguments have no effect.
+        Other arguments have no effect. Raises as `save_folder`.
         """
-        save_folder(self, save_directory, plain_object(self) if self._trains_weights() else None)
+        save_folder(self, save_directory, lambda: plain_object(self), trains_weights=self._trains_weights())
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *given: Any, **named: Any) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As the model's own; the tensors of a file of `save_pretrained` go to the spectral parameters.
 
-        Raises RuntimeError for such a file where weights are trained too, which it does not hold.
+        Raises RuntimeError for such a file that was saved of other weights. A Trainer loads spectral parameters and
+        weights one after the other, by `strict=False`: weights that were saved beside them are then not compared.
         """
-        if not any(name.endswith(".theta") for name in state_dict):
-            return self.own.load_state_dict(self, state_dict, *given, **named)
-        if self._trains_weights():
-            raise RuntimeError("the file holds spectral parameters alone; weights that are trained too are in `base`")
-        by_layer = {name: value for name, value in state_dict.items() if not name.endswith(".theta")}
-        return self.spectral.load_state_dict(by_layer, strict=False)
+        if IDENTITY not in state_dict:
+            return self.own.load_state_dict(self, state_dict, strict=strict, assign=assign)
+        layers = dict(state_dict)
+        identity = from_tensor(layers.pop(IDENTITY))
+        weights_come = identity.get("stored", False) and not strict
+        try:
+            if not weights_come:
+                require_same_weights(identity, self, "this state dict")
+            loaded = self.spectral.load_state_dict(layers, strict=strict, assign=assign)
+            if not weights_come:
+                require_same_function(identity, self, "this state dict")
+        except IncompatibleCheckpoint as error:
+            advice = "; its weights are in the folder `base` beside it" if identity.get("stored") else ""
+            raise RuntimeError(f"{error}{advice}") from error
+        return loaded
 
     def _trains_weights(self) -> bool:
         return any(".spectral." not in name and value.requires_grad for name, value in self.named_parameters())
@@ -146,12 +155,6 @@ def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, Spectra
     swap(copied, SpectralPreTrained)
     copied.__dict__["base"] = model
     return copied
-
-
-def logits_of(model: Any, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-    """Return the logits of a model of transformers in evaluation mode."""
-    with evaluating(model):
-        return model(input_ids=tokens.to(model.device), use_cache=False).logits
 
 
 def plain_object(model: Any) -> Any:

@@ -1,5 +1,6 @@
 """`to_spectral`: a copy of a model with learnable rotary positions in its attention modules."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -18,7 +19,8 @@ from tlspectral.models.attention.replay import module_hooks
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy, other_parameters
 from tlspectral.selection import Heads
-from tlspectral.spectral_rope.hugging_face import is_spectral_object, logits_of, plain_object, rotated_object
+from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object, rotated_object
+from tlspectral.spectral_rope.identity import logits_of
 from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
@@ -59,6 +61,31 @@ class SpectralModel(nn.Module):
             if name in ("base", "rotated") or name.startswith("__"):  # a copy has no attributes yet
                 raise
             return getattr(self.rotated, name)
+
+    def __copy__(self) -> "SpectralModel":
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SpectralModel":
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if hasattr(self.rotated, "original_model"):
+            raise TypeError(
+                "a spectral bridge cannot be pickled, as no TransformerBridge can: keep its parameters by "
+                "save_spectral, or its state_dict()"
+            )
+        return super().__reduce_ex__(protocol)
+
+    def save_pretrained(self, *given: Any, **named: Any) -> None:
+        """Refuse by TypeError: the wrapped model would be saved without its rotations, by names that nothing reads."""
+        raise TypeError(
+            f"a spectral {type(self.rotated).__name__} has no save_pretrained: keep its parameters by save_spectral, "
+            "or give to_spectral the model of transformers, which has one"
+        )
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """As the base's forward pass."""
@@ -161,13 +188,15 @@ def to_spectral(
         A `SpectralModel`; of a model of transformers, one of its own class, with the spectral parameters in its
         attention modules (`{attention}.spectral.log_omega_shift`). It trains (`labels=`, Trainer, gradient
         checkpointing, torch.compile), generates and is copied as that does; `save_pretrained` writes the spectral
-        parameters and the name of the base, which `load_spectral` and `load_model` read.
+        parameters and the name of the base (its weights, where they are others than that name means), which
+        `load_spectral` and `load_model` read.
 
     Raises:
         UnsupportedArchitecture, BadWeights: no rotary positions, or a layer cannot be read, or (of transformers) it
             rotates in another way; the message names it.
         BadHead: a head that does not exist.
-        ValueError: a model that is spectral already, or choices that do not fit the model.
+        ValueError: a model that is spectral already, choices that do not fit the model, or a noise or seed that is no
+            finite number.
         EditNotHonored: the model does not use queries or keys that are rotated at its hook points.
         ScoreMismatch: the logits at the start are not the model's own to the bit.
 

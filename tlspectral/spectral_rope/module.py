@@ -97,7 +97,7 @@ class SpectralRoPE(nn.Module):
         self.adjacent = _adjacent(real_index, imag_index)
         self.everywhere = bool(chosen.all() and pairs.all())
         start = theta.detach().clone()
-        # Not in the state dict: all of them belong to the model that is rotated, and none is learned.
+        # All of them belong to the model that is rotated, and none is learned: a state dict has some to compare.
         for name, value in {
             "theta": start,
             "real_index": real_index,
@@ -121,6 +121,34 @@ class SpectralRoPE(nn.Module):
         if name == "omega" and "log_omega_shift" in self._parameters:
             return self.theta * self.log_omega_shift.exp()
         return super().__getattr__(name)
+
+    def _compared(self) -> dict[str, tuple[Tensor, str]]:
+        """Return what a state dict holds beside the parameters, by name, with the words for another value."""
+        return {
+            "theta": (self.theta, "other inverse frequencies, by another rotary base or scaling,"),
+            "query_mask": (self.query_mask, "other heads= or frequencies="),
+            "shared_phase": (torch.tensor(self.shared_phase), "another shared_phase="),
+            "tied": (torch.tensor(self.scope == "model"), "another scope="),
+        }
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({prefix + name: value for name, (value, _) in self._compared().items()})
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
+        unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        learned = dict(state_dict)
+        for name, (own, what) in self._compared().items():
+            stored = learned.pop(prefix + name, None)
+            if stored is None:
+                missing_keys.append(prefix + name)
+            elif not _same(stored, own):
+                error_msgs.append(f"{prefix}{name}: {what} in the model that was saved")
+        super()._load_from_state_dict(
+            learned, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def forward(
         self,
@@ -197,6 +225,16 @@ class SpectralRoPE(nn.Module):
             return self.key_mask
         allowed = self.n_heads if side == "query" else f"{self.n_kv_heads} or {self.n_heads}"
         raise ValueError(f"{side} tensor of {heads} heads; this module rotates {allowed}")
+
+
+def _same(stored: Tensor, own: Tensor) -> bool:
+    if stored.shape != own.shape or stored.dtype.is_floating_point != own.dtype.is_floating_point:
+        return False
+    if not own.dtype.is_floating_point:
+        return bool((stored.to(own.device) == own).all())
+    # Two backends read the same frequencies 1e-7 apart; another base or scaling is off by hundredths and more.
+    coarse = max(torch.finfo(value.dtype).eps for value in (stored, own))
+    return torch.allclose(stored.to(own.device).double(), own.double(), rtol=max(1e-4, 2 * coarse), atol=1e-12)
 
 
 def checked_seed(seed: Any) -> int:

@@ -29,6 +29,11 @@ _MODEL_FILE = re.compile(
     r".*\.(safetensors|bin|pt|pth|model|index\.json)|((adapter_|spectral_|tokenizer_)?config|tokenizer|special_tokens_map|added_tokens|vocab|tekken)"
     r"\.json|(merges|vocab)\.txt"
 )
+# What transformers or another program takes a folder for a model by.
+_OF_A_MODEL = re.compile(
+    r"((adapter_)?config|params|.*\.index)\.json|.*\.(safetensors|gguf|h5|msgpack)"
+    r"|(pytorch_|adapter_)?(model|consolidated).*\.(bin|pt|pth|ckpt|onnx)"
+)
 _READ_AT_ONCE = 1 << 24  # bytes
 _SNAPSHOT = re.compile(r".*/models--[^/]+/snapshots/([0-9a-f]{40})")
 
@@ -37,6 +42,12 @@ def snapshot_commit(folder: Path) -> dict[str, str]:
     """Return `commit` of a folder that is a snapshot in the hub's cache; of another folder, nothing."""
     match = _SNAPSHOT.fullmatch(folder.resolve().as_posix())
     return {"commit": match[1]} if match else {}
+
+
+def held_model(folder: Path) -> list[Path]:
+    """Return the files by which a folder holds a model, whole or an adapter; an empty list where there is no folder."""
+    files = folder.iterdir() if folder.is_dir() else ()
+    return sorted(file for file in files if _OF_A_MODEL.fullmatch(file.name) and not file.is_dir())
 
 
 def refuse_adapter(folder: Path, name: str) -> None:
