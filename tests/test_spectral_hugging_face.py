@@ -156,7 +156,9 @@ def trainer_of(model, folder, callbacks=None, **options):
         output_dir=str(folder), per_device_train_batch_size=2, learning_rate=1e-2,
         lr_scheduler_type="constant", report_to=[], use_cpu=True, disable_tqdm=True, **options,
     )  # fmt: skip
-    return transformers.Trainer(model=model, args=arguments, train_dataset=Prompts(), callbacks=callbacks)
+    return transformers.Trainer(
+        model=model, args=arguments, train_dataset=Prompts(), eval_dataset=Prompts(), callbacks=callbacks
+    )
 
 
 def trained(model, folder, resume=None):
@@ -214,7 +216,6 @@ def test_the_best_of_a_run_is_loaded_at_its_end(tmp_path):
     model = to_spectral(zoo.hf_model("llama"), share_weights=False)
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
     trainer = trainer_of(model, tmp_path, max_steps=3, **options)
-    trainer.eval_dataset = Prompts()
     losses = iter([1.0, 3.0, 2.0])  # the first checkpoint is the best
     trainer.evaluate = lambda *given, **named: trainer.log(found := {"eval_loss": next(losses)}) or found
     trainer.train()
@@ -280,6 +281,17 @@ def test_a_save_refuses_the_folder_of_a_model(model, tmp_path, monkeypatch, wher
     before, spectral = held(tmp_path), to_spectral(model, share_weights=share)
     with pytest.raises(FileExistsError, match=said):
         spectral.save_pretrained(folder.format(work=tmp_path.name))
+    assert held(tmp_path) == before
+
+
+def test_a_model_that_was_saved_over_spectral_parameters_is_not_replaced(model, tmp_path):
+    for share in (True, False):
+        to_spectral(model, share_weights=share).save_pretrained(tmp_path / "run")
+        to_spectral(model, share_weights=share).save_pretrained(tmp_path / "run")
+    zoo.save_folder("llama", tmp_path / "run", seed=1)
+    before = held(tmp_path)
+    with pytest.raises(FileExistsError, match=r"run holds a model \(config.json\)"):
+        to_spectral(model).save_pretrained(tmp_path / "run")
     assert held(tmp_path) == before
 
 
@@ -382,7 +394,7 @@ def test_the_tokenizer_of_the_base_is_kept_with_its_weights(tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     to_spectral(model, share_weights=False).save_pretrained(tmp_path / "run")
     shutil.rmtree(tmp_path / "model")
-    assert tls.load_model(tmp_path / "run").tokenizer.encode("w3 w4") == [3, 4]
+    assert tls.load_model(tmp_path / "run").tokenizer.encode("w3 w4")[-2:] == [3, 4]
 
 
 @pytest.mark.slow

@@ -25,9 +25,9 @@ IDENTITY = "base"
 """Name of the tensor that holds an identity in files and state dicts, as the bytes of JSON."""
 
 _TOKENS = 24
-# Of the largest |log-probability|: rounding between forms was measured as 2e-6 in float32 and 2e-2 in bfloat16; another
-# base is off by 0.1 and more.
-_TOLERANCE = {True: 1e-3, False: 0.06}
+# Of the largest |log-probability|, in float32 and in half precision: rounding was measured as 6e-8 between a tiny model
+# of transformers and its bridge, and as 2e-3 between float32 and bfloat16. Weights of another seed were off by 0.16.
+_TOLERANCE = {True: 1e-3, False: 0.03}
 
 
 def identity_of(model: Any) -> dict[str, Any]:

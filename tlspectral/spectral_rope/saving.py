@@ -69,7 +69,7 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
     if path.is_file() and not is_spectral_file(path):
         raise FileExistsError(f"{path} is no file of spectral parameters, and is not replaced: give another name")
     held = _held_model(path.parent)
-    if path.name in NAMES and held is not None and not (path.parent / SPECTRAL_CONFIG).is_file():
+    if path.name in NAMES and held is not None:
         raise FileExistsError(
             f"{path.parent} holds a model ({held.name}), of which {path.name} would be the weights: give another name"
         )
@@ -193,7 +193,7 @@ def _require_free(folder: Path, base: str | None) -> None:
         raise FileExistsError(
             f"{folder} is the folder of the base, which a save there would destroy: save to another folder"
         )
-    held = None if (folder / SPECTRAL_CONFIG).is_file() else _held_model(folder)
+    held = _held_model(folder)
     if held is not None:
         raise FileExistsError(
             f"{folder} holds a model ({held.name}), which a save of spectral parameters there would destroy: save to "
@@ -215,7 +215,10 @@ def _require_free_base(folder: Path, base_is_inside: bool) -> None:
 
 
 def _held_model(folder: Path) -> Path | None:
-    return next((file for file in held_model(folder) if not is_spectral_file(file)), None)
+    """Return a file by which a folder holds a model that no save of spectral parameters wrote."""
+    of_a_save = (_INDEX,) if _stores_base(folder) else ()
+    held = (file for file in held_model(folder) if file.name not in of_a_save)
+    return next((file for file in held if not is_spectral_file(file)), None)
 
 
 def _is_same(one: str, other: Path) -> bool:
