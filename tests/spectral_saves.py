@@ -1,6 +1,6 @@
 """Ways to save and load a spectral model, and by how much each changes a logit: nothing, or it is refused.
 
-`python tests/spectral_saves.py` prints the table of the page.
+`PYTHONPATH=. python tests/spectral_saves.py` prints the table of the page.
 """
 
 import shutil
