@@ -275,8 +275,15 @@ class AttentionView:
         return self.model.W_U, self._reader.final_normalization(self.model)
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 of all parameters of the model, names, shapes and types included."""
-        return digest_of_named(dict(self.model.named_parameters()))
+        """Return the SHA-256 of all parameters of the model, shapes and types included, the same on both lines.
+
+        A bias of zeros does not count, as TransformerLens 3.9 gives an unembedding one that the model has not; nor does
+        how deep a bridge has wrapped a component.
+        """
+        weights = {name.replace("._original_component", ""): value for name, value in self.model.named_parameters()}
+        return digest_of_named(
+            {name: value for name, value in weights.items() if not name.endswith("bias") or bool(value.any())}
+        )
 
     def ends_digest(self) -> str:
         """Return the SHA-256 of embedding, unembedding and the norm in front of it, as stored; of an encoder W_E's."""
