@@ -210,6 +210,7 @@ def _task_of(path: Path, places: list[str]) -> "Task":
     """Return the task of a file of prompts and answers, with the positions of which the columns are named."""
     import pandas as pd
 
+    from tlspectral.errors import did_you_mean
     from tlspectral.models.text import file_text
     from tlspectral.tables.required import require
     from tlspectral.tasks import logit_difference
@@ -223,7 +224,11 @@ def _task_of(path: Path, places: list[str]) -> "Task":
         ) from error
     needed = ["prompt", "correct", "wrong", *places]
     require(frame, needed, f"a row per prompt, with the columns {', '.join(needed)}", name=f"table in {path}")
-    columns = {name: frame[name].tolist() for name in (*needed, "counterfactual") if name in frame}
+    known = (*needed, "counterfactual")
+    for name in frame:
+        if name not in known and (meant := did_you_mean(str(name), known)):
+            raise ValueError(f"{path} has a column {name!r}, which is not used{meant}")
+    columns = {name: frame[name].tolist() for name in known if name in frame}
     for name, cells in columns.items():
         if "" in cells:
             raise ValueError(f"{path}, row {cells.index('') + 1}: {name} is empty")
