@@ -29,6 +29,7 @@ from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tables.work import configured_jobs
 from tlspectral.tasks import ScoredSequences, Task, intact_values, score_of, scored_sequences, task_of
+from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.score import CONTROL_COLUMNS
 
 SEQUENCES = 16
@@ -202,14 +203,14 @@ def edge_effects(
         origin=view.origin(),
         identity={
             "weights": view.weights_digest,
-            "tokens": sequences.digest,
+            **sequences_identity(sequences, chosen_task),
             "pairs": None if pairs is None else pairs.digests,
             "places": {name: positions.tolist() for name, positions in places.items()},
             "senders": [sender.name for sender in writers],
             "receivers": [[end.receiver.name, list(end.asked)] for end in ends],
         },
         folder=folder,
-        score=lambda: score_of(view, sequences).value,
+        score=lambda: score_of(view, sequences).per_sequence,
         n_jobs=configured_jobs(),
     )
     estimates, measured = {}, np.full(len(edges), True)

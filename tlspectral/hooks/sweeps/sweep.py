@@ -40,6 +40,7 @@ from tlspectral.tasks import (
     scored_sequences,
     task_of,
 )
+from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.score import CONTROL_COLUMNS
 
 SEQUENCES = 16
@@ -178,12 +179,12 @@ def ablation_sweep(
         identity={
             "screen": screen,
             "weights": view.weights_digest,
-            "tokens": sequences.digest,
+            **sequences_identity(sequences, chosen_task),
             "draws": draws if control else None,  # as given, so that parts with other numbers by default share a folder
             "heads": sets or ("every" if heads is None else [[at, head] for at in by_layer for head in by_layer[at]]),
         },
         folder=folder,
-        score=lambda: score_of(view, sequences).value,
+        score=lambda: score_of(view, sequences).per_sequence,
         n_jobs=n_jobs,
     )
     estimated = None
