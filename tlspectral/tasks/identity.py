@@ -72,8 +72,9 @@ def _digest_of_given(value: Any) -> str | None:
 
 
 def _metric_identity(task: Task, metric: Any) -> str:
-    """Return the digest of what a metric does with logits, and its label for messages."""
-    return f"{content_digest(metric)[:_SHOWN]} {task.label}"
+    """Return the digest of what a metric does with logits, and for messages the name of its function or kind."""
+    name = getattr(task.metric, "__name__", type(task.metric).__name__)
+    return f"{content_digest(metric)[:_SHOWN]} {name}"
 
 
 def _counterfactual_identity(task: Task) -> Any:

@@ -41,8 +41,9 @@ def load_model(
     Args:
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, the folder of a
             LoRA adapter (peft merges it into its base; extra `adapters`) or of spectral parameters (`to_spectral` on
-            its base), a `.gguf` file (de-quantised to float32 once, and kept in the hub's cache folder), a
-            language model object of transformers (or what `to_spectral` made of one), or a demo model.
+            its base), a `.gguf` file (de-quantised to float32 once, and kept in the hub's cache folder; a copy that
+            was damaged there is made again), a language model object of transformers (or what `to_spectral` made of
+            one), or a demo model.
             `"tiny-rope"` and `"tiny-ape"` are part of this package: two attention-only layers, rotary or learned
             absolute positions, trained on the random-map task, without a tokenizer; `"tiny-rope-sym"`,
             `"tiny-rope-imag"` and `"tiny-ape-sym"` are the same trained without antisymmetry or without phase.
