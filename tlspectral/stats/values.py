@@ -117,7 +117,7 @@ def _as_floats(values: Any, name: str) -> np.ndarray:
         if isinstance(values, pd.Series):
             return values.to_numpy(dtype=np.float64, na_value=np.nan)
         if isinstance(values, np.ma.MaskedArray):
-            return values.astype(np.float64).filled(np.nan)
+            return np.ma.filled(values.astype(np.float64), np.nan)
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must hold numbers: {error}") from error
