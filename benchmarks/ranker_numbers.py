@@ -57,7 +57,7 @@ def numbers_of_heads(view: AttentionView, spectra: pd.DataFrame) -> pd.DataFrame
 def gradient_estimates(view: AttentionView, task: tls.Task) -> pd.DataFrame:
     """Return the size of the first-order estimate of zeroing each head."""
     sequences = scored_sequences(view, task)
-    part = tls.parts.Output().fixed(view, sequences)
+    part = tls.parts.Output("zero").fixed(view, sequences)
     table = gradient_screen(view, sequences, {layer: list(range(view.n_heads(layer))) for layer in view.layers}, part)
     return table[HEAD].assign(estimate=table["estimate"].abs())
 

@@ -17,6 +17,8 @@ CASES = [
     ("rope_phase", "first", True),
     ("rotary_band", "last", False),
     ("rotary_band", "mask", False),
+    ("symmetric_static", None, False),
+    ("antisymmetric_static", None, False),
 ]
 
 
@@ -83,15 +85,16 @@ def explicit_pattern(view, name, index, seen, case, heads):
             even = torch.outer(cos[:, t], cos[:, t]) + torch.outer(sin[:, t], sin[:, t])
             odd = torch.outer(sin[:, t], cos[:, t]) - torch.outer(cos[:, t], sin[:, t])
             whole = whole + even * between(with_bias, m_t.real) - odd * between(with_bias, m_t.imag)
-            content = content + even * between(at, m_t.real)
-            transposed = transposed + even * between(at, m_t.real.T)
+            acts = even[0, 0] if part.endswith("static") else even  # that of two tokens at one position
+            content = content + acts * between(at, m_t.real)
+            transposed = transposed + acts * between(at, m_t.real.T)
             if part in rotary_parts and (pairs is None or pairs[t]):
                 removed = removed - odd * between(at, m_t.imag)
                 if part == "rotary_band":
                     removed = removed + even * between(at, m_t.real)
-        if part == "antisymmetric":
+        if part in ("antisymmetric", "antisymmetric_static"):
             removed = (content - transposed) / 2
-        elif part == "symmetric":
+        elif part in ("symmetric", "symmetric_static"):
             removed = (content + transposed) / 2
         scores = layer.score_scale * loudness * (whole - removed)
         if layer.softcap is not None:
@@ -110,7 +113,8 @@ def part_of_case(case, geometry):
     if name == "rotary_band":
         return parts.Band(frequencies), mask
     given = {} if frequencies is None else {"frequencies": frequencies}
-    return kinds[name](include_bias=include_bias, **given), mask
+    given |= {"static": True} if name.endswith("_static") else {}
+    return kinds[name.removesuffix("_static")](include_bias=include_bias, **given), mask
 
 
 def chosen_pairs(geometry, which):

@@ -21,10 +21,9 @@ import torch
 import zoo
 
 from tlspectral.hooks import ablate, ablation_hooks
-from tlspectral.hooks.probe import without_hooks
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import methods_replaced, unembedding_only
-from tlspectral.models.attention.threads import evaluating, hooks_on
+from tlspectral.models.attention.threads import evaluating, hooks_on, without_hooks
 
 
 def state(model):

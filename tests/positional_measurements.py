@@ -38,7 +38,7 @@ def block_prompt(lengths=(3, 4, 2, 3, 2), prefix=3, suffix=3, seed=1):
 
 
 EQUAL_BLOCKS = block_prompt((3, 3, 3, 3))  # three tokens before and behind
-PLACES = BlockPlaces((3, 6, 9, 12), 3)
+PLACES = BlockPlaces((3, 6, 9, 12), 3, (tuple(EQUAL_BLOCKS.tokens()[:15].tolist()),))
 
 
 def ids(*numbers):

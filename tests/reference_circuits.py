@@ -108,7 +108,8 @@ def dense_model(name, model=None):
 
 def dense_copying(layer, dense):
     """`copying` and `positivity` of a layer's heads, from the k x k product spelled out."""
-    eigenvalues = [np.linalg.eigvals(o @ dense.w_u @ dense.w_e @ v) for o, v in zip(layer.w_o, layer.w_v, strict=True)]
+    w_u = dense.w_u - dense.w_u.mean(1, keepdims=True)  # centred over the vocabulary
+    eigenvalues = [np.linalg.eigvals(o @ w_u @ dense.w_e @ v) for o, v in zip(layer.w_o, layer.w_v, strict=True)]
     copying = [np.mean(found.real > 0) for found in eigenvalues]
     return copying, [found.real.sum() / np.abs(found).sum() for found in eigenvalues]
 

@@ -11,6 +11,7 @@ from conformance.reading import standard_frequencies
 from model_state import assert_unchanged, state_of, warm
 from zoo import shared
 
+import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, attention_view, vocabulary_chunks
 
@@ -162,3 +163,29 @@ def test_a_point_that_never_fires_is_refused():
     view = attention_view(shared("bridge", "neox"))
     with pytest.raises(UnsupportedArchitecture, match=r"blocks\.0\.attn\.hook_rot_q never fired"):
         view.run(zoo.prompt(), [], last="blocks.0.attn.hook_rot_q")
+
+
+# --- what tells weights apart ---
+
+
+DIGESTS = {
+    "tiny-rope": "dcedad863d4dcd74a2dec3b0d1b94141d7d62cfad3a3969c3bcb66b4191c83fd",
+    "tiny-ape": "e35290c43b405d7592a6422928102ea85446a0d1d75ae2e94227f727cb52cd2d",
+}
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_weights_have_one_digest_on_both_lines_of_transformer_lens(name):
+    """Stored numbers: a folder of parts that was begun on one line goes on on the other."""
+    assert attention_view(tls.load_model(name)).weights_digest() == DIGESTS[name]
+
+
+def test_other_weights_and_another_bias_have_another_digest():
+    model = fresh("bridge", "gpt2")
+    found = [attention_view(model).weights_digest()]
+    matrices = [weight for weight in model.parameters() if weight.ndim == 2]
+    bias = next(weight for name, weight in model.named_parameters() if name.endswith("bias") and weight.any())
+    for changed in (matrices[0].data[0, 1:2], matrices[-2].data[0, 1:2], bias.data[:1]):
+        changed += 1e-3
+        found.append(attention_view(model).weights_digest())
+    assert len({*found}) == len(found)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -108,6 +109,26 @@ def test_a_file_gives_its_lines_one_after_the_other(tmp_path):
     ]
     for score in SCORES:
         np.testing.assert_allclose(found[score], (own[0][score] + own[1][score]) / 2, rtol=1e-6, atol=1e-6)
+
+
+def test_lines_of_a_file_end_at_newlines_alone(tmp_path):
+    """Text may hold what Python's splitlines takes for an end of line too."""
+    blocks = [f"{word}\u2028{word}\x85 {word}\u2029\n" for word in ("a", "b", "c")]
+    lines = [{"blocks": blocks, "questions": [[place, "a:", " 1"]]} for place in range(3)]
+    for end in ("\n", "\r\n"):
+        file = tmp_path / "prompts.jsonl"
+        file.write_bytes(end.join(json.dumps(line, ensure_ascii=False) for line in lines).encode())
+        assert [draw.asked for draw in PromptFile(str(file)).lines] == [(0,), (1,), (2,)]
+        assert PromptFile(str(file)).draw(2).blocks == tuple(blocks)
+
+
+def test_a_prefix_with_the_start_token_gets_no_second_one():
+    task = BindingTask("plain", 4)
+    draw = task.draw(0)
+    opened = replace(draw, prefix=f"<s>{draw.prefix}")
+    assert task.prompt(opened, 1, bos="<s>").pieces == task.prompt(draw, 1, bos="<s>").pieces
+    assert task.prompt(opened, 1, bos="<s>").prefix.count("<s>") == 1
+    assert task.prompt(draw, 1).prefix == draw.prefix
 
 
 # --- a task of one's own ---

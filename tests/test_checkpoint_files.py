@@ -6,7 +6,7 @@ import shutil
 import pandas as pd
 import pytest
 import torch
-from checkpoint_folders import sharded, streamed, tensors_of, with_tensors
+from checkpoint_folders import sharded, streamed, tensors_of, with_config, with_tensors
 from safetensors.torch import save_file
 
 import tlspectral as tls
@@ -61,6 +61,19 @@ def with_a_second_copy(path):
     save_file({"layers.0.attention.wq.weight": torch.ones(2, 2)}, path / "consolidated.safetensors")
 
 
+def with_an_index_of_the_one_file(path):
+    """An index that names no other file is of the same weights."""
+    index = {"weight_map": dict.fromkeys(tensors_of(path), "model.safetensors")}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def named_by_the_config(path):
+    """The config says which file it is; the one under the usual name is of another model."""
+    save_file(tensors_of(path), path / "mine.safetensors", {"format": "pt"})
+    with_tensors(path, {name: 2 * value for name, value in tensors_of(path).items()})
+    with_config(path, transformers_weights="mine.safetensors")
+
+
 def without_other_weights(path):
     """The rest of the file is missing or broken."""
     tensors, broken = tensors_of(path), "model.layers.1.mlp.up_proj.weight"
@@ -77,6 +90,8 @@ def without_other_weights(path):
         (True, without_index),
         (True, without_other_shards),
         (False, with_a_second_copy),
+        (False, with_an_index_of_the_one_file),
+        (False, named_by_the_config),
         (False, without_other_weights),
     ],
 )

@@ -137,6 +137,10 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
             ("--heads", "L5H1", "--prompts", "HEADER"),
             "has no rows: give a table of a row per prompt, with the columns prompt, correct, wrong",
         ),
+        (
+            ("--heads", "L5H1", "--prompts", "MISSPELT"),
+            "has a column 'counterfactuals', which is not used; did you mean 'counterfactual'?",
+        ),
         (("--heads", "L5H1", "--prompts", "EMPTY"), "cannot be read as CSV: found No columns to parse from file"),
         (("--heads", "L5H1", "--prompts", "OPEN"), "EOF inside string starting at row 1; expected a first line with"),
         (("--heads", "L5H1", "--prompts", "WIDE"), "is no text in UTF-8: found UTF-16; expected a text file"),
@@ -151,6 +155,7 @@ def test_arguments_are_checked_before_the_model_is_loaded(tmp_path, monkeypatch,
     (tmp_path / "places.csv").write_text("prompt,correct,wrong,S2\nw5,w6,w7,0\nw5,w6,w7,b\n")
     (tmp_path / "nothing.csv").write_text("text\nw5\n")
     (tmp_path / "header.csv").write_text("prompt,correct,wrong\n")
+    (tmp_path / "misspelt.csv").write_text("prompt,correct,wrong,counterfactuals,kind\nw5,w6,w7,w8,a\n")
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "open.csv").write_text('prompt\n"w5 w6\n')
     (tmp_path / "wide.csv").write_text("prompt\nw5\n", encoding="utf-16")

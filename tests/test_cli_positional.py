@@ -80,7 +80,11 @@ def test_further_figures_are_drawn_from_the_folder(tmp_path):
 def test_a_model_without_rotary_positions_has_no_frequencies(monkeypatch, tmp_path):
     monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: reader("gpt2"), raising=False)
     succeed("positional", "any", *SMALL, "-o", tmp_path)
-    assert sorted(path.stem for path in tmp_path.glob("*.parquet")) == ["draws_key", "heads_key", "queries_key"]
+    assert sorted(path.stem for path in tmp_path.glob("*.parquet")) == [
+        "draws_prompt",
+        "heads_prompt",
+        "queries_prompt",
+    ]
 
 
 @pytest.mark.usefixtures("llama")
@@ -96,7 +100,7 @@ def test_prompts_come_from_a_file(tmp_path):
     options = ["--prompts", tmp_path / "mine.jsonl"]
     done = succeed("positional", "any", *options, "--swaps", "per_query")
     assert "PromptFile" in done.output
-    assert "swaps per_query by key" in done.output
+    assert "swaps per_query by prompt" in done.output
     (tmp_path / "printed.jsonl").write_text(run("positional", "--example").stdout, encoding="utf-8")
     assert PromptFile(str(tmp_path / "printed.jsonl")).n_blocks == 3
     assert "--pairs is for a task by name" in refusal("positional", "any", *options, "--pairs", 4)

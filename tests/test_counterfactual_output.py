@@ -36,6 +36,47 @@ def test_a_sweep_writes_what_the_pair_writes(prompts):
     assert table["delta"].abs().min() > 1e-4
 
 
+@pytest.mark.parametrize("part", ["output", tls.parts.Output()], ids=["name", "value"])
+def test_an_output_of_a_task_of_pairs_is_cut_to_them(part):
+    """Beside it the two replacements that are asked for, and zero where the task has no pairs."""
+    model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
+    task = tls.logit_difference(clean, 7, 10, counterfactual=other)
+    table = tls.ablation_sweep(model, part, heads=["L0H1"], task=task)
+    expected = patched_by_pair(model, clean, other, 0, 1)
+    assert table["value"].item() == pytest.approx(expected.mean(), abs=1e-5)  # float32: 3e-7 measured, effects of 1e-2
+    assert table.attrs["replace"] == "counterfactual"
+    assert table["part"].item() == "output"
+    with tls.ablate(model, "L0H1", part, task=task):
+        np.testing.assert_allclose(tls.evaluate(model, task).per_sequence, expected, atol=1e-5)  # as above
+    zero = tls.ablation_sweep(model, tls.parts.Output("zero"), heads=["L0H1"], task=task)
+    assert zero.attrs["replace"] == "zero"
+    assert abs(zero["value"].item() - expected.mean()) > 1e-3
+    with tls.ablate(model, "L0H1", tls.parts.Output("zero"), task=task):
+        assert float(tls.evaluate(model, task)) == pytest.approx(zero["value"].item(), abs=1e-5)
+    without = tls.ablation_sweep(model, part, heads=["L0H1"], task=tls.logit_difference(clean, 7, 10))
+    assert without["value"].item() == zero["value"].item()
+    assert without.attrs["replace"] == "zero"
+
+
+def test_a_pair_that_is_the_prompt_has_no_effect():
+    """To the bit, alone and in a set, so that no rounding has a p; the other prompts have the whole effect."""
+    model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
+    other[1:] = clean[1:]
+    task = tls.logit_difference(clean, 7, 10, counterfactual=other)
+    with pytest.warns(UserWarning, match="5 of 6 pairs are equal, such as that of prompt 1: .* an effect of 0 there"):
+        table = tls.ablation_sweep(model, "output", heads="L0", task=task, control="random")
+    expected = patched_by_pair(model, clean[:1], other[:1], 0, 1) - patched_by_pair(model, clean[:1], clean[:1], 0, 1)
+    assert table["delta"][1] == pytest.approx(expected.item() / 6, abs=1e-5)  # float32: 3e-7 measured, effects of 1e-2
+    same = tls.logit_difference(clean, 7, 10, counterfactual=clean)
+    with pytest.warns(UserWarning, match="6 of 6 pairs are equal"):
+        alone = tls.ablation_sweep(model, "output", heads="L0", task=same, control="random")
+    with pytest.warns(UserWarning, match="6 of 6 pairs are equal"):
+        together = tls.ablation_sweep(model, "output", heads={"two": ["L0H1", "L1H2"]}, task=same)
+    assert not alone[["delta", "delta_se", "control_delta"]].to_numpy().any()
+    assert (alone["delta_p"] == 1).all()
+    assert together["delta"].item() == 0
+
+
 def test_a_block_takes_its_pairs_as_the_reference():
     model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
     part = tls.parts.Output(replace="counterfactual", reference=other)
@@ -61,6 +102,8 @@ def test_runs_without_pairs_are_refused_in_words():
     model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
     with pytest.raises(ValueError, match="needs pairs, and this task has none"):
         tls.ablation_sweep(model, PART)
+    with pytest.raises(ValueError, match="zeros are taken from no sequence"):
+        tls.parts.Output(reference=other)
     with pytest.raises(ValueError, match="and there are none: give a Task"), tls.ablate(model, "L0H1", PART):
         pass
     with pytest.raises(ValueError, match="prompt 0 has 9 tokens and its counterfactual 8"):
@@ -75,8 +118,8 @@ def test_pairs_of_a_task_are_exchanged_split_and_watched():
         clean, [7] * 6, [10, 11] * 3, counterfactual=other, positions={"changed": 3, "END": [-1] * 6}
     )
     swapped = task.denoising()
-    assert swapped.prompts is other
-    assert swapped.counterfactual is clean
+    assert torch.equal(swapped.prompts, other)
+    assert torch.equal(swapped.counterfactual, clean)
     assert swapped.metric is task.metric
     fit, held_out = task.split(0.5, seed=1)
     whole = tls.evaluate(model, task).per_sequence

@@ -158,7 +158,8 @@ def test_patterns_are_let_go_as_they_pass(monkeypatch):
 
 
 def one_segment(*segment):
-    return torch.tensor([[0, *segment, *segment]] * 2)
+    other = [token + 9 for token in segment]
+    return torch.tensor([[0, *segment, *segment], [0, *other, *other]])
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def one_segment(*segment):
         one_segment(5),
         one_segment(5, 6, 7)[:, 1:],
         one_segment(5, 6, 7)[:, :-1],
-        torch.tensor([[0, 5, 6, 7, 5, 6, 8]] * 2),
+        torch.tensor([[0, 5, 6, 7, 5, 6, 8], [0, 5, 6, 7, 5, 6, 9]]),
     ],
     ids=["one token", "no opening token", "cut copy", "other copy"],
 )

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from edge_recomputation import grabbed, repeated
+from edge_recomputation import columns_of, grabbed, patched, read_from, removed_from_stream, repeated, run_with
+from pair_prompts import prompt_pairs
 from zoo import shared
 
 import tlspectral as tls
@@ -81,6 +82,65 @@ def test_edges_of_random_models_are_within_the_control():
     assert 0.3 < pvalues.mean() < 0.7
 
 
+def test_edges_of_a_task_of_pairs_are_cut_to_the_pair():
+    """Into queries and the logits, by the write on the prompt less that on its pair, which is patched in."""
+    model = shared("bridge", "llama")
+    view, (clean, other) = attention_view(model), prompt_pairs(4, 9, seed=3)
+    other[2] = clean[2]
+    task = tls.logit_difference(clean, 7, 10, counterfactual=other)
+    with pytest.warns(UserWarning, match="1 of 4 pairs are equal, such as that of prompt 2: .* an effect of 0"):
+        table = tls.edge_effects(model, ["L1H2.q", "logits"], senders=["L0H1"], task=task)
+    assert (table.attrs["replace"], table.attrs["measure"]) == ("counterfactual", "task")
+    write = removed_from_stream(model, [(0, 1)], "output", clean) - removed_from_stream(
+        model, [(0, 1)], "output", other
+    )
+    values = read_from(model, 1, "q", write, clean)
+    cut = {
+        "L1H2.q": patched(model, 1, "q", columns_of(view, 1, 2, "q", values), values, clean),
+        "logits": run_with(model, [("blocks.1.hook_resid_post", lambda x, hook: x - write)], clean),
+    }
+    margin = {name: (logits[:, -1, 7] - logits[:, -1, 10]).double() for name, logits in cut.items()}
+    intact = torch.as_tensor(tls.evaluate(model, tls.logit_difference(clean, 7, 10)).per_sequence)
+    for row in table.itertuples():
+        expected = float((margin[row.receiver] - intact).mean())
+        assert row.delta == pytest.approx(expected, abs=1e-5)  # float32: 1e-7 measured, effects of 1e-2
+        assert abs(expected) > 1e-3
+    mean = tls.edge_effects(model, "logits", senders=["L0H1"], task=tls.logit_difference(clean, 7, 10))
+    assert (mean.attrs["replace"], mean.attrs["measure"]) == ("mean", "task")
+    with pytest.warns(UserWarning, match="pairs are equal"):
+        asked = tls.edge_effects(model, "logits", senders=["L0H1"], task=task, replace="mean")
+    assert asked["delta"].tolist() == mean["delta"].tolist()
+    assert abs(asked["delta"].item() - table["delta"].iloc[1]) > 1e-3
+    with pytest.warns(UserWarning, match="4 of 4 pairs are equal"):
+        same = tls.edge_effects(model, "logits", task=tls.logit_difference(clean, 7, 10, counterfactual=clean))
+    assert (same["delta"] == 0).all()
+
+
+def test_one_receiver_is_measured_on_the_task_that_is_given():
+    model, (clean, _) = shared("bridge", "llama"), prompt_pairs(3, 9, seed=3)
+    given = {
+        "induction": tls.tasks.induction(repeated(attention_view(model))),
+        "own": tls.logit_difference(clean, 7, 10),
+    }
+    tables = {name: tls.edge_effects(model, "L1H2.q", senders=["L0H1"], task=task) for name, task in given.items()}
+    assert {name: table.attrs["measure"] for name, table in tables.items()} == {"induction": "ind", "own": "task"}
+    both = tls.edge_effects(model, ["L1H2.q", "L1H3.q"], senders=["L0H1"], task=given["own"])
+    assert tables["own"]["delta"].item() == pytest.approx(both["delta"][0], abs=1e-6)  # stacked copies in float32
+
+
+def test_a_screen_measures_edges_into_receivers_that_are_given():
+    model, (clean, other) = shared("bridge", "llama"), prompt_pairs(3, 9, seed=3)
+    task = tls.logit_difference(clean, 7, 10, counterfactual=other)
+    table = tls.edge_effects(model, ["L1H2.q", "logits"], task=task, screen="gradient")
+    # Unwrapped, since the type check of the tests takes no number of numpy's for an int.
+    plain = inspect.unwrap(tls.edge_effects)(model, ["L1H2.q", "logits"], task=task, control=np.int64(2))
+    assert (table.attrs["method"], table.attrs["replace"], plain.attrs["draws"]) == ("EAP-IG", "counterfactual", 2)
+    plain = plain.set_index(["sender", "receiver"])
+    found = table.set_index(["sender", "receiver"]).loc[plain.index]
+    np.testing.assert_allclose(found["delta"], plain["delta"], atol=1e-6)  # stacked copies in float32
+    assert table["estimate"].notna().all()
+
+
 def test_attention_of_a_task_is_measured_at_its_query_and_key():
     model = tls.load_model("tiny-rope")
     tokens = repeated_sequences(attention_view(model), 4, 8)
@@ -105,17 +165,29 @@ def test_attention_of_a_task_is_measured_at_its_query_and_key():
         ({"receivers": "L1H0.w"}, BadHead, "'L1H0.w' names no receiver"),
         ({"receivers": "L1H0"}, BadHead, r"'L1H0' names no receiver: .*tls.receivers\(heads, \"k\"\)"),
         ({"measure": "induction"}, ValueError, "measure must be one of"),
-        ({"replace": "median"}, ValueError, "replace must be one of 'mean', 'zero', 'resample', 'counterfactual'"),
+        (
+            {"replace": "median"},
+            ValueError,
+            "replace must be one of None, 'mean', 'zero', 'resample', 'counterfactual'",
+        ),
         (
             {"control": "shuffled"},
             ValueError,
             "control must be 'random' or a number of draws, 1 or more, not 'shuffled'",
         ),
+        ({"control": True}, ValueError, "control must be 'random' or a number of draws, 1 or more, not True"),
+        ({"control": [2]}, ValueError, r"control must be 'random' or a number of draws, 1 or more, not \[2\]"),
+        ({"method": "eap"}, ValueError, "method of screen='gradient' must be one of None, 'EAP', 'EAP-IG'; not 'eap'"),
+        ({"method": "EAP"}, ValueError, "method='EAP' is how a screen estimates effects: give screen='gradient' too"),
         ({"control": 0}, ValueError, "control must be 'random' or a number of draws, 1 or more, not 0"),
         ({"measure": "attention"}, ValueError, "needs a Task with attention="),
         ({"receivers": "L0H1.k"}, ValueError, "L0H1.k: none of the senders lies in an earlier layer"),
         ({"receivers": []}, ValueError, "no receivers were given"),
-        ({"task": tls.logit_difference(zoo.prompt(2, 15) % 32, 3, 7)}, ValueError, "measure='ind' is of repeated"),
+        (
+            {"task": tls.logit_difference(zoo.prompt(2, 15) % 32, 3, 7), "measure": "ind"},
+            ValueError,
+            "measure='ind' is of repeated",
+        ),
         ({"senders": "L7MLP"}, BadHead, "L7MLP does not exist: the model has layers 0 to 1"),
         ({"senders": "L0MLP"}, BadHead, "L0MLP does not exist: .* never fires"),
         ({"senders": "L9H0"}, BadHead, "L9H0 does not exist"),

@@ -1,6 +1,7 @@
 """`faithfulness` and `run_circuit`: planted circuits, nulls of equal size, areas, refusals."""
 
 import copy
+import inspect
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from tlspectral.errors import BadHead
 from tlspectral.hooks.circuits import circuit as room
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
+from tlspectral.models.attention import attention_view
 
 PLANTED = {"embedding", "L0H1", "L0H3", "L1H2"}
 CLEAN, OTHER = prompt_pairs(8, 9, seed=5)
@@ -178,6 +180,101 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted):
         tls.run_circuit(planted, table.head(4), asked.denoising())
 
 
+@pytest.mark.parametrize(
+    ("edges", "task", "words"),
+    [
+        (["L0H1"], None, "edges are a table of edge_effects, or a list of pairs of names, .*; found 'L0H1'"),
+        (("L0H1", "logits"), None, "found 'L0H1'"),
+        ("L0H1->logits", None, "found 'L0H1->logits'"),
+        ([("L0H1", "logits", 3)], None, r"found \('L0H1', 'logits', 3\)"),
+        (None, None, "found None"),
+        (pd.DataFrame({"sender": ["L0H1"]}), None, "the table of edges has no column receiver"),
+        ([], "induction", "induction has no counterfactual prompts: give Task"),
+        ([], "other", "task must be a tls.Task, 'induction' or 'language', not 'other'"),
+    ],
+)
+def test_what_names_no_edges_or_no_task_is_refused(planted, edges, task, words):
+    with pytest.raises(ValueError, match=words):
+        # Unwrapped, since the type check of the tests would refuse some of these first.
+        inspect.unwrap(tls.run_circuit)(planted, edges, task or task_of(planted))
+
+
+@pytest.mark.parametrize("sizes", [[-1], [2], [0], [], 0.1, ["all"], [True], [float("nan")]])
+def test_sizes_that_are_no_shares_are_refused(planted, sizes):
+    with pytest.raises(ValueError, match="sizes are a list of shares of all edges, above 0 and up to 1; found"):
+        inspect.unwrap(tls.faithfulness)(planted, pd.DataFrame(), task_of(planted), sizes=sizes)
+
+
+@pytest.mark.parametrize("null", [-1, True, 1.5, "many"])
+def test_a_null_that_is_no_number_is_refused(planted, null):
+    with pytest.raises(ValueError, match="null is how many circuits of each size are drawn, 0 or more; found"):
+        inspect.unwrap(tls.faithfulness)(planted, pd.DataFrame(), task_of(planted), null=null)
+
+
+def test_numbers_of_any_library_are_sizes_and_a_null(planted):
+    asked = task_of(planted)
+    _, table = ranked(planted, asked)
+    plain = tls.faithfulness(planted, table, asked, sizes=[0.25, 0.5], null=1)
+    # Unwrapped, since the type check of the tests takes no number of numpy's for an int.
+    given = inspect.unwrap(tls.faithfulness)(planted, table, asked, sizes=np.array([0.25, 0.5]), null=np.int64(1))
+    pd.testing.assert_frame_equal(given, plain)
+    assert given.attrs["null"] == 1
+
+
+def test_a_table_of_other_edges_than_the_circuits_is_refused_or_named(planted):
+    """Positions, other weights and several effects of an edge; a warning of another task, measure or replacement."""
+    asked = task_of(planted)
+    _, table = ranked(planted, asked)
+    table.attrs = {
+        **attention_view(planted).origin(),
+        "task": asked.label,
+        "measure": "task",
+        "replace": "counterfactual",
+    }
+    plain = tls.faithfulness(planted, table, asked, sizes=[0.1], null=0)["faithfulness"].item()
+    attrs, at_two = table.attrs, pd.concat([table, table.assign(estimate=0.0)])
+    at_two.attrs = attrs
+    for kept in (at_two.assign(position=["answer", "END"] * len(table)), table.assign(position="END")):
+        for call in (tls.run_circuit, tls.faithfulness):
+            with pytest.raises(ValueError, match=r"has effects at positions .*END.*: make the table without at="):
+                call(planted, kept, asked)
+    with pytest.raises(ValueError, match="the table of edges has several rows for sender embedding, receiver "):
+        tls.faithfulness(planted, at_two, asked)
+    twice = pd.concat([table, table])
+    assert tls.faithfulness(planted, twice, asked, sizes=[0.1], null=0)["faithfulness"].item() == plain
+    with pytest.raises(ValueError, match="no edge of the table has a value in its column estimate"):
+        tls.faithfulness(planted, table.assign(estimate=np.nan), asked)
+    for call in (tls.run_circuit, tls.faithfulness):
+        with pytest.raises(ValueError, match="the table of edges was made from other weights than the circuit's model"):
+            call(zoo.shared("bridge", "llama"), table, asked)
+    for name, value in (("measure", "ind"), ("replace", "mean"), ("task", "induction")):
+        table.attrs = {**attrs, name: value}
+        with pytest.warns(
+            UserWarning, match=f"the effects in the table of edges are of {name}='{value}', and the circuit"
+        ):
+            tls.run_circuit(planted, table.head(3), asked)
+        with pytest.warns(UserWarning, match=f"are of {name}='{value}', and the circuit is of {name}="):
+            tls.faithfulness(planted, table, asked, sizes=[0.1], null=0)
+
+
+def test_pairs_are_known_again_beside_prompts_of_another_length():
+    """Those of two tasks of which one has a longer prompt; each that is there twice counts."""
+    model, (clean, other) = zoo.shared("bridge", "llama"), prompt_pairs(4, 7, seed=5)
+    longer, its_pair = prompt_pairs(1, 9, seed=6)
+    [a, b, c, _], [x, y, z, _] = clean, other
+    fit = tls.logit_difference([a, b, longer[0]], 7, 10, counterfactual=[x, y, its_pair[0]])
+    edges = tls.edge_effects(model, "logits", senders=["L0H1"], task=fit)
+    for prompts, their_pairs, said in (
+        ([a, b, c], [x, y, z], "2 of 3 pairs are among those"),
+        ([a, a, a, c], [x, x, x, z], "3 of 4 pairs are among those"),
+    ):
+        answers = [7, 8, 9, 11][: len(prompts)]  # of equal prompts other ones, so that each is an observation
+        with pytest.warns(UserWarning, match=said):
+            tls.run_circuit(model, edges, tls.logit_difference(prompts, answers, 10, counterfactual=their_pairs))
+    again = tls.logit_difference([a, c], 7, 10, counterfactual=[y, z])
+    tls.run_circuit(model, edges, again)  # a prompt with another pair is another pair: a warning is an error
+
+
 @pytest.mark.slow
 def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, monkeypatch, tmp_path):
     monkeypatch.setattr("tlspectral.hooks.edges.effects.MEASURED", 10)
@@ -219,6 +316,7 @@ def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, monkeyp
         ({}, "all edges, and edges to a counterfactual, are of pairs"),
         ({"measure": "ind"}, "measure='ind' is of one receiver"),
         ({"replace": "zero"}, "edges are cut to the counterfactual"),
+        ({"replace": "mean"}, "edges are cut to the counterfactual: leave replace='mean' out"),
         ({"control": "random"}, "the control of a circuit is in faithfulness"),
         ({"receivers": "L1H0.q", "screen": "gradient"}, "screen='gradient' is of pairs"),
     ],

@@ -8,6 +8,9 @@ from zoo_shapes import SHAPES
 
 from tlspectral.models.checkpoints import STREAMED_MODEL_TYPES
 
+# The tables are of passes without a key/value cache.
+pytestmark = pytest.mark.filterwarnings("ignore:.*loses the key/value cache")
+
 OK = {"reproduced", "refused", "not built"}
 TABLES = sorted(TABLE.parent.glob("families-tl*.csv"))
 STREAMED_ALONE = {("opt", form) for form in ("projected embedding", "350M")}

@@ -28,7 +28,7 @@ def test_a_set_is_a_block_of_all_its_heads(part):
     assert list(table["name"]) == list(SETS)
     assert (table[["layer", "head"]] == -1).all(axis=None)
     for name, heads in SETS.items():
-        with tls.ablate(model, heads, part):
+        with tls.ablate(model, heads, part, task=asked):
             expected = tls.evaluate(model, asked)
         row = table.set_index("name").loc[name]
         assert row["value"] == pytest.approx(

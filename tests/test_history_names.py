@@ -12,7 +12,7 @@ from streamed_checkpoints import NOT_STREAMED
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.history import PYTHIA_STEPS, recording, sources, suite_checkpoints
-from tlspectral.history.sources import identity_of, source_of
+from tlspectral.history.sources import identity_of, labelled_checkpoints, source_of
 
 QUICK = {"null_draws": 4}
 WEIGHTS = {**QUICK, "detectors": False}
@@ -130,6 +130,20 @@ def test_a_path_of_any_length_is_a_label(suite, tmp_path):
     found = tls.head_history(names, folder=tmp_path / "parts", **WEIGHTS)
     assert found.steps == [str(name) for name in names]
     assert len(list((tmp_path / "parts").glob("*.parquet"))) == 2
+
+
+def test_steps_of_a_glob_and_of_a_mapping_are_taken_by_number(tmp_path):
+    names = [f"{kind}{step}" for kind in ("step-", "checkpoint_", "checkpoint-") for step in (9, 10, 100)]
+    for name in names:
+        (tmp_path / name).mkdir()
+    for kind in ("step-", "checkpoint_", "checkpoint-"):
+        found = labelled_checkpoints(sorted(tmp_path.glob(f"{kind}*")))
+        assert [label for label, _ in found] == [9, 10, 100]
+        assert [load.args[0] for _, load in found] == [str(tmp_path / f"{kind}{step}") for step in (9, 10, 100)]
+    models = {8: "tiny-rope-sym", 9: tls.load_model("tiny-rope")}
+    expected = tls.head_history(list(models.items()), **WEIGHTS)
+    pd.testing.assert_frame_equal(tls.head_history(models, **WEIGHTS).heads, expected.heads)
+    assert expected.steps == [8, 9]
 
 
 def test_models_are_labelled_by_what_they_are():

@@ -99,7 +99,9 @@ REFUSED = {
         "a training that kept no steps": (lambda: training_checkpoints(run_without_checkpoints()), "keep_steps"),
     },
     TypeError: {
-        "steps as keys": (lambda: history({0: "a"}), "found int among the checkpoints: give names, folders, models"),
+        "steps alone": (lambda: history([0]), "found int among the checkpoints: give names, folders, models"),
+        "the name of a task": (lambda: of_llama(blocks="copying"), "one tls.BlockPrompt.*; found 'copying': call"),
+        "several prompts": (lambda: of_llama(blocks=[]), "one tls.BlockPrompt.*; found list: call"),
         "a function alone": (lambda: history([lambda: None]), "found function among the checkpoints"),
     },
     FileNotFoundError: {

@@ -6,6 +6,7 @@ import zoo
 
 import tlspectral as tls
 from tlspectral.errors import BadHead
+from tlspectral.models.attention import attention_view
 
 MODELS = ("gpt2", "llama", "gemma3", "gptj", "opt")
 
@@ -90,6 +91,75 @@ def test_other_places_are_named(point, words):
     model = zoo.shared("bridge", "llama")
     found = tls.hooks.check_hook(model, [(point, lambda x, hook: 1.5 * x + 0.1)], "L0H1")
     assert found.found == ["it changes nothing that L0H1 writes", words]
+
+
+def second_hooks(view):
+    """Yield each hook point with a hook that changes it by a tenth where it is of floating point."""
+
+    def scaled(activation, hook):
+        return 1.1 * activation if torch.is_floating_point(activation) else None
+
+    for name in view.hook_points:
+        yield name, scaled
+
+
+@pytest.mark.tl4
+@pytest.mark.filterwarnings("ignore:A forward hook edited hook_scale")
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        ("bridge", "llama"),
+        *zoo.also_slow(("bridge", "gpt2"), ("bridge", "gemma3"), ("bridge", "gptj"), ("bridge", "opt")),
+        *(pytest.param("hooked", one, marks=[pytest.mark.slow, zoo.needs_hooked]) for one in ("gpt2", "qwen2")),
+    ],
+)
+def test_a_second_hook_is_seen_at_every_hook_point(backend, name):
+    model = zoo.shared(backend, name)
+    view, tokens, blind, changing = attention_view(model), zoo.prompt(1, 8), [], 0
+    head = ("blocks.0.attn.hook_z", zeroed(1, model.cfg.d_head))
+    with view.hooks_on([head]):
+        alone = view.logits(tokens)
+    for second in second_hooks(view):
+        try:
+            with view.hooks_on([head, second]):
+                both = view.logits(tokens)
+        except RuntimeError:  # the model cannot run so (a mask that is scaled)
+            continue
+        # Rounding is 0 here. The smallest change is 1.3e-5, through the epsilon of a norm whose input is scaled.
+        if (both - alone).abs().max() > 5e-6 * alone.abs().max():
+            changing += 1
+            if tls.hooks.check_hook(model, [head, second], "L0H1", prompts=tokens).exact:
+                blind.append(second[0])
+    assert changing > 20
+    assert blind == []
+
+
+def test_hooks_in_front_of_the_first_layer_are_named():
+    model = zoo.shared("bridge", "gpt2")
+    head = ("blocks.0.attn.hook_z", zeroed(1, model.cfg.d_head))
+    for name in ("hook_embed", "hook_pos_embed", "blocks.0.hook_resid_pre"):
+        found = tls.hooks.check_hook(model, [head, (name, lambda x, hook: 1.1 * x)], "L0H1")
+        assert found.found == [
+            "it removes all of what L0H1 writes",
+            "it changes what the first layer reads: the embedding, or what is added to it",
+        ]
+
+
+def test_a_change_that_no_layer_shows_is_seen_in_the_logits():
+    model = zoo.shared("bridge", "llama")
+    head = ("blocks.0.attn.hook_z", zeroed(1, model.cfg.d_head))
+    found = tls.hooks.check_hook(model, [head, ("blocks.1.ln1.hook_in", lambda x, hook: 1.1 * x)], "L0H1")
+    assert found.found == [
+        "it removes all of what L0H1 writes",
+        "it changes something else, the first time in front of blocks.1.attn.hook_z",
+    ]
+
+
+@pytest.mark.slow
+def test_zeros_in_z_are_one_head_in_16_bits():
+    model = zoo.converted(zoo.bridge("llama"), torch.bfloat16)
+    head = ("blocks.0.attn.hook_z", zeroed(1, model.cfg.d_head))
+    assert tls.hooks.check_hook(model, [head], "L0H1").exact
 
 
 def test_a_head_that_does_not_exist_is_refused():

@@ -9,8 +9,10 @@ from ablation_runs import SCORES, a_part, ablated, allowed_keys, intact, logits,
 from score_terms import scores_of_run
 from zoo import shared
 
+import tlspectral as tls
+from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks import ablate, ablation_hooks
-from tlspectral.hooks.parts import part_of
+from tlspectral.hooks.parts import Output, RopePhase, part_of
 from tlspectral.models.attention import attention_view, softcapped
 
 
@@ -134,3 +136,55 @@ def test_without_all_three_parts_attention_is_uniform(backend, name):
     for layer, head in heads:
         # Scores of size 10 cancel in float32: measured 1e-6 (of a score), 4e-7 in the pattern.
         assert float((patterns[layer, "pattern"][:, head] - uniform).abs().max()) < 2e-6
+
+
+BACKENDS = [
+    ("bridge", "llama"),
+    ("bridge", "opt"),  # delegates its attention
+    pytest.param("hooked", "llama", marks=zoo.needs_hooked),
+]
+
+
+@pytest.mark.parametrize(("backend", "name"), BACKENDS)
+@pytest.mark.parametrize(("first", "second"), [("symmetric", "symmetric"), ("output", "symmetric")])
+def test_a_second_block_on_one_head_is_refused_alike(backend, name, first, second):
+    model = shared(backend, name)
+    with (
+        ablate(model, "L0", first),
+        pytest.raises(EditNotHonored, match=rf"L0H1: an `ablate` block on L0H0, .* \({first}\) is open, and {second}"),
+        ablate(model, [(1, 0), (0, 1)], second),
+    ):
+        pass
+    assert torch.equal(logits(model), intact(backend, name))
+
+
+@pytest.mark.parametrize(("backend", "name"), BACKENDS)
+def test_positions_of_one_head_in_two_blocks_add_up(backend, name):
+    model = shared(backend, name)
+    with ablate(model, "L0H1", Output(at=3)), ablate(model, "L0H1", Output(at=5)):
+        found = logits(model)
+
+    def zeroed(z, hook):
+        z = z.clone()
+        z.reshape(*z.shape[:2], -1, model.cfg.d_head)[:, [3, 5], 1] = 0
+        return z
+
+    with model.hooks(fwd_hooks=[("blocks.0.attn.hook_z", zeroed)]):
+        torch.testing.assert_close(found, logits(model), rtol=0, atol=0)
+
+
+def test_pairs_of_one_head_in_two_blocks_add_up_where_none_is_in_both():
+    model = shared("bridge", "llama")
+    with ablate(model, "L0H1", RopePhase([0])), ablate(model, "L0H1", RopePhase([1])):
+        found = logits(model)
+    # Two sums in float32 or one, at logits of size 1.
+    torch.testing.assert_close(found, ablated(model, [(0, 1)], RopePhase([0, 1])), rtol=0, atol=5e-6)
+    with ablate(model, "L0H1", RopePhase([0])), pytest.raises(EditNotHonored), ablate(model, "L0H1", RopePhase([0, 1])):
+        pass
+
+
+def test_a_check_that_fails_in_an_open_block_names_it():
+    model = shared("bridge", "llama")
+    with ablate(model, "L0H1", "symmetric"), pytest.raises(ScoreMismatch) as raised:
+        tls.verify_scores(model)
+    assert "an `ablate` block on L0H1 (symmetric) is open: close it" in str(raised.value)

@@ -79,8 +79,9 @@ def with_edge(model, senders, part, into, tokens=None):
         (LongRange(3, sinks=1), "v"),
         (Band([0, 2]), "k"),
         (Symmetric(include_bias=True), "k"),
+        (Symmetric(static=True), "q"),
     ],
-    ids=["mean", "resample", "long_range", "band", "bias"],
+    ids=["mean", "resample", "long_range", "band", "bias", "static"],
 )
 def test_what_is_removed_is_what_ablate_removes(backend, name, part, what):
     model, _, senders, layer, head = edge(backend, name)

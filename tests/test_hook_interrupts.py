@@ -18,10 +18,9 @@ from model_state import assert_unchanged, state_of
 
 from tlspectral.errors import BadHead
 from tlspectral.hooks import ablate, ablation
-from tlspectral.hooks.probe import without_hooks
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import methods_replaced
-from tlspectral.models.attention.threads import exclusive, hooks_on
+from tlspectral.models.attention.threads import exclusive, hooks_on, without_hooks
 
 Z = "blocks.0.attn.hook_z"
 
@@ -83,7 +82,7 @@ def test_blocks_may_end_in_any_order(model, order):
     for number in order[:2]:
         blocks[number].__exit__(None, None, None)
     assert torch.equal(logits(model), alone[order[2]])
-    assert type(vars(model)["generate"]).__name__ == "_WithoutCache"
+    assert type(vars(model)["generate"]).__name__ == "WithoutCache"
     blocks[order[2]].__exit__(None, None, None)
 
 
@@ -159,7 +158,7 @@ def test_what_takes_long_at_the_entry_is_interrupted(model, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         calls.append(1)
 
-    monkeypatch.setattr(ablation, "ablation_hooks", reference_run)
+    monkeypatch.setattr(ablation._Asked, "hooks", reference_run)
     with pytest.raises(Interrupted), ablate(model, [(0, 1)], "output"):
         pass
     assert not calls

@@ -18,7 +18,7 @@ from ablation_runs import (
     recording,
     rotary_parts,
 )
-from positional_measurements import block_prompt
+from positional_measurements import cut_prompt
 from zoo import shared
 
 import tlspectral as tls
@@ -29,7 +29,7 @@ from tlspectral.models.attention import attention_view
 ROTATES = ("gptj", "nanochat")
 every_delegated = pytest.mark.parametrize("name", DELEGATED)
 HEADS = [(0, 1), (0, 2), (1, 3)]
-PARTS = one_of_each(block_prompt((3, 3, 3)))
+PARTS = one_of_each([cut_prompt(row, (3, 3, 3, 3, 12)) for row in zoo.prompt()])
 
 
 @pytest.mark.slow

@@ -3,6 +3,10 @@
 `reset_hooks` inside an ablation ends it, and the block says so. Runs that reset their own hooks do not end it.
 """
 
+import copy
+from typing import Any
+
+import joblib
 import pytest
 import torch
 import zoo
@@ -10,7 +14,7 @@ from ablation_runs import a_part, logits, some_models
 from model_state import assert_unchanged, state_of
 from zoo import shared
 
-from tlspectral.errors import EditNotHonored
+from tlspectral.errors import BadHead, EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
 
 
@@ -127,3 +131,50 @@ def test_runs_that_reset_their_own_hooks_do_not_end_it(backend, name):
         assert torch.equal(logits(model), expected)
     assert len(calls) == 3
     assert torch.equal(logits(model), plain)
+
+
+@some_models
+@pytest.mark.parametrize("part", ["output", "symmetric"])
+def test_a_copy_made_inside_a_block_says_so(backend, name, part):
+    model = getattr(zoo, backend)(name)
+    plain = logits(model)
+    with ablate(model, [(0, 1)], part):
+        packed: Any = joblib.wrap_non_picklable_objects(model, keep_wrapper=False)
+        make, arguments = packed.__reduce__()
+        copies = copy.deepcopy(model), make(*arguments)
+        for copied in copies:
+            with pytest.raises(EditNotHonored, match=r"copied inside an `ablate` block.*copy the model before"):
+                logits(copied)
+    for copied in copies:
+        with pytest.raises(EditNotHonored, match="copied inside an `ablate` block"):
+            logits(copied)
+    assert torch.equal(logits(model), plain)
+    assert torch.equal(logits(copy.deepcopy(model)), plain)
+
+
+def test_a_block_that_is_never_entered_warns():
+    model = shared("bridge", "llama")
+    with pytest.warns(UserWarning, match=r"never entered, so nothing is removed: write `with tls\.ablate") as caught:
+        ablate(model, [(0, 1)], "output")
+    assert caught[0].filename == __file__
+
+    @ablate(model, [(0, 1)], "output")
+    def ablated_logits():
+        return logits(model)
+
+    assert not torch.equal(ablated_logits(), logits(model))
+    assert torch.equal(ablated_logits(), ablated_logits())
+
+
+@pytest.mark.parametrize(
+    ("heads", "part", "into", "error"),
+    [
+        ("L99H0", "output", None, BadHead),
+        ("L0H1", "no such part", None, ValueError),
+        ("L0H1", "output", "L9H0.q", BadHead),
+        ("L1H1", "output", "L0H0.q", ValueError),
+    ],
+)
+def test_what_does_not_exist_is_refused_at_the_call(heads, part, into, error):
+    with pytest.raises(error):
+        ablate(shared("bridge", "llama"), heads, part, into=into)

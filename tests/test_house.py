@@ -320,3 +320,30 @@ def test_the_lowest_constraints_are_the_lower_bounds():
     # Gigabytes in most builds: its lower bound is the one that is not tested.
     assert lowest.pop("torch") == pinned("constraints.txt")["torch"] > bounds.pop("torch")
     assert lowest == bounds
+
+
+def test_both_files_of_constraints_differ_by_transformerlens_alone():
+    lines = [
+        {line for line in (PACKAGE.parent / name).read_text(encoding="utf-8").splitlines() if not line.startswith("#")}
+        for name in ("constraints.txt", "constraints-tl4.txt")
+    ]
+    first, second = lines[0] - lines[1], lines[1] - lines[0]
+    assert [line.split(".")[0] for line in (*first, *second)] == ["transformer-lens==3", "transformer-lens==4"]
+
+
+def test_no_transformers_is_allowed_under_which_the_cache_is_lost():
+    """The bound that the warning of a lost cache names is that of the dependencies, and what is tested is below it."""
+    from tlspectral.models.loading.checks import LOST_FROM
+
+    text = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
+    (upper,) = re.findall(r'"transformers>=[\d.]+,<([\d.]+)"', text)
+    assert Version(upper) == Version("{}.{}".format(*LOST_FROM)) > pinned("constraints.txt")["transformers"]
+
+
+def test_pages_install_what_is_tested():
+    """Every line that installs the package from a clone has a file of constraints."""
+    root = PACKAGE.parent
+    for path in (root / "README.md", *(root / "docs").glob("*.md"), *(root / "notebooks").glob("*.ipynb")):
+        for line in re.findall(r"pip install .*", path.read_text(encoding="utf-8")):
+            if re.search(r"""['"](\.\.?\[|\.\.?['"])""", line):
+                assert re.search(r"-c (\.\./)?constraints(-tl4)?\.txt", line), f"{path.name}: {line}"

@@ -96,6 +96,7 @@ def test_types(copied, backend):
     assert checks.log_probabilities(model) is None  # rounding would hide what there is to compare
 
 
+@pytest.mark.filterwarnings("ignore:.*loses the key/value cache")  # `generate` of TransformerLens 3.9, learned positions
 @zoo.needs_hooked
 def test_hooked_folds_norms_and_nothing_else(folder):
     import transformer_lens.loading_from_pretrained as tl_loading
@@ -198,6 +199,7 @@ def test_the_context_of_a_bridge_is_that_of_the_config():
     assert attention_view(model).n_ctx == model.cfg.n_ctx
 
 
+@pytest.mark.filterwarnings("ignore:.*loses the key/value cache")
 def test_the_shorter_of_two_stated_lengths_is_the_context(tmp_path):
     """MPT has positions for `max_seq_len` tokens, whatever `max_position_embeddings` its config holds beside it."""
     model = zoo.hf_model("mpt")

@@ -43,13 +43,70 @@ def test_a_file_is_converted_once_and_its_copy_follows_the_content(gguf_file):
     assert torch.equal(logits(first, zoo.prompt()), logits(second, zoo.prompt()))
     digest = first.tlspectral_source["sha256"]
     assert first.tlspectral_source == {"model": str(file), "revision": None, "file": "tiny.gguf", "sha256": digest}
-    assert [copy.name for copy in gguf.cache_folder().iterdir()] == [f"{digest[:32]}-1"]
+    assert [copy.name for copy in gguf.cache_folder().iterdir()] == [f"{digest[:32]}-2"]
     renamed = file.rename(file.with_name("renamed.gguf"))
     load_model(renamed)
     assert len(converted) == 1
     renamed.write_bytes(b"GGUF and other weights")
     load_model(renamed)
     assert len(converted) == 2
+
+
+def zeroed(folder):
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(bytes(4096))
+
+
+def cut_off(folder):
+    os.truncate(folder / "model.safetensors", 100)
+
+
+def without(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def with_another_list(folder):
+    (folder / "files.json").write_text("[1]")
+
+
+DAMAGE = {
+    "zeroed": zeroed,
+    "cut off": cut_off,
+    "without its tokenizer": without("tokenizer.json"),
+    "without a config": without("config.json"),
+    "without a list": without("files.json"),
+    "another list": with_another_list,
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_copy_is_made_again(gguf_file, what):
+    file, converted = gguf_file
+    folder, digest = gguf.converted_folder(find_source(file))
+    before = {one.name: one.read_bytes() for one in folder.iterdir()}
+    DAMAGE[what](folder)
+    assert gguf.converted_folder(find_source(file)) == (folder, digest)
+    assert len(converted) == 2
+    del before["files.json"]  # with the times of these files
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    assert [one.name for one in gguf.cache_folder().iterdir()] == [folder.name]
+    gguf.converted_folder(find_source(file))
+    assert len(converted) == 2
+
+
+def test_a_copy_of_other_times_is_read_once(gguf_file, monkeypatch):
+    file, converted = gguf_file
+    folder, _ = gguf.converted_folder(find_source(file))
+    read = []
+    monkeypatch.setattr(gguf, "_sha256", lambda one, real=gguf._sha256: read.append(one.name) or real(one))
+    gguf.converted_folder(find_source(file))
+    assert read == []
+    os.utime(folder / "model.safetensors", (1, 1))
+    for _ in range(2):
+        gguf.converted_folder(find_source(file))
+    assert read == ["model.safetensors"]
+    assert len(converted) == 1
 
 
 def test_interrupted_conversion_leaves_nothing(gguf_file, monkeypatch):

@@ -190,7 +190,7 @@ def test_tables_of_a_revision_are_of_its_weights_and_name_its_commit(branches):
         assert abs(found.sort_values("head")["score"] - expected.sort_values("head")["score"]).max() < 1e-9
     assert streamed(find_source(name, commits["step8"]), heads="L0").equals(table)
     for read in (lambda: streamed(find_source(name, "v3")), lambda: tls.load_model(name, revision="v3")):
-        with pytest.raises(ValueError, match=f"^'{name}' at revision 'v3' is not .*Revision Not Found"):
+        with pytest.raises(ValueError, match=f"^'{name}' at revision 'v3' is not .*no branch, tag or commit 'v3'.$"):
             read()
 
 
@@ -306,6 +306,13 @@ def without_files(*kept):
     return publish
 
 
+def with_an_adapter(hub, remote):
+    for file in remote.iterdir():
+        file.unlink()
+    (remote / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    hub.publish(NAME, remote)
+
+
 def leading_out(hub, remote):
     index = sharded(remote)
     with_files(index, lambda name, file: "../other.safetensors" if name == "model.norm.weight" else file)
@@ -325,8 +332,14 @@ LICENCE = "accept its licence at http.*/maker/model, and log in .*`hf auth login
         (
             lambda hub, remote: None,
             ValueError,
-            "^'maker/model' is not a folder, .*Repository Not Found .*private",
+            "^'maker/model' is not a folder, .*has no repository of this name .*private",
             [],
+        ),
+        (
+            with_an_adapter,
+            ValueError,
+            "^'maker/model' on the hub is an adapter .*snapshot_download, and give its folder",
+            ["adapter_config.json"],
         ),
         (without_files(), ValueError, r"did not give its config\.json: the repository has no such file", []),
         (without_files("config.json"), BadWeights, "maker/model has no (weights that|safetensors)", ["config.json"]),

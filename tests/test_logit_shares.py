@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from ablation_runs import ablated, block_parts, intact, logits, one_of_each, recorded, rows_are_ablated_runs
+from ablation_runs import (
+    ROUTES,
+    ablated,
+    block_parts,
+    intact,
+    logits,
+    one_of_each,
+    recorded,
+    rows_are_ablated_runs,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from positional_measurements import EQUAL_BLOCKS, PLACES, block_prompt, components, cut_prompt, hidden, tables_of, tiny
@@ -81,16 +90,86 @@ def test_a_part_that_is_zero_keeps_the_scores_to_the_bit():
     assert torch.equal(ablated(model, [], Content(PROMPT)), intact("bridge", "llama"))
 
 
-def test_blocks_of_other_runs_and_longer_ones():
-    """Only places count, and generated tokens are queries behind the blocks."""
+def test_longer_runs_and_other_suffixes_of_the_prompt():
+    """Generated tokens are queries behind the blocks, and a suffix is no block."""
     model = shared("bridge", "llama")
-    other = torch.cat([PROMPT.tokens().flip(0), torch.tensor([5, 6])])[None]
-    plain = recorded(model, ("scores",), other, [1])[1, "scores"]
+    longer = torch.cat([PROMPT.tokens()[:15], torch.tensor([7, 5, 6, 9, 4])])[None]
+    plain = recorded(model, ("scores",), longer, [1])[1, "scores"]
     with tls.ablate(model, [(1, 2)], Content(PROMPT)):
-        longer = recorded(model, ("scores",), other, [1])[1, "scores"]
-        assert (longer != plain).any(-1)[0, 2].nonzero().flatten().tolist() == [15, 16, 17, 18, 19]
+        edited = recorded(model, ("scores",), longer, [1])[1, "scores"]
+        assert (edited != plain).any(-1)[0, 2].nonzero().flatten().tolist() == [15, 16, 17, 18, 19]
         with pytest.raises(ValueError, match="the blocks end at token 15, and this run has 15"):
-            logits(model, other[:, :15])
+            logits(model, longer[:, :15])
+
+
+START = (
+    "row 0 has token 2 at position 0, where .* has {first} .the prompt begins 1 token later.: .* start token in front"
+)
+OTHERS = {  # which rows are wrong, and what is said
+    "a start token": (lambda own: torch.cat([torch.full_like(own[:, :1], 2), own], 1), START),
+    "another block": (lambda own: own.index_fill(1, torch.tensor([7]), 2), "row 0 has token 2 at position 7"),
+    "one row": (lambda own: torch.cat([own, own.flip(1)]), "row 2 has token .* at position 0"),
+    "padding in front": (
+        lambda own: torch.cat([torch.full((2, 2), 2), own], 1),
+        "the prompt begins 2 tokens later.* pad at the end",
+    ),
+    "swapped blocks": (lambda own: PROMPT.swapped(0, 1).tokens()[None], "at position 3"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+@pytest.mark.parametrize(("backend", "name"), ROUTES[:3])  # the window of GPT-Neo hides blocks
+def test_a_run_of_other_tokens_is_refused(case, backend, name):
+    model, own = shared(backend, name), PROMPT.tokens().expand(2, -1)
+    tokens, said = OTHERS[case][0](own), OTHERS[case][1].format(first=int(own[0, 0]))
+    if backend == "hooked":  # which shows embeddings alone
+        said = said.replace("token 2", "another token").replace("token .* at", "another token at")
+    with tls.ablate(model, [(1, 2)], Content(PROMPT)):
+        with pytest.raises(ValueError, match=said):
+            logits(model, tokens)
+        logits(model, own)
+    hooks = tls.ablation_hooks(model, [(0, 1)], Interaction(PROMPT), into="L1H0.q")
+    with pytest.raises(ValueError, match=said), torch.no_grad():
+        model.run_with_hooks(tokens, fwd_hooks=hooks)
+    # The last token differs, so that each prompt is an observation.
+    tokens = torch.cat([tokens, torch.arange(3, 3 + len(tokens))[:, None]], 1)
+    task = tls.Task(tokens, lambda scores, tokens, mask: scores[:, -1, 7], predict=-1)
+    said = said.replace("row", "prompt", 1).replace("another token", "token .*")
+    with pytest.raises(ValueError, match=said):
+        tls.ablation_sweep(model, Content(PROMPT), heads="L1H2", task=task)
+
+
+def test_a_batch_padded_behind_and_positions_are_those_of_the_prompt():
+    model, own = shared("bridge", "llama"), PROMPT.tokens()
+    alone = ablated(model, [(1, 2)], Content(PROMPT), own[None])
+    mask = torch.ones(2, 20, dtype=torch.long)
+    mask[0, 18:] = 0
+    wide = torch.cat([own.expand(2, -1), torch.tensor([[2, 2], [5, 6]])], 1)
+    with tls.ablate(model, [(1, 2)], Content(PROMPT)), torch.no_grad():
+        # Measured 1e-6: the logits are of size 10.
+        torch.testing.assert_close(model(wide, attention_mask=mask)[:1, :18], alone, rtol=0, atol=2e-5)
+    with tls.ablate(model, [(1, 2)], Content(PROMPT, at=17)), pytest.raises(ValueError, match="1 token later"):
+        logits(model, torch.cat([torch.tensor([2]), own])[None])
+
+
+def test_a_run_that_begins_behind_the_embedding_is_refused():
+    model, own = shared("bridge", "llama"), PROMPT.tokens()[None]
+    embeddings = model.W_E[own].detach()
+    with tls.ablate(model, [(1, 2)], Content(PROMPT)), torch.no_grad():
+        logits(model, own)
+        with pytest.raises(ValueError, match=r"content: this run shows no tokens .* run token ids"):
+            model.original_model(inputs_embeds=embeddings)
+
+
+def test_one_part_of_several_prompts():
+    model, other = shared("bridge", "llama"), PROMPT.swapped(0, 2)
+    both = torch.stack([PROMPT.tokens(), other.tokens()])
+    found = ablated(model, [(1, 2)], Content([PROMPT, other]), both)
+    for row, prompt in enumerate((PROMPT, other)):
+        alone = ablated(model, [(1, 2)], Content(prompt), both[row : row + 1])
+        torch.testing.assert_close(found[row : row + 1], alone, rtol=0, atol=2e-5)  # as above
+    with pytest.raises(ValueError, match=r"prompt 1 begin at \[2, .* prompt 0 at \[3, .*: give each its own part"):
+        tls.ablation_hooks(model, [(1, 2)], Content([PROMPT, cut_prompt(PROMPT.tokens(), [2, 3, 3, 3, 3, 4])]))
 
 
 def test_padding_in_front_is_refused():
@@ -109,7 +188,8 @@ def test_padding_in_front_is_refused():
     ("part", "message"),
     [
         (Interaction(block_prompt((3, 4, 3))), "blocks of 3 to 4 tokens"),
-        (Content(PROMPT.tokens()), "blocks are those of a BlockPrompt, the keys; found Tensor"),
+        (Content(PROMPT.tokens()), "blocks are those of a BlockPrompt, the keys, or of a list of them; found Tensor"),
+        (Content([]), "found none"),
     ],
 )
 def test_prompts_without_equal_blocks_are_refused(part, message):
@@ -136,9 +216,9 @@ def test_an_edge_loses_the_part_only_in_what_its_receiver_reads():
 
 
 def blocks_task(model, n=6):
+    """Prompts with the same prefix and blocks, and other suffixes."""
     prompts = torch.stack([PROMPT.tokens() % attention_view(model).d_vocab for _ in range(n)])
-    rng = torch.Generator().manual_seed(0)
-    prompts = torch.stack([row[torch.randperm(len(row), generator=rng)] for row in prompts])
+    prompts[:, 15:] = torch.randint(3, 30, (n, 3), generator=torch.Generator().manual_seed(0))
 
     def metric(scores, tokens, mask):
         return scores[:, -1].log_softmax(-1)[:, 7]

@@ -92,7 +92,8 @@ def test_the_packaged_book_is_english_and_whole():
     assert text.startswith("CHAPTER I\n")
     assert text.count("CHAPTER") == 12
     assert "curiouser and curiouser" in text.lower()
-    found = language_loss(words(), n_sequences=3, sequence_length=16)
+    with pytest.warns(UserWarning, match="of 3 prompts 1 are distinct"):  # these words know none of the book's
+        found = language_loss(words(), n_sequences=3, sequence_length=16)
     assert len(found.per_sequence) == 3
 
 

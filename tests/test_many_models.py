@@ -143,8 +143,9 @@ def test_a_model_whose_files_changed_is_not_passed_off_as_the_old_one(models, tm
 def test_what_no_model_can_have_is_refused_before_a_folder_is_made(models, tmp_path):
     with pytest.raises(ValueError, match="at least two draws"):
         analyze(models, tmp_path / "new", null_draws=1)
-    with pytest.raises(ValueError, match="is a file, and several models make a dataset"):
-        analyze(models, tmp_path / "heads.parquet")
+    for name in ("heads.parquet", "heads.csv", "heads.CSV"):
+        with pytest.raises(ValueError, match="is a file, and several models make a dataset"):
+            analyze(models, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,66 @@ def with_tokenizer(**ids):
     for name, value in ids.items():
         setattr(model.tokenizer, name, value)
     return model
+
+
+# --- rotary frequencies that depend on the longest prompt of a run ---
+
+
+def lengths(*given):
+    """Prompts of these lengths."""
+    return [zoo.prompt(1, length, seed)[0] for seed, length in enumerate(given)]
+
+
+def last_token(prompts):
+    return tls.Task(prompts, lambda scores, tokens, mask: scores[:, -1].log_softmax(-1)[:, 7], predict=-1)
+
+
+@pytest.mark.parametrize("given", [(20, 24), (45, 50)])
+def test_prompts_on_one_side_of_a_switch_score_as_they_do_alone(given):
+    model, prompts = shared("bridge", "phi3_longrope"), lengths(*given)
+    found = tls.evaluate(model, last_token(prompts)).per_sequence
+    alone = [float(tls.evaluate(model, last_token([prompt]))) for prompt in prompts]
+    # Measured 1e-6. Frequencies of the other side move these scores by .1.
+    np.testing.assert_allclose(found, alone, atol=1e-5)
+
+
+LENGTHS = {
+    "evaluate": lambda model, prompts: tls.evaluate(model, last_token(prompts)),
+    "pairs": lambda model, prompts: tls.ablation_sweep(
+        model, "output", task=replace(last_token(prompts), counterfactual=prompts)
+    ),
+    "edges": lambda model, prompts: tls.edge_effects(model, ["L1H0.q"], task=last_token(prompts), measure="task"),
+    "detectors": lambda model, prompts: tls.detect_heads(model, prompts=prompts),
+    "scores": lambda model, prompts: tls.verify_scores(model, prompts),
+    "loss": lambda model, prompts: language_loss(
+        model, **dict(zip(("prompts", "attention_mask"), padded([one[None] for one in prompts]), strict=True))
+    ),
+    "reference": lambda model, prompts: tls.ablation_hooks(model, "L0H1", tls.parts.Output("mean", prompts)),
+}
+SWITCH = (
+    r"prompt 1 has 24 tokens and prompt 2 has 50: rotary .* are others past 32 tokens .*; give prompts of one length"
+)
+
+
+@pytest.mark.parametrize("function", LENGTHS)
+def test_prompts_on_both_sides_of_a_switch_are_refused(function):
+    with pytest.raises(ValueError, match=SWITCH):
+        LENGTHS[function](shared("bridge", "phi3_longrope"), lengths(40, 24, 50))
+
+
+def test_dynamic_frequencies_are_others_at_every_length_and_those_of_qwen_1_at_each_doubling():
+    model = zoo.bridge("dynamic")
+    model.original_model.config.max_position_embeddings = 64  # as a user does who wants a longer context
+    with pytest.raises(ValueError, match=r"prompt 0 has 45 tokens and prompt 1 has 50: .* others past 49 tokens"):
+        tls.evaluate(model, last_token(lengths(45, 50)))
+    tls.evaluate(model, last_token(lengths(30, 32)))
+    if zoo.HAS_HOOKED:
+        model = zoo.hooked("llama")
+        model.cfg.use_dynamic_ntk_rope, model.cfg.train_seq_length = True, 8
+        attention, view = model.blocks[0].attn, attention_view(model)
+        for length in range(2, 70):
+            last = [n for n in range(1, length) if attention._ntk_alpha(n, 8) != attention._ntk_alpha(length, 8)]
+            assert view.frequency_switch(length) == max(last, default=None)
 
 
 # --- with a mask ---

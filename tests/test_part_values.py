@@ -4,6 +4,7 @@ import inspect
 import json
 import pickle
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,7 @@ from tlspectral.tables import open_parts, read_table, write_table
 
 EVERY = one_of_each(EQUAL_BLOCKS)
 REFERENCE = zoo.prompt(batch=5, seed=3)
+OWN = EQUAL_BLOCKS.tokens().expand(2, -1)  # a part in blocks is settled for the prompts of its run
 
 
 def view():
@@ -69,8 +71,7 @@ def test_a_part_is_frozen_and_is_itself(name):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_settled_part_travels_to_worker_processes(name):
-    # Blocks are at the same places in these prompts.
-    part = EVERY[name].fixed(view(), packed_prompts(view(), REFERENCE))
+    part = EVERY[name].fixed(view(), packed_prompts(view(), OWN))
     assert pickle.loads(pickle.dumps(part)).settings == part.settings
 
 
@@ -92,7 +93,7 @@ SETTINGS = [
 @pytest.mark.parametrize(("part", "settings"), SETTINGS, ids=str)
 def test_settings_are_what_is_not_the_default(part, settings):
     assert part.settings == settings
-    assert part.fixed(view(), packed_prompts(view(), REFERENCE)).settings == settings
+    assert part.fixed(view(), packed_prompts(view(), OWN)).settings == settings
 
 
 PAIRS = [range(2), [0, 1], (0, 1), np.arange(2), [np.int64(0), np.int64(1)], torch.arange(2), iter(range(2))]
@@ -138,7 +139,7 @@ def test_the_sequences_of_a_settled_output_are_drawn_by_its_own_seed():
 
 
 def test_settled_blocks_are_places():
-    part = Content(EQUAL_BLOCKS).fixed(view(), None)
+    part = Content(EQUAL_BLOCKS).fixed(view(), packed_prompts(view(), OWN))
     assert part.prompt == PLACES
     assert part.settings == Content(PLACES).settings
 
@@ -157,7 +158,7 @@ def test_a_part_that_removes_nothing_of_a_layer_is_not_bound_there():
 # --- refusals ---
 
 REFUSED = [
-    (lambda: Output("median"), "replace must be 'zero', 'mean', 'resample' or 'counterfactual', not 'median'"),
+    (lambda: Output("median"), "replace must be None, 'zero', 'mean', 'resample' or 'counterfactual', not 'median'"),
     (lambda: Output(reference=REFERENCE), "reference goes with replace"),
     (lambda: Band(None), "Band needs frequencies"),
     (lambda: LongRange(0), "window is a whole number of keys from 1"),
@@ -187,6 +188,19 @@ def test_parts_without_settings_go_by_name_and_by_symbol():
         part = part_of(name)
         assert type(part) is kind
         assert part.settings == {}
+        assert part.name == kind.name
+
+
+@pytest.mark.parametrize("kind", [Symmetric, Antisymmetric])
+def test_a_static_part_has_a_name_of_its_own(kind):
+    name = f"{kind.name}_static"
+    for part in (kind(static=True), part_of(name), pickle.loads(pickle.dumps(replace(kind(static=True), at=3)))):
+        assert type(part) is kind
+        assert part.static
+        assert part.name == name
+        assert part.settings == {}
+    assert kind().name == kind(include_bias=True).name == kind.name
+    assert kind(True, True).settings == {"include_bias": True}
 
 
 @pytest.mark.parametrize(
@@ -200,6 +214,11 @@ def test_parts_without_settings_go_by_name_and_by_symbol():
         ("interaction", r"give tls.parts.Interaction\(prompt\)"),
         ("symetric", "part must be one of 'symmetric', .*; not 'symetric'; did you mean 'symmetric'"),
         ("rope-phase", "did you mean 'rope_phase'"),
+        ("M_a", "did you mean 'M_A'"),
+        ("m_s", "did you mean 'M_S'"),
+        ("im(m_t)", r"did you mean 'Im\(M_t\)'"),
+        ("OUTPUT", "did you mean 'output'"),
+        ("Symmetric_Static", "did you mean 'symmetric_static'"),
         (None, "part must be one of .*; not None"),
         (3, "not 3"),
         (Symmetric, "part must be one of"),

@@ -160,6 +160,11 @@ REFUSED = {
     "a negative answer": (lambda: task_answers(shared("bridge", "llama"), NegativeAnswer()), "0 to 96; found -1"),
     # Files of prompts.
     "no lines": (lambda: read_file(""), r"prompts\.jsonl has no lines"),
+    "another key": (lambda: read_lines({"prefx": "a"}), "line 1: found the key 'prefx'; did you mean 'prefix'.; exp"),
+    "a misspelt key": (
+        lambda: read_lines({"choises": ["a"]}),
+        "line 1: found the key 'choises'; did you mean 'choices'",
+    ),
     "no JSON": (lambda: read_file("nothing"), "line 1: found no JSON"),
     "too deep": (lambda: read_file("[" * 10**5), "line 1: found no JSON"),
     "a list": (lambda: read_file(f"{json.dumps(LINE)}\n[1]"), "line 2: found a list"),

@@ -1,6 +1,9 @@
 """`at=`: parts and edges that act at one position of each prompt, in blocks, sweeps, the screen and edges."""
 
+import inspect
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import zoo
@@ -72,7 +75,7 @@ def test_a_block_a_part_and_a_row_are_one_number():
     sets = tls.ablation_sweep(model, "antisymmetric", task=task, heads={"one": ["L1H2"]}, at=["END", "changed"])
     assert sets["value"].iloc[0] == pytest.approx(float(block), abs=2e-6)
     assert sets["position"].tolist() == ["END", "changed"]
-    assert repr(part) == "Antisymmetric(include_bias=False, at='END')"
+    assert repr(part) == "Antisymmetric(include_bias=False, static=False, at='END')"
 
 
 @pytest.mark.slow
@@ -106,6 +109,45 @@ def test_estimates_of_edges_by_position_sum_to_those_of_all():
     assert parts["estimate"].abs().max() > 1e-2
 
 
+EACH = [1, 2, 3, 4, 3, 2]
+FORMS = [
+    (-1, ["-1"]),
+    ("END", ["END"]),
+    (np.int64(-2), ["-2"]),
+    (torch.tensor(-2), ["-2"]),
+    ([np.int64(1), 2, 1], ["1", "2"]),
+    (["4", 2], ["4", "2"]),
+    ([torch.tensor(EACH), np.array(EACH) - 1], ["given 1", "given 2"]),
+    ([pd.Series(EACH, index=[5, 4, 3, 2, 1, 0]), "END"], ["given", "END"]),
+]
+
+
+@pytest.mark.parametrize(("at", "called"), FORMS, ids=lambda one: str(one)[:20].replace("\n", " "))
+def test_positions_in_any_form_are_rows_of_their_own(at, called):
+    """Each row is the one that its position gives as a list for all prompts; what is called alike is refused."""
+    model, task = zoo.shared("bridge", "llama"), pairs(**{"4": 3})
+    places = {"-1": [-1] * 6, "END": [-1] * 6, "-2": [-2] * 6, "1": [1] * 6, "2": [2] * 6, "4": [3] * 6}
+    places |= {"given": EACH, "given 1": EACH, "given 2": [one - 1 for one in EACH]}
+    tables = {
+        "heads": tls.ablation_sweep(model, "output", task=task, heads=["L0H1"], at=at),
+        "edges": tls.edge_effects(model, "logits", task=task, senders=["L0H1"], at=at),
+    }
+    for kind, table in tables.items():
+        assert table["position"].tolist() == called
+        assert [str(one) for one in table.attrs["at"]] == called
+        for row in table.itertuples():
+            plain = [places[row.position]]
+            if kind == "heads":
+                alone = tls.ablation_sweep(model, "output", task=task, heads=["L0H1"], at=plain)
+            else:
+                alone = tls.edge_effects(model, "logits", task=task, senders=["L0H1"], at=plain)
+            assert row.delta == pytest.approx(alone["delta"].item(), abs=1e-6)  # stacked copies in float32
+    table = tables["edges"]
+    assert table.attrs["positions"] == [
+        [place % length for place, length in zip(places[name], LENGTHS, strict=True)] for name in called
+    ]
+
+
 def test_a_resampled_write_is_that_of_another_sequence():
     """Into the logits at the end: the run with the last stream changed by the difference of two writes."""
     model = zoo.shared("bridge", "llama")
@@ -132,6 +174,15 @@ def test_a_resampled_write_is_that_of_another_sequence():
         (lambda model: tls.ablation_sweep(model, "output", at=["S2"]), "at='S2' is no position .* which names none"),
         (lambda model: tls.ablation_sweep(model, PAIRED, task=pairs(), at=[8]), "sequence 1|prompt 1|position 8"),
         (lambda model: tls.ablation_sweep(model, PAIRED, task=pairs(), at=[]), "give some"),
+        (lambda model: tls.edge_effects(model, "logits", task=pairs(), at=[]), "give some"),
+        (
+            lambda model: tls.edge_effects(model, "logits", task=pairs(**{"4": 3}), at=["4", 4]),
+            "two positions that the table would call '4'",
+        ),
+        (
+            lambda model: tls.ablation_sweep(model, "output", task=pairs(**{"4": 3}), at=["4", 4]),
+            "two positions that the table would call '4'",
+        ),
         (
             lambda model: tls.ablation_sweep(model, tls.parts.Output(at=1), task=pairs(), at=["END"]),
             "a part without at",
@@ -144,6 +195,17 @@ def test_a_resampled_write_is_that_of_another_sequence():
 def test_positions_that_are_not_there_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call(zoo.shared("bridge", "llama"))
+
+
+@pytest.mark.parametrize("at", [2.5, True, [None], [["END"]]])
+def test_what_is_no_position_is_refused(at):
+    model = zoo.shared("bridge", "llama")
+    for measured in (
+        lambda: inspect.unwrap(tls.ablation_sweep)(model, "output", task=pairs(), at=at),
+        lambda: inspect.unwrap(tls.edge_effects)(model, "logits", task=pairs(), at=at),
+    ):
+        with pytest.raises(TypeError, match="whole number"):
+            measured()
 
 
 def test_a_block_is_for_the_prompts_that_it_was_given():

@@ -32,7 +32,10 @@ from tlspectral.tasks import induction
 
 HEADS = ["L0H1", "L1H2"]
 MARKS = Marks()
+IN_BLOCKS = zoo.prompt(1, 15, 1).repeat(2, 1)  # those of `block_prompt` of 15 tokens, with two last tokens
+IN_BLOCKS[1, -1] = 5
 BLOCKS = BlockPrompt(torch.arange(1, 3), torch.arange(3, 12).split(3), torch.arange(12, 14))
+TWO = [[1, 2, 3, 1], [4, 5, 4, 9]]
 FEW_DRAWS = {"null_draws": 3, "detectors": False}
 
 
@@ -224,7 +227,7 @@ ROWS = {
     "sweep of blocks": Row(
         swept,
         2,
-        options={"part": Content(block_prompt((3, 3, 3))), "task": tls.tasks.language(zoo.prompt(2, 15))},
+        options={"part": Content(block_prompt((3, 3, 3))), "task": tls.tasks.language(IN_BLOCKS)},
         foreign=[
             (other("block_starts"), {"part": Content(block_prompt((3, 3, 3), prefix=2, suffix=4))}),
             (other("block_starts, block_width"), {"part": Content(block_prompt((4, 4, 4), prefix=1, suffix=2))}),
@@ -297,10 +300,17 @@ ROWS = {
     "history": Row(
         history,
         2,
-        options={"pairs": [((0, 1), (1, 2))], "task": margin([[1, 2, 3, 1], [4, 5, 4, 9]]), "blocks": BLOCKS},
+        options={"pairs": [((0, 1), (1, 2))], "task": margin(TWO), "blocks": BLOCKS},
         foreign=[
-            *each(null_draws=4, null_dtype="float64", seed=1, detectors=True, pairs=[], task=None, blocks=None),
-            *each(task=margin([[1, 2, 3, 1], [4, 5, 6, 9]]), blocks=BLOCKS.swapped(0, 1)),
+            *each(null_draws=4, null_dtype="float64", seed=1, detectors=True, pairs=[], blocks=None),
+            (other("metric, predict, prompts, task"), {"task": None}),
+            *each(blocks=BLOCKS.swapped(0, 1)),
+            (other("prompts"), {"task": margin([[1, 2, 3, 1], [4, 5, 6, 9]])}),
+            (other("metric"), {"task": margin(TWO, (5, 2))}),
+            (other("attention"), {"task": replace(margin(TWO), attention=[3, 1])}),
+            (other("predict"), {"task": replace(margin(TWO), predict=[3])}),
+            (other("positions"), {"task": replace(margin(TWO), positions={"S": 1})}),
+            (other("counterfactual"), {"task": replace(margin(TWO), counterfactual=TWO[::-1])}),
             ("holds 'one' of another model", {"checkpoints": [("one", "tiny-rope")]}),
         ],
         served=[(1, {"checkpoints": [("three", "tiny-rope"), ("one", "tiny-rope-sym")]})],
@@ -421,6 +431,18 @@ def test_other_hooks_on_the_model_are_refused(name, model):
     first_layer = tls.ablate(shared("bridge", model), [(0, head) for head in range(4)], "output")
     with first_layer, pytest.raises(IncompatibleCheckpoint, match="hooks on the model"):
         ROWS[name](folder)
+
+
+@pytest.mark.slow
+def test_other_hooks_on_a_model_of_a_history_are_refused(tmp_path):
+    model = zoo.bridge("llama")
+    history(tmp_path, [("one", model)])
+    history(tmp_path, [("one", model)])
+    model.add_hook("blocks.0.attn.hook_z", lambda z, hook: 0.5 * z)
+    with pytest.raises(
+        IncompatibleCheckpoint, match=r"holds 'one' with other hooks on the model \(none there, .*hook_z"
+    ):
+        history(tmp_path, [("one", model)])
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,8 @@ def test_the_scores_are_those_without_a_null_and_every_score_has_a_p():
 
 def test_a_score_without_a_compared_sequence_has_no_p_and_one_that_cannot_vary_has_one():
     model = shared("bridge", "gpt2")
-    rows = [torch.arange(3, 13)] * 16 + [torch.tensor([5, 6, 5, 6])] * 2
+    rows = [torch.arange(3, 13) + first for first in range(16)]
+    rows += [torch.tensor([first, 6, first, 6]) for first in (4, 5)]
     every_key = lambda row: torch.ones(len(row), len(row)).tril()  # noqa: E731
     table = tls.detect_heads(model, prompts=rows, pattern=every_key, null_draws=9)
     assert table["dup"].notna().all()

@@ -98,6 +98,11 @@ def test_a_shard_that_does_not_exist_is_refused(index, count):
         pytest.fail("the block runs")
 
 
+def test_a_shard_that_is_never_entered_warns():
+    with pytest.warns(UserWarning, match=r"never entered, so this job makes all parts: write `with tls\.tables\.shard"):
+        shard(1, 2)
+
+
 def test_what_cannot_be_shared_is_refused(work):
     with shard(1, 2), pytest.raises(ValueError, match="needs a folder that the other shards see"):
         finished(work.parts())

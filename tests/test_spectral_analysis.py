@@ -160,11 +160,15 @@ def test_ablated_scores_are_the_parts_of_what_acts(backend, name):
     whole, backwards = scores(), scores(theta=-geometry.theta)
     content, phase = (whole + backwards) / 2, (whole - backwards) / 2  # even and odd in the offset
     mirrored = content.swapaxes(-1, -2)
+    at_0 = scores(theta=0 * geometry.theta)  # nothing turns: gain, phase and YaRN's factor are left
+    static = at_0.swapaxes(-1, -2)
     expected = {
         "rope_phase": content,
         "rotary_band": scores(gain=geometry.gain * (torch.arange(geometry.n_pairs) > 0)),
         "antisymmetric": (content + mirrored) / 2 + phase,
         "symmetric": (content - mirrored) / 2 + phase,
+        "antisymmetric_static": whole - (at_0 - static) / 2,
+        "symmetric_static": whole - (at_0 + static) / 2,
     }
     seen = np.tril(np.ones(mirrored.shape[-2:], dtype=bool))
     for part, wanted in expected.items():

@@ -9,6 +9,9 @@ from zoo import prompt
 
 import tlspectral as tls
 
+# The tables are of passes without a key/value cache.
+pytestmark = pytest.mark.filterwarnings("ignore:.*loses the key/value cache")
+
 TABLES = sorted(TABLE.parent.glob("spectral-families-tl*.csv"))
 OK = {"trains", "refused"}
 # A forward pass that TransformerLens sets on linear layers; a query that the bridge does not use; positions that the

@@ -43,7 +43,11 @@ def test_what_was_saved_comes_back(path, chosen):
             assert getattr(loaded.spectral[index], name) == getattr(module, name)
     with safe_open(path, framework="pt") as file:
         record = json.loads(file.metadata()["spectral"])
-    assert set(load(path.read_bytes())) == {*own, *(f"{index}.theta" for index in spectral.spectral)}
+    about = ("theta", "query_mask", "shared_phase", "tied")
+    beside = {f"{index}.{name}" for index in spectral.spectral for name in about}
+    held = set(spectral.spectral.state_dict())
+    assert {*own, *beside} <= held
+    assert set(load(path.read_bytes())) == {*held, "base"}
     assert record["n_kv_heads"] == dict.fromkeys(spectral.spectral, 2)
     assert record["frequencies"] == OPTIONS[chosen].get("frequencies")
 

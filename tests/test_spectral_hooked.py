@@ -83,7 +83,8 @@ def test_it_trains_from_scratch():
     assert attention_view(spectral).backend == "hooked"
     own = {f"spectral.{index}.{part}" for index in range(2) for part in ("log_omega_shift", "phase", "gain")}
     assert own == {name for name, _ in spectral.named_parameters() if name.startswith("spectral.")}
-    assert own == {name for name in spectral.state_dict() if name.startswith("spectral.")}
+    compared = {f"spectral.{at}.{part}" for at in range(2) for part in ("theta", "query_mask", "shared_phase", "tied")}
+    assert own | compared == {name for name in spectral.state_dict() if name.startswith("spectral.")}
     assert len(list(spectral.spectral_parameters())) == 6
     optimizer = torch.optim.AdamW(spectral.parameters(), lr=1e-2)
     start, tokens, losses = copy.deepcopy(spectral.state_dict()), zoo.prompt(), []

@@ -4,6 +4,7 @@ What is refused is in test_spectral_refusals.py.
 """
 
 import copy
+import functools
 import io
 import pickle
 
@@ -43,7 +44,8 @@ def test_names_state_dicts_files_and_copies(backend, name):
     model, spectral = base(backend, name), moved(backend, name)
     own = [f"spectral.{index}.{part}" for index in range(2) for part in ("log_omega_shift", "phase", "gain")]
     assert sorted(dict(spectral.named_parameters())) == sorted([*dict(model.named_parameters()), *own])
-    assert sorted(spectral.state_dict()) == sorted([*model.state_dict(), *own])
+    compared = [f"spectral.{at}.{part}" for at in range(2) for part in ("theta", "query_mask", "shared_phase", "tied")]
+    assert sorted(spectral.state_dict()) == sorted([*model.state_dict(), *own, *compared])
     assert [id(p) for p in spectral.spectral_parameters()] == [
         id(p) for key, p in spectral.named_parameters() if key.startswith("spectral.")
     ]
@@ -58,8 +60,50 @@ def test_names_state_dicts_files_and_copies(backend, name):
     with pytest.raises(RuntimeError, match=r"0\.log_omega_shift"):
         other.load_state_dict(kept)
     assert_on_its_own(copy.deepcopy(spectral), spectral)
-    if backend == "hooked":  # TransformerLens' bridges cannot be pickled
+    assert copy.copy(spectral).spectral is spectral.spectral
+    if backend == "hooked":
         assert_on_its_own(pickle.loads(pickle.dumps(spectral)), spectral)
+        return
+    for dump in (pickle.dumps, lambda it: torch.save(it, io.BytesIO())):
+        with pytest.raises(TypeError, match=r"a spectral bridge cannot be pickled.*save_spectral"):
+            dump(spectral)
+    with pytest.raises(TypeError, match="has no save_pretrained: keep its parameters by save_spectral"):
+        spectral.save_pretrained("nowhere")
+
+
+# Another choice of heads, pairs or scope, and what is said of it. Each moves logits by .02 and more if it is let pass.
+OTHERS = {
+    "heads": ({"heads": [(0, 0), (0, 1), (1, 2), (1, 3)]}, r"0\..*query_mask: other heads= or frequencies="),
+    "pairs": ({"frequencies": [0, 2]}, r"0\..*query_mask: other heads= or frequencies="),
+    "phase": ({"scope": "layer", "shared_phase": True}, r"0\..*shared_phase: another shared_phase="),
+    "scope": ({"scope": "model"}, r"0\..*tied: another scope="),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_state_dict_of_other_choices_is_refused(what):
+    options, said = OTHERS[what]
+    scope = {"scope": "layer"} if "scope" in options else {}
+    for made in (functools.partial(base, "bridge", "llama"), functools.partial(zoo.hf_model, "llama")):
+        spectral = move(to_spectral(made(), **options))
+        again = to_spectral(made(), **options)
+        again.load_state_dict(spectral.state_dict())
+        assert torch.equal(logits(again), logits(spectral))
+        for strict in (True, False):
+            with pytest.raises(RuntimeError, match=said):
+                to_spectral(made(), **scope).load_state_dict(spectral.state_dict(), strict=strict)
+
+
+def test_a_state_dict_of_other_inverse_frequencies_is_refused():
+    spectral, other = to_spectral(base("bridge", "llama")), to_spectral(base("bridge", "llama3"))
+    with pytest.raises(RuntimeError, match=r"0\.theta: other inverse frequencies"):
+        other.spectral.load_state_dict(spectral.spectral.state_dict())
+    start = {index: module.theta.clone() for index, module in spectral.spectral.items()}
+    rounded = {
+        key: value.bfloat16() if "theta" in key else value for key, value in spectral.spectral.state_dict().items()
+    }
+    spectral.spectral.load_state_dict(rounded)  # of a model that was bfloat16: its own frequencies stay
+    assert all(torch.equal(module.theta, start[index]) for index, module in spectral.spectral.items())
 
 
 @pytest.mark.slow

@@ -174,7 +174,7 @@ def test_every_head_has_the_row_of_its_scope(scope, log_omega):
     found = {name: tuple(value.shape) for name, value in rotary.named_parameters()}
     rows = (max(query_row) + 1, 4)
     assert found == {"log_omega_shift" if log_omega else "omega": (max(key_row) + 1, 4), "phase": rows, "gain": rows}
-    assert set(rotary.state_dict()) == set(found)
+    assert set(rotary.state_dict()) == {*found, "theta", "query_mask", "shared_phase", "tied"}
     move(rotary)
     torch.testing.assert_close(rotary.omega_by_head(), rotary.omega.detach()[key_row], rtol=0, atol=1e-15)
     assert torch.equal(rotary.phase_by_head(), rotary.phase.detach()[query_row])

@@ -8,11 +8,12 @@ import torch.nn.functional as F
 import zoo
 from spectral_zoo import base
 from test_docs_code import blocks
+from test_spectral_hooked import config
 from test_spectral_hugging_face import trainer_of
 
 import tlspectral as tls
 from tlspectral.models.attention import attention_view
-from tlspectral.spectral_rope import OmegaMeter, omega_shift, parameter_groups, to_spectral
+from tlspectral.spectral_rope import OmegaMeter, SpectralHookedTransformer, omega_shift, parameter_groups, to_spectral
 from tlspectral.tasks import packaged_text
 
 
@@ -52,6 +53,39 @@ def test_frequencies_have_a_tenth_of_the_rate(options):
         assert id(parameter) in held["omega" if "omega" in name else "gain_phase"]
     # Each once, and none of the base.
     assert sum(len(group["params"]) for group in groups.values()) == len(list(spectral.spectral_parameters()))
+
+
+def own_weights(kind):
+    if kind == "from scratch":
+        return SpectralHookedTransformer(config())
+    if kind == "transformers":
+        return to_spectral(zoo.hf_model("llama"), share_weights=False)
+    return to_spectral(base("bridge", "neox"), share_weights=False)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("from scratch", marks=zoo.needs_hooked), "transformers", "bridge"])
+def test_weights_that_train_are_a_group_with_a_rate_of_their_own(kind):
+    spectral = own_weights(kind)
+    asked = {id(value) for value in spectral.parameters() if value.requires_grad}
+    groups = {group["name"]: group for group in parameter_groups(spectral, 0.02, weights_lr=0.001)}
+    assert list(groups) == ["gain_phase", "omega", "weights"]
+    assert sorted(id(value) for group in groups.values() for value in group["params"]) == sorted(asked)
+    assert {id(value) for name in ("gain_phase", "omega") for value in groups[name]["params"]} == {
+        id(value) for value in spectral.spectral_parameters()
+    }
+    assert groups["weights"]["lr"] == 0.001
+    assert parameter_groups(spectral, 0.02)[-1]["lr"] == 0.02
+    decay = [group["weight_decay"] for group in torch.optim.AdamW([*groups.values()], weight_decay=0.3).param_groups]
+    assert decay == [0.0, 0.0, 0.3]
+
+
+def test_of_a_model_whose_weights_train_every_weight_moves_in_a_step():
+    spectral = to_spectral(zoo.hf_model("llama"), share_weights=False)
+    before = {name: value.detach().clone() for name, value in spectral.named_parameters()}
+    optimizer = torch.optim.AdamW(parameter_groups(spectral, 1e-3))
+    spectral(input_ids=zoo.prompt(), labels=zoo.prompt()).loss.backward()
+    optimizer.step()
+    assert not [name for name, value in spectral.named_parameters() if torch.equal(value, before[name])]
 
 
 def test_what_asks_for_no_gradient_is_left_out():

@@ -24,6 +24,7 @@ from tlspectral.errors import (
     UnsupportedArchitecture,
 )
 from tlspectral.heads.operators.verification import verify_scores
+from tlspectral.models.attention import attention_view
 from tlspectral.spectral_rope import (
     SpectralHookedTransformer,
     load_spectral,
@@ -65,9 +66,19 @@ def groups_of_a_frozen_model():
     return parameter_groups(frozen, 1e-3)
 
 
+def unchecked(call):
+    """A function without the type checks of tests, which come first."""
+    return inspect.unwrap(call)
+
+
 def unknown_scope():
-    check = inspect.unwrap(spectral_module._check_shape)  # without the type checks of tests, which come first
-    check(4, 4, 2, "heads", 0.0)
+    unchecked(spectral_module._check_shape)(4, 4, 2, "heads", 0.0)
+
+
+def text_as_seed():
+    layers = unchecked(spectral_model.spectral_layers)
+    view = attention_view(base("bridge", "llama"))
+    return layers(view, scope="head", heads=None, frequencies=None, seed="1")
 
 
 def turned(heads, side):
@@ -80,6 +91,11 @@ REFUSED = {
     # heads, pairs and scopes of a module
     "noise": (lambda: module(phase_noise=-1.0), ValueError, NOISE),
     "noise that is no number": (lambda: module(phase_noise=float("nan")), ValueError, NOISE),
+    "noise without end": (lambda: module(phase_noise=float("inf")), ValueError, NOISE),
+    "noise of a model": (lambda: spectral(phase_noise=float("inf")), ValueError, f"layer 0: .*{NOISE}"),
+    "noise that is text": (lambda: unchecked(spectral_module._check_shape)(4, 4, 2, "head", "1"), ValueError, NOISE),
+    "seed that is text": (text_as_seed, ValueError, "seed is a whole number, found '1'"),
+    "seed of a module": (lambda: unchecked(spectral_module.checked_seed)(0.5), ValueError, "whole number, found 0.5"),
     "head": (lambda: module(heads=[4]), ValueError, "head 4 does not exist: heads are 0 to 3"),
     "negative head": (lambda: module(heads=[-1]), ValueError, "head -1 does not exist"),
     "no head": (lambda: module(heads=[]), ValueError, "no head is chosen"),
@@ -140,6 +156,14 @@ REFUSED = {
     # rates, the meter
     "rates of a plain model": (lambda: parameter_groups(base("bridge", "llama"), 1e-3), ValueError, "to_spectral"),
     "rates of a frozen one": (groups_of_a_frozen_model, ValueError, "no spectral parameter .* asks for a gradient"),
+    "negative rate": (lambda: parameter_groups(spectral(), -1e-3), ValueError, "lr is a learning rate.*found -0.001"),
+    "no rate": (lambda: parameter_groups(spectral(), float("nan")), ValueError, "a finite number from 0 up; found nan"),
+    "rate of weights": (
+        lambda: parameter_groups(spectral(), 1e-3, weights_lr=float("inf")), ValueError, "weights_lr .*found inf",
+    ),
+    "rate that is text": (
+        lambda: unchecked(parameter_groups)(spectral(), "1e-3"), ValueError, "learning rate.*found '1e-3'",
+    ),
     "meter of a plain model": (lambda: omega_shift(zoo.hf_model("llama"), 10), TypeError, "not a spectral model"),
 }  # fmt: skip
 
@@ -226,7 +250,7 @@ CHANGED = {  # tensors and record of a file, and what is said of it
     "missing": (lambda held, _: held.pop("1.phase"), r"missing \['1.phase'\], unknown nothing"),
     "unknown": (lambda held, _: held.update({"1.x": torch.zeros(1)}), r"missing nothing, unknown \['1.x'\]"),
     "no theta": (lambda held, _: held.pop("0.theta"), r"missing \['0.theta'\], unknown"),
-    "other base": (lambda held, _: held["1.theta"].pow_(1.01), "layer 1: made for other inverse frequencies"),
+    "other base": (lambda held, _: held["1.theta"].pow_(1.01), "1.theta: other inverse frequencies"),
     "other pairs": (lambda held, _: held.update({"1.theta": held["1.theta"][:4].clone()}), r"1\.theta is \(4,\)"),
     "more layers": (lambda _, record: record.update(n_layers=4), "n_layers is 4, but 2 in this model"),
     "more heads": (lambda _, record: record["n_heads"].update({"0": 8}), "n_heads is .*'0': 8.*, but .*'0': 4"),
@@ -247,6 +271,44 @@ def test_files_that_do_not_fit_are_refused(path, what):
     refused(path, said)
 
 
+def test_a_file_of_an_earlier_version_is_refused(path):
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(load(path.read_bytes()), path, metadata={**metadata, "format": "tlspectral.spectral_rope.1"})
+    refused(path, "another version of tlspectral .*no digest of the base")
+
+
+def test_other_files_are_not_replaced(path):
+    (path.parent / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="no file of spectral parameters, and is not replaced"):
+        save_spectral(spectral(), path.parent / "notes.txt")
+    zoo.save_folder("llama", path.parent / "model")
+    held = (path.parent / "model" / "model.safetensors").read_bytes()
+    for name, said in (("model.safetensors", "is not replaced"), ("pytorch_model.bin", "would be the weights")):
+        with pytest.raises(FileExistsError, match=said):
+            save_spectral(spectral(), path.parent / "model" / name)
+    assert (path.parent / "model" / "model.safetensors").read_bytes() == held
+    save_spectral(spectral(), path.parent / "model" / "spectral.safetensors")
+
+
+def test_a_file_of_a_bridge_whose_parts_were_changed_is_refused(path):
+    """A bridge runs parts of a packed projection in its place, which stays as it was, and is what the digest knows."""
+    save_spectral(spectral("neox"), path)
+    changed = zoo.bridge("neox")
+    with torch.no_grad():
+        changed.blocks[0].attn.q.weight.mul_(1.5)
+    refused(path, "of another model: log-probabilities .* are off by", changed)
+
+
+def test_a_file_of_a_model_whose_weights_changed_says_so(path):
+    changed = to_spectral(zoo.bridge("llama"), share_weights=False)
+    with torch.no_grad():
+        changed.blocks[1].mlp.out.weight.mul_(1.3)
+    with pytest.warns(UserWarning, match="no longer those of its base.* holds spectral parameters alone"):
+        save_spectral(changed, path)
+
+
 def test_a_file_of_another_model_is_refused(path):
     refused(path, "does not fit this model: none of the 2 layers", base("bridge", "gpt2"))
     refused(path, "other inverse frequencies", base("bridge", "llama3"))
+    refused(path, "other weights", zoo.bridge("llama", seed=1))

@@ -41,6 +41,12 @@ INFINITE = np.where(np.arange(20) == 3, np.inf, X)
         (lambda: benjamini_hochberg([0.1, -0.5]), r"between 0 and 1, found -0\.5"),
         (lambda: layer_bootstrap(HEADS.drop(columns="layer")), "no column .'layer'"),
         (lambda: layer_bootstrap(pd.concat([HEADS, HEADS["prev"]], axis=1)), "more than one column called .'prev'"),
+        *(
+            (lambda call=call, method=method: unwrap(call)(HEADS, method=method), f"method must be .* not '{method}'")
+            for call in (layer_bootstrap, attenuation)
+            for method in ("Rank", "HYBRID", "pearson")
+        ),
+        (lambda: unwrap(model_permutation_test)([1.0], [2.0], alternative="Less"), "alternative must be .* not 'Less'"),
         (lambda: layer_bootstrap(HEADS, draws=1), "two draws"),
         (lambda: layer_bootstrap(HEADS, level=95.0), "level"),
         (lambda: layer_bootstrap(HEADS, level=0.0), "level"),
@@ -58,6 +64,47 @@ INFINITE = np.where(np.arange(20) == 3, np.inf, X)
 def test_what_has_no_statistic_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize("call", [layer_bootstrap, attenuation, top_head_percentile])
+@pytest.mark.parametrize(
+    ("several", "words"),
+    [
+        (pd.concat([HEADS, HEADS]), "several rows for layer 0, head 0: .*several models or steps"),
+        (pd.concat([HEADS.assign(model="a"), HEADS.assign(model="b")]), "2 values of model, such as 'a' and 'b'"),
+        (pd.concat([HEADS.assign(step=1), HEADS[:3].assign(step=2, layer=7)]), "2 values of step, such as 1 and 2"),
+    ],
+)
+def test_heads_of_two_models_or_steps_are_no_one_population(call, several, words):
+    with pytest.raises(ValueError, match=words):
+        call(several)
+
+
+def test_one_model_with_its_name_is_one_population():
+    expected = layer_bootstrap(HEADS, draws=20)
+    assert layer_bootstrap(HEADS.assign(model="a", step=3), draws=20) == expected
+    by_frequency = pd.concat([HEADS.assign(frequency=number) for number in range(2)])
+    assert layer_bootstrap(by_frequency, draws=20).n == 2 * len(HEADS)
+
+
+def test_one_control_is_a_name():
+    assert layer_bootstrap(HEADS, controls="dir_frac", draws=20) == layer_bootstrap(HEADS, draws=20)
+    assert attenuation(HEADS, "freq_centroid", base="dir_frac") == attenuation(HEADS, ["freq_centroid"])
+
+
+def test_masked_values_are_missing():
+    mask = np.arange(20) % 7 == 3
+    missing = np.where(mask, np.nan, X)
+    layers = np.ma.MaskedArray(LAYER, mask)
+    for masked in (np.ma.MaskedArray(np.where(mask, 1e9, X), mask), np.ma.masked_invalid(missing)):
+        assert partial_spearman(masked, Y, C) == partial_spearman(missing, Y, C)
+        assert partial_spearman(X, Y, masked) == partial_spearman(X, Y, missing)
+    counts = np.ma.MaskedArray(np.arange(20), mask)
+    assert partial_spearman(counts, Y, C) == partial_spearman(np.where(mask, np.nan, np.arange(20)), Y, C)
+    without = partial_spearman(X[~mask], Y[~mask], C[~mask], layers=LAYER[~mask])
+    found = partial_spearman(X, Y, C, layers=layers)
+    assert (found.statistic, found.pvalue, found.n) == (without.statistic, without.pvalue, without.n)
+    assert found.n_dropped == mask.sum()
 
 
 def test_pairs_by_position_are_taken_from_arrays():

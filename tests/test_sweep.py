@@ -21,7 +21,7 @@ from tlspectral.hooks.parts import Antisymmetric, LongRange, Output, Symmetric
 from tlspectral.hooks.sweeps.effects import random_difference, root_mean_square
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.replay import intact_run, logits_at
-from tlspectral.tasks import induction, induction_loss
+from tlspectral.tasks import evaluate, induction, induction_loss
 
 ROTARY = {"llama", "gemma2", "qwen3", "gptj", "mistral"}
 HOOKED = [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwen3", "mistral")]
@@ -54,6 +54,30 @@ def test_a_sweep_is_one_ablated_forward_per_head(backend, name, monkeypatch):
         assert len(table) == n_layers * (n_heads if heads is None else 2)
         rows_are_ablated_runs(model, table[table["head"] == number % n_heads], part, induction(tokens))
         assert table["delta"].abs().max() > 5e-4  # fifty of these tolerances
+
+
+def test_a_static_part_has_rows_and_files_of_its_own(tmp_path):
+    model, task = shared("bridge", "llama"), induction(drawn(count=3))
+    given = {"task": task, "heads": [(0, 1), (1, 2)], "folder": tmp_path}
+    tables = {part: sweep(model, part, **given) for part in ("symmetric", "symmetric_static")}
+    for part, table in tables.items():
+        assert set(table["part"]) == {part}
+        rows_are_ablated_runs(model, table, Symmetric(static=part.endswith("static")), task)
+    # The keys rotate, so that the parts differ by far more than rounding.
+    assert (tables["symmetric"]["delta"] - tables["symmetric_static"]["delta"]).abs().max() > 1e-3
+    names = sorted(file.stem for file in tmp_path.glob("*.parquet"))
+    assert names == [f"{part}_L00{layer}" for part in tables for layer in (0, 1)]
+    pd.testing.assert_frame_equal(sweep(model, Symmetric(static=True), **given), tables["symmetric_static"])
+    control = sweep(model, "symmetric_static", task=task, heads=[(1, 2)], control="random", draws=2)
+    pd.testing.assert_frame_equal(control[COLUMNS], tables["symmetric_static"][1:].reset_index(drop=True))
+    screened = sweep(model, "symmetric_static", task=task, heads=[(0, 1), (1, 2)], screen="gradient")
+    # The same head by another route: float32, 1e-6 measured.
+    assert screened["delta"].to_numpy() == pytest.approx(tables["symmetric_static"]["delta"].to_numpy(), abs=1e-5)
+    assert screened["estimate"].notna().all()
+    with ablate(model, [(1, 2)], Symmetric(static=True, at=12)):
+        expected = evaluate(model, task).value
+    placed = sweep(model, "symmetric_static", task=task, heads=[(1, 2)], at=[12])
+    assert placed["value"].item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_only_the_blocks_that_follow_run():

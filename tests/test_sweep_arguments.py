@@ -1,5 +1,7 @@
 """What a sweep can be asked for, what its table says of that, and what is refused."""
 
+import inspect
+
 import numpy as np
 import pytest
 import zoo
@@ -63,7 +65,9 @@ REFUSED = [
     (Band([]), {}, "no frequencies were given, so there is nothing to sweep"),
     (RopePhase([]), {}, "no frequencies were given"),
     (Band([0, 6]), {}, r"layer 0: frequencies are 0 to 5, found \[0, 6\]"),
-    ("output", {"control": "random", "draws": 0}, "draws must be 1 or more, not 0"),
+    ("output", {"control": "random", "draws": 0}, "draws must be 1 or more, a whole number, not 0"),
+    ("output", {"control": "random", "draws": 2.5}, "draws must be 1 or more, a whole number, not 2.5"),
+    ("output", {"control": "random", "draws": True}, "draws must be 1 or more, a whole number, not True"),
     ("output", {"draws": 19}, "draws=19 is of control='random': give that too"),
     ("symmetric", {"heads": []}, "nothing to sweep"),
     ("symmetric", {"task": "language"}, "no tokenizer"),
@@ -82,7 +86,8 @@ REFUSED = [
 @pytest.mark.parametrize(("part", "options", "said"), REFUSED)
 def test_arguments_without_meaning_are_refused(part, options, said):
     with pytest.raises(ValueError, match=said):
-        sweep(shared("bridge", "llama"), part, **options)
+        # Unwrapped, since the type check of the tests would refuse some of these first.
+        inspect.unwrap(sweep)(shared("bridge", "llama"), part, **options)
 
 
 @pytest.mark.parametrize("option", ["control", "screen"])

@@ -336,6 +336,21 @@ def test_a_write_through_a_link_keeps_the_link(tmp_path):
     assert_identical(read_table(target), heads())
 
 
+@pytest.mark.parametrize("name", ["heads.xlsx", "heads.json", "heads.TXT", "heads.parquet.gz", "heads.feather"])
+def test_a_name_of_another_format_is_refused_and_nothing_is_written(tmp_path, name):
+    with pytest.raises(
+        ValueError, match=rf"{name}: write_table writes \.parquet and \.csv, not {Path(name).suffix.lower()}"
+    ):
+        write_table(heads(), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["heads", "qwen2.5", "heads.pq", "HEADS.PARQUET", ".heads", "heads.2026-11"])
+def test_other_names_are_those_of_parquet_files(tmp_path, name):
+    write_table(heads(), tmp_path / name)
+    pd.testing.assert_frame_equal(read_table(tmp_path / name), pd.DataFrame(heads()))
+
+
 def test_csv_has_the_numbers_and_beside_it_the_meaning_of_its_columns(tmp_path):
     frame = heads().assign(mine=1.0)
     frame.attrs["table"] = "analyze_heads"

@@ -103,7 +103,7 @@ def test_filling_is_not_counted_in_the_size_of_an_edit():
     """The RMS of each prompt by itself, over its own unmasked pairs of tokens, and then over prompts."""
     model = shared("bridge", "llama")
     alone = [
-        tls.ablation_sweep(model, "symmetric", heads="L1H2", task=tls.logit_difference([prompt] * 2, 3, 7))[
+        tls.ablation_sweep(model, "symmetric", heads="L1H2", task=tls.logit_difference([prompt], 3, 7))[
             "score_rms"
         ].item()
         for prompt in UNEQUAL

@@ -325,3 +325,55 @@ def test_the_hash_is_of_tokens_lengths_and_positions():
         tls.Task([PROMPTS[0], [*PROMPTS[1], 5], PROMPTS[2]], last_margin),
     ]
     assert len({scored_sequences(view, task).digest for task in tasks}) == len(tasks)
+
+
+# --- modes of PyTorch ---
+
+MEASURED = {
+    "evaluate": lambda model: tls.evaluate(model, tls.Task(PROMPTS, last_margin)),
+    "head table": lambda model: tls.analyze_heads(model, null_draws=2),
+    "detectors": lambda model: tls.detect_heads(model, n_sequences=2),
+    "sweep": lambda model: tls.ablation_sweep(model, "output", task=tls.Task(PROMPTS, last_margin)),
+    "edges": lambda model: tls.edge_effects(model, ["L1H0.q"], task=tls.Task(PROMPTS, last_margin), measure="task"),
+    "scores": lambda model: tls.verify_scores(model),
+}
+
+
+@pytest.mark.parametrize("measure", MEASURED)
+def test_autocast_is_refused_where_it_would_round_what_is_measured(measure):
+    said = r"torch.autocast is on for cpu \(torch.bfloat16\), .*: measure outside of it"
+    with pytest.raises(ValueError, match=said), torch.autocast("cpu", dtype=torch.bfloat16):
+        MEASURED[measure](shared("bridge", "llama"))
+
+
+@pytest.mark.parametrize(("part", "into"), [("antisymmetric", None), ("output", "L1H0.q")])
+def test_a_block_may_be_opened_under_autocast(part, into):
+    def run(*, inside):
+        model, tokens = zoo.bridge("llama"), zoo.prompt()  # of its own, so that its edits are proved anew
+        with (
+            torch.no_grad(),
+            torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside),
+            tls.ablate(model, "L0H1", part, into=into),
+            torch.autocast("cpu", dtype=torch.bfloat16),
+        ):
+            return model(tokens)
+
+    assert torch.equal(run(inside=True), run(inside=False))
+
+
+SCREENS = {
+    "sweep": lambda model, task: tls.ablation_sweep(model, "output", task=task, screen="gradient"),
+    "edges": lambda model, task: tls.edge_effects(model, task=task, replace="counterfactual", screen="gradient"),
+}
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_screens_without_gradients_are_refused_in_words(screen):
+    pairs = tls.Task(PROMPTS, last_margin, counterfactual=[[9, 4, 9, 3], [9, 5], [9, 8, 2, 6, 7]])
+    said = "none are recorded under torch.inference_mode: call it outside"
+    with pytest.raises(ValueError, match=said), torch.inference_mode():
+        SCREENS[screen](shared("bridge", "llama"), pairs)
+    with torch.inference_mode():
+        made = zoo.bridge("llama")
+    with pytest.raises(ValueError, match=r"was loaded under torch.inference_mode, .*: load it outside of it"):
+        SCREENS[screen](made, pairs)

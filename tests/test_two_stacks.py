@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import zoo
-from positional_measurements import components
+from positional_measurements import components, cut_prompt
 
 import tlspectral as tls
 from tlspectral import parts
@@ -93,8 +93,9 @@ def of_blocks(run, kind):
     return part
 
 
-BLOCK_PARTS = {"content": parts.Content(BLOCKS), "position": parts.Position(BLOCKS),
-               "interaction": parts.Interaction(BLOCKS)}  # fmt: skip
+IN_BLOCKS = [cut_prompt(row, (1, 2, 2, 2, 13)) for row in TOKENS]
+BLOCK_PARTS = {"content": parts.Content(IN_BLOCKS), "position": parts.Position(IN_BLOCKS),
+               "interaction": parts.Interaction(IN_BLOCKS)}  # fmt: skip
 PARTS = {"rotary_band": parts.Band([6, 7]), "long_range": parts.LongRange(3, sinks=1), **BLOCK_PARTS}
 REMOVED = {
     "symmetric": lambda run: mirrored(run, 1),

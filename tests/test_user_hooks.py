@@ -77,3 +77,43 @@ def test_which_hooks_count(backend, name):
 
 def test_hooks_of_a_spectral_model_do_not_count():
     assert found(moved("bridge", "llama")) is None
+
+
+STEER = ("blocks.0.hook_resid_pre", lambda x, hook: x.roll(1, -1))
+MEASURED = {
+    "heads": lambda model: analyze(model, null_draws=2),
+    "detectors": lambda model: tls.detect_heads(model, n_sequences=2, segment_length=4),
+    "sweep": lambda model: tls.ablation_sweep(model, "antisymmetric", heads=[(0, 0)], task=TASK),
+    "edges": lambda model: tls.edge_effects(model, "L1H0.q", task=TASK, measure="task"),
+    "circuit": lambda model: tls.run_circuit(model, [], PAIRS),
+    "score": lambda model: tls.qk_attribution(model, zoo.prompt(1, 8), "L1H0", 7, 2),
+}
+TASK = tls.logit_difference(zoo.prompt(2, 8), 5, 6)
+PAIRS = tls.logit_difference(zoo.prompt(2, 8), 5, 6, counterfactual=zoo.prompt(2, 8, seed=1))
+
+
+@pytest.mark.parametrize("measured", [*MEASURED])
+def test_a_forgotten_hook_is_said_once(measured):
+    model = zoo.bridge("llama")
+    with model.hooks(fwd_hooks=[STEER]):  # a block that is open is meant: noted in attrs alone
+        MEASURED[measured](model)
+    model.add_hook(*STEER)
+    said = (
+        r"hooks of yours are on the model, at blocks\.0\.hook_resid_pre, .*model\.reset_hooks\(including_permanent=True"
+    )
+    with pytest.warns(UserWarning, match="hooks of yours are on the model") as caught:
+        MEASURED[measured](model)
+    [warning] = [one for one in caught if "hooks of yours are on the model" in str(one.message)]
+    assert re.search(said, str(warning.message))
+    assert warning.filename == __file__
+    model.reset_hooks()
+    MEASURED[measured](model)
+
+
+def test_weights_and_scores_of_evaluate_are_read_under_hooks_without_a_warning():
+    model = zoo.bridge("llama")
+    model.add_hook(*STEER)
+    tls.heads.copying_scores(model)
+    tls.evaluate(model, TASK)
+    with ablate(model, "L0H1", "output"):
+        tls.evaluate(model, TASK)

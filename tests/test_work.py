@@ -271,7 +271,8 @@ def test_a_manifest_that_was_cut_off_is_written_again_while_there_are_no_parts(t
     [
         ('{"format": 1, "a": 1}', "by an older version: remove it, or choose another folder"),
         ("[]", UNREADABLE),
-        ('{"format": 2, "a": 1}', UNREADABLE),
+        ('{"format": 2, "a": 1}', "by an older version"),
+        ('{"format": 3, "a": 1}', UNREADABLE),
     ],
 )
 def test_a_manifest_of_an_older_version_or_another_shape_is_refused(tmp_path, text, said):
@@ -289,8 +290,8 @@ def test_folders_of_other_files_settings_or_scores_are_refused(tmp_path):
         open_parts(other, {})
     long = "x" * 60
 
-    def opened(settings, score=1.5, **identity):
-        return Measurement(ABLATION_SWEEP, settings, identity=identity, folder=ours, score=lambda: score).kept
+    def opened(settings, score=1.5, then=2.5, **identity):
+        return Measurement(ABLATION_SWEEP, settings, identity=identity, folder=ours, score=lambda: [score, then]).kept
 
     opened({"a": 1}, b=lambda: long)
     with pytest.raises(IncompatibleCheckpoint, match=r"other a, b, c \(a: 1 there, 2 now\): choose another folder"):
@@ -298,13 +299,15 @@ def test_folders_of_other_files_settings_or_scores_are_refused(tmp_path):
     with pytest.raises(IncompatibleCheckpoint, match=r'other b \(b: "x{36}\.\.\. there, null now\)'):
         opened({"a": 1})
     # Another machine moves a score by 1e-6, other hooks by more than 1e-4.
-    assert opened({"a": 1}, 1.5 + 1e-5, b=long).noted == {"intact_value": 1.5}
+    assert opened({"a": 1}, 1.5 + 1e-5, b=long).noted == {"intact_values": [1.5, 2.5]}
     for score in (1.5 - 2e-4, 1.5 + 2e-4, float("nan")):
-        with pytest.raises(IncompatibleCheckpoint, match=r"score 1\.500000 .*other hooks on the model"):
+        with pytest.raises(IncompatibleCheckpoint, match=r"score 1\.500000 of prompt 0.*other hooks on the model"):
             opened({"a": 1}, score, b=long)
+    with pytest.raises(IncompatibleCheckpoint, match=r"score 1\.500000 of prompt 0 .* now it is 2\.500000"):
+        opened({"a": 1}, 2.5, 1.5, b=long)  # the mean is the same
     settings = json.loads((ours / "settings.json").read_text())
-    (ours / "settings.json").write_text(json.dumps({**settings, "intact_value": "high"}))
-    with pytest.raises(IncompatibleCheckpoint, match="intact_value is 'high'"):
+    (ours / "settings.json").write_text(json.dumps({**settings, "intact_values": "high"}))
+    with pytest.raises(IncompatibleCheckpoint, match="intact_values is 'high'"):
         opened({"a": 1}, b=long)
 
 

@@ -7,7 +7,9 @@ import difflib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import ContextDecorator
+from typing import Any
 
 # Frames between a caller and a function of this package: its own, those of `with`, and those that check shapes.
 _PASSED = {"tlspectral", "contextlib", "jaxtyping", "beartype"}
@@ -21,10 +23,34 @@ def warn_caller(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
+class UserBlock(ContextDecorator):
+    """Base of contexts that a user opens by `with`: one that is dropped before it was ever entered warns.
+
+    `unentered` is the text of the warning; None for no warning. `__enter__` sets `entered`.
+    """
+
+    unentered: str | None = None
+    entered = False
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate a function, each call of which enters a context of its own."""
+        self.entered = True
+        return super().__call__(function)
+
+    def __del__(self) -> None:
+        """Warn where the block was forgotten."""
+        if not self.entered and self.unentered is not None and not sys.is_finalizing():
+            warn_caller(self.unentered)
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return the end of a message, with the known name that is nearest to the given one; empty if none is near."""
-    near = difflib.get_close_matches(given, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    """Return the end of a message, with the known name that is nearest to the given one; empty if none is near.
+
+    Upper and lower case count alike.
+    """
+    names = {name.casefold(): name for name in known}
+    near = difflib.get_close_matches(given.casefold(), names, n=1)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
 def require_package(package: str, needed_for: str, install: str) -> None:

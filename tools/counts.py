@@ -33,7 +33,8 @@ def main() -> None:
     print(f"{'':8} {'files':>6} {'lines':>8} {'tokens':>8} {'functions and classes':>22}")
     for name in ("core", "studies", "tests"):
         sources = [path.read_text(encoding="utf-8") for path in files if kind(path) == name]
-        counts = len(sources), sum(s.count("\n") for s in sources), sum(map(tokens, sources)), sum(map(definitions, sources))
+        lines = sum(source.count("\n") for source in sources)
+        counts = len(sources), lines, sum(map(tokens, sources)), sum(map(definitions, sources))
         print(f"{name:8} {counts[0]:6,} {counts[1]:8,} {counts[2]:8,} {counts[3]:22,}")
 
 

@@ -20,7 +20,7 @@ import torch
 import zoo
 from ablation_runs import block_parts, logits, one_of_each, rotary_parts
 from explicit_patterns import CASES, worst_error
-from positional_measurements import block_prompt
+from positional_measurements import block_prompt, cut_prompt
 from spectral_zoo import move
 from stand_in_device import DEVICE, StandInDevice
 
@@ -34,7 +34,7 @@ from tlspectral.studies.positional_symbolic.traces import attention_traces, freq
 
 from .rows import KINDS, Row, label
 
-BLOCKS = block_prompt((2, 2, 2), prefix=16, suffix=2)  # inside the zoo's window of 8
+BLOCKS = [cut_prompt(row, (16, 2, 2, 2, 2)) for row in zoo.prompt()]  # inside the zoo's window of 8
 
 
 class Place(NamedTuple):

@@ -97,6 +97,23 @@ def nothing_asked_is_nothing_changed_to_the_bit(row):
                 assert torch.equal(logits(row.model), row.logits)
 
 
+@asked(right, every=3, part=(parts.Symmetric, parts.Antisymmetric), encoders=True)
+def where_nothing_rotates_a_static_part_is_the_default_one(row, part):
+    heads = [(layer, head) for layer in row.layers for head in (0, 1) if row.view.rotary(layer) is None]
+    found = []
+    for static in (False, True):
+        with ablate(row.model, heads, part(static=static)):
+            found.append(logits(row.model))
+    assert torch.equal(*found)
+    assert (float((found[0] - row.logits).abs().max()) > 1e-3) == bool(heads)
+    turning = [(layer, 1) for layer in row.layers if row.view.rotary(layer) is not None][:1]
+    for static in (False, True):
+        with ablate(row.model, turning, part(static=static)):
+            found.append(logits(row.model))
+    # Where pairs rotate, they differ by far more than rounding, 1e-6.
+    assert (float((found[2] - found[3]).abs().max()) > 1e-3) == bool(turning)
+
+
 @asked(explicit, every=9, forms=True, case=CASES, encoders=True)
 def ablated_heads_follow_explicit_operators(row, case):
     # A run in float32 against float64: measured at most 8e-7, 1.1e-6 under YaRN (a factor enlarges scores), 1.8e-6 in

@@ -172,7 +172,8 @@ def a_run_stops_before_the_last_mlp_and_the_unembedding(row):
         module.register_forward_pre_hook(lambda *_, label=label: calls.append(label))
         for module, label in ((first, "first mlp"), (last, "last mlp"), (row.model.unembed, "unembed"))
     ]
-    tls.detect_heads(row.model, **SMALL)
+    with pytest.warns(UserWarning, match="hooks of yours are on the model"):
+        tls.detect_heads(row.model, **SMALL)
     assert calls == ["first mlp"]
     with torch.no_grad():
         row.model(zoo.prompt())

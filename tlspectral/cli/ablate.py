@@ -51,7 +51,11 @@ def ablate(
         typer.Option(metavar="L5H1,L7H2", help="These, L5 (a layer), or all, in place of the strongest of TABLE."),
     ] = None,
     part: Annotated[
-        str, typer.Option(help="rope_phase, symmetric, antisymmetric or output; or Im(M_t), M_S, M_A.")
+        str,
+        typer.Option(
+            help="rope_phase, symmetric, antisymmetric or output; or Im(M_t), M_S, M_A; or symmetric_static, "
+            "antisymmetric_static."
+        ),
     ] = "rope_phase",
     at: Annotated[
         str | None,
@@ -127,11 +131,9 @@ def ablate(
         scored = _task_of(prompts, [one for one in places or () if isinstance(one, str)])
     import tlspectral
     from tlspectral.heads.analysis import require_table_of
-    from tlspectral.hooks.parts import Output, part_of
+    from tlspectral.hooks.parts import part_of
 
-    of_pairs = prompts is not None and scored.counterfactual is not None
-    removed: Any = Output(replace="counterfactual") if part == "output" and of_pairs else part
-    part_of(removed)  # an unknown part is refused before the model is loaded
+    part_of(part)  # an unknown part is refused before the model is loaded
     known = None if table is None else read_heads(table)
     if heads is None and known is not None and table is not None:
         if "prev" not in known or known["prev"].isna().all():
@@ -142,7 +144,7 @@ def ablate(
         require_table_of(loaded, known)
     sweep = tlspectral.ablation_sweep(
         loaded,
-        removed,
+        part,  # type: ignore[arg-type]
         heads=chosen,
         task=scored,
         at=places,
@@ -168,9 +170,10 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
         detectors = [name for name in (DETECTORS if every else ["prev"]) if name in known]
         shown = shown.merge(known[["layer", "head", *detectors]], on=["layer", "head"])
     columns = ["name", *detectors, *sweep.columns.drop(["layer", "head", "name", "part"])]
+    replaced = f" ({sweep.attrs['replace']})" if "replace" in sweep.attrs else ""
     typer.echo(
-        f"{sweep['part'].iloc[0]} removed, one head at a time; value of the {unit} and its change delta (intact "
-        f"{sweep.attrs['intact_value']:.3f}); standard errors over {sweep.attrs['n_sequences']} sequences"
+        f"{sweep['part'].iloc[0]} removed{replaced}, one head at a time; value of the {unit} and its change delta "
+        f"(intact {sweep.attrs['intact_value']:.3f}); standard errors over {sweep.attrs['n_sequences']} sequences"
     )
     if sweep.attrs.get("control"):
         beside = "other heads of the layer" if sweep["score_rms"].isna().all() else "random parts of equal size"
@@ -210,6 +213,7 @@ def _task_of(path: Path, places: list[str]) -> "Task":
     """Return the task of a file of prompts and answers, with the positions of which the columns are named."""
     import pandas as pd
 
+    from tlspectral.errors import did_you_mean
     from tlspectral.models.text import file_text
     from tlspectral.tables.required import require
     from tlspectral.tasks import logit_difference
@@ -223,7 +227,11 @@ def _task_of(path: Path, places: list[str]) -> "Task":
         ) from error
     needed = ["prompt", "correct", "wrong", *places]
     require(frame, needed, f"a row per prompt, with the columns {', '.join(needed)}", name=f"table in {path}")
-    columns = {name: frame[name].tolist() for name in (*needed, "counterfactual") if name in frame}
+    known = (*needed, "counterfactual")
+    for name in frame:
+        if name not in known and (meant := did_you_mean(str(name), known)):
+            raise ValueError(f"{path} has a column {name!r}, which is not used{meant}")
+    columns = {name: frame[name].tolist() for name in known if name in frame}
     for name, cells in columns.items():
         if "" in cells:
             raise ValueError(f"{path}, row {cells.index('') + 1}: {name} is empty")

@@ -65,7 +65,9 @@ def positional(
     pairs: Annotated[int | None, typer.Option(min=3, help="Blocks of a prompt; none: the task's own number.")] = None,
     draws: Annotated[int, typer.Option(min=1, help="Lists of blocks; errors are over them.")] = 10,
     swaps: Annotated[str, typer.Option(help="kept (without the first block), all or per_query.")] = "kept",
-    mode: Annotated[str, choice("--mode", ("key", "prompt"), "Keys of one pass swap, or words, a pass each.")] = "key",
+    mode: Annotated[
+        str, choice("--mode", ("prompt", "key"), "Words swap, a pass each, or the keys of one pass.")
+    ] = "prompt",
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,

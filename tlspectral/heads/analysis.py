@@ -26,8 +26,10 @@ from tlspectral.heads.measure import (
 )
 from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.attention import AttentionView, attention_view, layer_digest
+from tlspectral.models.attention.given import given_prompts
 from tlspectral.models.attention.padding import even_rows
 from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.models.attention.threads import warn_of_hooks
 from tlspectral.models.opening import open_layers
 from tlspectral.selection import Heads
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS, WorkPart, stacked
@@ -120,6 +122,7 @@ def analyze_heads(
             raise ValueError(
                 "folder= is for a model that is read from its files with detectors=False; this one is loaded"
             )
+        warn_of_hooks(source.model)
         identity, parts = {}, _loaded_layers(source, chosen, prompts, extras, null)
     else:
         from tlspectral.heads.streamed import streamed_layers
@@ -170,6 +173,7 @@ def _loaded_layers(
     """
     parts = []
     with one_thread(), bar(len(chosen), "spectra", "layer") as shown:
+        prompts = None if prompts is None else given_prompts(prompts)  # a generator can be read once
         checks = check_scores(view, prompts)
         streams = read_streams(view, prompts) if {*extras} & {*_OF_ACTIVATIONS} else None
         ends_digest = view.ends_digest()

@@ -24,7 +24,8 @@ def copying_scores(model: Any) -> pd.DataFrame:
     """Measure how far heads copy the tokens they attend to, by eigenvalues of `W_O W_U W_E W_V` (Elhage et al. 2021).
 
     The product P is d_head x d_head. W_V carries the gain of the input norm and W_U that of the final norm (under
-    LayerNorm both are centred); W_E is raw.
+    LayerNorm both are centred); W_U is also centred over the vocabulary, as TransformerLens's `center_unembed` does it,
+    so that a head has one value however the model was loaded. W_E is raw.
 
     Returns:
         DataFrame sorted by layer and head. Columns: `layer, head, name, copying, positivity`. Both are NaN for a head
@@ -34,11 +35,8 @@ def copying_scores(model: Any) -> pd.DataFrame:
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
 
-    What it does not establish: copying in the model, where MLPs and later heads stand between. `W_U` is taken as the
-    model holds it: TransformerLens's `center_unembed` subtracts a mean over the vocabulary, which changes these two
-    columns although it changes no probability (in SmolLM2-135M `copying` by up to .08, `positivity` by up to 1.06).
-    Compare models that were loaded alike. They are NaN where input and output vocabularies differ, and for an encoder,
-    where a nonlinear layer stands in front of `W_U`.
+    What it does not establish: copying in the model, where MLPs and later heads stand between. Both are NaN where input
+    and output vocabularies differ, and for an encoder, where a nonlinear layer stands in front of `W_U`.
     """
     view = attention_view(model)
     circuit = unembedding_times_embedding(view)
@@ -86,7 +84,7 @@ def _above_rounding(
 
 
 def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"] | None:
-    """Return W_U W_E with the final norm folded into W_U; None where no token can be copied.
+    """Return W_U W_E, W_U as of `folded_unembedding`; None where no token can be copied.
 
     That is where input and output vocabularies differ, and in an encoder.
     """
@@ -101,11 +99,17 @@ def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model
 
 
 def folded_unembedding(view: AttentionView) -> Iterator[Float64[Tensor, "d_model chunk"]]:
-    """Yield W_U with the gain of the final norm, centred under LayerNorm, chunk by chunk of the vocabulary."""
+    """Yield W_U with the gain of the final norm, centred over the vocabulary, chunk by chunk of it.
+
+    The mean over the vocabulary adds the same number to all logits, which no probability sees unless the logits have a
+    softcap. Under LayerNorm each token's vector is centred too.
+    """
     w_u, norm = view.unembedding()
     gain = 1.0 if norm.gain is None else norm.gain.detach().cpu().double()[:, None]
+    total = torch.zeros(view.d_model, 1, dtype=torch.float64)
+    mean = sum((chunk.sum(1, keepdim=True) for chunk in vocabulary_chunks(w_u, axis=1)), total) / w_u.shape[1]
     for chunk in vocabulary_chunks(w_u, axis=1):
-        folded = gain * chunk
+        folded = gain * (chunk - mean)
         yield folded - folded.mean(0) if norm.kind == "LN" else folded
 
 

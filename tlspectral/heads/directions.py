@@ -312,10 +312,8 @@ def _tokens(view: AttentionView, side: Side) -> Iterator[Float64[Tensor, "chunk 
         for chunk in vocabulary_chunks(view.embedding(), axis=0):
             yield _unit((chunk - chunk.mean(1, keepdim=True) if side.centred else chunk).T).T
         return
-    total, n_tokens = torch.zeros(view.d_model, dtype=torch.float64), view.unembedding()[0].shape[1]
-    mean = sum((chunk.sum(1) for chunk in folded_unembedding(view)), total) / n_tokens
     for chunk in folded_unembedding(view):
-        yield _unit(chunk - mean[:, None]).T
+        yield _unit(chunk).T
 
 
 def token_text(view: AttentionView, token: int) -> str:

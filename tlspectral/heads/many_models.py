@@ -20,6 +20,7 @@ from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.measure import NullSettings
 from tlspectral.models.loading.finding import PACKAGED, find_source
 from tlspectral.models.loading.weight_files import file_name, files_state, model_files
+from tlspectral.models.text import NEWLINE
 from tlspectral.tables import (
     HEAD_COLUMNS,
     LATENT_COLUMNS,
@@ -34,6 +35,7 @@ from tlspectral.tables.schema import Schema, columns
 from tlspectral.tables.work import stored_table
 from tlspectral.version import __version__
 
+_TABLES = (".parquet", ".csv")
 _NO_LISTS = (".gguf", ".json", ".safetensors", ".bin", ".pt", ".pth")
 _DTYPES = {column.name: column.dtype for column in HEAD_COLUMNS if column.unit != "label"}
 
@@ -137,7 +139,7 @@ def analyze_models(
     for entry in map(_entry, listed_models(models)):
         entries.setdefault(entry.part, entry)
     folder = Path(os.path.abspath(folder))
-    if folder.suffix == ".parquet" or folder.is_file():
+    if folder.suffix.lower() in _TABLES or folder.is_file():
         raise ValueError(f"{folder} is a file, and several models make a dataset: name a folder")
     shared_out = n_jobs != 1 and detectors and backend_configured()
     settings = {**asdict(null), "detectors": detectors}
@@ -216,7 +218,7 @@ def _lines(file: Path) -> list[str]:
         raise ValueError(
             f"{file} is neither a .gguf file nor a text file that lists models, one per line ({error.reason})"
         ) from error
-    lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in text.splitlines())
+    lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in NEWLINE.split(text))
     return [line for line in lines if line]
 
 

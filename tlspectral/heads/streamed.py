@@ -15,6 +15,7 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.measure import NullSettings, measure_heads, of_heads, position_directions, with_null
 from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.attention import fold_attention, key_value_groups
+from tlspectral.models.attention.threads import refuse_autocast
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
 from tlspectral.models.loading.damage import download_bars, misfit
 from tlspectral.tables import WorkPart
@@ -77,6 +78,7 @@ def _measured(
     heads: list[int],
 ) -> pd.DataFrame:
     with one_thread(), checkpoint.layer(index) as view, layer_named(index):
+        refuse_autocast(view.model)
         with misfit(checkpoint.files.record):
             check = check_scores(view)[0]
         raw = view.raw(0)

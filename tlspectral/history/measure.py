@@ -132,7 +132,7 @@ def measure_step(
     if options["detectors"]:
         first, second = copy_losses(model, induction(seed=options["seed"]))
         difference = second.per_sequence - first.per_sequence
-        numbers |= {"icl_score": float(difference.mean()), "icl_score_se": standard_error(difference)}
+        numbers |= {"icl_score": float(difference.mean()), "icl_score_se": standard_error(difference, first.distinct)}
         numbers |= {"first_copy_loss": first.value, "second_copy_loss": second.value}
     table = bundled(tables)
     shape["heads"] = heads.groupby("layer").size().tolist()

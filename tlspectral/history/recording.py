@@ -9,7 +9,6 @@ from functools import partial
 from itertools import starmap
 from typing import Any, Literal
 
-import joblib
 import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
@@ -23,6 +22,7 @@ from tlspectral.selection import head_pair
 from tlspectral.tables import WorkPart, stacked, unbundled, workers_kept
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tasks import Task, task_of
+from tlspectral.tasks.identity import content_digest, task_identity
 
 _OF_A_STEP = ("commit", "file", "revision", "score_check", "sha256", "weights_sha256")
 _STORED = ("control_variate", "identity", "numbers", "shape", "tables", "weights", "weights_by_layer")
@@ -52,9 +52,10 @@ def head_history(
         checkpoints: what `history.suite_checkpoints` takes, a folder with sub-folders `step{N}` or `checkpoint-{N}`
             or a hub model of the Pythia suite; or checkpoints, each a name or path for `load_model`, a
             TransformerBridge or HookedTransformer, or a pair (label, checkpoint), in which the checkpoint may also be a
-            function that loads a model. Labels are training steps, which have to rise, or names. A name that ends in
-            `step{N}` or `checkpoint-{N}` is step N; others are labels as they are. `functools.partial(load_model, name,
-            revision=...)` is read from its files and known by them, as a name is.
+            function that loads a model; or a mapping from labels to these. Labels are training steps, which have to
+            rise, or names. A name that ends in `step{N}` or `checkpoint-{N}`, with a hyphen or `_` or without, is step
+            N, and a list of such names is taken in the order of steps; others are labels as they are.
+            `functools.partial(load_model, name, revision=...)` is read from its files and known by them, as a name is.
         pairs: (sender, receiver) heads, each (layer, head), of which K-composition is followed.
         null_draws: draws of the null per head, fresh ones for every head: shared draws would have one error in common,
             which a median over heads does not average out. See `analyze_heads` for the error of a single z.
@@ -75,6 +76,7 @@ def head_history(
         A `HeadHistory` of DataFrames. Their column `step` holds the labels: whole numbers, or names.
 
     Raises:
+        TypeError: checkpoints or blocks of another kind.
         ValueError: no checkpoints, steps that do not rise, labels that come twice, steps mixed with names, models of
             different shapes, something that is no model, steps of which nothing is known, or a pair whose sender is not
             in an earlier layer.
@@ -96,6 +98,12 @@ def head_history(
         >>> history.steps
         ['tiny-rope-sym', 'tiny-rope']
     """
+    if blocks is not None and not isinstance(blocks, BlockPrompt):
+        raise TypeError(
+            "blocks is one tls.BlockPrompt(prefix, blocks, suffix); found "
+            f"{repr(blocks) if isinstance(blocks, str) else type(blocks).__name__}: call positional_symbolic at each "
+            "checkpoint for tasks and lists of prompts"
+        )
     wanted = _checked_pairs(pairs)
     labelled = labelled_checkpoints(checkpoints)
     if isinstance(labelled, Sequence):  # all of them, before the first is measured
@@ -104,9 +112,9 @@ def head_history(
     settings: dict[str, Any] = {"pairs": [[list(head) for head in pair] for pair in wanted], **options}
     scored = None if task is None else task_of(task)
     if scored is not None:
-        settings["task"] = [scored.label, joblib.hash(scored.prompts)]
+        settings |= {"task": scored.label, **task_identity(scored)}
     if blocks is not None:
-        settings["blocks"] = joblib.hash(blocks.pieces)
+        settings["blocks"] = content_digest(blocks.pieces)
     labels: list[Label] = []
     measure = partial(measure_step, pairs=wanted, task=scored, blocks=blocks, n_jobs=n_jobs, **options)
     stream = not detectors and scored is None and blocks is None
@@ -177,6 +185,13 @@ class _Step:
         else:
             opened = self._opened()
             same = isinstance(opened, AttentionView) and table.attrs["weights"] == opened.weights_digest()
+            then = table.attrs.get("user_hooks")
+            now = opened.source.get("user_hooks") if isinstance(opened, AttentionView) else then
+            if same and then != now:
+                raise IncompatibleCheckpoint(
+                    f"{os.fspath(self.folder or '')} holds {called(self.label)} with other hooks on the model "
+                    f"({then or 'none'} there, {now or 'none'} now): choose another folder"
+                )
         if not same:
             raise IncompatibleCheckpoint(
                 f"{os.fspath(self.folder or '')} holds {called(self.label)} of another model, or of other weights "

@@ -5,7 +5,7 @@ A function loads its model when it is called.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -28,6 +28,7 @@ PYTHIA_STEPS = (
 """The 22 checkpoints of Pythia in FP section 9; a step is 1024 x 2048 tokens."""
 
 _STEP_NAME = re.compile(r"(?:step|checkpoint-)(0|[1-9]\d*)")  # of the folder or revision of a training step
+_STEP_LABEL = re.compile(r"(?:step|checkpoint)[-_]?(0|[1-9]\d*)")  # the same, and as other programs write it
 _NUMBER_ALONE = re.compile(r"[+-]?[\d.]+")
 
 
@@ -72,7 +73,7 @@ def suite_checkpoints(
 
 
 def labelled_checkpoints(checkpoints: Any) -> Iterable[tuple[Any, Callable[[], Any]]]:
-    """Return (label, function) pairs of what `head_history` is given.
+    """Return (label, function) pairs of what `head_history` is given; of paths to training steps in the order of steps.
 
     Those of a generator are made one by one, and no label is checked.
     """
@@ -80,11 +81,20 @@ def labelled_checkpoints(checkpoints: Any) -> Iterable[tuple[Any, Callable[[], A
         return suite_checkpoints(checkpoints)
     if isinstance(checkpoints, nn.Module) or not isinstance(checkpoints, Iterable):
         raise TypeError(
-            "checkpoints are the hub name of a suite, a folder, or a list of names, folders, models or (label, "
-            f"checkpoint) pairs; found {type(checkpoints).__name__}: put one model into a list"
+            "checkpoints are the hub name of a suite, a folder, a list of names, folders, models or (label, "
+            f"checkpoint) pairs, or checkpoints by step; found {type(checkpoints).__name__}: put one model into a list"
         )
+    if isinstance(checkpoints, Mapping):
+        checkpoints = list(checkpoints.items())
     labelled = map(_labelled, checkpoints)
-    return list(labelled) if isinstance(checkpoints, Sequence) else labelled
+    if not isinstance(checkpoints, Sequence):
+        return labelled
+    listed = list(labelled)
+    if all(isinstance(item, str | os.PathLike) for item in checkpoints):
+        steps = [label for label, _ in listed if isinstance(label, int)]
+        if len(steps) == len(listed):  # of paths as a glob sorts them, step10 before step9
+            listed.sort(key=lambda pair: pair[0])
+    return listed
 
 
 def source_of(load: Callable[[], Any]) -> Source | None:
@@ -110,7 +120,7 @@ def check_labels(labels: Sequence[Any]) -> None:
     named = [isinstance(label, str) and _NUMBER_ALONE.fullmatch(label) is None for label in labels]
     for label, is_name in zip(labels, named, strict=True):
         if not is_name and (isinstance(label, bool) or not isinstance(label, Integral) or int(label) < 0):
-            raise ValueError(f"{label!r} is no training step: give whole numbers from 0 up, or names for all")
+            raise ValueError(f"{label!r:.80} is no training step: give whole numbers from 0 up, or names for all")
     if any(named) and not all(named):
         raise ValueError(
             f"{labels[named.index(True)]!r} is a name and {labels[named.index(False)]} a training step: give "
@@ -161,5 +171,5 @@ def _labelled(item: Any) -> tuple[Any, Callable[[], Any]]:
 
 
 def _label(name: str, last_part: str) -> Label:
-    match = _STEP_NAME.fullmatch(last_part)
+    match = _STEP_LABEL.fullmatch(last_part)
     return name if match is None else int(match[1])

@@ -1,8 +1,8 @@
 """`ablate`: remove a part of some heads while a model runs."""
 
-from collections.abc import Callable, Iterator
-from functools import partial, update_wrapper
-from inspect import signature
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -11,22 +11,22 @@ import torch
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.edges.cut import EdgeReceiver, EdgeRun, EdgeSender
-from tlspectral.hooks.edges.reached import reached, refuse_order, warn_of_other_heads
+from tlspectral.hooks.edges.reached import Reached, reached, refuse_order, warn_of_other_heads
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.probe import require_writes
-from tlspectral.models.attention import attention_view
+from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.causality import require_stream
-from tlspectral.models.attention.interrupts import interruptible, uninterrupted
+from tlspectral.models.attention.interrupts import interruptible, uninterrupted_block
+from tlspectral.models.attention.key_value_cache import generating_without_cache
 from tlspectral.models.attention.points import seen_at
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import Hook, exclusive, hooks_on
+from tlspectral.models.attention.threads import Hook, exclusive, hooks_on, open_blocks
 from tlspectral.models.attention.writes import layer_reads
-from tlspectral.selection import Heads, Receivers
+from tlspectral.selection import Heads, Receivers, head_name
 
 
-@uninterrupted
 def ablate(
     model: Any,
     heads: Heads,
@@ -34,25 +34,36 @@ def ablate(
     *,
     into: Receivers | None = None,
     task: Any = None,
-) -> Iterator[Any]:
+) -> AbstractContextManager[Any]:
     """Remove a part of the given heads inside a `with` block; the model is as before when the block ends.
 
     `tlspectral.hooks.parts` has the parts: `"symmetric"` (M_S), `"antisymmetric"` (M_A), `"rope_phase"` (Im(M_t)) and
     `"output"` by name, and as values with settings `RopePhase`, `Symmetric`, `Antisymmetric`, `Band`, `Output`,
     `LongRange`, `Content`, `Position` and `Interaction`. The name says what is removed.
 
-    `generate` and `generate_stream` run without their key/value cache inside the block, whatever `use_past_kv_cache`
-    says: cached keys are those of earlier positions alone, and a part needs the queries too. The text is the same.
+    With C the part of a score that is even in the offset of its tokens, `"symmetric"` is (C + C^T)/2 and
+    `"antisymmetric"` (C - C^T)/2. Under rotary positions these are the parts of the operator as it acts at each
+    distance, and with Im(M_t) they sum to the score; `"symmetric_static"` and `"antisymmetric_static"` are those of the
+    matrix M at distance 0, which do not (`parts.Symmetric`).
+
+    `generate`, `generate_stream` and `hf_generate` run without their key/value cache inside the block, whatever
+    `use_past_kv_cache` says: cached keys are those of earlier positions alone, and a part needs the queries too. The
+    text is the same.
 
     Biases, ALiBi, windows and masks stay as they are, unless a part's `include_bias` adds the bias terms. Works with
     `run_with_cache`, `run_with_hooks`, gradients and hooks of your own: enter it after hooks that edit queries and
-    keys, which it then sees. Two contexts on different heads act like one on both; on the same head they need not add
-    up. Ctrl-C leaves nothing on the model.
+    keys, which it then sees. Two blocks on different heads act like one on both. A second block on the same head is
+    refused, on every backend, unless the two provably add up: M_S, M_A and Im(M_t) of one head, or rotary pairs of
+    which none is in both, where the layer exposes its scores and has no softcap; or other positions (`at`). Ctrl-C
+    leaves nothing on the model. Heads, part, receivers and task are checked at the call, the model as the block begins;
+    a block that is never entered warns. A copy of the model that is made inside the block cannot be run: copy it
+    outside.
 
     **Edges.** With `into`, the heads run as they are, and the part is taken away only in what the receivers read. What
     removing the part changes of the residual stream is measured at the heads, the norm behind an attention held at its
     scale in the run, and taken out of the receivers' input, their own norms taken again. Only the direct path is cut:
-    what layers in between made of the part stays. Keys and values that a group shares are one receiver (`L18KV2.k`), so
+    what layers in between made of the part stays. The gate of a gated attention (AFMoE, Qwen3-Next) reads what the
+    queries read, and belongs to their receiver. Keys and values that a group shares are one receiver (`L18KV2.k`), so
     are those of all heads of latent attention (`L3KV0.k`); where it is given by one of its heads (`L18H6.k`), a warning
     names the others that it reaches. Source: path patching (Goldowsky-Dill et al. 2023, section 2), here with a part of
     a head. "Fingerprint, Not Blueprint" leaves the mediated phase ablation to future work.
@@ -65,26 +76,29 @@ def ablate(
         into: receivers, `"L18H6.q"`, `"L18KV2.k"` or a list of them (`tlspectral.receivers` makes one of heads), each
             in a later layer than all of `heads`. None: no edge; the part is removed from the model.
         task: the prompts that the block runs, all at once: of a part with `at`, whose positions count from the end of
-            each prompt or have a name; or of an `Output` whose reference they are. Prompts stand from the first token
-            of the run on, as in `evaluate`.
+            each prompt or have a name; or of an `Output`, which takes from them, or from their pairs if it has no
+            `replace` and they have pairs. Prompts stand from the first token of the run on, as in `evaluate`.
 
     Raises:
         BadHead: a head or a receiver that does not exist.
         UnsupportedArchitecture: a `RopePhase` or `Band` on a layer without rotary positions; or an edge over layers
             whose residual stream is no sum of what heads and MLPs write.
         ValueError: an unknown part, one with settings that is given by name, frequencies that do not exist, a reference
-            that the model cannot read or that looks padded, blocks of unequal length, or a receiver that reads before a
-            head writes.
+            that the model cannot read or that looks padded, blocks of unequal length, a task that is not of the prompt
+            of a part in blocks, or a receiver that reads before a head writes.
         EditNotHonored: the model discards the edit, or its scores are not those of the operators; the model is given a
             key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off
             inside the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
             thread opens a block on the model or runs it while a block is open.
+        EditNotHonored, as the block begins: another open block removes a part of one of these heads, and the two need
+            not add up.
         EditNotHonored, for an edge, as the model runs: a later hook edits z or the output of attention at a head; a
             receiver does not read the residual stream as the operators do; the pass skips a head (as a sweep does); or
             two open blocks have one receiver.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
             3; `attrs["rotary_valid_up_to"]` of the head table); one sequence that is its own reference; sequences
-            to resample that are of another length; or no query behind the blocks, or one that does not see all of them.
+            to resample that are of another length; tokens that are not those of the prompt of a part in blocks; or no
+            query behind the blocks, or one that does not see all of them.
 
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
     size. An edge without effect does not say that the head does not matter to the receiver: paths over other heads and
@@ -101,15 +115,23 @@ def ablate(
         ...     round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
         1.7
     """
-    with exclusive(attention_view(model).model, block=True):
+    return _block(model, _checked(model, heads, part, into, task))
+
+
+@uninterrupted_block(
+    "`tls.ablate` made a block that was never entered, so nothing is removed: write `with tls.ablate(...):`"
+)
+def _block(model: Any, asked: "_Asked") -> Iterator[Any]:
+    with exclusive(asked.view.model, block=asked):
         with interruptible():
-            hooks = ablation_hooks(model, heads, part, into=into, task=task)
-        # An edited pattern is handed on to all that reads it, hooks that were there before among them.
-        patterns = {name for name, _ in hooks if name.endswith("hook_pattern")}
+            asked.require_apart([other for other in open_blocks(model) if other is not asked])
+            hooks = asked.hooks()
+        # An edited pattern is handed on to all that reads it, hooks that were there before among them. Of embeddings
+        # those of the run's tokens are read, not those that other hooks make of them.
+        ahead = {name for name, _ in hooks if name.endswith(("hook_pattern", "hook_embed"))}
         # A part of a score needs the unrotated queries and keys of all positions, and a cache holds rotated keys.
-        names = [name for name in ("generate", "generate_stream") if hasattr(type(model), name)]
-        generating = {name: _WithoutCache(getattr(model, name)) for name in names}
-        with hooks_on(model, model.hook_dict, hooks, ahead=patterns), methods_replaced(model, generating):
+        generating = generating_without_cache(model)
+        with hooks_on(model, model.hook_dict, hooks, ahead=ahead), methods_replaced(model, generating):
             yield model
 
 
@@ -143,6 +165,11 @@ def ablation_hooks(
         >>> bool((model.run_with_hooks(tokens, fwd_hooks=[(name, hook)]) != model(tokens)).any())
         True
     """
+    return _checked(model, heads, part, into, task).hooks()
+
+
+def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | None, task: Any) -> "_Asked":
+    """Return what is asked of `ablate`, with all that can be checked without a run of the model. Raises as it."""
     removed, view = part_of(part), attention_view(model)
     if task is not None:
         from tlspectral.tasks import scored_sequences, task_of  # an ablation without a task needs no statistics
@@ -158,47 +185,90 @@ def ablation_hooks(
     by_layer = heads_by_layer(view, heads)
     if into is not None:
         require_stream(view)
-    ends = [] if into is None else reached(view, into)
-    refuse_order(by_layer, ends)
-    ablations = [
-        LayerAblation(view, view.layer(index), by_layer[index], bound)
-        for index, bound in removed.on(view, by_layer).items()
-    ]
-    if into is None:
-        return [(name, seen_at(name, hook)) for ablation in ablations for name, hook in ablation.hooks()]
-    if not ablations or not ends:
-        return []
-    last = max(end.receiver.layer for end in ends)
-    require_writes(view, range(min(one.layer.layer for one in ablations), last))
-    run = EdgeRun({one.layer.layer: one.heads for one in ablations})
-    warn_of_other_heads(ends)
-    # Every run from token ids passes the embedding first.
-    hooks: list[Hook] = [("hook_embed" if "hook_embed" in view.hook_points else "embed.hook_out", run.forget)]
-    for ablation in ablations:
-        hooks += EdgeSender(ablation, run).hooks()
-    for (layer, what), some in groupby(ends, key=lambda end: (end.receiver.layer, end.receiver.input)):
-        heads_read = [end.receiver.head for end in some]
-        for reads in layer_reads(view.raw(layer), what, widened):
-            hooks += EdgeReceiver(view, view.layer(layer), heads_read, what, reads.point, run).hooks()
-    return [*((name, seen_at(name, hook)) for name, hook in hooks), (view.hook_names(last)["z"], run.forget)]
+    ends = None if into is None else reached(view, into)
+    refuse_order(by_layer, ends or [])
+    return _Asked(view, by_layer, removed, ends)
 
 
-class _WithoutCache:
-    """A model's own method of generation, called without its cache."""
+@dataclass(frozen=True)
+class _Asked:
+    """A part to be removed from heads, by layer, in the whole model or (not None) in what receivers read."""
 
-    def __init__(self, generate: Callable[..., Any]) -> None:
-        self.generate = generate
-        update_wrapper(self, generate)
+    view: AttentionView
+    by_layer: dict[int, list[int]]
+    part: Part
+    ends: list[Reached] | None
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        call = signature(self.generate).bind(*given, **named)
-        call.arguments["use_past_kv_cache"] = False
-        return self.generate(*call.args, **call.kwargs)
+    def __str__(self) -> str:
+        heads = [head_name(layer, head) for layer, some in self.by_layer.items() for head in some]
+        named = ", ".join(heads[:_NAMED]) + (f" and {len(heads) - _NAMED} others" if len(heads) > _NAMED else "")
+        return f"an `ablate` block on {named} ({self.part.name})"
 
-    def __reduce__(self) -> Any:
-        # The method belongs to this model: a copy, such as that of a worker process, cannot have it.
-        return partial, (_refuse_generation,)
+    def require_apart(self, others: Iterable["_Asked"]) -> None:
+        """Refuse a head of which another open block removes a part that need not add up. Raises EditNotHonored."""
+        for other in others:
+            for layer, heads in self.by_layer.items():
+                both = {*heads} & {*other.by_layer.get(layer, ())}
+                whole = self.ends is None and other.ends is None
+                if both and whole and not _add_up(self.view, layer, self.part, other.part):
+                    raise EditNotHonored(
+                        f"{head_name(layer, min(both))}: {other} is open, and {self.part.name} that a second block "
+                        "takes from this head need not add up with that: close the first block"
+                    )
+
+    def hooks(self) -> list[Hook]:
+        """Return the hooks, after runs that prove that they act."""
+        view, ends = self.view, self.ends
+        ablations = [
+            LayerAblation(view, view.layer(index), self.by_layer[index], bound)
+            for index, bound in self.part.on(view, self.by_layer).items()
+        ]
+        if ends is None:
+            return [(name, seen_at(name, hook)) for ablation in ablations for name, hook in ablation.hooks()]
+        if not ablations or not ends:
+            return []
+        last = max(end.receiver.layer for end in ends)
+        require_writes(view, range(min(one.layer.layer for one in ablations), last))
+        run = EdgeRun({one.layer.layer: one.heads for one in ablations})
+        warn_of_other_heads(ends)
+        # Every run from token ids passes the embedding first.
+        hooks: list[Hook] = [("hook_embed" if "hook_embed" in view.hook_points else "embed.hook_out", run.forget)]
+        for ablation in ablations:
+            hooks += EdgeSender(ablation, run).hooks()
+        for (layer, what), some in groupby(ends, key=lambda end: (end.receiver.layer, end.receiver.input)):
+            heads_read = [end.receiver.head for end in some]
+            for reads in layer_reads(view.raw(layer), what, widened):
+                hooks += EdgeReceiver(view, view.layer(layer), heads_read, what, reads.point, run).hooks()
+        return [*((name, seen_at(name, hook)) for name, hook in hooks), (view.hook_names(last)["z"], run.forget)]
 
 
-def _refuse_generation(*given: Any, **named: Any) -> Any:
-    raise EditNotHonored("this model was copied inside an ablation and cannot generate: copy it before the block")
+_SUMMANDS = {"symmetric", "antisymmetric", "rope_phase"}
+"""Parts of which different ones have nothing in common: together they are the score."""
+_NAMED = 6  # heads in a message
+
+
+def _add_up(view: AttentionView, layer: int, one: Part, other: Part) -> bool:
+    """Return whether parts of one head that are removed one after the other are removed as both are at once."""
+    kinds = {one.acts_on, other.acts_on}
+    if kinds == {"z"}:
+        return _apart(one.at, other.at)
+    if "z" in kinds or "scores" not in view.hook_names(layer):
+        return False
+    if _apart(one.at, other.at):
+        return True
+    if kinds != {"scores"} or view.raw(layer).softcap is not None:
+        return False
+    if one.name != other.name and {one.name, other.name} <= _SUMMANDS:
+        return True
+    first, second = (getattr(part, "frequencies", None) for part in (one, other))
+    if first is None or second is None or not all(type(pair) is int for pair in (*first, *second)):
+        return False
+    return not {*first} & {*second}
+
+
+def _apart(one: Any, other: Any) -> bool:
+    """Return whether two positions, of all prompts or one for each, are nowhere the same; None is everywhere."""
+    if one is None or other is None:
+        return False
+    one, other = (torch.as_tensor(at).reshape(-1) for at in (one, other))
+    return (len(one) == len(other) or 1 in (len(one), len(other))) and not bool((one == other).any())

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.causality import require_stream
-from tlspectral.models.attention.closeness import noise_of
+from tlspectral.models.attention.closeness import Quantity, noise_of
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
+from tlspectral.models.attention.padding import probe_tokens
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.replay import logits_at
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import Hook, of_a_library
+from tlspectral.models.attention.threads import Hook, of_a_library, without_hooks
 from tlspectral.models.attention.writes import head_writes, mixed, z_of
 from tlspectral.selection import Head, head_name, head_pair
 from tlspectral.tables.html_summary import html_rows
@@ -66,7 +66,9 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
 
     The model runs once under the hook, and once more without it, every layer on the stream that it read under the
     hook. So a change in one layer is not counted again in the layers behind it. Slices of the output of `o_proj`, a
-    frequent mistake, are no heads: they show as a change of the attention that belongs to no head.
+    frequent mistake, are no heads: they show as a change of the attention that belongs to no head. A third run, in
+    which the z of the head alone is what it is under the hook, has to give the same logits: so a change anywhere else
+    in the model is seen, also where no hook point of a layer shows it.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -105,12 +107,15 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
             under = _run(view, tokens, ())
             with _without_own_hooks(view.model), without_hooks(view.model):
                 plain = _run(view, tokens, (), under)
+                alone = _run(view, tokens, [_head_alone(view, layer, index, under)])
         else:
             under = _run(view, tokens, hook)
             plain = _run(view, tokens, (), under)
+            alone = _run(view, tokens, [_head_alone(view, layer, index, under)])
         heads = pd.concat([_changed_heads(view, one, under, plain) for one in view.layers], ignore_index=True)
         found = [said for one in range(view.n_layers) for said in _beside_heads(view, one, under, plain)]
-    if _differ(under["logits"], plain["logits"]):
+    stored = _stored(view)
+    if _differ(under["logits"], plain["logits"], stored, "same run"):
         found.append("it changes what follows the last layer")
     name, own = head_name(layer, index), (heads["layer"] == layer) & (heads["head"] == index)
     others = [head_name(*pair) for pair in heads.loc[~own, ["layer", "head"]].itertuples(index=False)]
@@ -118,6 +123,9 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
         found.insert(
             0, f"it changes {', '.join(others[:6])}{f' and {len(others) - 6} other heads' * (len(others) > 6)}"
         )
+    if not found and _differ(under["logits"], alone["logits"], stored, "same run"):
+        first = next(point for point in alone if _differ(under[point], alone[point], stored, "same run"))
+        found.append(f"it changes something else, the first time in front of {first}")
     whole = False
     if own.any():
         removed, changed = heads.loc[own, ["removed", "changed"]].iloc[0]
@@ -127,11 +135,15 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
         found.insert(0, f"it removes {said} of what {name} writes{turned}" + ", and nothing else" * (not found))
     else:
         found.insert(0, f"it changes nothing that {name} writes")
-    return HookCheck(whole and len(found) == 1, found, HOOK_CHECK.frame(heads, view.origin()))
+    return HookCheck(whole and len(found) == 1, found, HOOK_CHECK.frame(heads, view.origin(runs=hook is not None)))
 
 
 def _tolerance(view: AttentionView) -> float:
-    return noise_of("live z", next(view.model.parameters()).dtype)[1]
+    return noise_of("live z", _stored(view))[1]
+
+
+def _stored(view: AttentionView) -> torch.dtype:
+    return next(view.model.parameters()).dtype
 
 
 def _run(
@@ -155,6 +167,18 @@ def _run(
     return seen
 
 
+def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Tensor]) -> Hook:
+    """Return a hook by which the z of one head alone is that of another run."""
+    name, n_heads = view.hook_names(layer)["z"], view.n_heads(layer)
+
+    def edit(z: Tensor, hook: Any) -> Tensor:
+        edited, held = (each.reshape(*z.shape[:2], n_heads, -1) for each in (z.clone(), under[name]))
+        edited[:, :, head] = held[:, :, head].to(edited)
+        return edited.reshape(z.shape)
+
+    return name, edit
+
+
 def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> pd.DataFrame:
     """Return the heads of a layer whose write the hook changes, at the scale of a norm behind of the run without it."""
     writes, name = head_writes(view, layer, in_float64), view.hook_names(layer)["z"]
@@ -172,20 +196,22 @@ def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pl
 
 
 def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> Iterator[str]:
-    """Yield in words what a hook changes in a layer beside what its heads write."""
-    names = view.hook_names(layer)
+    """Yield in words what a hook changes in a layer beside what its heads write, and in front of the first layer."""
+    names, stored = view.hook_names(layer), _stored(view)
+    if layer == 0 and _differ(under[names["residual"]], plain[names["residual"]], stored, "same run"):
+        yield "it changes what the first layer reads: the embedding, or what is added to it"
     if layer in view.layers:
         writes = head_writes(view, layer, in_float64)
         z = z_of(in_float64(under[names["z"]]), writes.w_o)
         scale = writes.token_scale(z)
         attention = in_float64(under[names["attention_out"]]) * view.attention_factor(layer)
-        if _differ(writes.sum_of(z, scale) + writes.of_biases(scale), attention):
+        if _differ(writes.sum_of(z, scale) + writes.of_biases(scale), attention, stored):
             yield (
                 f"layer {layer}: it changes the output of the attention in a way that is no head: after W_O the heads "
                 "are mixed, edit z (hook_z, the input of o_proj)"
             )
     mlp = names["mlp_out"]
-    if mlp in under and mlp in plain and _differ(under[mlp], plain[mlp]):
+    if mlp in under and mlp in plain and _differ(under[mlp], plain[mlp], stored, "same run"):
         yield f"layer {layer}: it changes the MLP"
     rest, after = mixed(view, layer, under, in_float64), in_float64(under[names["residual_after"]])
     expected = torch.zeros_like(rest)
@@ -193,13 +219,15 @@ def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pla
         read = {names[point]: under[names[point]] for point in ("residual", "attention_out") if point in names}
         expected = mixed(view, layer, plain | read, in_float64)
     handed_on = under.get(view.hook_names(layer + 1)["residual"]) if layer + 1 < view.n_layers else None
-    if _differ(after - rest + expected, after) or (handed_on is not None and _differ(in_float64(handed_on), after)):
+    if _differ(after - rest + expected, after, stored) or (
+        handed_on is not None and _differ(in_float64(handed_on), after, stored)
+    ):
         yield f"layer {layer}: it changes the residual stream itself"
 
 
-def _differ(found: Tensor, expected: Tensor) -> bool:
-    """Return whether two activations differ by more than rounding."""
-    relative = noise_of("stream", torch.float32)[1]
+def _differ(found: Tensor, expected: Tensor, stored: torch.dtype, what: Quantity = "stream") -> bool:
+    """Return whether two activations of a model stored in a type differ by more than rounding."""
+    relative = noise_of(what, stored)[1]
     return bool((found - expected.to(found)).abs().max() > relative * expected.abs().max())
 
 

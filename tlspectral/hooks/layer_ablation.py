@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -58,14 +59,15 @@ class LayerAblation(HeadCapture):
             # Every pass passes the embedding once, first.
             begun = [("hook_embed", self._begin)] if self.view.two_stacks and self.part.z is not None else []
             return [*begun, (names["z"], self._edit_output)]
+        shown = self._tokens_shown()
         if "scores" not in names:
             if self.view.reweighs(self.layer.layer):
-                return [*self.holders("query", "key"), (names["pattern"], self._edit_pattern)]
-            held = [*self.holders("query", "key", "value"), (names["z"], self._edit_z)]
+                return [*shown, *self.holders("query", "key"), (names["pattern"], self._edit_pattern)]
+            held = [*shown, *self.holders("query", "key", "value"), (names["z"], self._edit_z)]
             # No pattern is read in runs of the library's own, which take parts from copies of a batch or alter them.
             read = not self.stacked and self.alter is None
             return [*held, (names["pattern"], self._hand_on_pattern)] if read else held
-        return [*self.holders("query", "key", "cos", "sin"), (names["scores"], self._edit_scores)]
+        return [*shown, *self.holders("query", "key", "cos", "sin"), (names["scores"], self._edit_scores)]
 
     def prove(self) -> None:
         """Prove by a short run that edits where the part is count, else raise EditNotHonored."""
@@ -78,10 +80,30 @@ class LayerAblation(HeadCapture):
         """Return a `fwd_hooks` list that changes nothing and holds what `change_of_head_output` needs in a run."""
         if isinstance(self.part, Replacement):
             return []
-        hooks = self.holders("query", "key", "value")
+        hooks = [*self._tokens_shown(), *self.holders("query", "key", "value")]
         if "scores" in self.names:  # rotations of the run; a delegating layer shows none
             hooks += [*self.holders("cos", "sin"), (self.names["scores"], self._hold_scores)]
         return hooks
+
+    def _tokens_shown(self) -> list[Hook]:
+        """Return the hook by which a part in blocks of a prompt sees whether a run is of that prompt."""
+        return [(self.view.tokens_point, self._see_tokens)] if isinstance(self.part, BlockPart) else []
+
+    def _see_tokens(self, passed: Tensor, hook: Any) -> None:
+        assert isinstance(self.part, BlockPart)
+        self.part.require_own(self.view, passed)
+        self.hold("tokens", passed)
+
+    def _require_tokens(self, part: BlockPart) -> None:
+        """Refuse a run of a part in blocks whose tokens were not seen. Raises ValueError."""
+        seen = self.seen.get(get_ident(), {})
+        if "tokens" not in seen:
+            raise ValueError(
+                f"{part.name}: this run shows no tokens to compare with the prompt of the part, since it begins "
+                "behind the embedding (from embeddings, or by start_at_layer): run token ids"
+            )
+        if not self.view.two_stacks:  # there a layer runs several times in a pass
+            del seen["tokens"]
 
     def change_of_head_output(
         self, z: Float[Tensor, "batch pos heads d_head"]
@@ -198,6 +220,8 @@ class LayerAblation(HeadCapture):
     def _difference(self, scores: HeadScores, allowed: Tensor) -> Tensor:
         """Return what is added to the scaled scores, before a softcap."""
         assert isinstance(self.part, QueryKeyPart | BlockPart)
+        if isinstance(self.part, BlockPart):
+            self._require_tokens(self.part)
         difference, allowed = self.part.change(scores, allowed)
         acts = self._acts(difference)
         if acts is not None:
@@ -207,7 +231,8 @@ class LayerAblation(HeadCapture):
 
     def _beyond(self, part: LongRange, visible: Tensor, scores: Tensor) -> Tensor:
         acts = self._acts(scores)
-        return part.beyond(visible) if acts is None else part.beyond(visible) & acts
+        beyond = part.beyond(visible, self.view.seen_keys(self.layer.layer, visible.shape[-1]))
+        return beyond if acts is None else beyond & acts
 
     def _acts(self, scores: Float[Tensor, "batch heads pos pos"]) -> Bool[Tensor, "batch one pos one"] | None:
         """Return the queries whose scores the part is taken from; None for all."""

@@ -3,19 +3,18 @@
 Some bridges compute attention elsewhere and discard the edit.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.interrupts import undoing, uninterrupted
-from tlspectral.models.attention.threads import Hook, exclusive
+from tlspectral.models.attention.padding import probe_tokens
+from tlspectral.models.attention.threads import Hook, without_hooks
 from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes
 
 _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
@@ -73,42 +72,13 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     last = view.hook_names(max(following, default=missing[-1]))["residual" if following else "residual_after"]
     with without_hooks(view.model):
         captured = view.capture(probe_tokens(view.d_vocab), dict.fromkeys(names), last=last)
-    for layer in missing:
-        checked_writes(view, layer, captured, widened)
-        after = captured[view.hook_names(layer)["residual_after"]]
-        handed_on = captured.get(view.hook_names(layer + 1)["residual"], after) if layer + 1 in following else after
-        if not torch.equal(after, handed_on.to(after.device)):
-            raise UnsupportedArchitecture(
-                f"layer {layer + 1}: its residual stream is not that behind layer {layer}, so the share of one head is "
-                "not defined"
-            )
-        known.add(layer)
-
-
-def probe_tokens(d_vocab: int, length: int = 4) -> Int64[Tensor, "1 pos"]:
-    """Return a short prompt from the middle of the vocabulary: TransformerLens masks leading pad tokens, of low ids."""
-    return (d_vocab // 2 + torch.arange(length))[None] % d_vocab
-
-
-@uninterrupted
-def without_hooks(model: Any) -> Iterator[None]:
-    """Take all hooks off the model until the context ends, then restore them in their order."""
-    with exclusive(model):
-        points = {id(point): point for point in model.hook_dict.values()}.values()
-        registered = [
-            (point, dict(point._forward_hooks), _known_ids(point)) for point in points if point._forward_hooks
-        ]
-        with undoing(_put_back, registered):
-            for point, _, _ in registered:
-                point._forward_hooks.clear()
-            yield
-
-
-def _put_back(registered: Iterable[tuple[Any, dict[int, Any], set[int]]]) -> None:
-    for point, hooks, known in registered:
-        removed = known - _known_ids(point)  # by those whose hooks they are, while the context was open
-        point._forward_hooks.update({key: hook for key, hook in hooks.items() if key not in removed})
-
-
-def _known_ids(point: Any) -> set[int]:
-    return {handle.hook.id for handle in point.fwd_hooks}
+        for layer in missing:
+            checked_writes(view, layer, captured, widened)
+            after = captured[view.hook_names(layer)["residual_after"]]
+            handed_on = captured.get(view.hook_names(layer + 1)["residual"], after) if layer + 1 in following else after
+            if not torch.equal(after, handed_on.to(after.device)):
+                raise UnsupportedArchitecture(
+                    f"layer {layer + 1}: its residual stream is not that behind layer {layer}, so the share of one "
+                    "head is not defined"
+                )
+            known.add(layer)

@@ -16,6 +16,7 @@ from torch import Tensor
 from tlspectral.models.attention import AttentionView
 
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
+NEWLINE = re.compile(r"\r\n?|\n")
 _ROWS_READ = 2_000
 
 
@@ -50,6 +51,14 @@ def file_text(path: str | os.PathLike[str]) -> str:
     if found is not None:
         raise ValueError(f"{path} is no text in UTF-8: found {found}; expected a text file, saved as UTF-8")
     return text
+
+
+def file_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Return the lines of a file in UTF-8, which end at newlines alone: text may hold other separators, as U+2028.
+
+    Raises as `file_text`.
+    """
+    return NEWLINE.split(file_text(path))
 
 
 def text_tokens(

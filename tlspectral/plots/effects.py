@@ -26,7 +26,8 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     figure, axes = one_panel(ax, 6.4, 1.2 + 0.28 * len(table))
     heights = np.arange(len(table))
     axes.axvline(0, color=GREY, linewidth=0.8)
-    removed = f"{table['part'].iloc[0]} removed"
+    replaced = f" ({sweep.attrs['replace']})" if "replace" in sweep.attrs else ""
+    removed = f"{table['part'].iloc[0]} removed{replaced}"
     axes.errorbar(table["delta"], heights, xerr=table["delta_se"], fmt="o", color=_ABLATED, label=removed)
     if "control_delta" in table:
         control, error = table["control_delta"], table["control_delta_se"]

@@ -100,7 +100,7 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
             tables.append(answers_table(getattr(view.model, "tokenizer", None), draw, (query,), logits.cpu().double()))
     settings = {"task": task.name, "draws": len(task.seeds(seed)), "seed": seed}
     table = stacked(tables).assign(draw=pd.DataFrame(scored.labels)["draw"])
-    return Measurement(BLOCK_ANSWERS, settings, view.origin()).table(table)
+    return Measurement(BLOCK_ANSWERS, settings, view.origin(runs=True)).table(table)
 
 
 def answers_table(

@@ -133,9 +133,10 @@ class BlockTask(_Blocks):
         Args:
             draw: of this task.
             query: index of the block, from 0. Raises ValueError where no question is about it.
-            bos: what text opens with, the tokenizer's `bos_token`.
+            bos: what text opens with, the tokenizer's `bos_token`; a prefix that has it already gets no second one.
         """
-        prefix = bos + draw.prefix if isinstance(draw.prefix, str) else draw.prefix
+        opens = isinstance(draw.prefix, str) and not draw.prefix.startswith(bos)
+        prefix = f"{bos}{draw.prefix}" if opens else draw.prefix
         return BlockPrompt(prefix, draw.blocks, draw.question(query).suffix)
 
     def task(self, *, seed: int = 0) -> Task:

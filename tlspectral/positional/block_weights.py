@@ -19,7 +19,8 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention import AttentionView, RawAttention
-from tlspectral.models.attention.replay import last_logits, prefill
+from tlspectral.models.attention.key_value_cache import prefill
+from tlspectral.models.attention.replay import last_logits
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.exclusion import ExclusionSplit, frequency_exclusion, head_exclusion, swapped_key_means
 from tlspectral.positional.prompts import BlockPrompt
@@ -68,8 +69,9 @@ class QueryPasses:
         """Read every context with every suffix behind it.
 
         Several suffixes share one pass over the contexts, whose keys and values are kept. For one suffix a plain pass
-        is run, as hooks may refuse a cache, and for each of several where the model keeps none. `reduce` is called with
-        context, suffix, layer, `LastQuery` and the last row of the model's own pattern.
+        is run, as hooks may refuse a cache, and for each of several where the model keeps none, or one that loses what
+        is put there. `reduce` is called with context, suffix, layer, `LastQuery` and the last row of the model's own
+        pattern.
 
         Returns:
             Per suffix, logits of the last token.

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.digests import digest_of
 from tlspectral.models.attention.replay import logits_at
@@ -18,6 +19,7 @@ from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks,
 from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined_columns, query_scores
 from tlspectral.positional.prompts import BlockPrompt, chosen_swaps, tokenized_for
 from tlspectral.tables import PartFolder, WorkPart, bundled, unbundled
+from tlspectral.tasks.identity import content_digest
 
 Swaps = str | Sequence[Swap]
 Reading = Callable[[AttentionView], BlockReading]
@@ -124,10 +126,13 @@ def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: PartFolder | No
     name = wide if how["per_frequency"] else f"{mode}_{drawn.name}"
     reading = partial(BlockReading, prompts=drawn.prompts, swaps=swaps, **how)
     at_once = _SWAPS_IN_A_PART if drawn.draw is not None else len(swaps)
-    parts = [WorkPart(name, partial(_intact_part, drawn, reading))]
+    identity = content_digest([[one.pieces for one in drawn.prompts], drawn.draw])
+    check = partial(_require_same_prompts, drawn.name, identity)
+    parts = [WorkPart(name, partial(_intact_part, drawn, reading, identity), check)]
     for start in range(0, len(swaps) if mode == "prompt" else 0, at_once):
         some = swaps[start : start + at_once]
-        parts.append(WorkPart(f"{name}_swaps{start}", partial(_swapped_part, reading, some), items=len(some)))
+        make = partial(_swapped_part, reading, some, identity)
+        parts.append(WorkPart(f"{name}_swaps{start}", make, check, items=len(some)))
     return parts
 
 
@@ -154,14 +159,29 @@ def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]
     return lambda query: chosen
 
 
-def _intact_part(drawn: DrawnPrompts, reading_of: Reading, view: AttentionView) -> pd.DataFrame:
+def _require_same_prompts(name: str, identity: str, table: pd.DataFrame) -> None:
+    """Refuse a stored part of other prompts, questions or answers, as another draw of the task may have them."""
+    if table.attrs.get("prompts") != identity:
+        raise IncompatibleCheckpoint(
+            f"the folder holds other prompts, questions or answers of {name}: was the task's draw changed? Choose "
+            "another folder"
+        )
+
+
+def _intact_part(drawn: DrawnPrompts, reading_of: Reading, identity: str, view: AttentionView) -> pd.DataFrame:
     tables, logits = reading_of(view).intact()
     if drawn.draw is not None:
         tokenizer = getattr(view.model, "tokenizer", None)
         stored = torch.stack(logits).cpu().double()
         tables["answers"] = answers_table(tokenizer, drawn.draw, drawn.queries, stored)
-    return bundled(tables)
+    return _identified(tables, identity)
 
 
-def _swapped_part(reading_of: Reading, swaps: list[Swap], view: AttentionView) -> pd.DataFrame:
-    return bundled(reading_of(view).swapped(swaps))
+def _swapped_part(reading_of: Reading, swaps: list[Swap], identity: str, view: AttentionView) -> pd.DataFrame:
+    return _identified(reading_of(view).swapped(swaps), identity)
+
+
+def _identified(tables: dict[str, pd.DataFrame], identity: str) -> pd.DataFrame:
+    table = bundled(tables)
+    table.attrs["prompts"] = identity
+    return table

@@ -4,13 +4,13 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
-from functools import partial
 from operator import index
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float64
+from torch import Tensor
 
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.digests import digest_of
@@ -18,6 +18,7 @@ from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.positional.block_task import BlockTask, asked_blocks, swapped_blocks
 from tlspectral.positional.block_weights import SCORES, WITH_ERRORS, Mode
 from tlspectral.positional.draws import (
+    DrawnPrompts,
     draw_parts,
     last_loss,
     prompts_given,
@@ -174,7 +175,7 @@ def positional_symbolic(
     measurement = Measurement(
         POSITIONAL_SYMBOLIC,
         {"swaps": swaps if isinstance(swaps, str) else [*map(list, swaps)], "logit_scale": logit_scale, "seed": seed},
-        origin=view.origin(),
+        origin=view.origin(runs=True),
         identity={
             "what": "positional_symbolic",
             "weights": view.weights_digest,
@@ -182,7 +183,7 @@ def positional_symbolic(
             **prompts_identity(task, drawn),
         },
         folder=folder,
-        score=partial(last_loss, view, drawn[0].prompts[0].tokens()),
+        score=lambda: [last_loss(view, tokens) for tokens in _scored_tokens(task, drawn)],
         n_jobs=n_jobs,
     )
     how = {"mode": mode, "per_frequency": per_frequency, "logit_scale": logit_scale, "heads": chosen}
@@ -226,6 +227,11 @@ def positional_symbolic(
             "answers": means.mean().to_dict(),
         }
     return measurement.table(averaged(list(tables), by), **attrs)
+
+
+def _scored_tokens(task: BlockTask | None, drawn: list[DrawnPrompts]) -> list[Tensor]:
+    """Return the prompts that show hooks on the model: of a task's draws the first one's, as more may come."""
+    return [one.prompts[0].tokens() for one in (drawn if task is None else drawn[:1])]
 
 
 def require_settings(mode: str, by: str | None = None, **positive: float | None) -> None:

@@ -42,7 +42,9 @@ class BlockPrompt:
     suffix: Segment
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "blocks", tuple(self.blocks))
+        for side in ("prefix", "suffix"):
+            object.__setattr__(self, side, _own(getattr(self, side)))
+        object.__setattr__(self, "blocks", tuple(_own(block) for block in self.blocks))
         texts = [isinstance(segment, str) for segment in self.pieces]
         if any(texts) and not all(texts):
             raise ValueError("a prompt is all text or all token ids: prefix, blocks and suffix mix the two")
@@ -178,6 +180,11 @@ def tokenized_for(model: Any, prompt: BlockPrompt, swaps: list[tuple[int, int]])
                 attention_view(model).model.tokenizer, f" (after blocks {i} and {j} swap)"
             )
     return tokenized
+
+
+def _own(segment: Any) -> Any:
+    """Return a segment that shares nothing with the caller's."""
+    return segment.clone() if isinstance(segment, Tensor) else segment
 
 
 def _ids_of(tokenizer: Any, text: Any) -> list[int]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tlspectral.models.text import file_text, packaged_words
+from tlspectral.errors import did_you_mean
+from tlspectral.models.text import file_lines, packaged_words
 from tlspectral.positional.binding import TEMPLATES, BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
 from tlspectral.tasks import packaged_text
@@ -134,13 +135,13 @@ class PromptFile(BlockTask):
 
     A line is `{"prefix": "", "blocks": ["a: 1\\n", ...], "questions": [[0, "a:", " 1"], ...]}`; block, suffix and
     answer make a question. `"choices"` are those of chance; without them they are the answers of the line. All lines
-    have as many blocks.
+    have as many blocks, and end at newlines alone.
 
     Attributes:
         path: the file. If it has fewer lines than `draws`, all are read.
 
     Raises:
-        ValueError: a file without lines, or a line that is not of this form.
+        ValueError: a file without lines, or a line that is not of this form or has another key.
     """
 
     path: str
@@ -158,7 +159,7 @@ class PromptFile(BlockTask):
     @cached_property
     def lines(self) -> tuple[BlockDraw, ...]:
         """The lines of the file."""
-        lines = enumerate(file_text(self.path).splitlines(), 1)
+        lines = enumerate(file_lines(self.path), 1)
         draws = tuple(_draw_of(f"{self.path}, line {number}", line) for number, line in lines if line.strip())
         if not draws:
             raise ValueError(f"{self.path} has no lines: give one draw a line, such as {LINE}")
@@ -186,6 +187,9 @@ LINE = (
     '"questions": [[0, "apple:", " red"], [2, "pear:", " green"]]}'
 )
 """A line of a file of prompts: blocks that swap, and questions, each with its block, its text and the answer."""
+
+
+_KEYS = ("prefix", "blocks", "questions", "choices")
 
 
 def block_task(name: str) -> BlockTask:
@@ -234,6 +238,9 @@ def _strange_in(given: Any) -> str | None:
     """Return what is not in a line as `PromptFile` describes it, in words; None where all is."""
     if not isinstance(given, dict):
         return f"a {type(given).__name__}"
+    for name in given:
+        if name not in _KEYS:
+            return f"the key {name!r}{did_you_mean(name, _KEYS)}"
     missing = [name for name in ("blocks", "questions") if name not in given]
     if missing:
         return f"{' and '.join(map(repr, given)) or 'nothing'}, without {' and '.join(map(repr, missing))}"

@@ -140,7 +140,7 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
         "n_tokens": len(tokens),
         "tokens_sha256": digest_of([tokens]),
     }
-    return Measurement(LOGIT_SHARES, settings, view.origin()).table(pd.concat(rows, ignore_index=True))
+    return Measurement(LOGIT_SHARES, settings, view.origin(runs=True)).table(pd.concat(rows, ignore_index=True))
 
 
 def _layer_rows(layer: int, heads: list[int], seen: LastQuery, places: BlockPlaces) -> pd.DataFrame:

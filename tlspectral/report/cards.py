@@ -91,12 +91,12 @@ class Evidence:
         return self._rows.get(name, {})
 
     def columns(self) -> dict[str, dict[Pair, float]]:
-        """Numbers of heads by which a grid is coloured, by title: one per table, part, mode and task."""
+        """Numbers of heads by which a grid is coloured, by title: one per table, part, mode, task and replacement."""
         found: dict[str, dict[Pair, float]] = {}
         for name, (column, said) in _COLOURED.items():
             for pair, rows in self.rows(name).items():
                 for row in (row for row in rows if _missing(row.get("frequency"))):
-                    which = [str(row[key]) for key in ("part", "mode", "task") if not _missing(row.get(key))]
+                    which = [str(row[key]) for key in _TOLD if not _missing(row.get(key))]
                     title = f"{said} ({column})" + ": " * bool(which) + ", ".join(which)
                     found.setdefault(title, {})[pair] = row.get(column, np.nan)
         return found
@@ -118,7 +118,7 @@ def _checked(
     require_same_model(heads, table.attrs, f"the {kind.plural}")
     fields = ("receiver_layer", "receiver_head") if name == "edges" else _OF_HEAD
     rows = table.to_dict("records")
-    task = {"task": table.attrs["task"]} if "task" in table.attrs and "task" not in table else {}
+    said = {key: table.attrs[key] for key in ("task", "replace") if key in table.attrs and key not in table}
     pairs = [(int(row[fields[0]]), int(row[fields[1]])) for row in rows]
     for pair in dict.fromkeys(pairs):
         if pair not in known:
@@ -126,7 +126,7 @@ def _checked(
                 f"the {kind.plural} hold {head_name(*pair)}, which the table of heads lacks: give tables of the same "
                 "model"
             )
-    found = [(pair, {**row, **task}) for pair, row in zip(pairs, rows, strict=True)]
+    found = [(pair, {**row, **said}) for pair, row in zip(pairs, rows, strict=True)]
     for pair, row in list(found) if name == "edges" else []:
         if pd.isna(row["attention"]):  # an effect on a task is that of all heads that the edge reaches
             found += [(other, row) for other in known.intersection(head_pairs(row["reached"].split(", "))) - {pair}]
@@ -218,7 +218,7 @@ def _quoted(row: Mapping[Any, Any]) -> str:
 def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
     def sections(name: str, rows: Rows) -> list[Section]:
         best = sorted(rows, key=lambda row: -abs(row["delta"]) if pd.notna(row["delta"]) else np.inf)[:_LISTED]
-        shown = (*ends, "attention", "delta", "± se", "control_delta", "qvalue", "task")
+        shown = (*ends, "attention", "delta", "± se", "control_delta", "qvalue", "task", "replace")
         left = f" The {_LISTED} largest of {len(rows)}." if len(rows) > _LISTED else ""
         note = f"Effect of one edge cut, everything else as it is.{left} Edges that matter only together are not seen."
         return [Section(title, note, *listing([_chosen(row, *shown) for row in best]))]
@@ -227,7 +227,7 @@ def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
 
 
 def _sweep(name: str, rows: Rows) -> list[Section]:
-    shown = ("part", "task", "delta", "± se", "delta_p", "control_delta", "control_p")
+    shown = ("part", "task", "delta", "± se", "delta_p", "control_delta", "control_p", "replace")
     note = "The score of the model with a part of this head removed, less the intact one. Others may take over."
     return [Section("Ablation", note, *listing([_chosen(row, *shown) for row in rows]))]
 
@@ -242,6 +242,7 @@ def _positional(name: str, rows: Rows) -> list[Section]:
 
 
 _OF_HEAD = ("layer", "head")
+_TOLD = ("part", "mode", "task", "replace")
 _EDGE = (*_OF_HEAD, "sender", "receiver", "receiver_layer", "receiver_head", "reached", "attention", "delta")
 _KINDS = {
     "kernels": _Kind("kernels", "relative_position_kernel", (*_OF_HEAD, "offset", "score"), _kernel),

@@ -9,17 +9,27 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from jaxtyping import Float, Int64
+import torch
+from jaxtyping import Int64
 from torch import Tensor, nn
 
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import IncompatibleCheckpoint, UnsupportedArchitecture, warn_caller
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.key_value_cache import beyond_rounding, relative_difference
 from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.attention.threads import evaluating
 from tlspectral.models.loading.copies import copy_of_object
+from tlspectral.spectral_rope.identity import (
+    IDENTITY,
+    from_tensor,
+    logits_of,
+    require_same_function,
+    require_same_weights,
+)
 from tlspectral.spectral_rope.module import SpectralRoPE
 from tlspectral.spectral_rope.saving import save_folder
 from tlspectral.spectral_rope.swapped import Swapped, is_swapped, swap, swap_back
@@ -69,7 +79,7 @@ class RotatedAttention(Swapped):
 
 
 class SpectralPreTrained(Swapped):
-    """A Hugging Face model with learned rotations in its attention modules, which are saved without its weights."""
+    """A Hugging Face model with learned rotations in its attention modules."""
 
     base: Any
     get_input_embeddings: Callable[[], nn.Module]
@@ -88,23 +98,33 @@ class SpectralPreTrained(Swapped):
         return self.spectral.parameters()
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **named: Any) -> None:
-        """Write the spectral parameters and the name of the base, as `save_folder` has it, and no weights.
+        """Write the spectral parameters and the name of the base, or its weights, as `save_folder` has it.
 
-        Weights that are trained too are saved beside them, in the folder `base`. Other arguments have no effect.
+        Other arguments have no effect. Raises as `save_folder`.
         """
-        save_folder(self, save_directory, plain_object(self) if self._trains_weights() else None)
+        save_folder(self, save_directory, lambda: plain_object(self), trains_weights=self._trains_weights())
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *given: Any, **named: Any) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As the model's own; the tensors of a file of `save_pretrained` go to the spectral parameters.
 
-        Raises RuntimeError for such a file where weights are trained too, which it does not hold.
+        Raises RuntimeError for such a file that was saved of other weights. A Trainer loads spectral parameters and
+        weights one after the other, by `strict=False`: weights that were saved beside them are then not compared.
         """
-        if not any(name.endswith(".theta") for name in state_dict):
-            return self.own.load_state_dict(self, state_dict, *given, **named)
-        if self._trains_weights():
-            raise RuntimeError("the file holds spectral parameters alone; weights that are trained too are in `base`")
-        by_layer = {name: value for name, value in state_dict.items() if not name.endswith(".theta")}
-        return self.spectral.load_state_dict(by_layer, strict=False)
+        if IDENTITY not in state_dict:
+            return self.own.load_state_dict(self, state_dict, strict=strict, assign=assign)
+        layers = dict(state_dict)
+        identity = from_tensor(layers.pop(IDENTITY))
+        weights_come = identity.get("stored", False) and not strict
+        try:
+            if not weights_come:
+                require_same_weights(identity, self, "this state dict")
+            loaded = self.spectral.load_state_dict(layers, strict=strict, assign=assign)
+            if not weights_come:
+                require_same_function(identity, self, "this state dict")
+        except IncompatibleCheckpoint as error:
+            advice = "; its weights are in the folder `base` beside it" if identity.get("stored") else ""
+            raise RuntimeError(f"{error}{advice}") from error
+        return loaded
 
     def _trains_weights(self) -> bool:
         return any(".spectral." not in name and value.requires_grad for name, value in self.named_parameters())
@@ -148,10 +168,24 @@ def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, Spectra
     return copied
 
 
-def logits_of(model: Any, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-    """Return the logits of a model of transformers in evaluation mode."""
-    with evaluating(model):
-        return model(input_ids=tokens.to(model.device), use_cache=False).logits
+def avoid_lost_cache_of_object(model: Any, tokens: Int64[Tensor, "1 pos"]) -> None:
+    """Let a spectral model of transformers generate without its cache, with a warning, if a cached step is wrong.
+
+    It is compared with the uncached pass of the same tokens.
+    """
+    with evaluating(model), torch.no_grad():
+        read = model(input_ids=tokens[:, :-1].to(model.device), use_cache=True)
+        named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        found = model(input_ids=tokens[:, -1:].to(model.device), use_cache=True, **{named: read[named]}).logits
+        difference = relative_difference(found[:, -1], logits_of(model, tokens)[:, -1])
+    if beyond_rounding(model, difference):
+        model.config.use_cache = model.generation_config.use_cache = False
+        warn_caller(
+            f"{type(model).__name__}: the spectral model loses the key/value cache under transformers "
+            f"{version('transformers')} (log-probabilities behind cached tokens differ from those of an uncached pass "
+            f"by {difference:.1e} of the largest), so its config says use_cache=False and it generates without one; "
+            "try another version of transformers"
+        )
 
 
 def plain_object(model: Any) -> Any:

@@ -13,7 +13,7 @@ from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.layer import require_own_projections
 from tlspectral.models.attention.selection import heads_by_layer
 from tlspectral.selection import Heads
-from tlspectral.spectral_rope.module import Scope, SpectralRoPE
+from tlspectral.spectral_rope.module import Scope, SpectralRoPE, checked_seed
 
 Frequencies = Iterable[Any] | Tensor | None
 
@@ -38,6 +38,7 @@ def spectral_layers(
     no_rotary = [index for index in chosen if index not in rotary]
     if no_rotary:
         raise UnsupportedArchitecture(f"layer {no_rotary[0]} has no rotary positions: leave its heads out of heads=")
+    first_seed = checked_seed(seed)
     chosen_pairs = frequencies if frequencies is None or isinstance(frequencies, Tensor) else list(frequencies)
     layers = nn.ModuleDict()
     for index, in_layer in chosen.items():
@@ -56,7 +57,7 @@ def spectral_layers(
                 scope=scope,
                 heads=in_layer,
                 frequencies=chosen_pairs,
-                seed=seed + (0 if scope == "model" else 1_000_003 * index),
+                seed=first_seed + (0 if scope == "model" else 1_000_003 * index),
                 **options,
             )
         except ValueError as error:

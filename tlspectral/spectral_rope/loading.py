@@ -11,9 +11,18 @@ from torch import Tensor
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
+from tlspectral.models.loading.pretrained import find_tokenizer
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object
+from tlspectral.spectral_rope.identity import IDENTITY, from_tensor, require_same_function, require_same_weights
 from tlspectral.spectral_rope.model import to_spectral
-from tlspectral.spectral_rope.saving import BASE, FORMAT, OPTIONS, SPECTRAL_CONFIG, WEIGHTS, record_of, tensors_of
+from tlspectral.spectral_rope.saving import (
+    FORMAT,
+    OPTIONS,
+    SPECTRAL_CONFIG,
+    parameters_file,
+    record_of,
+    tensors_of,
+)
 
 
 def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
@@ -28,13 +37,18 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
-        IncompatibleCheckpoint: not such a file; made for a model of other layers, heads or inverse frequencies; or with
-            parameters that are missing, of another shape or not finite.
+        IncompatibleCheckpoint: not such a file; made for a model of other layers, heads, inverse frequencies or
+            weights; or with parameters that are missing, of another shape or not finite.
         UnsupportedArchitecture, EditNotHonored, ScoreMismatch: as `to_spectral`.
+
+    What it does not establish: that the weights are the same where their bits cannot be compared: between a
+    HookedTransformer and a bridge or a model of transformers, and in a lower precision. There, log-probabilities of 24
+    tokens are compared.
     """
     if os.path.isdir(path):
-        path = os.path.join(path, WEIGHTS)
+        path = parameters_file(Path(path))
     tensors, record = _read(path)
+    identity = from_tensor(tensors.pop(IDENTITY))
     try:
         spectral = to_spectral(model, **{name: record[name] for name in OPTIONS})
     except (BadHead, UnsupportedArchitecture, ValueError) as error:
@@ -44,8 +58,12 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
         if record[what] != made[what]:
             raise IncompatibleCheckpoint(f"{path}: {what} is {record[what]}, but {made[what]} in this model")
     _check_tensors(path, tensors, tensors_of(spectral))
-    learned = {name: value for name, value in tensors.items() if not name.endswith(".theta")}
-    spectral.spectral.load_state_dict(learned, strict=False)  # layers that share parameters are stored once
+    try:
+        spectral.spectral.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise IncompatibleCheckpoint(f"{path}: {error}") from error
+    require_same_weights(identity, model, path)
+    require_same_function(identity, spectral, path)
     return spectral
 
 
@@ -58,10 +76,16 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, An
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except SafetensorError as error:
         raise IncompatibleCheckpoint(f"{path} is not a safetensors file: {error}") from error
-    if metadata.get("format") != FORMAT:
+    found = metadata.get("format")
+    if str(found).startswith(FORMAT.rstrip("0123456789")) and found != FORMAT:
         raise IncompatibleCheckpoint(
-            f"{path} is not a file of spectral parameters that this version reads (format {metadata.get('format')!r}, "
-            f"expected {FORMAT!r}); save_spectral writes them"
+            f"{path} was saved by another version of tlspectral (format {found!r}, expected {FORMAT!r}). Earlier "
+            "versions kept no digest of the base, so that no model can be known to be it: learn the parameters again"
+        )
+    if found != FORMAT or IDENTITY not in tensors:
+        raise IncompatibleCheckpoint(
+            f"{path} is not a file of spectral parameters that this version reads (format {found!r}, expected "
+            f"{FORMAT!r}); save_spectral writes them"
         )
     return tensors, json.loads(metadata["spectral"])
 
@@ -77,21 +101,14 @@ def _check_tensors(path: Any, tensors: dict[str, Tensor], own: dict[str, Tensor]
             )
         if not bool(torch.isfinite(value).all()):
             raise IncompatibleCheckpoint(f"{path}: {name} has values that are not finite")
-        # Two backends read the same frequencies 1e-7 apart; another base or scaling is off by hundredths and more.
-        worst = float(((value - own[name]) / own[name].clamp_min(1e-12)).abs().max()) if ".theta" in name else 0.0
-        if worst > 1e-4:
-            raise IncompatibleCheckpoint(
-                f"{path}, layer {name.partition('.')[0]}: made for other inverse frequencies than the model's (up to "
-                f"{worst:.1e} of their size apart): another rotary base or scaling"
-            )
 
 
 def load_claimed(given: Any, **options: Any) -> Any:
     """Return the TransformerLens model of a spectral Hugging Face model, or of the `Source` of a folder of one.
 
     That of an object has copies of its weights and parameters; that of a folder is its base with the folder's spectral
-    parameters. `options` are those of `load_model`. Raises TypeError for another spectral model,
-    IncompatibleCheckpoint for a folder that names no base; else as `load_model`, with the names of folder and base.
+    parameters. `options` are those of `load_model`. Raises TypeError for another spectral model, IncompatibleCheckpoint
+    for a folder whose base is not known or is another one now; else as `load_model`, with the names of folder and base.
     """
     if isinstance(given, Source):
         return _load_folder(given, options)
@@ -106,25 +123,39 @@ def load_claimed(given: Any, **options: Any) -> Any:
 def _load_folder(source: Source, options: dict[str, Any]) -> Any:
     folder = Path(source.location)
     config = json.loads((folder / SPECTRAL_CONFIG).read_text(encoding="utf-8"))
-    name, revision = config["base_model_name_or_path"], config["revision"]
-    if name is None:
+    tensors, _ = _read(parameters_file(folder))
+    if config.get("sha256") != from_tensor(tensors[IDENTITY])["sha256"]:
         raise IncompatibleCheckpoint(
-            f"{folder / SPECTRAL_CONFIG} names no base model: it was made from a model object that came from no folder "
-            "or hub; load the base, and give it to load_spectral with this folder"
+            f"{folder / SPECTRAL_CONFIG} and {parameters_file(folder)} are of two saves, so that the base is not "
+            "known: save the model again"
         )
-    # Folders of earlier versions name a folder as it was called where they were saved.
-    if "relative_to" in config or (name == BASE and (folder / BASE).is_dir()):
-        name = os.path.normpath(os.path.join(os.path.realpath(folder), name))
-        if not os.path.isdir(name):
-            raise FileNotFoundError(
-                f"{folder} holds spectral parameters of the model in {name}, which is not there: move the base there, "
-                "or load it and give it to load_spectral with this folder"
-            )
+    name = _base_of(folder, config)
+    if options["tokenizer"] is None:
+        options = {**options, "tokenizer": find_tokenizer(source, folder, None)}
     try:
-        base = load_model(name, revision=revision, **options)
+        base = load_model(name, revision=config["revision"], **options)
     except (TlspectralError, OSError, ValueError) as error:
         error.args = (f"{folder} holds spectral parameters of {name}, which cannot be loaded: {error}",)
         raise
     spectral = load_spectral(base, folder)
     spectral.rotated.tlspectral_source = {**base.tlspectral_source, **source.record, "base": base.tlspectral_source}
     return spectral
+
+
+def _base_of(folder: Path, config: dict[str, Any]) -> str:
+    """Return the hub id or folder of the base that `spectral_config.json` names."""
+    name = config["base_model_name_or_path"]
+    if "relative_to" not in config:
+        return name
+    name = os.path.normpath(os.path.join(os.path.realpath(folder), name))
+    if not os.path.isdir(name):
+        raise FileNotFoundError(
+            f"{folder} holds spectral parameters of the model in {name}, which is not there: move the base there, "
+            "or load it and give it to load_spectral with this folder"
+        )
+    if (Path(name) / SPECTRAL_CONFIG).is_file():
+        raise IncompatibleCheckpoint(
+            f"{folder / SPECTRAL_CONFIG} names {name} as the base, which holds spectral parameters and no base: name "
+            "the folder of the model that they were learned on there"
+        )
+    return name

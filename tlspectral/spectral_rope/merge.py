@@ -10,12 +10,14 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import with_gain_and_phase
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import AttentionView, attention_view
+from tlspectral.models.attention.padding import probe_tokens
+from tlspectral.models.attention.threads import without_hooks
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy
 from tlspectral.models.loading.packaged import hooked_transformer_class
-from tlspectral.spectral_rope.hugging_face import is_spectral_object, logits_of, plain_object
+from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object
+from tlspectral.spectral_rope.identity import logits_of
 from tlspectral.spectral_rope.layers import layers_of, spectral_geometry
 from tlspectral.spectral_rope.model import PROBE_LENGTH, SpectralModel
 from tlspectral.spectral_rope.module import SpectralRoPE

@@ -1,5 +1,6 @@
 """`to_spectral`: a copy of a model with learnable rotary positions in its attention modules."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -10,15 +11,23 @@ from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.errors import EditNotHonored, ScoreMismatch
-from tlspectral.hooks.probe import probe_tokens, without_hooks
 from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.causality import require_one_run
 from tlspectral.models.attention.interrupts import uninterrupted
+from tlspectral.models.attention.padding import probe_tokens
 from tlspectral.models.attention.replay import module_hooks
-from tlspectral.models.loading import load_model
+from tlspectral.models.attention.threads import without_hooks
+from tlspectral.models.loading.checks import avoid_lost_cache
 from tlspectral.models.loading.copies import deep_copy, other_parameters
+from tlspectral.models.loading.roads import load_other
 from tlspectral.selection import Heads
-from tlspectral.spectral_rope.hugging_face import is_spectral_object, logits_of, plain_object, rotated_object
+from tlspectral.spectral_rope.hugging_face import (
+    avoid_lost_cache_of_object,
+    is_spectral_object,
+    plain_object,
+    rotated_object,
+)
+from tlspectral.spectral_rope.identity import logits_of
 from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
@@ -59,6 +68,31 @@ class SpectralModel(nn.Module):
             if name in ("base", "rotated") or name.startswith("__"):  # a copy has no attributes yet
                 raise
             return getattr(self.rotated, name)
+
+    def __copy__(self) -> "SpectralModel":
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SpectralModel":
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if hasattr(self.rotated, "original_model"):
+            raise TypeError(
+                "a spectral bridge cannot be pickled, as no TransformerBridge can: keep its parameters by "
+                "save_spectral, or its state_dict()"
+            )
+        return super().__reduce_ex__(protocol)
+
+    def save_pretrained(self, *given: Any, **named: Any) -> None:
+        """Refuse by TypeError: the wrapped model would be saved without its rotations, by names that nothing reads."""
+        raise TypeError(
+            f"a spectral {type(self.rotated).__name__} has no save_pretrained: keep its parameters by save_spectral, "
+            "or give to_spectral the model of transformers, which has one"
+        )
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """As the base's forward pass."""
@@ -161,13 +195,16 @@ def to_spectral(
         A `SpectralModel`; of a model of transformers, one of its own class, with the spectral parameters in its
         attention modules (`{attention}.spectral.log_omega_shift`). It trains (`labels=`, Trainer, gradient
         checkpointing, torch.compile), generates and is copied as that does; `save_pretrained` writes the spectral
-        parameters and the name of the base, which `load_spectral` and `load_model` read.
+        parameters and the name of the base (its weights, where they are others than that name means), which
+        `load_spectral` and `load_model` read. One cached step is compared with an uncached pass; where they differ, a
+        warning says so, and it generates without a key/value cache.
 
     Raises:
         UnsupportedArchitecture, BadWeights: no rotary positions, or a layer cannot be read, or (of transformers) it
             rotates in another way; the message names it.
         BadHead: a head that does not exist.
-        ValueError: a model that is spectral already, or choices that do not fit the model.
+        ValueError: a model that is spectral already, choices that do not fit the model, or a noise or seed that is no
+            finite number.
         EditNotHonored: the model does not use queries or keys that are rotated at its hook points.
         ScoreMismatch: the logits at the start are not the model's own to the bit.
 
@@ -176,7 +213,7 @@ def to_spectral(
     if is_spectral_object(model) or getattr(model, "spectral_geometry", None) is not None:
         raise ValueError("the model is spectral already: make the new one from its .base")
     of_transformers = hasattr(model, "get_input_embeddings") and not hasattr(model, "run_with_hooks")
-    view = attention_view(load_model(model) if of_transformers else model)
+    view = attention_view(_bridge_of(model) if of_transformers else model)
     require_one_run(view, "one rotation would learn from all, and the first record no gradient")
     layers = spectral_layers(
         view,
@@ -192,13 +229,20 @@ def to_spectral(
         spectral = rotated_object(model, view, by_layer(layers), shared=share_weights)
         run, run_base = partial(logits_of, spectral), partial(logits_of, plain_object(spectral))
         _prove(run, run_base, layers, view.d_vocab, not phase_noise)
+        avoid_lost_cache_of_object(spectral, probe_tokens(view.d_vocab, PROBE_LENGTH))
         return spectral
     rotated = _copied(model, shared=share_weights)
     place(attention_view(rotated), by_layer(layers))
     spectral = SpectralModel(model, rotated, layers)
     with without_hooks(model):
         _prove(attention_view(spectral).logits, view.logits, layers, view.d_vocab, not phase_noise)
+    avoid_lost_cache(spectral)
     return spectral
+
+
+def _bridge_of(model: Any) -> Any:
+    """Return a bridge of a model of transformers, whose layers are read and which does not generate."""
+    return load_other(model, None, None, backend="bridge", device=None, dtype=None, tokenizer=None)
 
 
 def _copied(model: Any, *, shared: bool) -> Any:

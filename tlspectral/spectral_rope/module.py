@@ -6,7 +6,9 @@ needs only the residual, `A exp(i (m (Omega - theta) + Phi))`, before or after i
 `Omega = theta, Phi = 0, A = 1` that is a multiplication by 1, and the model's output is unchanged to the bit.
 """
 
+import math
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -51,7 +53,8 @@ class SpectralRoPE(nn.Module):
         seed: of the noise.
 
     Raises:
-        ValueError: sizes that do not fit together, heads or pairs that do not exist, or part of a group.
+        ValueError: sizes that do not fit together, heads or pairs that do not exist, part of a group, or a noise or
+            seed that is no finite number.
 
     What it does not establish: that a learned frequency is needed. Omega is aliased modulo 2 pi at integer positions,
     and its gradient grows with the distance of the tokens, so a shift must be compared with a control.
@@ -94,7 +97,7 @@ class SpectralRoPE(nn.Module):
         self.adjacent = _adjacent(real_index, imag_index)
         self.everywhere = bool(chosen.all() and pairs.all())
         start = theta.detach().clone()
-        # Not in the state dict: all of them belong to the model that is rotated, and none is learned.
+        # All of them belong to the model that is rotated, and none is learned: a state dict has some to compare.
         for name, value in {
             "theta": start,
             "real_index": real_index,
@@ -110,7 +113,7 @@ class SpectralRoPE(nn.Module):
             self.log_omega_shift = nn.Parameter(start.new_zeros(key_rows, len(theta)))
         else:
             self.register_parameter("omega", nn.Parameter(start.repeat(key_rows, 1)))
-        noise = torch.randn(phase_rows, len(theta), generator=torch.Generator().manual_seed(seed))
+        noise = torch.randn(phase_rows, len(theta), generator=torch.Generator().manual_seed(checked_seed(seed)))
         self.phase = nn.Parameter((phase_noise * noise).to(start))
         self.gain = nn.Parameter(start.new_ones(query_rows, len(theta)))
 
@@ -118,6 +121,34 @@ class SpectralRoPE(nn.Module):
         if name == "omega" and "log_omega_shift" in self._parameters:
             return self.theta * self.log_omega_shift.exp()
         return super().__getattr__(name)
+
+    def _compared(self) -> dict[str, tuple[Tensor, str]]:
+        """Return what a state dict holds beside the parameters, by name, with the words for another value."""
+        return {
+            "theta": (self.theta, "other inverse frequencies, by another rotary base or scaling,"),
+            "query_mask": (self.query_mask, "other heads= or frequencies="),
+            "shared_phase": (torch.tensor(self.shared_phase), "another shared_phase="),
+            "tied": (torch.tensor(self.scope == "model"), "another scope="),
+        }
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({prefix + name: value for name, (value, _) in self._compared().items()})
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool, missing_keys: list[str],
+        unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        learned = dict(state_dict)
+        for name, (own, what) in self._compared().items():
+            stored = learned.pop(prefix + name, None)
+            if stored is None:
+                missing_keys.append(prefix + name)
+            elif not _same(stored, own):
+                error_msgs.append(f"{prefix}{name}: {what} in the model that was saved")
+        super()._load_from_state_dict(
+            learned, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def forward(
         self,
@@ -196,6 +227,24 @@ class SpectralRoPE(nn.Module):
         raise ValueError(f"{side} tensor of {heads} heads; this module rotates {allowed}")
 
 
+def _same(stored: Tensor, own: Tensor) -> bool:
+    if stored.shape != own.shape or stored.dtype.is_floating_point != own.dtype.is_floating_point:
+        return False
+    if not own.dtype.is_floating_point:
+        return bool((stored.to(own.device) == own).all())
+    # Two backends read the same frequencies 1e-7 apart; another base or scaling is off by hundredths and more.
+    coarse = max(torch.finfo(value.dtype).eps for value in (stored, own))
+    return torch.allclose(stored.to(own.device).double(), own.double(), rtol=max(1e-4, 2 * coarse), atol=1e-12)
+
+
+def checked_seed(seed: Any) -> int:
+    """Return a seed as an integer. Raises ValueError for what is no whole number."""
+    number = whole_number(seed)
+    if number is None:
+        raise ValueError(f"seed is a whole number, found {seed!r}")
+    return number
+
+
 def _adjacent(real_index: Int64[Tensor, "pairs"], imag_index: Int64[Tensor, "pairs"]) -> bool:
     given = real_index.tolist(), imag_index.tolist()
     for adjacent in (False, True):
@@ -211,8 +260,10 @@ def _check_shape(pairs: int, n_heads: int, n_kv_heads: int, scope: Scope, phase_
         raise ValueError("there are no rotary pairs: theta is empty")
     if n_kv_heads < 1 or n_heads % n_kv_heads:
         raise ValueError(f"{n_heads} query heads cannot share {n_kv_heads} key/value heads evenly")
-    if not phase_noise >= 0:
-        raise ValueError(f"phase_noise is a standard deviation in radians, found {phase_noise}")
+    if not isinstance(phase_noise, Real) or isinstance(phase_noise, bool) or not 0 <= phase_noise < math.inf:
+        raise ValueError(
+            f"phase_noise is a standard deviation in radians, a finite number from 0 up; found {phase_noise!r}"
+        )
 
 
 def _chosen_heads(

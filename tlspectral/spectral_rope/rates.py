@@ -1,8 +1,10 @@
-"""Learning rates of spectral parameters. An angle at distance N changes N times as fast as its frequency."""
+"""Learning rates of a spectral model. An angle at distance N changes N times as fast as its frequency."""
 
+import math
+from numbers import Real
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from tlspectral.spectral_rope.module import SpectralRoPE
 
@@ -10,14 +12,14 @@ OMEGA_SHARE = 0.1
 _FREQUENCY_PARAMETERS = ("omega", "log_omega_shift")
 
 
-def parameter_groups(spectral: nn.Module, lr: float) -> list[dict[str, Any]]:
-    """Groups of the spectral parameters for AdamW or another optimizer: frequencies at a tenth of the rate of the rest.
+def parameter_groups(spectral: nn.Module, lr: float, *, weights_lr: float | None = None) -> list[dict[str, Any]]:
+    """Groups of all that trains, for AdamW or another optimizer: frequencies at a tenth of the rate of gain and phase.
 
     AdamW moves every entry by about its rate in a step. A linear `omega` at 1e-3 rotates every pair by another radian
     at distance 1,024, and so undoes what a trained model attends to there, most of all with its slow pairs.
     Relative steps (`log_omega`, the default of `to_spectral`) spare the slow pairs, and a tenth of the rate keeps the
-    fastest within 0.1 radians a step there. No group has weight decay: it would pull the parameters to 0 and not to
-    their start.
+    fastest within 0.1 radians a step there. The spectral groups have no weight decay: it would pull the parameters to
+    0 and not to their start.
 
     >>> import torch
     >>> import tlspectral as tls
@@ -26,32 +28,43 @@ def parameter_groups(spectral: nn.Module, lr: float) -> list[dict[str, Any]]:
     >>> optimizer = torch.optim.AdamW(parameter_groups(spectral, lr=1e-3))
     >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
     [('gain_phase', 0.001), ('omega', 0.0001)]
+    >>> with_weights = tls.to_spectral(tls.load_model("tiny-rope"), share_weights=False)
+    >>> [(group["name"], group["lr"]) for group in parameter_groups(with_weights, lr=1e-3, weights_lr=1e-4)]
+    [('gain_phase', 0.001), ('omega', 0.0001), ('weights', 0.0001)]
 
     Args:
         spectral: what `to_spectral` or `SpectralHookedTransformer` made, or any module with `SpectralRoPE` modules.
-        lr: rate of gain and phase.
+        lr: rate of gain and phase, and of the weights unless `weights_lr` is given.
+        weights_lr: rate of the weights.
 
     Returns:
-        `gain_phase` and `omega`, with `name`, `params`, `lr` and `weight_decay`; parameters that ask for no gradient,
-        and empty groups, are left out. The weights are in no group: in a model of `to_spectral` they are frozen,
-        unless made with `share_weights=False`. To train them too, add `{"params": ..., "lr": ...}`.
+        `gain_phase`, `omega` and `weights`, with `name`, `params` and `lr`. `weights` are all other parameters; they
+        have the weight decay of the optimizer, the others 0. Parameters that ask for no gradient, and empty groups, are
+        left out: the weights of a model of `to_spectral` are frozen unless it is made with `share_weights=False`.
 
     Raises:
-        ValueError: no spectral parameter asks for a gradient, or there is none.
+        ValueError: a rate that is no finite number from 0 up; or no spectral parameter asks for a gradient, or there
+            is none.
 
     What it does not establish: that the rate suits a task. It keeps one step from undoing what was trained.
     """
+    weights_lr = lr if weights_lr is None else weights_lr
+    for name, rate in (("lr", lr), ("weights_lr", weights_lr)):
+        if not isinstance(rate, Real | Tensor) or isinstance(rate, bool) or not 0 <= float(rate) < math.inf:
+            raise ValueError(f"{name} is a learning rate, a finite number from 0 up; found {rate!r}")
     groups = rated_groups(spectral, lr, OMEGA_SHARE)
     if not groups:
         raise ValueError(
             f"no spectral parameter of this {type(spectral).__name__} asks for a gradient: make it with to_spectral, "
             "or call requires_grad_() on what shall be trained"
         )
-    return groups
+    rated = {id(parameter) for group in groups for parameter in group["params"]}
+    weights = [weight for weight in spectral.parameters() if weight.requires_grad and id(weight) not in rated]
+    return groups + ([{"name": "weights", "params": weights, "lr": weights_lr}] if weights else [])
 
 
 def rated_groups(model: nn.Module, lr: float, omega_share: float) -> list[dict[str, Any]]:
-    """As `parameter_groups`, with `omega_share` of the rate for frequencies; an empty list if nothing is trainable."""
+    """Return the spectral groups, with `omega_share` of the rate for frequencies; an empty list if none trains."""
     parameters_of: dict[str, dict[int, nn.Parameter]] = {"gain_phase": {}, "omega": {}}
     for module in model.modules():
         if not isinstance(module, SpectralRoPE):

@@ -6,6 +6,7 @@ Heads of a layer are not independent, so whole layers are drawn.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,14 @@ from jaxtyping import Float64, Int64
 
 from tlspectral.stats.correlations import Method, PartialCorrelation, partial_correlation, residual_correlation
 from tlspectral.stats.jackknife import FEWEST_CLUSTERS, jackknife
-from tlspectral.stats.values import complete_rows, require_columns, table_columns
+from tlspectral.stats.values import (
+    as_names,
+    complete_rows,
+    require_columns,
+    require_known,
+    require_one_population,
+    table_columns,
+)
 from tlspectral.tables.html_summary import html_summary
 
 
@@ -60,7 +68,7 @@ def layer_bootstrap(
     heads: pd.DataFrame,
     x: str = "D_head",
     y: str = "prev",
-    controls: Sequence[str] = ("dir_frac",),
+    controls: str | Sequence[str] = ("dir_frac",),
     *,
     method: Method = "hybrid",
     draws: int = 2000,
@@ -75,8 +83,8 @@ def layer_bootstrap(
     is nominal. `interval_jackknife` and p, from leaving out one layer after another, do so in 3.8 to 6.1 %.
 
     Args:
-        heads: one row per head.
-        x, y, controls: columns; no control gives the plain Spearman correlation.
+        heads: one row per head, of one model at one step.
+        x, y, controls: columns, of controls one or several; no control gives the plain Spearman correlation.
         method: of `partial_spearman`.
         draws: resamples.
         level: of the interval.
@@ -87,15 +95,16 @@ def layer_bootstrap(
         where more than half of the resamples are degenerate, interval and p are NaN with a reason.
 
     Raises:
-        ValueError: a column that the table lacks, infinite values under `"hybrid"`, fewer than two draws, or a level
-            outside (0, 1).
+        ValueError: a column that the table lacks, heads of several models or steps, infinite values under `"hybrid"`,
+            an unknown method, fewer than two draws, or a level outside (0, 1).
 
     What it does not establish: anything about other models: layers of one network were trained together. Nor
     significance where columns drift with depth: layers are taken as independent. If neighbouring ones correlate by 0.7,
     p rejects 9.6 to 14.6 % at nominal 5 %, and `partial_spearman(layers=)` does not (docs/statistics.md).
     """
+    require_known("method", method, get_args(Method))
     _check_resampling(draws, level)
-    variables, clusters = _complete(heads, [x, y, *controls])
+    variables, clusters = _complete(heads, [x, y, *as_names(controls)])
     observed = partial_correlation(variables, method)
     resampled = _over_resamples(clusters, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
     interval, reason = _interval_or_reason(resampled, level, n_clusters := len(np.unique(clusters)))
@@ -163,11 +172,11 @@ class Attenuation:
 
 def attenuation(
     heads: pd.DataFrame,
-    controls: Sequence[str] = ("rope_imag_frac", "freq_centroid"),
+    controls: str | Sequence[str] = ("rope_imag_frac", "freq_centroid"),
     *,
     x: str = "D_head",
     y: str = "prev",
-    base: Sequence[str] = ("dir_frac",),
+    base: str | Sequence[str] = ("dir_frac",),
     method: Method = "hybrid",
     draws: int = 0,
     level: float = 0.95,
@@ -176,8 +185,8 @@ def attenuation(
     """Share of a partial correlation that goes away with further controls ("Fingerprint, Not Blueprint", Table 3).
 
     Args:
-        heads: one row per head.
-        controls: the columns added.
+        heads: one row per head, of one model at one step.
+        controls: the column or columns added.
         x, y: the columns correlated.
         base: the controls both sides have.
         method: of `partial_spearman`; FP prints both, and they differ materially.
@@ -189,18 +198,20 @@ def attenuation(
         with a reason, where the interval of the correlation before controls contains 0: a share of it is unbounded.
 
     Raises:
-        ValueError: no control to add, a column that the table lacks, infinite values under `"hybrid"`, one draw or
-            fewer than none, or a level outside (0, 1).
+        ValueError: no control to add, a column that the table lacks, heads of several models or steps, infinite values
+            under `"hybrid"`, an unknown method, one draw or fewer than none, or a level outside (0, 1).
 
     What it does not establish: mediation, nor an exact interval: of simulated tables with 12 layers it leaves out the
     truth in 5.9 to 7.1 %, where 5 % is nominal (docs/statistics.md). All these columns come from the same weights: it
     says how much variance they share, not which of them does the work.
     """
+    require_known("method", method, get_args(Method))
     if not controls:
         raise ValueError("name at least one control to add")
     if draws:
         _check_resampling(draws, level)
-    variables, clusters = _complete(heads, [x, y, *base, *controls])
+    base = as_names(base)
+    variables, clusters = _complete(heads, [x, y, *base, *as_names(controls)])
     short = 2 + len(base)
     before, after = partial_correlation(variables[:, :short], method), partial_correlation(variables, method)
     n_clusters, n_degenerate, interval = len(np.unique(clusters)), 0, (math.nan, math.nan)
@@ -251,6 +262,7 @@ def _complete(
 ) -> tuple[Float64[np.ndarray, "rows variables"], Int64[np.ndarray, "rows"]]:
     """Return the named columns and the layer of the rows that lack none of them."""
     require_columns(heads, ["layer"])
+    require_one_population(heads)
     variables, clusters = table_columns(heads, names), pd.factorize(heads["layer"], sort=True)[0]
     complete = complete_rows(variables) & (clusters >= 0)
     return variables[complete], clusters[complete]

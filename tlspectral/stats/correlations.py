@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ import scipy.stats
 from jaxtyping import Float64, Int64
 
 from tlspectral.stats.residuals import correlation_within_layers, residuals
-from tlspectral.stats.values import Values, as_controls, as_values, complete_rows, require_aligned
+from tlspectral.stats.values import Values, as_controls, as_values, complete_rows, require_aligned, require_known
 from tlspectral.tables.html_summary import html_summary
 
 Method = Literal["hybrid", "rank"]
@@ -56,12 +56,12 @@ def partial_spearman(
         method: `"hybrid"`, FP's default: least squares with intercept of the raw x and y on the raw controls, then
             Spearman of the residuals. `"rank"`: x, y and every control as ranks first, least squares, then Pearson;
             unchanged by monotone maps of any variable. The two can differ materially where a variable has a heavy tail.
-        layers: the layer of each row, [rows]. Heads are then compared with heads of their own layer: the statistic is
-            the correlation within layers, and its p does not take heads as independent.
+        layers: the layer of each row, [rows], of one model. Heads are then compared with heads of their own layer: the
+            statistic is the correlation within layers, and its p does not take heads as independent.
 
     Returns:
-        `PartialCorrelation`. Rows with a NaN, or without a layer, are left out and counted. NaN with a reason where x
-        or y is constant, is a linear function of the controls, or too few rows or layers are left.
+        `PartialCorrelation`. Rows with a NaN or a masked value, or without a layer, are left out and counted. NaN with
+        a reason where x or y is constant, is a linear function of the controls, or too few rows or layers are left.
 
     Raises:
         ValueError: different lengths, not numbers, an infinite value under `"hybrid"`, an unknown method, or pandas
@@ -72,8 +72,7 @@ def partial_spearman(
     14.9 to 26.3 % with 0.4; with `layers` 3.4 to 6.3 % (docs/statistics.md). Nor causation, nor that controls
     which are themselves noisy have been taken out in full.
     """
-    if method not in ("hybrid", "rank"):
-        raise ValueError(f"method must be 'hybrid' or 'rank', not {method!r}")
+    require_known("method", method, get_args(Method))
     require_aligned(x=x, y=y, controls=controls, layers=layers)
     columns = as_values(x, "x"), as_values(y, "y"), as_controls(controls)
     if len({len(column) for column in columns}) > 1:
@@ -82,7 +81,10 @@ def partial_spearman(
         return partial_correlation(np.column_stack(columns), method)
     if len(layers) != len(columns[0]):
         raise ValueError(f"layers must have a label for each of {len(columns[0])} rows, found {len(layers)}")
-    return partial_correlation(np.column_stack(columns), method, pd.factorize(np.asarray(layers), sort=True)[0])
+    numbers = pd.factorize(np.asarray(layers), sort=True)[0]
+    if isinstance(layers, np.ma.MaskedArray):
+        numbers = np.where(np.ma.getmaskarray(layers), -1, numbers)
+    return partial_correlation(np.column_stack(columns), method, numbers)
 
 
 def partial_correlation(

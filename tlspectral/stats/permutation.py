@@ -3,12 +3,12 @@
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool
 
-from tlspectral.stats.values import Values, as_values
+from tlspectral.stats.values import Values, as_values, require_known
 from tlspectral.tables.html_summary import html_summary
 
 Alternative = Literal["two-sided", "less", "greater"]
@@ -66,8 +66,7 @@ def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "
     What it does not establish: that the groups differ for the reason they were named after: models that share a
     positional scheme share more than that. With few models even perfect separation has a p-value near the floor.
     """
-    if alternative not in ("two-sided", "less", "greater"):
-        raise ValueError(f"alternative must be 'two-sided', 'less' or 'greater', not {alternative!r}")
+    require_known("alternative", alternative, get_args(Alternative))
     groups = as_values(x, "x"), as_values(y, "y")
     for name, group in zip(("x", "y"), groups, strict=True):
         if not len(group):

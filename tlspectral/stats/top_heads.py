@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from tlspectral.stats.values import table_columns
+from tlspectral.stats.values import require_one_population, table_columns
 from tlspectral.tables.html_summary import html_summary
 
 
@@ -56,11 +56,13 @@ def top_head_percentile(
         `TopHeadPercentile`. Heads whose column is NaN are not ranked, those whose behaviour is NaN cannot be taken.
 
     Raises:
-        ValueError: a column that the table lacks, k below 1, or fewer than k heads with both numbers.
+        ValueError: a column that the table lacks, heads of several models or steps, k below 1, or fewer than k heads
+            with both numbers.
 
     What it does not establish: that heads of this kind have this rank: the median of five can hide two that do not.
     """
     ranked, strength, layer, head = table_columns(heads, [column, by, "layer", "head"]).T
+    require_one_population(heads)
     known = ~np.isnan(ranked)
     usable = np.flatnonzero(known & ~np.isnan(strength))
     if k < 1:

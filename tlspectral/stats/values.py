@@ -1,17 +1,22 @@
 """Columns of a head table and arrays as float64. Rows with a NaN are left out and counted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float64
 
+from tlspectral.tables.joining import KEYS
+from tlspectral.tables.required import require_one_row
+
 Values: TypeAlias = pd.Series | np.ndarray | Sequence[Any]
+
+_OF_ONE = ("model", "step")  # columns by which tables that belong to no one population are told apart
 
 
 def as_values(values: Values, name: str) -> Float64[np.ndarray, "rows"]:
-    """Return one column as float64, missing values as NaN.
+    """Return one column as float64, missing and masked values as NaN.
 
     Raises:
         ValueError: not numbers, or not one-dimensional; the message names it `name`.
@@ -30,6 +35,33 @@ def as_controls(controls: Values | pd.DataFrame) -> Float64[np.ndarray, "rows co
     if array.ndim not in (1, 2):
         raise ValueError(f"controls must have one or two dimensions, found shape {array.shape}")
     return array[:, None] if array.ndim == 1 else array
+
+
+def as_names(names: str | Iterable[str]) -> list[str]:
+    """Return names of columns as a list; text is one name."""
+    return [names] if isinstance(names, str) else list(names)
+
+
+def require_known(name: str, value: Any, known: Sequence[str]) -> None:
+    """Refuse a value of an argument `name` that is not one of those that are known. Raises ValueError."""
+    if value not in known:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, known))}, not {value!r}")
+
+
+def require_one_population(heads: pd.DataFrame) -> None:
+    """Refuse the heads of several models or training steps in one table: layers of both would be taken as one.
+
+    Raises ValueError.
+    """
+    for name in _OF_ONE:
+        if name in heads and (several := heads[name].unique().tolist())[1:]:
+            raise ValueError(
+                f"the table has heads of {len(several)} values of {name}, such as {several[0]!r} and {several[1]!r}, "
+                f"and these are no one population: give the rows of one, heads[heads[{name!r}] == {several[0]!r}]"
+            )
+    if {"layer", "head"} <= {*heads.columns}:
+        keys = ["layer", "head", *(key for key in (*KEYS, "position") if key in heads)]
+        require_one_row(heads, keys, "are these tables of several models or steps? Give one", name="table of heads")
 
 
 def table_columns(heads: pd.DataFrame, names: Sequence[str]) -> Float64[np.ndarray, "rows columns"]:
@@ -84,6 +116,8 @@ def _as_floats(values: Any, name: str) -> np.ndarray:
     try:
         if isinstance(values, pd.Series):
             return values.to_numpy(dtype=np.float64, na_value=np.nan)
+        if isinstance(values, np.ma.MaskedArray):
+            return np.ma.filled(values.astype(np.float64), np.nan)
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must hold numbers: {error}") from error

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -32,11 +33,11 @@ class Measurement:
         settings: what the numbers depend on, as JSON. They stand in the table's `attrs` and in the manifest of the
             folder. Workers, bars and the folder are none.
         origin: which model it is of, for `attrs`.
-        identity: what else tells folders apart, as JSON: hashes of weights and tokens, which heads. Functions of no
-            argument, such as a hash of all weights, are called where there is a folder.
+        identity: what else tells folders apart, as JSON: hashes of weights, of tokens and of the metric, which heads.
+            Functions of no argument, such as a hash of all weights, are called where there is a folder.
         folder: where finished parts are kept, each in a file; None keeps them in memory.
-        score: computes the score of the model as it stands. Hooks on a model change it, and no hash of weights shows
-            them: a folder in which it was another one is refused.
+        score: computes the scores of the model as it stands, one per prompt. Hooks on a model change them, and no hash
+            of weights shows hooks: a folder in which they were others is refused.
         n_jobs: workers that share the parts, as joblib counts them.
     """
 
@@ -45,7 +46,7 @@ class Measurement:
     origin: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     folder: str | os.PathLike[str] | None = None
-    score: Callable[[], float] | None = None
+    score: Callable[[], Iterable[float]] | None = None
     n_jobs: int = 1
 
     @cached_property
@@ -55,20 +56,11 @@ class Measurement:
             return None
         from tlspectral.tables.parts import open_parts  # files are not loaded where nothing is kept
 
-        noted = {} if self.score is None else {"intact_value": float(self.score())}
+        noted = {} if self.score is None else {"intact_values": [float(value) for value in self.score()]}
         identity = {name: value() if callable(value) else value for name, value in self.identity.items()}
         opened = open_parts(self.folder, {**self.settings, **identity}, noted=noted)
-        for name, value in noted.items():
-            stored = opened.noted[name]
-            if not isinstance(stored, float | int):
-                raise IncompatibleCheckpoint(
-                    f"the manifest of {opened.path} cannot be read ({name} is {stored!r}): choose another folder"
-                )
-            if not abs(stored - value) <= _SAME_SCORE * max(1.0, abs(stored)):
-                raise IncompatibleCheckpoint(
-                    f"{opened.path} holds work on this model at score {stored:.6f} without ablation, now it is "
-                    f"{value:.6f}: were there other hooks on the model? Choose another folder"
-                )
+        for name, values in noted.items():
+            _require_same_scores(opened.path, name, opened.noted[name], values)
         return opened
 
     def first(self, part: WorkPart) -> pd.DataFrame:
@@ -83,3 +75,21 @@ class Measurement:
     def table(self, frame: pd.DataFrame | Mapping[str, Any], **attrs: Any) -> pd.DataFrame:
         """Return the frame in the schema, with origin, settings and `attrs` in its `attrs`."""
         return self.schema.frame(frame, {**self.origin, **self.settings, **attrs})
+
+
+def _require_same_scores(folder: Path, name: str, stored: Any, now: list[float]) -> None:
+    """Compare scores of the model without ablation, prompt by prompt. Raises IncompatibleCheckpoint."""
+    if (
+        not isinstance(stored, list)
+        or len(stored) != len(now)
+        or not all(isinstance(value, float | int) for value in stored)
+    ):
+        raise IncompatibleCheckpoint(
+            f"the manifest of {folder} cannot be read ({name} is {stored!r:.40}): choose another folder"
+        )
+    for prompt, (then, value) in enumerate(zip(stored, now, strict=True)):
+        if not abs(then - value) <= _SAME_SCORE * max(1.0, abs(then)):
+            raise IncompatibleCheckpoint(
+                f"{folder} holds work on this model at score {then:.6f} of prompt {prompt} without ablation, now it is "
+                f"{value:.6f}: were there other hooks on the model? Choose another folder"
+            )

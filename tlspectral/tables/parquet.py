@@ -20,6 +20,7 @@ from tlspectral.tables.head_columns import describe_columns
 from tlspectral.tables.schema import columns_of, remember
 from tlspectral.tables.whole_file import whole_file
 
+_PARQUET = (".parquet", ".parq", ".pq")
 _KEY = b"tlspectral"
 _DIGEST_KEY = b"tlspectral_sha256"
 _FORMAT = 2  # from 2 on with a digest of the file
@@ -51,7 +52,8 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
 
     Raises:
         TypeError: `df` is no DataFrame.
-        ValueError: `df.attrs` holds something that JSON cannot (numpy scalars are fine; tuples come back as lists).
+        ValueError: the name ends as that of another format, such as .xlsx; or `df.attrs` holds something that JSON
+            cannot (numpy scalars are fine; tuples come back as lists).
         FileNotFoundError: the folder does not exist.
         IsADirectoryError: `path` is a folder.
         OSError: the disk is full; the message names `path`.
@@ -60,9 +62,15 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     """
     if not isinstance(df, pd.DataFrame):
         raise TypeError(f"write_table writes a DataFrame; found {type(df).__name__}")
-    if Path(path).suffix.lower() == ".csv":
+    suffix = Path(path).suffix.lower()
+    if suffix == ".csv":
         _write_csv(df, Path(path))
         return
+    if suffix[1:2].isalpha() and suffix not in _PARQUET:  # not so the end of a name such as qwen2.5
+        raise ValueError(
+            f"{path}: write_table writes .parquet and .csv, not {suffix}: give one of these names; for another format "
+            "use pandas, which leaves out what the columns mean"
+        )
     data = table_bytes(df, attrs_for_pandas=attrs_for_pandas)
     with naming_file(path), whole_file(path) as partial:
         partial.write_bytes(data)

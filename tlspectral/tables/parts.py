@@ -16,7 +16,7 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables.parquet import naming_file, read_table, table_bytes
 from tlspectral.tables.whole_file import remove_left_overs, whole_file
 
-_FORMAT = 2  # it rises with the names of settings
+_FORMAT = 3  # it rises with the names of settings
 _MANIFEST = "settings.json"
 _OWN_ATTRS = ("file", "given", "made_with")  # `given` holds those of the table's attrs that have one of these names
 

@@ -5,7 +5,7 @@ A shard makes parts by their place in the list alone, so no job waits for anothe
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from tlspectral.errors import MissingParts
+from tlspectral.errors import MissingParts, UserBlock
 from tlspectral.tables.whole_file import whole_file
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def sharing(one: Shard | None) -> Iterator[None]:
         _SHARD.reset(token)
 
 
-@contextmanager
-def shard(index: int, count: int) -> Iterator[None]:
+def shard(index: int, count: int) -> AbstractContextManager[None]:
     """Let the measurement in this block make the parts of one of `count` shards, in the folder that it is given.
 
     Every job runs the same block with an `index` of its own, from 1 to `count`. A stored part is never made again, so a
@@ -94,6 +93,8 @@ def shard(index: int, count: int) -> Iterator[None]:
 
     Raises:
         ValueError: `index` is not one of 1 to `count`; inside, a measurement without a folder, or of a generator.
+
+    A shard whose block is never entered warns.
 
     What it does not establish: that other jobs run. `tlspectral collect FOLDER` says which parts are missing.
 
@@ -107,8 +108,27 @@ def shard(index: int, count: int) -> Iterator[None]:
         ...         print(f"shard {index} finds all parts: {len(sweep)} heads")
         shard 2 finds all parts: 8 heads
     """
-    with suppress(MissingParts), sharing(Shard.numbered(index, count)):
-        yield
+    return _ShardBlock(Shard.numbered(index, count))
+
+
+class _ShardBlock(UserBlock):
+    unentered = (
+        "`tls.tables.shard` made a block that was never entered, so this job makes all parts: write "
+        "`with tls.tables.shard(index, count):`"
+    )
+
+    def __init__(self, one: Shard):
+        self.shard = one
+
+    def __enter__(self) -> None:
+        self.entered = True
+        with ExitStack() as entered:
+            entered.enter_context(suppress(MissingParts))
+            entered.enter_context(sharing(self.shard))
+            self._left = entered.pop_all()
+
+    def __exit__(self, *raised: Any) -> bool:
+        return bool(self._left.__exit__(*raised))
 
 
 def require_parts(folder: Path, names: Collection[str]) -> None:

@@ -234,7 +234,7 @@ def _made_by_workers(
 def _made_there(
     part: WorkPart, folder: "PartFolder | None", goes_on: bool, packed: np.ndarray | None, token: str
 ) -> tuple[str, pd.DataFrame | PartFailure]:
-    with without_bars():
+    with without_bars(), _working():
         if packed is None:
             return _made(part, folder, goes_on)
         if getattr(_WORKER, "token", None) != token:
@@ -242,6 +242,20 @@ def _made_there(
             _WORKER.prepared = pickle.loads(packed.data)()
             _WORKER.token = token
         return _made(part, folder, goes_on, _WORKER.prepared)
+
+
+def in_worker() -> bool:
+    """Return whether this thread makes a part that another one has sent to it."""
+    return getattr(_WORKER, "working", False)
+
+
+@contextmanager
+def _working() -> Iterator[None]:
+    _WORKER.working = True
+    try:
+        yield
+    finally:
+        _WORKER.working = False
 
 
 # What this worker has prepared. Each thread has its own: two parts must not put their hooks on one model.

@@ -34,6 +34,7 @@ def evaluate(model: Any, task: Task | str) -> Score:
 
     Raises:
         ValueError, TypeError: prompts, positions, labels or a metric that do not fit; see `Task`.
+        ValueError: under `torch.autocast`, as in all that measures: it would round the score to 16 bits.
     """
     view = attention_view(model)
     return score_of(view, scored_sequences(view, task_of(task)))

@@ -1,8 +1,7 @@
 """Metrics of ready tasks: next-token loss, and the difference of the logits of answers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,11 +9,12 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.errors import warn_caller
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.causality import require_causal
-from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.attention.given import described
+from tlspectral.models.attention.padding import Note, PackedTokens
 from tlspectral.models.attention.prompts import require_vocabulary
+from tlspectral.selection import whole_number
 
 
 def next_token_loss(
@@ -43,92 +43,179 @@ class LogitDifference:
     correct: Any
     wrong: Any
 
-    def for_model(self, view: AttentionView, prompts: PackedTokens) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def __post_init__(self) -> None:
+        for side in ("correct", "wrong"):
+            object.__setattr__(self, side, _by_place(getattr(self, side), side))
+
+    def for_model(self, view: AttentionView, prompts: PackedTokens) -> "AnsweredDifference":
         """Return the metric with the answers as token ids of a model. Raises as `logit_difference`."""
         require_causal(view, "it predicts no next token; score the logits of a masked token by a metric of your own")
+        n = len(prompts.tokens)
+        self.require_answers(n)
         correct, wrong = (
-            _answer_ids(view, answers, len(prompts.tokens), side)
-            for side, answers in (("correct", self.correct), ("wrong", self.wrong))
+            _answer_ids(view, answers, n, side) for side, answers in (("correct", self.correct), ("wrong", self.wrong))
         )
         for index, (right, other) in enumerate(zip(correct, wrong, strict=True)):
             if both := set(right) & set(other):
                 raise ValueError(f"prompt {index}: token {min(both)} is a correct and a wrong answer")
-        _warn_of_missing_space(view, prompts, [{*right, *other} for right, other in zip(correct, wrong, strict=True)])
-        return partial(_logit_difference, correct, wrong)
+        return AnsweredDifference(correct, wrong, _answer_notes(view, prompts, correct, wrong))
+
+    def require_answers(self, n_prompts: int) -> None:
+        """Refuse lists that do not have the answers of so many prompts. Raises ValueError."""
+        for side, given in (("correct", self.correct), ("wrong", self.wrong)):
+            if isinstance(given, list) and len(given) != n_prompts:
+                raise ValueError(
+                    f"{side} is one answer for all prompts, or a list with the answer or answers of each of the "
+                    f"{n_prompts} prompts; found {len(given)}"
+                )
 
     def of_prompts(self, rows: list[int]) -> "LogitDifference":
         """Return the metric of some of the prompts."""
         kept = (
-            given if isinstance(given, str | int) or getattr(given, "ndim", 1) == 0 else [given[row] for row in rows]
-            for given in (self.correct, self.wrong)
+            [given[row] for row in rows] if isinstance(given, list) else given for given in (self.correct, self.wrong)
         )
         return LogitDifference(*kept)
 
 
-def _warn_of_missing_space(view: AttentionView, prompts: PackedTokens, answers: list[set[int]]) -> None:
-    """Warn where a prompt ends in a letter and an answer lacks the space that begins a new word."""
-    tokenizer = getattr(view.model, "tokenizer", None)
+@dataclass(frozen=True)
+class AnsweredDifference:
+    """`LogitDifference` with the token ids of the answers of each prompt, and what is to be said of them."""
+
+    correct: list[list[int]]
+    wrong: list[list[int]]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def answers(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The answers of each prompt, by which equal rows are found."""
+        return [(tuple(right), tuple(other)) for right, other in zip(self.correct, self.wrong, strict=True)]
+
+    def __call__(self, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Return the difference of each prompt."""
+        last = logits[:, -1]
+        weights = torch.zeros_like(last)
+        for row, (right, other) in enumerate(zip(self.correct, self.wrong, strict=True)):
+            weights[row, right] = 1 / len(right)
+            weights[row, other] = -1 / len(other)
+        return (last * weights).sum(-1)
+
+
+def _by_place(given: Any, side: str) -> Any:
+    """Return one answer, or a list by prompt with an answer or a list of several. Raises TypeError for no answer."""
+    if _single(given):
+        return _answer(given, side)
+    if isinstance(given, Mapping | set | frozenset) or hasattr(given, "columns"):
+        raise TypeError(f"{side} is an answer or a list with those of each prompt; found {described(given)}")
+    found = []
+    for index, several in enumerate(given):
+        where = f"{side} of prompt {index}"
+        if isinstance(several, Mapping):
+            raise TypeError(f"{where}: an answer is a token as text or id; found {described(several)}")
+        found.append(_answer(several, where) if _single(several) else [_answer(one, where) for one in several])
+    return found
+
+
+def _single(given: Any) -> bool:
+    return isinstance(given, str | bytes) or getattr(given, "ndim", None) == 0 or not isinstance(given, Iterable)
+
+
+def _answer(given: Any, where: str) -> str | int:
+    value = given.item() if getattr(given, "ndim", None) == 0 else given
+    if isinstance(value, str):
+        return str(value)
+    number = whole_number(value)
+    if number is None:
+        raise TypeError(f"{where}: an answer is a token as text or id; found {described(value)}")
+    return number
+
+
+def _answer_notes(
+    view: AttentionView, prompts: PackedTokens, correct: list[list[int]], wrong: list[list[int]]
+) -> tuple[Note, ...]:
+    """Return what is to be said of answers that do not follow the end of a prompt as its text goes on.
+
+    joined_word     The prompt ends in a letter and an answer lacks the space that begins a new word.
+    space_at_end    The prompt ends in a space, and an answer begins with one, or is not read so behind a space.
+    """
+    tokenizer: Any = getattr(view.model, "tokenizer", None)
     if tokenizer is None:
-        return
-    for index, ids in enumerate(answers):
-        last = int(prompts.tokens[index, prompts.lengths[index] - 1])
-        end, *texts = (tokenizer.decode([one]) for one in (last, *ids))
+        return ()
+    found: dict[str, tuple[list[int], str]] = {}
+
+    def note(name: str, index: int, message: str) -> None:
+        found.setdefault(name, ([], message))[0].append(index)
+
+    for index, (right, other) in enumerate(zip(correct, wrong, strict=True)):
+        ids = dict.fromkeys([*right, *other])
+        row = prompts.tokens[index, : prompts.lengths[index]].tolist()
+        end, *texts = (tokenizer.decode([one]) for one in (row[-1], *ids))
+        if _ends_in_space(tokenizer, row[-1]):
+            for token, text in zip(ids, texts, strict=True):
+                together = tokenizer(tokenizer.decode([*row, token]), add_special_tokens=False, verbose=False).input_ids
+                spaced = str(tokenizer.convert_ids_to_tokens(token)).startswith(_SPACES)
+                if spaced or list(together[-2:]) != [row[-1], token]:
+                    note(
+                        "space_at_end",
+                        index,
+                        f"prompt {index} ends in a space, and {text!r} does not follow one: in text the space is part "
+                        "of the next word's token; end the prompt before it, and begin the answer with it",
+                    )
+                    break
         for text in (text for text in texts if end[-1:].isalpha() and text[:1].isalpha()):
             spaced = tokenizer(f" {text}", add_special_tokens=False).input_ids
             if len(spaced) == 1 and spaced[0] not in ids:
-                warn_caller(
+                note(
+                    "joined_word",
+                    index,
                     f"prompt {index} ends in {end!r}, and {text!r} goes on with that word; {f' {text}'!r} is another "
-                    "token: begin answers with a space if they are words of their own"
+                    "token: begin answers with a space if they are words of their own",
                 )
-                return
+                break
+    return tuple(Note(name, rows, message) for name, (rows, message) in found.items())
 
 
-def _logit_difference(
-    correct: list[list[int]], wrong: list[list[int]], logits: Tensor, tokens: Tensor, mask: Tensor
-) -> Tensor:
-    last = logits[:, -1]
-    weights = torch.zeros_like(last)
-    for row, (right, other) in enumerate(zip(correct, wrong, strict=True)):
-        weights[row, right] = 1 / len(right)
-        weights[row, other] = -1 / len(other)
-    return (last * weights).sum(-1)
+_SPACES = (" ", "\u0120", "\u2581")  # as tokens write a space: plain, of GPT-2, of SentencePiece
+
+
+def _ends_in_space(tokenizer: Any, token: int) -> bool:
+    return str(tokenizer.convert_ids_to_tokens(token)).endswith(_SPACES)
 
 
 def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) -> list[list[int]]:
-    if isinstance(answers, str | int):
+    if not isinstance(answers, list):
         return [[_token_id(view, answers, side)]] * n_prompts
-    given = list(answers)
-    if len(given) != n_prompts:
-        raise ValueError(
-            f"{side} is one answer for all prompts, or a list with the answer or answers of each of the {n_prompts} "
-            f"prompts; found {len(given)}"
-        )
     ids = []
-    for index, several in enumerate(given):
-        single = isinstance(several, str | int) or getattr(several, "ndim", 1) == 0
-        chosen = [several] if single or not isinstance(several, Iterable) else list(several)
+    for index, several in enumerate(answers):
+        chosen = several if isinstance(several, list) else [several]
         if not chosen:
             raise ValueError(f"prompt {index} has no {side} answer")
-        ids.append(list(dict.fromkeys(_token_id(view, answer, side) for answer in chosen)))
+        where = f"{side} of prompt {index}"
+        ids.append(list(dict.fromkeys(_token_id(view, answer, where) for answer in chosen)))
     return ids
 
 
-def _token_id(view: AttentionView, answer: Any, side: str) -> int:
-    if not isinstance(answer, str):
-        token = int(answer)
-        try:
-            require_vocabulary(view.d_vocab, torch.tensor(token))
-        except ValueError as error:
-            raise ValueError(f"{side}: {error}") from error
-        return token
-    tokenizer = getattr(view.model, "tokenizer", None)
-    if tokenizer is None:
-        raise ValueError(f"{side}: this model has no tokenizer, so {answer!r} cannot be read: give token ids")
-    ids: Sequence[int] = tokenizer(answer, add_special_tokens=False).input_ids
-    if len(ids) != 1:
-        texts = [tokenizer.decode([token]) for token in ids]
-        raise ValueError(
-            f"{side}: {answer!r} is {len(ids)} tokens, {texts}; an answer is one token: begin it with a space if a "
-            "word follows a space in the prompt, or give the id of the token that tells answers apart"
-        )
-    return int(ids[0])
+def _token_id(view: AttentionView, answer: str | int, where: str) -> int:
+    tokenizer: Any = getattr(view.model, "tokenizer", None)
+    token = answer
+    if isinstance(answer, str):
+        if tokenizer is None:
+            raise ValueError(f"{where}: this model has no tokenizer, so {answer!r} cannot be read: give token ids")
+        ids: Sequence[int] = tokenizer(answer, add_special_tokens=False).input_ids
+        if len(ids) != 1:
+            texts = [tokenizer.decode([token]) for token in ids]
+            raise ValueError(
+                f"{where}: {answer!r} is {len(ids)} tokens, {texts}; an answer is one token: begin it with a space if "
+                "a word follows a space in the prompt, or give the id of the token that tells answers apart"
+            )
+        token = int(ids[0])
+        if token == tokenizer.unk_token_id and answer.strip() != tokenizer.unk_token:
+            raise ValueError(
+                f"{where}: {answer!r} is no token that the tokenizer knows, which reads it as {tokenizer.unk_token!r}: "
+                "give another answer, or a token id"
+            )
+    try:
+        require_vocabulary(view.d_vocab, torch.tensor(token))
+    except ValueError as error:
+        shown = f" {answer!r}:" if isinstance(answer, str) else ""
+        raise ValueError(f"{where}:{shown} {error}") from error
+    return int(token)

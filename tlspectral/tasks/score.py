@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import scipy.stats
-from jaxtyping import Float64
+from jaxtyping import Float64, Int
 
 from tlspectral.tables.html_summary import html_rows, html_summary
 from tlspectral.tables.schema import columns
@@ -24,11 +24,13 @@ class Score(float):
         per_sequence: score of each sequence.
         labels: the task's labels, a row per sequence, or None.
         sequences_sha256: hash of the tokens and scored positions; None where it is not known.
+        distinct: the number of the distinct row of each sequence; None where all differ.
     """
 
     per_sequence: Float64[np.ndarray, "sequences"]
     labels: pd.DataFrame | None = None
     sequences_sha256: str | None = None
+    distinct: Int[np.ndarray, "sequences"] | None = None
 
     def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> "Score":
         """Make the number, the mean over sequences."""
@@ -44,8 +46,8 @@ class Score(float):
 
     @property
     def se(self) -> float:
-        """Standard error of the mean over sequences; NaN for a single one."""
-        return standard_error(self.per_sequence)
+        """Standard error of the mean over sequences, equal ones counted once; NaN for a single one."""
+        return standard_error(self.per_sequence, self.distinct)
 
     def table(self) -> pd.DataFrame:
         """Return a row per sequence: the task's labels, and `value`. `.groupby(label)["value"]` has means by label."""
@@ -73,7 +75,7 @@ class Effect(float):
     Attributes:
         value: mean difference, in the unit of the score; se: its standard error.
         pvalue: two-sided sign-flip test of no difference: exact up to 13 sequences, above from 9,999 seeded flips, and
-            so no finer than 1e-4 there.
+            so no finer than 1e-4 there. Equal sequences are flipped together.
     """
 
     _repr_html_ = html_summary
@@ -106,16 +108,52 @@ def paired_effect(ablated: Score, intact: Score, *, seed: int = 0) -> Effect:
             "the same task, or compare float(score)"
         )
     difference = ablated.per_sequence - intact.per_sequence
-    return Effect(float(difference.mean()), standard_error(difference), sign_flip_p(difference, seed))
+    distinct = intact.distinct
+    return Effect(
+        float(difference.mean()), standard_error(difference, distinct), sign_flip_p(difference, seed, distinct)
+    )
 
 
-def standard_error(per_sequence: Float64[np.ndarray, "sequences"]) -> float:
-    """Standard error of a mean over sequences; NaN for a single one."""
-    return float(scipy.stats.sem(per_sequence)) if len(per_sequence) > 1 else float("nan")
+def row_sums(
+    per_sequence: Float64[np.ndarray, "*rows sequences"], distinct: Int[np.ndarray, "sequences"] | None
+) -> Float64[np.ndarray, "*rows distinct"]:
+    """Return the sum over equal sequences for each distinct row; the values themselves where all differ."""
+    if distinct is None:
+        return per_sequence
+    return per_sequence @ np.eye(distinct.max() + 1)[distinct]
 
 
-def sign_flip_p(difference: Float64[np.ndarray, "sequences"], seed: int) -> float:
-    """Two-sided p of a mean difference under flips of its signs; NaN for a single sequence."""
+def values_of_rows(
+    per_sequence: Float64[np.ndarray, "sequences"], distinct: Int[np.ndarray, "sequences"] | None
+) -> Float64[np.ndarray, "distinct"]:
+    """Return a value for each distinct row, whose mean and its standard error are those of the sequences.
+
+    Equal sequences are a cluster of a fixed size, and its value is the mean of all plus G / n times the sum of their
+    deviations from it, with G clusters of n sequences.
+    """
+    if distinct is None:
+        return per_sequence
+    mean, sums = per_sequence.mean(), row_sums(per_sequence - per_sequence.mean(), distinct)
+    return mean + sums * len(sums) / len(per_sequence)
+
+
+def standard_error(
+    per_sequence: Float64[np.ndarray, "sequences"], distinct: Int[np.ndarray, "sequences"] | None = None
+) -> float:
+    """Standard error of the mean over sequences, of which those of one number in `distinct` are one observation.
+
+    With G of them in n sequences it is `sqrt(G / (G - 1) sum_g (sum of the deviations from the mean in g)^2) / n`, the
+    usual one where all differ; NaN for one.
+    """
+    values = values_of_rows(per_sequence, distinct)
+    return float(scipy.stats.sem(values)) if len(values) > 1 else float("nan")
+
+
+def sign_flip_p(
+    difference: Float64[np.ndarray, "sequences"], seed: int, distinct: Int[np.ndarray, "sequences"] | None = None
+) -> float:
+    """Two-sided p of a mean difference under flips of its signs, equal sequences together; NaN for a single one."""
+    difference = row_sums(difference, distinct)
     if len(difference) < 2:
         return float("nan")
     test = scipy.stats.permutation_test(
@@ -139,12 +177,17 @@ CONTROL_COLUMNS = columns("""
 
 
 def beside_control(
-    deltas: Float64[np.ndarray, "rows sequences"], controls: Float64[np.ndarray, "rows draws sequences"]
+    deltas: Float64[np.ndarray, "rows sequences"],
+    controls: Float64[np.ndarray, "rows draws sequences"],
+    distinct: Int[np.ndarray, "sequences"] | None,
 ) -> dict[str, Float64[np.ndarray, "rows"]]:
-    """Return the `CONTROL_COLUMNS` behind the first of effects, and of those of the draws on the same sequences."""
+    """Return the `CONTROL_COLUMNS` behind the first of effects, and of those of the draws on the same sequences.
+
+    `distinct` is as for `standard_error`.
+    """
     drawn = controls.mean(2)
     n_draws = drawn.shape[1]
-    over_sequences = np.array([standard_error(control) for control in controls.mean(1)])
+    over_sequences = np.array([standard_error(control, distinct) for control in controls.mean(1)])
     over_draws = drawn.std(1, ddof=1) / np.sqrt(n_draws) if n_draws > 1 else np.nan
     excess, pvalue = control_test(deltas.mean(1), drawn)
     error = np.hypot(over_sequences, over_draws)

@@ -1,7 +1,7 @@
 """A task as it is run on one model: token ids, positions whose logits are needed, and the score of each sequence."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import warn_caller
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.causality import require_causal
-from tlspectral.models.attention.padding import PackedTokens, attention_positions, position_of, positions_in
-from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.attention.padding import Note, PackedTokens, attention_positions, position_of, positions_in
+from tlspectral.models.attention.prompt_notes import distinct_rows, equality_notes
+from tlspectral.models.attention.prompts import read_prompts
 from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
 from tlspectral.models.attention.threads import Hook
-from tlspectral.tasks.metrics import next_token_loss
+from tlspectral.tasks.metrics import AnsweredDifference, next_token_loss
+from tlspectral.tasks.prompts import RepeatedSegments
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.task import Task
 
@@ -33,7 +35,9 @@ class ScoredSequences(PackedTokens):
     """The sequences of a task on one model, on the CPU, and the positions `scored` whose logits the metric gets.
 
     A metric that is `by_rows` scores each row by itself, so it is called batch by batch. `counterfactual` are the pairs
-    of the sequences, of the same lengths; `positions` are named ones, one per sequence.
+    of the sequences, of the same lengths; `positions` are named ones, one per sequence. `distinct` numbers the
+    sequences so that those which are equal in tokens, pair, scored positions and answers have one number; None where
+    all differ.
     """
 
     scored: Positions
@@ -44,6 +48,7 @@ class ScoredSequences(PackedTokens):
     higher_is_better: bool | None = None
     counterfactual: PackedTokens | None = None
     positions: Mapping[str, Int[Tensor, "sequences"]] = field(default_factory=dict)
+    distinct: Int[np.ndarray, "sequences"] | None = None
 
     @property
     def digest(self) -> str:
@@ -78,16 +83,21 @@ class ScoredSequences(PackedTokens):
     ) -> Float64[Tensor, "rows"]:
         """Return the metric of some sequences, of all for a metric that is not `by_rows`.
 
-        Raises ValueError if it is no tensor of one number per sequence.
+        A caller's metric gets copies of logits, tokens and mask. Raises ValueError if it returns no tensor of one
+        number per sequence.
         """
         # Half precision is widened, because effects are means of small differences.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         tokens, mask = (values[sequences].to(logits.device) for values in (self.tokens, self.real))
-        scores = self.metric(wide, tokens, mask)
-        if not isinstance(scores, Tensor) or scores.shape != tokens.shape[:1] or scores.is_complex():
-            found = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+        given = (wide, tokens, mask) if self.by_rows else (wide.clone(), tokens.clone(), mask.clone())
+        scores, n = self.metric(*given), len(tokens)
+        if not isinstance(scores, Tensor) or scores.shape != (n,) or scores.is_complex():
+            shape = getattr(scores, "shape", None)
+            kind = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+            found = " ".join([*([] if shape is None else [f"shape {tuple(shape)}"]), f"of {kind}"])
+            found = found.removeprefix("of ") if shape is None else found
             raise ValueError(
-                f"the metric of {self.name} returns a score per sequence, a tensor of shape ({len(tokens)},); "
+                f"the metric of {self.name} returns a score per sequence, a tensor of real numbers of shape ({n},); "
                 f"found {found}"
             )
         return in_float64(scores)
@@ -146,28 +156,49 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
             prompts; positions that `next_token_loss` has no targets for; or logits of more than 8 GiB for a metric that
             gets all of them at once.
     """
-    packed = packed_prompts(view, task.prompts)
+    packed = read_prompts(view, task.prompts)
     metric = task.metric
     if hasattr(metric, "for_model"):  # it needs the model's tokenizer, such as the token of an answer
-        metric = metric.for_model(view, packed)
+        metric = metric.for_model(view, replace(packed, tokens=packed.tokens.clone(), lengths=packed.lengths.clone()))
+    pairs = _pairs(view, packed, task)
+    # Random segments are independent draws, also where two are equal.
+    drawn = isinstance(task.prompts, RepeatedSegments) and task.prompts.given is None
+    n = len(packed.tokens)
+    scored = predicted_positions(packed.lengths, packed.tokens.shape[1], task.predict)
+    answered = metric if isinstance(metric, AnsweredDifference) else None  # what is known of its answers
+    asked = [()] * n if isinstance(scored, slice) else scored.tolist()
+    answers = [()] * n if answered is None else answered.answers
+    sides = [packed] if pairs is None else [packed, pairs]
+    distinct = distinct_rows(sides, zip(asked, answers, strict=True))
+    equal = () if drawn else equality_notes(distinct)
+    noted = {note.name for note in packed.notes}
+    of_pairs = () if pairs is None else (note for note in pairs.notes if note.name not in noted)
     sequences = ScoredSequences(
         packed.tokens,
         packed.lengths,
-        predicted_positions(packed.lengths, packed.tokens.shape[1], task.predict),
+        scored,
         metric,
         metric is next_token_loss,
         task.label,
-        task.labels,
+        None if task.labels is None else task.labels.copy(),
         task.higher_is_better,
-        _pairs(view, packed, task),
+        pairs,
         {name: position_of(packed, given, f"positions {name!r}") for name, given in (task.positions or {}).items()},
+        distinct if equal else None,
+        notes=(
+            *packed.notes,
+            *(Note(f"counterfactual_{note.name}", note.value, f"counterfactual: {note.message}") for note in of_pairs),
+            *(() if answered is None else answered.notes),
+            *equal,
+        ),
     )
+    for note in sequences.notes:
+        warn_caller(note.message)
     if sequences.counterfactual is not None:
         _warn_of_early_differences(sequences)
     if sequences.by_rows:
         require_causal(view, "it sees the next token, so a loss on it says nothing; give a Task with another metric")
         _require_targets(sequences)
-    n = len(packed.tokens)
     if task.labels is not None and len(task.labels) != n:
         raise ValueError(f"labels have {len(task.labels)} rows and there are {n} sequences: give a row each")
     attention_positions(packed.lengths, task.attention)  # raises where they do not fit
@@ -185,7 +216,7 @@ def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedToken
     if task.counterfactual is None:
         return None
     other = task.counterfactual
-    pairs = packed_prompts(view, other.prompts if isinstance(other, Task) else other)
+    pairs = read_prompts(view, other.prompts if isinstance(other, Task) else other)
     if len(pairs.tokens) != len(packed.tokens):
         raise ValueError(
             f"counterfactual has {len(pairs.tokens)} prompts, and there are {len(packed.tokens)}: give a pair of each"
@@ -206,7 +237,10 @@ def _warn_of_early_differences(sequences: ScoredSequences) -> None:
     differs = sequences.tokens != sequences.counterfactual.tokens
     same = (~differs.any(1)).nonzero().flatten().tolist()
     if same:
-        warn_caller(f"{len(same)} of {len(differs)} pairs are equal, such as that of prompt {same[0]}")
+        warn_caller(
+            f"{len(same)} of {len(differs)} pairs are equal, such as that of prompt {same[0]}: what is cut to a pair "
+            "has an effect of 0 there, which counts in every mean"
+        )
     if sequences.positions:
         first, named = differs.float().argmax(1), torch.stack([*sequences.positions.values()]).amin(0)
         early = (differs.any(1) & (first < named)).nonzero().flatten().tolist()
@@ -259,7 +293,7 @@ def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:
     with torch.no_grad():
         for batch in sequences.batches(view):
             scores.add(batch, logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)))
-    return Score(scores.result()[0].numpy(), sequences.labels, sequences.digest)
+    return Score(scores.result()[0].numpy(), sequences.labels, sequences.digest, sequences.distinct)
 
 
 def intact_values(

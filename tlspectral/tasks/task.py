@@ -1,6 +1,7 @@
 """`Task`: the prompts that a model is run on and the metric that scores it. The ready tasks."""
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
@@ -9,11 +10,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.models.attention.padding import TokenMask
+from tlspectral.models.attention.given import chosen_prompts, given_prompts, prompts_given
+from tlspectral.models.attention.padding import TokenMask, positions_by_place
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
 from tlspectral.tasks.prompts import RepeatedSegments, TextRows
-
-Predict = None | int | slice | Sequence[int] | Tensor | Callable[[int], slice]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +33,20 @@ class Task:
     not scored. An encoder would see it, so its prompts have one length. Ready tasks are in `tls.tasks`: `induction`,
     `language`, `logit_difference`, `embedding_change`.
 
+    All that is given per prompt is read by place, never by the labels of a table's index, and copied when the task is
+    made: changing it afterwards changes nothing. Lists, arrays, tensors on any device, pandas Series and generators do.
+    Warnings, and `prompt_notes` in the `attrs` of tables, say where prompts become what may not be meant: two start
+    tokens, an end token in front of text, text that the tokenizer does not know, a space at the end that belongs to the
+    answer's token, and rows that are equal in tokens and answers. Equal rows are one observation: a mean is over all
+    rows, its standard error and p over the distinct ones, NaN where there is one.
+
     Attributes:
         prompts: strings (tokenised as by `model.to_tokens`, BOS included where the model has one); token ids
             [sequences, pos]; a list of one-dimensional tensors or lists of ids, of unequal length; or a tokenizer's
             batch with `input_ids` and `attention_mask`, padded on either side.
         metric: function of `logits` [sequences, predicted, d_vocab] in float32 or wider, `tokens` [sequences, pos] and
             `mask` [sequences, pos] (True for real tokens), all of them on the model's device, that returns a score per
-            sequence, [sequences]. It gets all prompts at once, in their order.
+            sequence, [sequences]. It gets all prompts at once, in their order, as copies that it may edit.
         predict: positions whose logits the metric needs; the others are never computed. A position, a list of them or a
             slice, all of which count in each prompt by itself, negative ones from its end (-1: its last real token); a
             tensor [sequences, predicted]; None: all. Where a slice takes fewer positions of a prompt than of another,
@@ -47,12 +54,18 @@ class Task:
         attention: a query and a key position per sequence, [sequences, 2], for attention measured on the prompts;
             negative from the end of each prompt.
         counterfactual: the pair of each prompt, in a form of `prompts`, with as many tokens; or a `Task` of these
-            prompts with a metric of their own.
+            prompts with a metric of their own, by which `denoising()` scores them. Nothing else reads that metric:
+            edges, circuits and sweeps of this task are scored by its own.
         positions: names of positions, each with a position for all prompts or one per prompt, negative from its end:
             `{"S2": [10, 12], "END": -1}`. A warning says where a pair differs before all of them.
         labels: a DataFrame with a row per sequence, such as the condition it belongs to.
         higher_is_better: whether a higher score is better, None if that is not to be said. It decides what harm is.
         name: name in tables.
+
+    Raises:
+        TypeError: prompts of no such form, a metric that does not take logits, tokens and mask, positions that are no
+            whole numbers, or labels that are no DataFrame.
+        ValueError: a list of answers of another length than the prompts.
 
     What it does not establish: that a score measures the ability it is named after.
     """
@@ -60,7 +73,7 @@ class Task:
     prompts: Any
     metric: Any
     _: KW_ONLY
-    predict: Predict = None
+    predict: Any = None
     attention: Any = None
     counterfactual: Any = None
     positions: Mapping[str, Any] | None = None
@@ -76,6 +89,26 @@ class Task:
             )
         if self.labels is not None and not isinstance(self.labels, pd.DataFrame):
             raise TypeError(f"labels are a DataFrame with a row per sequence; found {type(self.labels).__name__}")
+        if not hasattr(self.metric, "for_model"):
+            _require_arguments(self.metric)
+        other = self.counterfactual
+        by_place = {
+            "prompts": given_prompts(self.prompts),
+            "counterfactual": other if other is None or isinstance(other, Task) else given_prompts(other),
+            "attention": None if self.attention is None else positions_by_place(self.attention, "attention"),
+            "labels": None if self.labels is None else self.labels.reset_index(drop=True).copy(),
+        }
+        if not (self.predict is None or isinstance(self.predict, slice) or callable(self.predict)):
+            by_place["predict"] = positions_by_place(self.predict, "predict")
+        if self.positions is not None:
+            by_place["positions"] = {
+                name: positions_by_place(at, f"positions {name!r}") for name, at in self.positions.items()
+            }
+        for name, value in by_place.items():
+            object.__setattr__(self, name, value)
+        n = prompts_given(self.prompts)
+        if isinstance(self.metric, LogitDifference) and n is not None:
+            self.metric.require_answers(n)
 
     @property
     def label(self) -> str:
@@ -85,23 +118,31 @@ class Task:
     def denoising(self) -> "Task":
         """Return the task with the two runs exchanged: the counterfactual prompts, and the metric of the clean answer.
 
-        What is then put in its place are writes of the clean run, so an effect says what a part restores.
+        What is then put in its place are writes of the clean run, so an effect says what a part restores. Where
+        `counterfactual` is a `Task`, its own metric and `predict` score its prompts, and this task is its
+        counterfactual; what that task does not have of positions, attention, labels and direction is this one's.
 
         Raises:
             ValueError: the task has no counterfactual prompts.
         """
         if self.counterfactual is None:
             raise ValueError(f"{self.label} has no counterfactual prompts to exchange: give counterfactual=")
-        other = self.counterfactual.prompts if isinstance(self.counterfactual, Task) else self.counterfactual
-        return replace(self, prompts=other, counterfactual=self.prompts, name=f"{self.label}, denoising")
+        other, name = self.counterfactual, f"{self.label}, denoising"
+        if not isinstance(other, Task):
+            return replace(self, prompts=other, counterfactual=self.prompts, name=name)
+        shared = ("attention", "positions", "labels", "higher_is_better")
+        of_pair = {one: getattr(self if getattr(other, one) is None else other, one) for one in shared}
+        return replace(other, counterfactual=replace(self, counterfactual=None), name=name, **of_pair)
 
     def split(self, share: float = 0.5, *, seed: int = 0) -> "tuple[Task, Task]":
         """Return two tasks: a random share of the prompts, with all that belongs to them, and the rest.
 
-        What is chosen on the first, such as the edges of a circuit, is scored on the second.
+        What is chosen on the first, such as the edges of a circuit, is scored on the second. Equal prompts, or equal
+        pairs in either order, go to one half together, so that the first may have some more than its share.
 
         Raises:
-            ValueError: a share that leaves one of them empty.
+            ValueError: a share that leaves one of them empty, prompts that are all equal, or something per prompt that
+                has another number of rows.
             TypeError: a metric that is a plain function, of which nothing says which rows are whose, or prompts that
                 are made when the model is known.
 
@@ -110,52 +151,89 @@ class Task:
         >>> len(fit.prompts), len(held_out.prompts)
         (2, 2)
         """
-        if hasattr(self.prompts, "packed") or not hasattr(self.metric, "of_prompts"):
+        n, other = prompts_given(self.prompts), self.counterfactual
+        other = other.prompts if isinstance(other, Task) else other
+        unknown = n is None or hasattr(self.prompts, "packed") or hasattr(other, "packed")
+        if unknown or not hasattr(self.metric, "of_prompts"):
             raise TypeError(
                 "split takes a task of given prompts with logit_difference, or a metric with a method of_prompts(rows) "
                 "that returns it for some prompts: split prompts and answers yourself, and make two tasks"
             )
-        prompts = self.prompts["input_ids"] if isinstance(self.prompts, Mapping) else self.prompts
-        order, n = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed)).tolist(), len(prompts)
-        first = round(share * n)
+        assert n is not None
+        order, first = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist(), round(share * n)
         if not 0 < first < n:
             raise ValueError(f"a share of {share} of {n} prompts leaves one half empty")
-        return self._of(sorted(order[:first])), self._of(sorted(order[first:]))
+        sides = [_contents(self.prompts), *([] if other is None else [_contents(other)])]
+        equal: dict[frozenset[Any], list[int]] = {}
+        for row, contents in enumerate(zip(*sides, strict=False)):
+            equal.setdefault(frozenset(contents), []).append(row)
+        together = {row: rows for rows in equal.values() for row in rows}
+        chosen: set[int] = set()
+        for row in order:
+            if len(chosen) < first:
+                chosen |= set(together.get(row, [row]))
+        if len(chosen) == n:
+            raise ValueError(f"equal prompts go to one half together, and that leaves the other empty: {n} prompts")
+        return self._of(sorted(chosen), n), self._of(sorted(set(order) - chosen), n)
 
-    def _of(self, rows: list[int]) -> "Task":
-        other, metric = self.counterfactual, getattr(self.metric, "of_prompts")(rows)  # noqa: B009
+    def _of(self, rows: list[int], n: int) -> "Task":
+        def chosen(values: Any, what: str, per_prompt: bool = True) -> Any:
+            found = len(values) if per_prompt and values is not None else n
+            if found != n:
+                raise ValueError(f"{what} has {found} rows and there are {n} prompts: give one for each")
+            return [values[row] for row in rows] if per_prompt and values is not None else values
+
+        other, labels = self.counterfactual, self.labels
+        if labels is not None:
+            labels = labels.iloc[chosen(range(len(labels)), "labels")]
+        if other is not None:
+            prompts = other.prompts if isinstance(other, Task) else other
+            chosen(range(prompts_given(prompts) or 0), "counterfactual")
+            other = other._of(rows, n) if isinstance(other, Task) else chosen_prompts(other, rows)
         return replace(
             self,
-            prompts=_chosen(self.prompts, rows),
-            metric=metric,
-            predict=_rows(self.predict, rows),
-            attention=_rows(self.attention, rows),
-            counterfactual=other._of(rows) if isinstance(other, Task) else _chosen(other, rows),
+            prompts=chosen_prompts(self.prompts, rows),
+            metric=getattr(self.metric, "of_prompts")([*rows]),  # noqa: B009
+            predict=chosen(self.predict, "predict", _nested(self.predict)),
+            attention=chosen(self.attention, "attention", _nested(self.attention)),
+            counterfactual=other,
             positions=self.positions
-            and {name: at if isinstance(at, int) else _chosen(at, rows) for name, at in self.positions.items()},
-            labels=None if self.labels is None else self.labels.iloc[rows],
+            and {name: chosen(at, f"positions {name!r}", isinstance(at, list)) for name, at in self.positions.items()},
+            labels=labels,
         )
 
     def __repr__(self) -> str:
-        prompts = self.prompts["input_ids"] if isinstance(self.prompts, Mapping) else self.prompts
-        size = f"{len(prompts)} prompts" if hasattr(prompts, "__len__") else repr(prompts)
-        return f"Task({self.label}, {size})"
+        n = prompts_given(self.prompts)
+        return f"Task({self.label}, {repr(self.prompts) if n is None else f'{n} prompts'})"
 
 
-def _chosen(prompts: Any, rows: list[int]) -> Any:
-    """Return some of the prompts, in the form in which they are given."""
-    if prompts is None:
-        return None
-    if isinstance(prompts, Mapping):
-        return {name: values[rows] for name, values in prompts.items()}
-    return [prompts[row] for row in rows] if isinstance(prompts, list | tuple) else prompts[rows]
+def _require_arguments(metric: Any) -> None:
+    """Refuse a metric that cannot be called with logits, tokens and mask. Raises TypeError."""
+    try:
+        signature = inspect.signature(metric)
+    except (TypeError, ValueError):  # what is written in C may not say what it takes
+        return
+    try:
+        signature.bind("logits", "tokens", "mask")
+    except TypeError as error:
+        name = getattr(metric, "__name__", type(metric).__name__)
+        raise TypeError(
+            f"metric is a function of logits, tokens and mask, which it is given in this order; found {name}{signature}"
+        ) from error
 
 
-def _rows(positions: Any, rows: list[int]) -> Any:
-    """Return the rows of positions that have one per prompt; others as they are."""
-    listed = isinstance(positions, list | tuple | torch.Tensor)
-    per_prompt = listed and torch.as_tensor(positions).ndim == 2
-    return torch.as_tensor(positions)[rows] if per_prompt else positions
+def _contents(prompts: Any) -> list[Any]:
+    """Return the text or the real ids of each prompt, by which equal ones are found."""
+    if isinstance(prompts, dict):
+        ids = prompts["input_ids"]
+        mask = prompts.get("attention_mask", torch.ones_like(ids))
+        return [tuple(row[real].tolist()) for row, real in zip(ids, mask.bool(), strict=True)]
+    return [prompt if isinstance(prompt, str) else tuple(prompt.tolist()) for prompt in prompts]
+
+
+def _nested(positions: Any) -> bool:
+    """Whether positions are a row per prompt, and not one list for all."""
+    return isinstance(positions, list) and any(isinstance(row, list) for row in positions)
 
 
 def induction(
@@ -171,7 +249,7 @@ def induction(
     those of `induction_loss`.
     """
     return Task(
-        RepeatedSegments(prompts, n_sequences, segment_length, seed),
+        RepeatedSegments(None if prompts is None else prompts.clone(), n_sequences, segment_length, seed),
         next_token_loss,
         predict=lambda width: slice((width - 1) // 2 + 1, width - 1),
         higher_is_better=False,
@@ -188,12 +266,19 @@ def language(
 ) -> Task:
     """Loss on text, of every position but the last; the arguments are those of `language_loss` (FP section 5)."""
     return Task(
-        TextRows(prompts, attention_mask, n_sequences, sequence_length),
+        TextRows(_own(prompts), _own(attention_mask), n_sequences, sequence_length),
         next_token_loss,
         predict=slice(0, -1),
         higher_is_better=False,
         name="language",
     )
+
+
+def _own(given: Any) -> Any:
+    """Return a copy of a tensor or a list; text stays as it is."""
+    if isinstance(given, Tensor):
+        return given.clone()
+    return given if given is None or isinstance(given, str | Mapping) else list(given)
 
 
 def logit_difference(
@@ -212,13 +297,17 @@ def logit_difference(
     Args:
         prompts: see `Task`.
         correct, wrong: the answer, a token as text or id, for all prompts; or a list with the answer of each prompt, or
-            with a list of several, whose logits are averaged.
+            with a list of several, whose logits are averaged. An array or a column of a table is read by place.
         counterfactual, positions: see `Task`.
         name: name in tables.
 
+    Raises:
+        TypeError: an answer that is neither text nor a whole number, such as 15.7, True or None; as `Task`.
+        ValueError: lists of another length than the prompts.
+
     Errors, where the task meets a model:
-        ValueError: an answer that is no single token, one that is correct and wrong, or lists of another length than
-            the prompts.
+        ValueError: an answer that is no single token, that the tokenizer does not know or the model cannot predict, or
+            one that is correct and wrong.
         UnsupportedArchitecture: an encoder.
 
     What it does not establish: that the model would give the answer. A third token may have the largest logit.

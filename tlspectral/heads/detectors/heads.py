@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.heads.detectors.sequences import (
     repeated_ids,
     repeated_marks,
@@ -41,7 +41,7 @@ Pattern = Callable[[Tensor], Any] | Any
 def _scored(name: str, meaning: str) -> tuple[Column, ...]:
     return columns(f"""
         {name}    | attention probability | {meaning}
-        {name}_se | attention probability | Standard error of {name} over sequences; NaN for fewer than two that count.
+        {name}_se | attention probability | Its standard error over distinct sequences; NaN below two that count.
         {name}_p? | probability           | Share of draws of the null, the head itself among them, that reach {name}.
     """)
 
@@ -115,7 +115,8 @@ def detect_heads(
         n_sequences: sequences drawn; standard errors are over them.
         segment_length: L, at most (n_ctx - 1) // 2.
         prompts: in place of the drawn sequences, in any form that `Task` takes: strings, token ids, lists of unequal
-            length, or a tokenizer's batch with its `attention_mask`. Padding is never counted.
+            length, or a tokenizer's batch with its `attention_mask`. Padding is never counted. Equal prompts are one
+            observation, with a warning: means are over all, errors over the distinct ones.
         pattern: keys that queries are to be scored on: weights, or 0 and 1, [pos, pos] for all sequences or
             [sequences, pos, pos], where positions count from the first real token; or a function that takes the token
             ids of a sequence, [pos], and returns [pos, pos]; or the name of one, on queries from position 2 on:
@@ -156,16 +157,31 @@ def detect_heads(
         require_one_run(view, "a draw is compared with one pattern of a head, so leave null_draws out")
     if prompts is None:
         repeated = repeated_sequences(view, n_sequences, segment_length, seed=seed)
-        sequences = even_rows(repeated)
+        sequences, copies = even_rows(repeated), None
     else:
+        from tlspectral.models.attention.given import given_prompts
+        from tlspectral.models.attention.prompt_notes import distinct_rows, equality_notes
         from tlspectral.models.attention.prompts import packed_prompts, packed_rows
 
+        prompts = given_prompts(prompts)  # a generator can be read once
         repeated = repeated_ids(prompts)
         sequences = packed_prompts(view, prompts) if repeated is None else packed_rows(view, repeated)
+        distinct = distinct_rows([sequences], [()] * len(sequences.tokens))
+        equal = equality_notes(distinct)
+        for note in equal:
+            warn_caller(note.message)
+        sequences = replace(sequences, notes=(*sequences.notes, *equal))
+        copies = torch.tensor(np.bincount(distinct)[distinct]).double() if equal else None
     table = measured_detectors(
-        view, sequences, on_prompts=repeated is None, pattern=pattern, null_draws=null_draws, seed=seed
+        view,
+        sequences,
+        on_prompts=repeated is None,
+        copies=copies,
+        pattern=pattern,
+        null_draws=null_draws,
+        seed=seed,
     )
-    table.attrs = {**view.origin(), **table.attrs}
+    table.attrs = {**view.origin(runs=True), **table.attrs}
     return table
 
 
@@ -174,6 +190,7 @@ def measured_detectors(
     sequences: PackedTokens,
     *,
     on_prompts: bool = False,
+    copies: Float64[Tensor, "sequences"] | None = None,
     pattern: Pattern | None = None,
     null_draws: int = 0,
     seed: int,
@@ -191,7 +208,7 @@ def measured_detectors(
     patterns |= {} if pattern is None else {"pattern": pattern}
     names, marks = [*patterns], Marks(sequences, [*patterns.values()], causal=view.causal)
     with bar(len(sequences.tokens), "detectors", "seq") as shown:
-        statistics = _statistics(view, sequences, marks.scorer, shown.update)
+        statistics = _statistics(view, sequences, marks.scorer, shown.update, copies)
     if pattern is not None and not statistics.n_counted[-1]:
         raise ValueError("pattern marks no key of any sequence")
     chance: Any = None
@@ -217,7 +234,7 @@ def measured_detectors(
     for name, mean, error, pvalue in zip(names, statistics.mean, statistics.error, pvalues, strict=True):
         scores |= {name: mean, f"{name}_se": error} | ({} if pvalue is None else {f"{name}_p": pvalue})
     attrs |= {"chance": chance, "reliability": _reliability(statistics.halves, names)}
-    attrs |= {key: value for key, value in view.source.items() if key == "user_hooks"}
+    attrs |= {key: value for key, value in view.source.items() if key == "user_hooks"} | sequences.noted
     return (DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS).frame(scores, attrs)
 
 
@@ -248,12 +265,17 @@ class _Statistics(NamedTuple):
 
 
 def _statistics(
-    view: AttentionView, sequences: PackedTokens, scorer: Scorer, advance: Callable[[int], Any]
+    view: AttentionView,
+    sequences: PackedTokens,
+    scorer: Scorer,
+    advance: Callable[[int], Any],
+    copies: Float64[Tensor, "sequences"] | None,
 ) -> _Statistics:
     """Return mean and standard error of each score, and the means over even and over odd sequences.
 
     `scorer` gives the scores of a batch, which are 0 where a sequence does not count, and which do. Hooks reduce the
-    patterns, so that none is stored.
+    patterns, so that none is stored. `copies` says how many sequences are equal to each, itself among them: these are
+    one observation, and the error is that of `tasks.standard_error`. None: all are observations.
     """
     of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads], mean over the times that the layer runs
     reduce_batch: Reduce
@@ -265,6 +287,7 @@ def _statistics(
     n_sequences, width = sequences.tokens.shape
     rows_at_once = BATCH if width * BATCH <= _MOST_TOKENS else max(1, _MOST_TOKENS // width)
     by_half = square = sizes = torch.zeros(1, dtype=torch.float64)  # [2 halves, scores, heads], but sizes without heads
+    by_row: list[Any] = [0.0] * 4  # scores and their squares times copies, copies, and distinct rows
     n_heads: list[int] = []
     for start in range(0, n_sequences, rows_at_once):
         rows = slice(start, min(start + rows_at_once, n_sequences))
@@ -282,11 +305,21 @@ def _statistics(
         by_half = by_half + torch.stack([scores[:, half].sum(1) for half in (~odd, odd)])
         sizes = sizes + torch.stack([counts[:, half].sum(1) for half in (~odd, odd)])
         square = square + scores.square().sum(1)
+        if copies is not None:
+            times, counted = copies[rows], counts.double()
+            weighted = [(power * times[:, None]).sum(1) for power in (scores, scores.square())]
+            by_row = [
+                sum(pair) for pair in zip(by_row, [*weighted, counted @ times, counted @ (1 / times)], strict=True)
+            ]
         advance(rows.stop - rows.start)
     n_counted = sizes.sum(0)
     count = n_counted[:, None]
     mean = by_half.sum(0) / count
     variance = (square / count - mean.square()).clamp_min(0) * count / (count - 1)
+    if copies is not None:
+        first, second, times, n_distinct = by_row[0], by_row[1], by_row[2][:, None], by_row[3].round()[:, None]
+        squares = second - 2 * mean * first + mean.square() * times
+        variance = (squares.clamp_min(0) / count * n_distinct / (n_distinct - 1)).where(n_distinct > 1, torch.nan)
     return _Statistics(
         np.repeat(view.layers, n_heads),
         np.concatenate([np.arange(n) for n in n_heads]),

@@ -126,7 +126,7 @@ def relative_position_kernel(
             for row, distance in enumerate(back)
         ]
     table = pd.DataFrame(rows, columns=["layer", "head", "offset", "score", "predicted"])
-    return RELATIVE_POSITION_KERNEL.frame(table, {**view.origin(), "n_reference": n_reference})
+    return RELATIVE_POSITION_KERNEL.frame(table, {**view.origin(runs=True), "n_reference": n_reference})
 
 
 def kernel_prediction(
@@ -172,7 +172,7 @@ def kernel_prediction(
     table = pd.DataFrame(rows, columns=[column.name for column in KERNEL_PREDICTION.columns if column.name != "name"])
     table = table.astype(dict.fromkeys(("first", "last", "peak", "predicted_peak"), "Int64"))
     n_judged = kernels[0].n_judged if kernels else 0
-    return KERNEL_PREDICTION.frame(table, {**view.origin(), "n_reference": n_reference, "n_judged": n_judged})
+    return KERNEL_PREDICTION.frame(table, {**view.origin(runs=True), "n_reference": n_reference, "n_judged": n_judged})
 
 
 def _measured(

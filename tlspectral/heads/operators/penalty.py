@@ -46,7 +46,8 @@ def qk_penalty(
 
     Args:
         model: a TransformerBridge or HookedTransformer, folded or not.
-        part: whose share is returned, in [0, 1] up to rounding.
+        part: whose share is returned, in [0, 1] up to rounding. M_S and M_A are those of the one matrix M, under rotary
+            positions that of two tokens at distance 0: what `ablate` removes as `"symmetric_static"`.
             `"antisymmetric"` (`"M_A"`): ||M_A||^2 / ||M||^2, the square of `dir_frac`.
             `"symmetric"` (`"M_S"`): ||M_S||^2 / ||M||^2, 1 less that.
             `"rope_phase"` (`"Im(M_t)"`): sum_t ||Im M_t||^2 / sum_t (||Re M_t||^2 + ||Im M_t||^2) over the rotary pairs

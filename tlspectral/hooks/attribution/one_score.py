@@ -132,7 +132,7 @@ def qk_attribution(
     }
     if remove is not None:
         attrs |= _add_removed(frame, remove, rows, traced, row)
-    return Measurement(QK_ATTRIBUTION, settings, view.origin(range(layer + 1))).table(frame, **attrs)
+    return Measurement(QK_ATTRIBUTION, settings, view.origin(range(layer + 1), runs=True)).table(frame, **attrs)
 
 
 @dataclass(frozen=True)

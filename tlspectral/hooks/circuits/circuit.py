@@ -6,14 +6,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import scipy.integrate
-from jaxtyping import Float64, Int
+from jaxtyping import Float, Float64, Int
 
 from tlspectral.errors import warn_caller
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
+from tlspectral.models.attention.threads import warn_of_hooks
+from tlspectral.selection import whole_number
 from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.required import require, require_one_row
+from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import Score, Task, standard_error
+from tlspectral.tasks.score import row_sums
 
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of all edges."""
@@ -49,7 +54,8 @@ def run_circuit(model: Any, edges: Any, task: Task) -> Score:
     Args:
         model: a TransformerBridge or HookedTransformer.
         edges: the kept edges: a table with columns `sender` and `receiver`, or pairs of names, such as
-            `("L16H0", "L18KV2.k")` or `("L20MLP", "logits")`. A warning says where a table was found on the same pairs.
+            `("L16H0", "L18KV2.k")` or `("L20MLP", "logits")`. A warning says where a table was found on the same pairs,
+            or has effects of another kind: on another task or measure, or of another replacement.
         task: a `Task` with `counterfactual=`.
 
     Returns:
@@ -57,7 +63,8 @@ def run_circuit(model: Any, edges: Any, task: Task) -> Score:
 
     Raises:
         BadHead: an edge that the model does not have.
-        ValueError: a task without counterfactual prompts, or prompts that do not fit; see `Task`.
+        ValueError: a task without counterfactual prompts, or prompts that do not fit, see `Task`; edges that are no
+            pairs of names; a table of other weights, or with effects at positions.
         UnsupportedArchitecture, EditNotHonored: a model whose residual stream is no sum of writes.
 
     Source: path patching of all edges at once (Goldowsky-Dill et al. 2023, section 3; Conmy et al. 2023, section 2.3).
@@ -76,9 +83,11 @@ def run_circuit(model: Any, edges: Any, task: Task) -> Score:
         True
     """
     pairs = pairs_of(model, task)
-    _warn_of_shared_pairs(edges, pairs)
+    _compare(edges, pairs)
+    warn_of_hooks(pairs.graph.view.model)
     [values] = pairs.scores([pairs.graph.kept(edges)])
-    return Score(values, pairs.sequences.labels, pairs.sequences.digest)
+    sequences = pairs.sequences
+    return Score(values, sequences.labels, sequences.digest, sequences.distinct)
 
 
 def faithfulness(
@@ -86,7 +95,7 @@ def faithfulness(
     edges: pd.DataFrame,
     task: Task,
     *,
-    sizes: Sequence[float] | None = None,
+    sizes: Sequence[float] | Float[np.ndarray, "sizes"] | None = None,
     null: int = 20,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -97,11 +106,13 @@ def faithfulness(
     Args:
         model: a TransformerBridge or HookedTransformer.
         edges: a table of edges with `sender`, `receiver` and `estimate` (or, without one, `delta`), from which the
-            circuits take the largest. Edges that it lacks come last.
+            circuits take the largest. Edges that it lacks come last. What it says of itself is compared as in
+            `run_circuit`.
         task: a `Task` with `counterfactual=`, of other pairs than those on which the edges were found (`Task.split`); a
             warning says so where they share one.
-        sizes: shares of all edges; None for .001 to 1 in ten steps.
-        null: relabelled and random circuits of each size. Each takes a forward pass of the clean prompts.
+        sizes: shares of all edges, above 0 and up to 1; None for .001 to 1 in ten steps.
+        null: how many relabelled and random circuits of each size, 0 or more. Each takes a forward pass of the clean
+            prompts.
         seed: of these circuits and of the bootstrap.
 
     Returns:
@@ -111,30 +122,31 @@ def faithfulness(
         the curve), `cmd` (between it and 1), and the same over the logarithm of the share, `cpr_log`, `cmd_log`.
 
     Raises:
-        ValueError: a gap between both sides that is small beside its error, so that no share of it is a number;
-            otherwise as `run_circuit`.
+        ValueError: a gap between both sides that is small beside its error, so that no share of it is a number; a table
+            with several effects of an edge, or none; sizes that are no shares; otherwise as `run_circuit`.
 
     Source: Mueller et al. 2025 (MIB), section 3, for the ratio of means and areas. The nulls are this package's.
 
     What it does not establish: that the edges are the ones which the model uses. Where random circuits of the same
     size carry as much, a high value says that there were enough edges. The linear area hardly tells rankings apart.
     """
+    shares, null = _shares(sizes), _count(null)
     pairs = pairs_of(model, task)
-    graph, rng = pairs.graph, np.random.default_rng(seed)
+    graph, rng, distinct = pairs.graph, np.random.default_rng(seed), pairs.sequences.distinct
+    _compare(edges, pairs)
+    order = _ranked(graph, edges)
     intact, none = pairs.plain_scores()
-    gap, gap_se = float((intact - none).mean()), standard_error(intact - none)
+    gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
     if not abs(gap) > _SMALLEST_GAP * gap_se:
         raise ValueError(
             f"{pairs.sequences.name}: the score is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
             f"counterfactual prompts, a gap of {gap:.2g} with standard error {gap_se:.2g}, and a share of it is no "
             "number: give more pairs, or others that the model tells apart"
         )
-    _warn_of_shared_pairs(edges, pairs)
-    order = _ranked(graph, edges)
     total = int(graph.possible.sum())
     rows: list[dict[str, Any]] = []
     circuits: list[Mask] = []
-    for share in SIZES if sizes is None else sizes:
+    for share in shares:
         mask = np.zeros(graph.possible.size, dtype=bool)
         mask[order[: max(1, round(share * total))]] = True
         mask = mask.reshape(graph.possible.shape)
@@ -153,17 +165,20 @@ def faithfulness(
         row["value"] = float(value.mean())
         row["faithfulness"] = float((value - none).mean() / gap)
         if row["circuit"] == "edges":
-            row["low"], row["high"] = _interval(value - none, intact - none, seed)
+            row["low"], row["high"] = _interval(
+                row_sums(value - none, distinct), row_sums(intact - none, distinct), seed
+            )
     table = pd.DataFrame(rows)
     measurement = Measurement(
         FAITHFULNESS,
         {"task": pairs.sequences.name, "null": null, "seed": seed},
-        origin=graph.view.origin(),
+        origin=graph.view.origin(runs=True),
     )
     return measurement.table(
         table,
         n_pairs=len(intact),
         tokens_sha256=pairs.sequences.digest,
+        **pairs.sequences.noted,
         value_all=float(intact.mean()),
         value_none=float(none.mean()),
         gap=gap,
@@ -177,8 +192,16 @@ def _ranked(graph: Graph, edges: pd.DataFrame) -> Int[np.ndarray, "edges"]:
     column = "estimate" if "estimate" in edges else "delta"
     if column not in edges:
         raise ValueError("edges have neither estimate nor delta: give a table of edge_effects")
+    require(edges, ("sender", "receiver"), "edge_effects", name="table of edges")
+    rows, places = graph.places(edges)
+    named = pd.DataFrame({"row": rows, "place": places, "effect": edges[column].to_numpy(float)}).drop_duplicates()
+    named["sender"] = [graph.senders[place].name for place in named["place"]]
+    named["receiver"] = [graph.receivers[row].name for row in named["row"]]
+    require_one_row(named, ["sender", "receiver"], "rank edges by one number each", name="table of edges")
+    if named["effect"].isna().all():
+        raise ValueError(f"no edge of the table has a value in its column {column}: give a table of edge_effects")
     effect = np.full(graph.possible.shape, np.nan)
-    effect[graph.places(edges)] = edges[column]
+    effect[named["row"], named["place"]] = named["effect"]
     flat, size = np.flatnonzero(graph.possible), np.abs(effect)
     return flat[np.argsort(-np.where(np.isnan(size), -np.inf, size).ravel()[flat], kind="stable")]
 
@@ -254,11 +277,58 @@ def _areas(table: pd.DataFrame) -> dict[str, float]:
     return areas
 
 
-def _warn_of_shared_pairs(edges: Any, pairs: Pairs) -> None:
-    known = edges.attrs.get("pairs_sha256") if isinstance(edges, pd.DataFrame) else None
-    shared = set(known or ()) & set(pairs.digests)
+def _shares(sizes: Any) -> list[float]:
+    """Return the shares of all edges that circuits keep. Raises ValueError for what are none."""
+    shares = np.asarray(SIZES if sizes is None else sizes)
+    if (
+        shares.ndim != 1
+        or not shares.size
+        or shares.dtype.kind not in "iuf"
+        or not ((shares > 0) & (shares <= 1)).all()
+    ):
+        raise ValueError(f"sizes are a list of shares of all edges, above 0 and up to 1; found {sizes!r}"[:200])
+    return shares.tolist()
+
+
+def _count(null: Any) -> int:
+    """Return the number of circuits of a null. Raises ValueError for what is none."""
+    number = whole_number(null)
+    if number is None or number < 0:
+        raise ValueError(f"null is how many circuits of each size are drawn, 0 or more; found {null!r}")
+    return number
+
+
+def _compare(edges: Any, pairs: Pairs) -> None:
+    """Compare what a table of edges says of itself with the model and the pairs that a circuit is run on.
+
+    Raises ValueError for other weights and for effects at positions. Warns of effects that are of another kind than
+    those of the circuit, and of pairs on which the edges were found.
+    """
+    if not isinstance(edges, pd.DataFrame):
+        return
+    if "position" in edges:
+        shown = ", ".join(repr(str(one)) for one in edges["position"].unique()[:3])
+        raise ValueError(
+            f"the table of edges has effects at positions ({shown}), and a circuit keeps an edge at all of them: make "
+            "the table without at=. If the edges are meant at all positions, give their names: "
+            "list(zip(edges['sender'], edges['receiver']))"
+        )
+    require_same_model(edges, pairs.view.origin(), "the circuit's model", name="table of edges")
+    of_circuit = {"task": pairs.sequences.name, "measure": "task", "replace": "counterfactual"}
+    other = {name: edges.attrs[name] for name in of_circuit if edges.attrs.get(name) not in (None, of_circuit[name])}
+    if other:
+        warn_caller(
+            f"the effects in the table of edges are of {_spelled(other)}, and the circuit is of "
+            f"{_spelled({name: of_circuit[name] for name in other})}: what matters to one need not matter to the other"
+        )
+    known = set(edges.attrs.get("pairs_sha256") or ())
+    shared = sum(one in known for one in pairs.digests)
     if shared:
         warn_caller(
-            f"{len(shared)} of {len(pairs.digests)} pairs are among those on which the edges were found, and of these "
+            f"{shared} of {len(pairs.digests)} pairs are among those on which the edges were found, and of these "
             "the circuit carries more: find edges on one half of task.split(), and score them on the other"
         )
+
+
+def _spelled(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())

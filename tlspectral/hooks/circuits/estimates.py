@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.pairs import Pairs
-from tlspectral.models.attention.replay import logits_at
+from tlspectral.models.attention.replay import logits_at, require_gradients
 from tlspectral.models.attention.threads import Hook, holding
 from tlspectral.tables.progress import bar
 
@@ -32,12 +32,14 @@ def edge_estimates(
     """Return the estimate of metric(edge cut to its counterfactual) - metric(clean) for every edge, mean over pairs.
 
     `at` are positions at which edges are cut, one of each pair, each alone; without any they are cut at all at once.
+    Raises ValueError under `torch.inference_mode`, and for a model that was loaded under it.
 
     It is the gradient of the metric in what the receiver reads, times the counterfactual less the clean write of the
     sender. One ordinary backward pass gives the gradients at the queries, keys and values of all heads, at what MLPs
     read and behind the last layer; each is carried to the receiver's own residual stream by its weights and the
     Jacobian of its norm.
     """
+    require_gradients(pairs.view, "screen='gradient'")
     graph, sequences, other = pairs.graph, pairs.sequences, pairs.other
     masks = [places[:, None] == torch.arange(sequences.tokens.shape[1]) for places in at] or [sequences.real]
     found = torch.zeros(len(masks), *graph.possible.shape, dtype=torch.float64)

@@ -1,5 +1,6 @@
 """The graph of a model: what writes to the residual stream, what reads from it, and the edges between them."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,7 @@ from tlspectral.models.attention.layer import require_own_projections
 from tlspectral.models.attention.mlp import MlpReads, mlp_reads
 from tlspectral.models.attention.writes import HeadWrites, head_writes
 from tlspectral.selection import Receiver
+from tlspectral.tables.required import require
 
 
 @dataclass(frozen=True)
@@ -130,13 +132,12 @@ class Graph:
     def places(self, edges: Any) -> tuple[Int[np.ndarray, "edges"], Int[np.ndarray, "edges"]]:
         """Return row and column in a mask of each edge of a table such as that of `edge_effects`, or of pairs of names.
 
-        Raises BadHead for an end that does not exist, or a sender that does not write before its receiver reads.
+        Raises ValueError for what names no edges, BadHead for an end that does not exist, or a sender that does not
+        write before its receiver reads.
         """
-        if isinstance(edges, pd.DataFrame):
-            edges = zip(edges["sender"], edges["receiver"], strict=True)
         known: dict[Any, int] = {}
         rows, places = [], []
-        for sender, receiver in edges:
+        for sender, receiver in _named(edges):
             if sender not in self.sender_index:
                 raise BadHead(f"{sender!r} is no sender of this model: a sender is embedding, L16H0, L3MLP or L2MIX")
             if receiver not in known:
@@ -186,3 +187,23 @@ class Graph:
         return [
             self.kinds[sender.layer, what].start + at for what, at in (("q", sender.head), ("k", group), ("v", group))
         ]
+
+
+def _named(edges: Any) -> list[tuple[str, str | Receiver]]:
+    """Return sender and receiver of each edge. Raises ValueError for what is neither a table nor pairs of names."""
+    if isinstance(edges, pd.DataFrame):
+        if edges.empty:
+            return []
+        require(edges, ("sender", "receiver"), "edge_effects", name="table of edges")
+        edges = zip(edges["sender"], edges["receiver"], strict=True)
+    listed = edges if isinstance(edges, Iterable) and not isinstance(edges, str | Mapping) else [edges]
+    named = []
+    for one in listed:
+        ends = tuple(one) if isinstance(one, Iterable) and not isinstance(one, str | Mapping) else ()
+        if len(ends) != 2 or not isinstance(ends[0], str) or not isinstance(ends[1], str | Receiver):
+            raise ValueError(
+                "edges are a table of edge_effects, or a list of pairs of names, a sender and a receiver, such as "
+                f"[('L16H0', 'L18KV2.k')]; found {one!r}"[:300]
+            )
+        named.append(ends)
+    return named

@@ -30,7 +30,7 @@ from tlspectral.models.attention.replay import Positions, logits_at
 from tlspectral.models.attention.threads import Hook, holding
 from tlspectral.models.attention.writes import HeadWrites, mixed, z_of
 from tlspectral.tables.progress import bar
-from tlspectral.tasks import ScoredSequences, Task, score_of, scored_sequences
+from tlspectral.tasks import ScoredSequences, Task, score_of, scored_sequences, task_of
 from tlspectral.tasks.scoring import Scores
 
 _MOST_BYTES = 2**29  # of what all senders write in one batch, of which a run holds up to three copies
@@ -53,9 +53,12 @@ class Pairs:
 
     @property
     def digests(self) -> list[str]:
-        """A hash of each pair, the same with its sides exchanged: tables keep the pairs on which they were made."""
-        both = zip(self.sequences.tokens, self.other.tokens, strict=True)
-        sides = (sorted(one.contiguous().numpy().tobytes() for one in pair) for pair in both)
+        """A hash of the real tokens of each pair, the same with its sides exchanged.
+
+        Tables keep those of the pairs on which they were made.
+        """
+        both = zip(self.sequences.tokens, self.other.tokens, self.sequences.lengths.tolist(), strict=True)
+        sides = (sorted(one[:n].contiguous().numpy().tobytes() for one in pair) for *pair, n in both)
         return [hashlib.sha256(b"".join(pair)).hexdigest()[:16] for pair in sides]
 
     def batches(self) -> Iterator[slice]:
@@ -96,14 +99,16 @@ class Pairs:
 def pairs_of(model: Any, task: Task) -> Pairs:
     """Return the pairs of a task on a model.
 
-    Raises ValueError for a task without counterfactual prompts, EditNotHonored where a run with no edge kept is not
-    that of the counterfactual prompts, and as `scored_sequences`, `AttentionView.raw` and `mlp_reads`.
+    Raises ValueError for no task, or one without counterfactual prompts, EditNotHonored where a run with no edge kept
+    is not that of the counterfactual prompts, and as `scored_sequences`, `AttentionView.raw` and `mlp_reads`.
     """
     view = attention_view(model)
     require_stream(view)
-    sequences = scored_sequences(view, task)
-    if sequences.counterfactual is None:
-        raise ValueError(f"{sequences.name} has no counterfactual prompts: give Task(..., counterfactual=)")
+    chosen = task_of(task)
+    if chosen.counterfactual is None:
+        raise ValueError(f"{chosen.label} has no counterfactual prompts: give Task(..., counterfactual=)")
+    sequences = scored_sequences(view, chosen)
+    assert sequences.counterfactual is not None
     read_by_indexer = "by what no edge carries: give shorter prompts"
     require_every_key(map(view.raw, view.layers), sequences.tokens.shape[1], read_by_indexer)
     pairs = Pairs(Graph(view), sequences, sequences.counterfactual)

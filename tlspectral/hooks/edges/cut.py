@@ -178,7 +178,7 @@ def refuse_open_receivers(points: Iterable[Any], what: Input, heads: list[int], 
     for point in points:
         for handle in getattr(point, "fwd_hooks", ()):
             other = getattr(getattr(handle.user_hook, "hook", handle.user_hook), "__self__", None)
-            if not isinstance(other, EdgeReceiver) or other is of or other.what != what:
+            if not isinstance(other, EdgeReceiver) or other.what != what or (of is not None and other.run is of.run):
                 continue
             if twice := set(other.heads) & set(heads):
                 raise EditNotHonored(

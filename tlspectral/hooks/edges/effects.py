@@ -12,23 +12,26 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.heads.detectors.sequences import detector_offsets, segment_length_of
-from tlspectral.hooks.circuits.estimates import Method, edge_estimates
+from tlspectral.hooks.circuits.estimates import STEPS, Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.edges.cut import refuse_open_receivers
 from tlspectral.hooks.edges.measuring import Edge, Prepared, QueryKeyPairs, edge_columns, edges_between
 from tlspectral.hooks.edges.reached import Reached, reached
 from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_senders
+from tlspectral.hooks.positions import asked_positions
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.causality import require_stream
-from tlspectral.models.attention.padding import attention_positions, position_of
+from tlspectral.models.attention.padding import attention_positions
 from tlspectral.models.attention.writes import INPUT_POINTS
-from tlspectral.selection import Receivers
+from tlspectral.selection import Receivers, whole_number
 from tlspectral.tables import WorkPart
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tables.work import configured_jobs
 from tlspectral.tasks import ScoredSequences, Task, intact_values, score_of, scored_sequences, task_of
+from tlspectral.tasks.identity import sequences_identity
+from tlspectral.tasks.prompts import RepeatedSegments
 from tlspectral.tasks.score import CONTROL_COLUMNS
 
 SEQUENCES = 16
@@ -80,11 +83,11 @@ def edge_effects(
     senders: Any = None,
     task: Task | Literal["induction", "language"] | None = None,
     measure: Measure | None = None,
-    replace: Replaced = "mean",
+    replace: Replaced | None = None,
     control: Literal["random"] | int | None = None,
     at: Any = None,
     screen: Literal["gradient"] | None = None,
-    method: Method = "EAP-IG",
+    method: Method | None = None,
     folder: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -115,20 +118,24 @@ def edge_effects(
         measure: what the edge has an effect on. `"prev"`, `"dup"` and `"ind"`: the attention of a head that reads
             queries or keys, as in `detect_heads`, on repeated sequences; `"attention"`: from the query to the key that
             `Task.attention` names. `"task"`: the metric, when this edge alone is cut and the model goes on from the
-            receiver's layer. None is `"ind"` for one receiver of queries or keys, else `"task"`.
+            receiver's layer. None is `"ind"` for one receiver of queries or keys on repeated sequences (no task, or
+            that of induction), else `"task"`.
         replace: what stands in the place of the sender's write: its `"mean"` over positions and sequences, `"zero"`,
             its write on another sequence of the task (`"resample"`), or on the pair of each prompt
-            (`"counterfactual"`), which is the only one without receivers.
+            (`"counterfactual"`), which is the only one without receivers. None: the pair where the task has
+            `counterfactual=`, else the mean; `attrs["replace"]` says which.
         control: `"random"` also takes away, in place of the write, 20 of equal norm at each token in random directions
             (the sender's output map, its directions replaced by Haar-random ones); a number is that of these draws.
             For `pvalue`, control effects of all senders of a receiver are pooled. `control_p` is not below
             1 / (1 + draws): 19 reach .05. With 20 draws the call took 13 times as long on SmolLM2-135M.
         at: the position at which the sender writes what is cut, or a list of positions, a row for each: names of the
-            task's positions, or numbers, negative from the end of each prompt. None: all positions at once.
+            task's positions, or numbers, negative from the end of each prompt; or positions of each prompt, which the
+            column `position` calls given. None: all positions at once.
         screen: `"gradient"`, of pairs, estimates every edge to first order, then measures the 50 largest and 50 random
             others. Without receivers there are too many edges to measure them all.
         method: of the estimate: `"EAP"`, gradients at the clean run, or `"EAP-IG"`, their mean over five embeddings
-            between the counterfactual and the clean one, which takes four times as long. EAP can have the wrong sign.
+            between the counterfactual and the clean one (None), which takes four times as long. EAP can have the wrong
+            sign.
         folder: a folder with one file per layer of receivers, and one for estimates; a run that was stopped is resumed
             from there. Layers are shared out as `joblib.parallel_config(n_jobs=)` says.
         seed: of sequences and control draws.
@@ -145,7 +152,9 @@ def edge_effects(
     Raises:
         BadHead: a head or a receiver that does not exist.
         ValueError: attention measured at values, on which it does not depend, or at queries and keys that the
-            sequences do not have; a receiver without earlier senders; an unknown option.
+            sequences do not have; a receiver without earlier senders; positions that prompts do not have, or that the
+            table would call alike; an unknown option, or options that do not go together.
+        TypeError: a position that is no whole number.
         UnsupportedArchitecture: a residual stream that is no sum of what heads and MLPs write; layers that cannot be
             read.
         ScoreMismatch: the attention of the run is not that of its own queries and keys.
@@ -161,20 +170,24 @@ def edge_effects(
     """
     view = attention_view(model)
     require_stream(view)
-    draws = _draws(receivers, measure, replace, control, screen)
-    replace = "counterfactual" if receivers is None else replace
-    if replace == "counterfactual" and not isinstance(task, Task):
-        raise ValueError("all edges, and edges to a counterfactual, are of pairs: give a Task with counterfactual=")
     chosen_task = task_of("induction" if task is None else task, seed=seed, n_sequences=SEQUENCES)
+    of_pairs = chosen_task.counterfactual is not None
+    draws = _draws(receivers, measure, replace, control, screen, method, of_pairs)
+    if receivers is None or replace is None:
+        replace = "counterfactual" if receivers is None or of_pairs else "mean"
+    if replace == "counterfactual" and not of_pairs:
+        raise ValueError("all edges, and edges to a counterfactual, are of pairs: give a Task with counterfactual=")
     pairs = pairs_of(model, chosen_task) if replace == "counterfactual" else None
     sequences = scored_sequences(view, chosen_task) if pairs is None else pairs.sequences
-    if receivers is None and pairs is not None:
+    every = receivers is None
+    if every and pairs is not None:
         receivers = pairs.graph.receivers
     ends = [] if receivers is None else reached(view, receivers)
     if not ends:
         raise ValueError("no receivers were given: name what reads, such as 'L18H6.k'")
-    alone = pairs is None and len(ends) == 1 and ends[0].receiver.input in ("q", "k")
-    measure = measure or ("ind" if alone else "task")
+    repeated = pairs is None and isinstance(chosen_task.prompts, RepeatedSegments)
+    alone = len(ends) == 1 and ends[0].receiver.input in ("q", "k")
+    measure = measure or ("ind" if repeated and alone else "task")
     queried = None if measure == "task" else _queried(ends, sequences, chosen_task, measure)
     for receiver in (end.receiver for end in ends if end.receiver.input in INPUT_POINTS):
         points = [view.hook_points.get(name) for name in view.hook_names(receiver.layer).values()]
@@ -196,30 +209,30 @@ def edge_effects(
             "control": "random" if draws else None,
             "draws": draws,
             "seed": seed,
-            **({} if pairs is None else {"method": screen and method}),
+            **({} if pairs is None else {"method": screen and (method or "EAP-IG")}),
             **({"at": [*places]} if places else {}),
         },
-        origin=view.origin(),
+        origin=view.origin(runs=True),
         identity={
             "weights": view.weights_digest,
-            "tokens": sequences.digest,
+            **sequences_identity(sequences, chosen_task),
             "pairs": None if pairs is None else pairs.digests,
             "places": {name: positions.tolist() for name, positions in places.items()},
             "senders": [sender.name for sender in writers],
             "receivers": [[end.receiver.name, list(end.asked)] for end in ends],
         },
         folder=folder,
-        score=lambda: score_of(view, sequences).value,
+        score=lambda: score_of(view, sequences).per_sequence,
         n_jobs=configured_jobs(),
     )
     estimates, measured = {}, np.full(len(edges), True)
     if pairs is not None and screen is not None:
-        order, estimates = _screened(measurement, pairs, edges, method, places, seed)
+        order, estimates = _screened(measurement, pairs, edges, method or "EAP-IG", places, seed)
         edges, measured = [edges[row] for row in order], estimates["measured"] != ""
-    elif pairs is not None and len(edges) > MOST:
+    elif every and len(edges) > MOST:
         raise ValueError(
             f"{len(edges):,} edges would be measured one by one: give screen='gradient', which estimates all "
-            f"and measures {2 * MEASURED}, or fewer receivers"
+            f"and measures {2 * MEASURED}, or receivers"
         )
     rows_of: dict[tuple[int, str], list[int]] = {}
     for row in np.flatnonzero(measured):
@@ -255,40 +268,47 @@ def edge_effects(
         table,
         n_sequences=len(sequences.tokens),
         tokens_sha256=sequences.digest,
+        **sequences.noted,
         norm_behind_held=[layer for layer in view.layers if layer < below and view.behind(layer)[1].kind != "none"],
         **({} if pairs is None else {"pairs_sha256": pairs.digests}),
+        **({"positions": [one.tolist() for one in places.values()]} if places else {}),
         **{f"rank_correlation_{kind}": agreement(table, kind)[0] for kind in ("top", "control") if estimates},
     )
 
 
-def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any) -> int:
-    """Return the draws of the control. Raises ValueError for options that do not exist or go together."""
+def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any, method: Any, of_pairs: bool) -> int:
+    """Return the draws of the control. Raises ValueError for options that do not exist or do not go together."""
     of_all = receivers is None
     for name, value, known in (
         ("measure", measure, (None, "prev", "dup", "ind", "attention", "task")),
-        ("replace", replace, ("mean", "zero", "resample", "counterfactual")),
+        ("replace", replace, (None, "mean", "zero", "resample", "counterfactual")),
         ("screen", screen, (None, "gradient")),
+        ("method of screen='gradient'", method, (None, *STEPS)),
     ):
-        if value not in known:
+        if not isinstance(value, str | type(None)) or value not in known:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
     if of_all and measure not in (None, "task"):
         raise ValueError(f"measure={measure!r} is of one receiver: an edge of pairs has an effect on the task")
-    if of_all and replace not in ("mean", "counterfactual"):
+    if of_all and replace not in (None, "counterfactual"):
         raise ValueError(f"without receivers, edges are cut to the counterfactual: leave replace={replace!r} out")
     if of_all and control is not None:
         raise ValueError("control='random' is of given receivers; the control of a circuit is in faithfulness()")
-    if screen is not None and not of_all and replace != "counterfactual":
-        raise ValueError("screen='gradient' is of pairs: give replace='counterfactual' and a Task with counterfactual=")
-    draws = {None: 0, "random": DRAWS}.get(control, control)
-    if not isinstance(draws, int) or draws < (control is not None):
+    if screen is not None and not of_all and (replace not in (None, "counterfactual") or not of_pairs):
+        raise ValueError("screen='gradient' is of pairs: give a Task with counterfactual=, and leave replace= out")
+    if method is not None and screen is None:
+        raise ValueError(f"method={method!r} is how a screen estimates effects: give screen='gradient' too")
+    if control is None:
+        return 0
+    draws = DRAWS if isinstance(control, str) and control == "random" else whole_number(control)
+    if draws is None or draws < 1:
         raise ValueError(f"control must be 'random' or a number of draws, 1 or more, not {control!r}")
     return draws
 
 
 def _places(sequences: ScoredSequences, at: Any) -> dict[str, Int[Tensor, "sequences"]]:
-    """Return the position of each sequence at which edges are cut, by a name. Raises as `position_of`."""
+    """Return the position of each sequence at which edges are cut, by a name. Raises as `asked_positions`."""
     listed = at if isinstance(at, list | tuple) else [at]
-    return {str(one) if isinstance(one, str | int) else "given": position_of(sequences, one) for one in listed}
+    return {str(asked): positions for asked, positions in asked_positions(sequences, listed)}
 
 
 def _queried(ends: list[Reached], sequences: ScoredSequences, task: Task, measure: Measure) -> QueryKeyPairs:

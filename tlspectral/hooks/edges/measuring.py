@@ -121,17 +121,20 @@ def edge_columns(
         attention, deltas = np.full(len(edges), np.nan), _task_deltas(edges, sequences, draws, prepared)
     else:
         attention, deltas = _attention_deltas(edges, pairs, draws, prepared)
+    if prepared.run.replace == "counterfactual" and sequences.counterfactual is not None:
+        # Of equal prompts nothing is cut, and batches of other sizes round otherwise.
+        deltas[..., (sequences.tokens == sequences.counterfactual.tokens).all(1).numpy()] = 0.0
     delta, controls = deltas[:, 0], deltas[:, 1:]
     table = pd.DataFrame(
         {
             "attention": attention,
             "delta": delta.mean(1),
-            "delta_se": [standard_error(effect) for effect in delta],
+            "delta_se": [standard_error(effect, sequences.distinct) for effect in delta],
         }
     )
     if draws:
         drawn = controls.mean(2)  # [edges, draws]
-        table = table.assign(control_delta=drawn.mean(1), **beside_control(delta, controls))
+        table = table.assign(control_delta=drawn.mean(1), **beside_control(delta, controls, sequences.distinct))
         of_receiver: dict[Any, list[int]] = {}
         for row, edge in enumerate(edges):
             of_receiver.setdefault(edge[1:], []).append(row)

@@ -3,8 +3,9 @@
     tls.ablate(model, "L5H1", "rope_phase")
     tls.ablate(model, "L5H1", tls.parts.RopePhase(frequencies=[0, 1]))
 
-A part without settings also goes by its name: `"symmetric"`, `"antisymmetric"`, `"rope_phase"`, `"output"`, or `"M_S"`,
-`"M_A"`, `"Im(M_t)"`.
+A part without settings also goes by its name: `"symmetric"`, `"antisymmetric"`, `"symmetric_static"`,
+`"antisymmetric_static"`, `"rope_phase"`, `"output"`, or `"M_S"`, `"M_A"`, `"Im(M_t)"`. Under rotary positions `"M_S"`
+and `"M_A"` are the parts as they act at each distance, and the static ones those of M at distance 0 (see `Symmetric`).
 """
 
 from typing import Literal
@@ -36,13 +37,33 @@ __all__ = [
 Bound = QueryKeyPart | BlockPart | LongRange | Replacement
 """A part on heads of one layer, as `Part.on` returns it."""
 
-PartName = Literal["symmetric", "antisymmetric", "rope_phase", "output", "M_S", "M_A", "Im(M_t)"]
+PartName = Literal[
+    "symmetric",
+    "antisymmetric",
+    "symmetric_static",
+    "antisymmetric_static",
+    "rope_phase",
+    "output",
+    "M_S",
+    "M_A",
+    "Im(M_t)",
+]
 """A part without settings, by its name or by its symbol in "Fingerprint, Not Blueprint"."""
 
 (PART,) = columns("part | label | What was removed, under the name or the symbol that was asked for.")
 """The column that names a part. Its settings are in the table's `attrs`."""
 
-_BY_NAME = {kind.name: kind for kind in (Symmetric, Antisymmetric, RopePhase, Output)}
+_BY_NAME: dict[str, Part] = {
+    part.name: part
+    for part in (
+        Symmetric(),
+        Antisymmetric(),
+        Symmetric(static=True),
+        Antisymmetric(static=True),
+        RopePhase(),
+        Output(),
+    )
+}
 _WITH_SETTINGS = {
     Band: "Band(frequencies)",
     LongRange: "LongRange(window, sinks=0)",
@@ -55,7 +76,7 @@ def part_of(part: Part | str) -> Part:
 
     >>> from tlspectral.hooks.parts import part_of
     >>> part_of("M_S")
-    Symmetric(include_bias=False)
+    Symmetric(include_bias=False, static=False)
 
     Raises:
         ValueError: no such part, or one that needs settings and is given by name or as its class.
@@ -65,4 +86,4 @@ def part_of(part: Part | str) -> Part:
     for kind, call in _WITH_SETTINGS.items():
         if part in (kind, kind.name, kind.__name__):
             raise ValueError(f"{kind.__name__} has settings: give tls.parts.{call}, not {part!r}")
-    return _BY_NAME[chosen_part(part, _BY_NAME)]()
+    return _BY_NAME[chosen_part(part, _BY_NAME)]

@@ -30,14 +30,19 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.head_scores import HeadScores
+from tlspectral.models.attention.padding import PackedTokens
 
 
 @dataclass(frozen=True)
 class BlockPlaces:
-    """Where the blocks of a prompt stand: the first position of each, and the tokens in any of them."""
+    """Where the blocks of one or more prompts stand: the first position of each, and the tokens in any of them.
+
+    `ids` are the tokens of each prompt up to the end of its last block.
+    """
 
     starts: tuple[int, ...]
     width: int
+    ids: tuple[tuple[int, ...], ...]
 
     @property
     def stop(self) -> int:
@@ -47,6 +52,36 @@ class BlockPlaces:
     def tokens(self) -> Int[Tensor, "blocks width"]:
         """Positions of the tokens of every block."""
         return torch.tensor(self.starts)[:, None] + torch.arange(self.width)
+
+    def require_own(self, passed: Tensor, own: Tensor, where: str) -> None:
+        """Refuse rows that do not begin with the tokens of one of the prompts, up to the end of the last block.
+
+        `passed` are the token ids of the rows, [rows, pos], or what stands for each, [rows, pos, width]; `own` the same
+        of the prompts. Raises ValueError for the first wrong row. Rows that end in front are left to `read`.
+        """
+        if passed.shape[1] < self.stop:
+            return
+        same = torch.stack([passed[:, : self.stop] == one.to(passed.device) for one in own], dim=1)
+        same = same if same.ndim == 3 else same.all(-1)  # rows prompts pos
+        wrong = (~same.all(-1).any(1)).nonzero().flatten().tolist()
+        if not wrong:
+            return
+        row = wrong[0]
+        agreeing = same[row].long().cumprod(-1).sum(-1)
+        nearest, at = int(agreeing.argmax()), int(agreeing.max())
+        found = f"token {int(passed[row, at])}" if passed.ndim == 2 else "another token"
+        later = [
+            shift
+            for shift in range(1, passed.shape[1] - self.stop + 1)
+            if torch.equal(passed[row, shift : shift + self.stop], own[nearest].to(passed))
+        ]
+        moved = f" (the prompt begins {later[0]} {'token' if later[0] == 1 else 'tokens'} later)" if later else ""
+        raise ValueError(
+            f"{where} {row} has {found} at position {at}, where the prompt of the part has {self.ids[nearest][at]}"
+            f"{moved}: the blocks of a part are those of its prompt, counted from the first token. Run its own tokens, "
+            "prompt.tokenized(model).tokens(), and pad at the end; model(text), to_tokens and a task of text may put a "
+            "start token in front: leave that out (prepend_bos=False), or write it into the prefix"
+        )
 
     def split(self, x: Float[Tensor, "*batch pos columns"]) -> tuple[Tensor, Tensor]:
         """Return x with the tokens of blocks replaced by their mean over blocks, and by what is left of it.
@@ -95,19 +130,35 @@ class BlockPlaces:
 
 
 def block_places(model: Any, blocks: Any) -> BlockPlaces:
-    """Return where the blocks of a `BlockPrompt` stand. Raises ValueError for blocks of unequal length."""
+    """Return where the blocks of a `BlockPrompt` stand, or of a list of them that stand at the same places.
+
+    Raises ValueError for blocks of unequal length, and for prompts whose blocks stand elsewhere.
+    """
     if isinstance(blocks, BlockPlaces):
         return blocks
-    if not hasattr(blocks, "tokenized"):
-        raise ValueError(f"blocks are those of a BlockPrompt, the keys; found {type(blocks).__name__}")
-    spans = blocks.tokenized(model).spans()
-    widths = sorted({stop - start for start, stop in spans})
+    prompts = list(blocks) if isinstance(blocks, list | tuple) else [blocks]
+    strange = [type(one).__name__ for one in prompts if not hasattr(one, "tokenized")]
+    if strange or not prompts:
+        raise ValueError(
+            f"blocks are those of a BlockPrompt, the keys, or of a list of them; found {[*strange, 'none'][0]}"
+        )
+    tokenized = [one.tokenized(model) for one in prompts]
+    spans = [one.spans() for one in tokenized]
+    widths = sorted({stop - start for one in spans for start, stop in one})
     if len(widths) > 1:
         raise ValueError(
             f"blocks of {widths[0]} to {widths[-1]} tokens: content and position are taken apart token by token, so "
             "give blocks of equal length"
         )
-    return BlockPlaces(tuple(start for start, _ in spans), widths[0])
+    elsewhere = [index for index, one in enumerate(spans) if one != spans[0]]
+    if elsewhere:
+        raise ValueError(
+            f"the blocks of prompt {elsewhere[0]} begin at {[start for start, _ in spans[elsewhere[0]]]} and those of "
+            f"prompt 0 at {[start for start, _ in spans[0]]}: give each its own part"
+        )
+    stop = spans[0][-1][1]
+    ids = tuple(tuple(one.tokens()[:stop].tolist()) for one in tokenized)
+    return BlockPlaces(tuple(start for start, _ in spans[0]), widths[0], ids)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -124,13 +175,23 @@ class BlockPart(Part):
         known = isinstance(places, BlockPlaces)
         return {"block_starts": list(places.starts), "block_width": places.width} if known else {}
 
-    def _settled(self, view: AttentionView, prompts: Any) -> "BlockPart":
-        """Return the part with the places of its blocks in place of the prompt. Raises as `block_places`."""
-        return replace(self, prompt=block_places(view.model, self.prompt))
+    def _settled(self, view: AttentionView, prompts: PackedTokens) -> "BlockPart":
+        """Return the part with the places of its blocks in place of the prompt.
+
+        Raises as `block_places`, and for prompts of a run that are not the part's.
+        """
+        places = block_places(view.model, self.prompt)
+        places.require_own(prompts.tokens, torch.tensor(places.ids), f"{self.name}: prompt")
+        return replace(self, prompt=places)
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "BlockPart"]:
         """Bind the part to layers. Raises as `block_places`."""
-        return dict.fromkeys(by_layer, self._settled(view, None))
+        return dict.fromkeys(by_layer, replace(self, prompt=block_places(view.model, self.prompt)))
+
+    def require_own(self, view: AttentionView, passed: Tensor) -> None:
+        """Refuse a run of other prompts than the part's, by what passes `AttentionView.tokens_point`. ValueError."""
+        own = view.passed_by(torch.tensor(self.prompt.ids, device=passed.device))
+        self.prompt.require_own(passed, own, f"{self.name}: row")
 
     def change(
         self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
@@ -172,13 +233,15 @@ class Content(BlockPart):
     `tlspectral.hooks.parts.blocks` has the formulas. Only scores of queries behind the blocks and keys in them change.
 
     Attributes:
-        prompt: a `BlockPrompt` with blocks of equal length, of which only the places count: any run is edited that has
-            its blocks there, counted from the first token. A sink in the first block is a block like the others; put it
-            into the prefix to leave it out.
+        prompt: a `BlockPrompt` with blocks of equal length, or a list of them with blocks at the same places. Every
+            sequence of a run has to begin with the tokens of one of them, up to the end of its last block; what follows
+            is free. A sink in the first block is a block like the others; put it into the prefix to leave it out.
 
     Raises:
-        ValueError: when a model is given, no `BlockPrompt`, or blocks of unequal length; as the model runs, no query
-            behind the blocks, or one that does not see all of them.
+        ValueError: when a model is given, no `BlockPrompt`, blocks of unequal length or at other places; as it meets a
+            task or the model runs, other tokens than those of the prompt (a start token in front, such as `model(text)`
+            puts there), no query behind the blocks, or one that does not see all of them; or a run that begins behind
+            the embedding (from embeddings, or `start_at_layer`), which shows no tokens.
 
     >>> import tlspectral as tls, torch
     >>> model = tls.load_model("tiny-rope")

@@ -11,6 +11,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.parts.part import Part, Placed
 from tlspectral.models.attention import AttentionView
+from tlspectral.models.attention.given import given_prompts
 from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.writes import z_of
@@ -29,6 +30,7 @@ class Output(Part):
             reference's length, else over all positions too; `"resample"`, its z on another sequence of that length, the
             same one in every head; or `"counterfactual"`, its z on the pair of each prompt, which a task with
             `counterfactual=` has, and which is the reference of an `ablate` block: a prompt for each row of the run.
+            None: `"counterfactual"` for a task of pairs, in sweeps and `ablate(task=)`, else `"zero"`.
         reference: prompts that means and other sequences come from, in any form that a `Task` takes; they are run once,
             under the hooks on the model by then. None: the sequences of each run itself (in a sweep those of the task),
             every position counted, never a sequence for itself. Batches then differ, so give a reference where a loss
@@ -36,7 +38,8 @@ class Output(Part):
         seed: of the draw of other sequences, which is the same in each run.
 
     Raises:
-        ValueError: another `replace`, or a reference for zeros. Where the part meets prompts: no pairs of them.
+        ValueError: another `replace`, a reference for zeros, or one that is no prompts. Where the part meets prompts:
+            no pairs of them.
 
     >>> import tlspectral as tls
     >>> tls.parts.Output(replace="mean")
@@ -46,20 +49,27 @@ class Output(Part):
     name = "output"
     acts_on = "z"
     control = "heads"
-    replace: Replace = "zero"
+    replace: Replace | None = None
     reference: Any = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.replace not in ("zero", "mean", "resample", "counterfactual"):
-            raise ValueError(f"replace must be 'zero', 'mean', 'resample' or 'counterfactual', not {self.replace!r}")
-        if self.reference is not None and self.replace == "zero":
-            raise ValueError("reference goes with replace='mean' or 'resample': zeros are taken from no sequence")
+        super().__post_init__()
+        if self.replace not in (None, "zero", "mean", "resample", "counterfactual"):
+            raise ValueError(
+                f"replace must be None, 'zero', 'mean', 'resample' or 'counterfactual', not {self.replace!r}"
+            )
+        if self.reference is not None and self.replace in (None, "zero"):
+            raise ValueError(
+                "reference goes with replace='mean', 'resample' or 'counterfactual': zeros are taken from no sequence"
+            )
+        if self.reference is not None and not isinstance(self.reference, _Reference):
+            object.__setattr__(self, "reference", _given(self.reference))
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """What replaces the output, and of a settled part the hash of the reference."""
-        if self.replace == "zero":
+        if self.replace in (None, "zero"):
             return {}
         known = {"replace": self.replace} | ({"replace_seed": self.seed} if self.replace == "resample" else {})
         if isinstance(self.reference, _Reference):
@@ -67,10 +77,14 @@ class Output(Part):
         return known
 
     def _settled(self, view: AttentionView, prompts: PackedTokens) -> "Output":
-        """Return the part with its reference packed, the prompts themselves if none was given, and sequences drawn.
+        """Return the part with what replaces it decided, its reference packed and sequences drawn.
 
-        Raises ValueError for one sequence that would be its own reference, and to resample unequal lengths.
+        The reference is the prompts themselves if none was given. Raises ValueError for one sequence that would be its
+        own reference, and to resample unequal lengths.
         """
+        if self.replace is None:
+            of_pairs = getattr(prompts, "counterfactual", None) is not None
+            return replace(self, replace="counterfactual" if of_pairs else "zero")._settled(view, prompts)
         if self.replace == "zero":
             return self
         if self.replace == "counterfactual":
@@ -101,8 +115,8 @@ class Output(Part):
                 "replace='counterfactual' takes what a head writes on the pair of a prompt, and there are none: give a "
                 "Task with counterfactual=, or reference= with a prompt for each row of the run"
             )
-        if self.replace == "zero" or self.reference is None:
-            return {layer: Replacement(self.replace, self.seed, at=self.at) for layer in by_layer}
+        if self.replace in (None, "zero") or self.reference is None:
+            return {layer: Replacement(self.replace or "zero", self.seed, at=self.at) for layer in by_layer}
         reference = self.reference
         if not isinstance(reference, _Reference):
             packed = _packed(view, reference)
@@ -117,6 +131,14 @@ class _Reference:
 
     sequences: PackedTokens
     donors: Int[Tensor, "rows"] | None
+
+
+def _given(reference: Any) -> Any:
+    """Return a reference as the part keeps it, which shares nothing with what was given. Raises ValueError."""
+    try:
+        return given_prompts(reference)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"reference: {error}") from error
 
 
 def _packed(view: AttentionView, reference: Any) -> PackedTokens:
@@ -219,6 +241,7 @@ def _from_reference(
     Sequences of unequal length have one mean, over the real tokens of all.
     """
     sequences, how = reference.sequences, part.replace
+    assert how is not None  # a reference is given with it
     even = not sequences.padded
     names = {layer: view.hook_names(layer)["z"] for layer in by_layer}
     outputs: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}

@@ -10,7 +10,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.padding import position_of
+from tlspectral.models.attention.given import numbers
+from tlspectral.models.attention.padding import position_of, positions_by_place
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -18,6 +19,11 @@ class Placed:
     """What acts at one position of each sequence of a run, `at`; None: at all."""
 
     at: Any = None
+
+    def __post_init__(self) -> None:
+        if self.at is not None and not isinstance(self.at, str):
+            at = numbers(self.at) if isinstance(self.at, Tensor) else positions_by_place(self.at, "at")
+            object.__setattr__(self, "at", at)
 
     def of_rows(self, rows: slice) -> Any:
         """Return the same for a run of some of the sequences that it is settled for."""

@@ -7,7 +7,10 @@ With C and D of `HeadScores`, even and odd in the offset, removing a part change
     RopePhase       -D               Im(M_t) is gone
     Band            less what these rotary pairs contribute
 
-and the first three sum to -S. Source: "Fingerprint, Not Blueprint", sections 5, 8 and 10.
+and the first three sum to -S. Under rotary positions C at distance D is `sum_t Re(M_t) cos(theta_t D)` and what does
+not rotate, so the first two are parts of the operator as it acts at each distance. `static=True` takes C at offset 0 in
+place of C: the parts of the one matrix M. Source: "Fingerprint, Not Blueprint", sections 5, 8 and 10, which removes M_S
+and M_A on GPT-2, where nothing rotates and both are one.
 """
 
 from abc import abstractmethod
@@ -79,42 +82,74 @@ class QueryKeyPart(Part):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Symmetric(QueryKeyPart):
-    """M_S, the symmetric part of the content: what a score shares with that of the pair with tokens exchanged.
+class SymmetryPart(QueryKeyPart):
+    """M_S or M_A: the half of the content C that keeps or changes its sign when the two tokens are exchanged."""
+
+    include_bias: bool = False
+    static: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.static:
+            object.__setattr__(self, "name", f"{self.name}_static")
+
+    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+        """Return (C + C^T)/2 or (C - C^T)/2, scaled; `static` with the C of the two tokens at offset 0."""
+        return self._half(scores.at_one_position() if self.static else scores)
+
+    @abstractmethod
+    def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
+        """Return the half of the scaled content."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Symmetric(SymmetryPart):
+    """M_S, the symmetric part of the content: (C + C^T)/2, what the pair with the tokens exchanged has too.
+
+    With rotary positions, C at distance D is `sum_t Re(M_t) cos(theta_t D)` and what does not rotate. So how the score
+    changes with distance, whichever token comes first, is in it, and `Symmetric`, `Antisymmetric` and `RopePhase` sum
+    to the score. Only at distance 0 is it (M + M^T)/2 of the matrix M. `static=True` removes that at every distance:
+    `S -> S - (C0 + C0^T)/2`, C0 being the C of the two tokens at offset 0, with factors on cos and sin, gain and phase.
+    The static parts and `RopePhase` do not sum to the score, and where C at a distance is not C0, removing one can add
+    what it should take away. Without rotary positions both forms are one. "Fingerprint, Not Blueprint" removes M_S and
+    M_A on GPT-2, so neither form is its M_S on a rotary model.
 
     Attributes:
         include_bias: whether it acts on bias terms as well, as the operator on tokens with a 1 appended.
+        static: whether it is that of M at distance 0; then its name is `"symmetric_static"`.
 
     >>> import tlspectral as tls
     >>> tls.parts.Symmetric(include_bias=True)
-    Symmetric(include_bias=True)
+    Symmetric(include_bias=True, static=False)
+    >>> tls.parts.Symmetric(static=True).name
+    'symmetric_static'
     """
 
     name = "symmetric"
-    include_bias: bool = False
 
-    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
-        """Return (C + C^T)/2, scaled."""
+    def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
         return scores.symmetric(include_bias=self.include_bias)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Antisymmetric(QueryKeyPart):
-    """M_A, the antisymmetric part of the content: what changes its sign when the two tokens are exchanged.
+class Antisymmetric(SymmetryPart):
+    """M_A, the antisymmetric part of the content: (C - C^T)/2, what changes its sign when the tokens are exchanged.
+
+    Else as `Symmetric`: with rotary positions the part as it acts at each distance, with `static=True` that of M at
+    distance 0, `S -> S - (C0 - C0^T)/2`, under the name `"antisymmetric_static"`.
 
     Attributes:
         include_bias: whether it acts on bias terms as well, as the operator on tokens with a 1 appended.
+        static: whether it is that of M at distance 0.
 
     >>> import tlspectral as tls
     >>> tls.parts.Antisymmetric()
-    Antisymmetric(include_bias=False)
+    Antisymmetric(include_bias=False, static=False)
     """
 
     name = "antisymmetric"
-    include_bias: bool = False
 
-    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
-        """Return (C - C^T)/2, scaled."""
+    def _half(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
         return scores.antisymmetric(include_bias=self.include_bias)
 
 
@@ -142,6 +177,7 @@ class RopePhase(QueryKeyPart):
     include_bias: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "frequencies", _listed(self.frequencies))
 
     def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
@@ -169,6 +205,7 @@ class Band(QueryKeyPart):
     frequencies: Frequencies
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.frequencies is None:
             raise ValueError("Band needs frequencies: the rotary pairs whose contribution is dropped")
         object.__setattr__(self, "frequencies", _listed(self.frequencies))

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
@@ -17,7 +17,7 @@ from tlspectral.hooks.sweeps.sweep import SEQUENCES
 from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import Heads
+from tlspectral.selection import Heads, whole_number
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.progress import bar
@@ -95,13 +95,16 @@ def band_effects(
     Raises:
         BadHead: a head that does not exist.
         UnsupportedArchitecture: a layer without rotary positions.
-        ValueError: fewer than three frequencies, or prompts that the task refuses.
+        ValueError: fewer than three frequencies, `draws` that are no number, or prompts that the task refuses.
 
     What it does not establish: that the head was trained to use the band. Frequencies act together in a softmax: the
     effects of the three bands do not add up to that of the head. Where `random_overlap` is near 1, as in a head with
     one dominant frequency, a random set is almost the band itself and cannot serve as a control.
     """
-    view = attention_view(model)
+    number = whole_number(draws)
+    if number is None or number < 0:
+        raise ValueError(f"draws is a number of random sets per band, 0 or more; found {draws!r}")
+    draws, view = number, attention_view(model)
     by_layer = heads_by_layer(view, heads)
     for layer in by_layer:
         geometry = view.rotary(layer)
@@ -121,11 +124,12 @@ def band_effects(
                 rows += _head_rows(intact, sequences, intact_value, folded, head, products, draws, seed)
                 shown.update(1)
     settings = {"task": sequences.name, "draws": draws, "seed": seed}
-    return Measurement(BAND_EFFECTS, settings, view.origin()).table(
+    return Measurement(BAND_EFFECTS, settings, view.origin(runs=True)).table(
         pd.DataFrame(rows),
         n_sequences=len(sequences.tokens),
         higher_is_better=sequences.higher_is_better,
         intact_value=float(intact_value.mean()),
+        **sequences.noted,
     )
 
 
@@ -162,9 +166,9 @@ def _head_rows(
                 "first": int(third[0]),
                 "last": int(third[-1]),
                 "delta": float(delta.mean()),
-                "delta_se": standard_error(delta),
+                "delta_se": standard_error(delta, sequences.distinct),
                 "score_rms": _set_rms(products, chosen),
-                **_random_columns(products, chosen, sets, delta, random),
+                **_random_columns(products, chosen, sets, delta, random, sequences.distinct),
             }
         )
     return rows
@@ -176,13 +180,14 @@ def _random_columns(
     sets: list[Bool[np.ndarray, "pairs"]],
     delta: Float64[np.ndarray, "sequences"],
     deltas: Float64[np.ndarray, "sets sequences"],
+    distinct: Int[np.ndarray, "sequences"] | None,
 ) -> dict[str, float]:
     names = [*(f"random_{name}" for name in ("delta", "delta_se", "delta_min", "delta_max"))]
     names += ["control_excess", "control_p", "random_score_rms", "random_overlap"]
     if not sets:
         return dict.fromkeys(names, np.nan) | {"random_draws": 0}
     by_set = deltas.mean(1)
-    error, excess, pvalue = (value.item() for value in beside_control(delta[None], deltas[None]).values())
+    error, excess, pvalue = (value.item() for value in beside_control(delta[None], deltas[None], distinct).values())
     rms = np.mean([_set_rms(products, chosen) for chosen in sets])
     overlap = np.mean([_set_rms(products, chosen & band) for chosen in sets]) / _set_rms(products, band)
     values = [by_set.mean(), error, by_set.min(), by_set.max(), excess, pvalue, rms, overlap]

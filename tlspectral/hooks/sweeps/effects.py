@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
-from tlspectral.hooks.parts import Bound, Part
+from tlspectral.hooks.parts import Bound, Output, Part
 from tlspectral.hooks.parts.blocks import BlockPart
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.attention import AttentionView
@@ -110,26 +110,46 @@ def layer_effects(
     return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
 
 
+def effects_of(
+    part: Part,
+    sequences: ScoredSequences,
+    values: Float64[np.ndarray, "*rows sequences"],
+    intact_value: Float64[np.ndarray, "sequences"],
+) -> Float64[np.ndarray, "*rows sequences"]:
+    """Return scores less the intact ones, exactly 0 where the pair that a settled part takes from is the prompt.
+
+    Batches of other sizes round otherwise there.
+    """
+    deltas = values - intact_value
+    if isinstance(part, Output) and part.replace == "counterfactual":
+        deltas[..., (part.reference.sequences.tokens == sequences.tokens).all(1).numpy()] = 0.0
+    return deltas
+
+
 def effect_rows(
     names: dict[str, Any],
     values: Float64[np.ndarray, "rows sequences"],
     deltas: Float64[np.ndarray, "rows sequences"],
     controls: Float64[np.ndarray, "rows draws sequences"],
     seed: int,
+    distinct: Int[np.ndarray, "sequences"] | None,
 ) -> pd.DataFrame:
-    """Return rows of a sweep: what names them, scores and effects, and the control where it has draws."""
+    """Return rows of a sweep: what names them, scores and effects, and the control where it has draws.
+
+    Equal sequences, which have one number in `distinct`, are one observation.
+    """
     table = pd.DataFrame(
         {
             **names,
             "value": values.mean(1),
             "delta": deltas.mean(1),
-            "delta_se": [standard_error(delta) for delta in deltas],
-            "delta_p": [sign_flip_p(delta, seed) for delta in deltas],
+            "delta_se": [standard_error(delta, distinct) for delta in deltas],
+            "delta_p": [sign_flip_p(delta, seed, distinct) for delta in deltas],
         }
     )
     if not controls.shape[1]:
         return table
-    return table.assign(control_delta=controls.mean((1, 2)), **beside_control(deltas, controls))
+    return table.assign(control_delta=controls.mean((1, 2)), **beside_control(deltas, controls, distinct))
 
 
 def random_difference(
@@ -239,9 +259,10 @@ def set_table(
         sets += head_sets(n_heads, by_layer, draws, np.random.default_rng(seed))
     every = part.on(view, {layer: list(range(view.n_heads(layer))) for layer in by_layer})
     values = np.concatenate([_values(every, intact, sequences, one) for one in sets])
-    deltas = values - intact_value
+    deltas = effects_of(part, sequences, values, intact_value)
     names = {"layer": [-1], "head": [-1], "name": [name]}
-    table = effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed).assign(score_rms=np.nan)
+    table = effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed, sequences.distinct)
+    table = table.assign(score_rms=np.nan)
     table.attrs = {"sums_per_sequence": {}, "intact_per_sequence": intact_value.tolist()}
     return table
 

@@ -14,7 +14,7 @@ from tlspectral.hooks.probe import require_honoured
 from tlspectral.hooks.sweeps.effects import root_mean_square, unpadded
 from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.causality import require_one_run
-from tlspectral.models.attention.replay import logits_at
+from tlspectral.models.attention.replay import logits_at, require_gradients
 from tlspectral.tasks import ScoredSequences
 
 _GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewer rows than without gradients
@@ -35,9 +35,10 @@ def gradient_screen(
     scores is finite; there g is on the difference of the head's output z.
 
     Return a DataFrame `layer, head, estimate, score_rms`; the last is NaN for a part of the mask or of z. Raises
-    ValueError for a metric that has no gradient.
+    ValueError for a metric that has no gradient, and where PyTorch records none (inference mode).
     """
     require_one_run(view, "the first runs record no gradient, so leave screen= out")
+    require_gradients(view, "screen='gradient'")
     gates: dict[int, Tensor] = {}
     squares = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
     hooks, batch = [], slice(0, 0)

@@ -1,7 +1,7 @@
 """`ablation_sweep`: the score of the model without a part of one head, head by head."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -13,12 +13,14 @@ from jaxtyping import Float64
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.hooks.parts import PART, Output, Part, PartName, part_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
+from tlspectral.hooks.positions import asked_positions, is_one_position
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.hooks.sweeps.effects import (
     SETS,
     chosen_sets,
     effect_rows,
     effects_beside_heads,
+    effects_of,
     layer_effects,
     set_table,
 )
@@ -26,7 +28,7 @@ from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.attention.replay import IntactRun
 from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import Heads
+from tlspectral.selection import Heads, whole_number
 from tlspectral.tables import WorkPart, stacked
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
@@ -40,7 +42,8 @@ from tlspectral.tasks import (
     scored_sequences,
     task_of,
 )
-from tlspectral.tasks.score import CONTROL_COLUMNS
+from tlspectral.tasks.identity import sequences_identity
+from tlspectral.tasks.score import CONTROL_COLUMNS, values_of_rows
 
 SEQUENCES = 16
 CONTROL_DRAWS = 5
@@ -77,7 +80,7 @@ def ablation_sweep(
     *,
     heads: Heads | Mapping[str, Heads] | None = None,
     task: Task | Literal["induction", "language"] = "induction",
-    at: Sequence[str | int] | None = None,
+    at: Any = None,
     control: Literal["random"] | None = None,
     draws: int | None = None,
     screen: Literal["gradient"] | None = None,
@@ -92,9 +95,10 @@ def ablation_sweep(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        part: what is removed, as in `ablate`. Without a reference, an `Output` that is not zero takes from all
-            sequences of the task, never from a sequence for itself. The prompt of a part in blocks has its blocks where
-            they stand in every prompt of the task.
+        part: what is removed, as in `ablate`. In the place of `"output"` stands what the head writes on the pair of
+            each prompt, where the task has pairs, else zero: `attrs["replace"]` says which. An `Output` that takes from
+            other sequences and has no reference takes from all of the task, never from a sequence for itself. The
+            prompts of a part in blocks are those of the task.
         heads: as in `ablate`; None is every head (for `RopePhase` and `Band`: of layers with rotary positions). On
             SmolLM2-135M they take 16 CPU-minutes, with the control 2 CPU-hours; the bar says so after the first layer.
             A dict, such as `{"movers": ["L9H9", "L10H0"]}`, makes a row per set, its heads removed together (`layer`
@@ -104,7 +108,8 @@ def ablation_sweep(
             take hours; FP used 128 to 300 sequences. Where prompts are padded, every number is a mean over sequences of
             the mean over their real tokens.
         at: positions at each of which alone the part is removed, a row for each: names of the task's positions or
-            numbers, such as `["S2", -1]`, as the `at` of a part.
+            numbers, such as `["S2", -1]`, or one of these; in a list also positions of each prompt, as the `at` of a
+            part.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
             that its RMS over unmasked pairs equals that of the part, sequence by sequence. Of parts in blocks: the same
@@ -150,7 +155,7 @@ def ablation_sweep(
         [0.0, 0.0, 0.0, 1.3]
     """
     removed = part_of(part)
-    _check(removed, control, draws, screen)
+    draws = _check(removed, control, draws, screen)
     chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
     sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None
@@ -162,28 +167,29 @@ def ablation_sweep(
         per_head = 0 if control is None else draws or SETS
     else:
         per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
-    name, at = removed.name, None if at is None else list(at)
-    if at is not None and (removed.at is not None or not at):
-        raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give some, and a part without at")
-    placed = [removed] if at is None else [replace(removed, at=one) for one in at]
+    name = removed.name
+    if at is not None and removed.at is not None:
+        raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give a part without at")
+    listed = [removed.at] if at is None else at if isinstance(at, Iterable) and not is_one_position(at) else [at]
+    asked = [] if at is None and removed.at is None else asked_positions(sequences, listed)
+    placed = [replace(removed, at=one) for _, one in asked] or [removed]
     placed = [one.fixed(view, sequences) for one in placed]
     positions: dict[str, Any] = {}
-    if placed[0].at is not None:
-        asked = [one if isinstance(one, str | int) else "given" for one in at or [removed.at]]
-        positions = {"at": asked, "positions": [one.at.tolist() for one in placed]}
+    if asked:
+        positions = {"at": [called for called, _ in asked], "positions": [one.tolist() for _, one in asked]}
     measurement = Measurement(
         ABLATION_SWEEP,
         {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
-        origin=view.origin(),
+        origin=view.origin(runs=True),
         identity={
             "screen": screen,
             "weights": view.weights_digest,
-            "tokens": sequences.digest,
+            **sequences_identity(sequences, chosen_task),
             "draws": draws if control else None,  # as given, so that parts with other numbers by default share a folder
             "heads": sets or ("every" if heads is None else [[at, head] for at in by_layer for head in by_layer[at]]),
         },
         folder=folder,
-        score=lambda: score_of(view, sequences).value,
+        score=lambda: score_of(view, sequences).per_sequence,
         n_jobs=n_jobs,
     )
     estimated = None
@@ -223,30 +229,34 @@ def ablation_sweep(
     )
     for part_name, frame in layers.items():
         frame["place"] = 0 if at is None else int(part_name.removeprefix(f"{name}_at").split("_")[0])
-    table, attrs = _joined(list(layers.values()), estimated)
+    table, attrs = _joined(list(layers.values()), estimated, sequences)
     place = table.pop("place")
     if at is not None:
-        table = table.assign(position=[str(at[index]) for index in place]).sort_values(
+        table = table.assign(position=[str(asked[index][0]) for index in place]).sort_values(
             ["layer", "head"], kind="stable", ignore_index=True
         )
     table["part"] = part if isinstance(part, str) else name
     return measurement.table(
         table,
         **attrs,
+        **({"replace": placed[0].replace} if isinstance(placed[0], Output) else {}),
         draws=per_head,
         higher_is_better=sequences.higher_is_better,
         n_sequences=len(sequences.tokens),
         tokens_sha256=sequences.digest,
+        **sequences.noted,
     )
 
 
-def _check(part: Part, control: str | None, draws: int | None, screen: str | None) -> None:
+def _check(part: Part, control: Any, draws: Any, screen: Any) -> int | None:
+    """Return the draws as a number. Raises ValueError for arguments that do not exist or do not go together."""
     if control not in (None, "random"):
         raise ValueError(f"control must be None or 'random', not {control!r}")
     if draws is not None and control is None:
         raise ValueError(f"draws={draws} is of control='random': give that too")
-    if draws is not None and draws < 1:
-        raise ValueError(f"draws must be 1 or more, not {draws}")
+    number = whole_number(draws)
+    if draws is not None and (number is None or number < 1):
+        raise ValueError(f"draws must be 1 or more, a whole number, not {draws!r}")
     if screen not in (None, "gradient"):
         raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
     if screen is not None and (
@@ -255,6 +265,7 @@ def _check(part: Part, control: str | None, draws: int | None, screen: str | Non
         raise ValueError(
             "screen='gradient' is for replace='zero' or 'counterfactual', and for parts without blocks: leave it out"
         )
+    return number
 
 
 def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | None) -> int:
@@ -308,10 +319,11 @@ def _layer_table(
     effects = (effects_beside_heads if beside_heads else layer_effects)(
         intact, sequences, layer, heads, bound, draws=draws, seed=seed
     )
-    deltas = effects.values - intact_value
-    controls = effects.controls - intact_value  # [heads, draws, sequences]
+    deltas = effects_of(part, sequences, effects.values, intact_value)
+    controls = effects_of(part, sequences, effects.controls, intact_value)  # [heads, draws, sequences]
     names = {"layer": layer, "head": heads}
-    table = effect_rows(names, effects.values, deltas, controls, seed).assign(score_rms=effects.score_rms)
+    table = effect_rows(names, effects.values, deltas, controls, seed, sequences.distinct)
+    table = table.assign(score_rms=effects.score_rms)
     sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
     sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
     if draws and not beside_heads:
@@ -323,17 +335,20 @@ def _layer_table(
     return table
 
 
-def _joined(tables: list[pd.DataFrame], estimated: pd.DataFrame | None) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _joined(
+    tables: list[pd.DataFrame], estimated: pd.DataFrame | None, sequences: ScoredSequences
+) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Return the rows of all layers, beside the estimates of a screen, and what is said of them together."""
     if not tables:
         raise ValueError("no heads were given, so there is nothing to sweep")
-    intact = Score(np.array(tables[0].attrs["intact_per_sequence"]))
+    intact = Score(np.array(tables[0].attrs["intact_per_sequence"]), distinct=sequences.distinct)
     attrs: dict[str, Any] = {"intact_value": intact.value, "intact_value_se": intact.se, "screen": None}
     table = stacked(tables)
     if estimated is None:
         per_layer = [layer_table.attrs["sums_per_sequence"] for layer_table in tables]
         attrs["sums_per_sequence"] = {
-            name: np.sum([sums[name] for sums in per_layer], axis=0).tolist() for name in per_layer[0]
+            name: values_of_rows(np.sum([sums[name] for sums in per_layer], axis=0), sequences.distinct).tolist()
+            for name in per_layer[0]
         }
         return table, attrs
     table = estimated.drop(columns="score_rms").merge(table, on=["layer", "head", "place"], how="left")

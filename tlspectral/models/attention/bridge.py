@@ -26,6 +26,7 @@ from tlspectral.models.attention.latent import (
 )
 from tlspectral.models.attention.layer import RawAttention, require_unclipped
 from tlspectral.models.attention.norms import NO_NORM, Normalization
+from tlspectral.models.attention.points import gates_queries
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
@@ -80,10 +81,27 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
         ) from error
     if found["b_q"] is not None:  # behind the bias of the queries of a gated attention stands that of its gate
         found["b_q"] = found["b_q"][..., : found["w_q"].shape[-1]]
+    found |= _gate(attention, wrapped, *found["w_q"].shape[::2])
     for role in "qkv" if "v_norm" in attention._modules else "qk":
         heads, _, d_head = found[f"w_{role}"].shape
         found[f"{role}_norm"] = query_key_norm(attention, f"{role}_norm", model, layer, heads, d_head)
     return found
+
+
+def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, Any]:
+    """Return weight and bias of the gate of an attention: a projection of its own, or rows behind those of queries."""
+    if "gate" in attention._modules:
+        module, rows = attention.gate.original_component, slice(None)
+    elif gates_queries(attention):
+        module, rows = wrapped.q_proj, slice(d_head, None)
+    else:
+        return {}
+    by_head = module.weight.unflatten(0, (n_heads, -1))[:, rows]
+    return {
+        "w_gate": by_head.mT,
+        "b_gate": None if module.bias is None else module.bias.unflatten(0, (n_heads, -1))[:, rows],
+        "gate_behind_queries": module is getattr(wrapped, "q_proj", None),
+    }
 
 
 def shared_keys(config: Any, layer: int) -> str | None:
@@ -175,7 +193,7 @@ def rotary_tables(
 
 
 def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
-    """Return which keys each query sees, [pos, pos], in a layer that delegates its attention."""
+    """Return which keys a layer by itself lets each query see, [pos, pos]."""
     if is_encoder(model):
         return torch.ones(n_positions, n_positions, dtype=torch.bool)
     wrapped = blocks_of(model)[layer].module.attn.original_component
@@ -329,7 +347,19 @@ def _stored_tables(model: Any, wrapped: Any) -> tuple[Tensor, Tensor] | None:
     return cos, sin
 
 
-def _switch_length(module: Any, kind: str, layer_type: str | None) -> int | None:
+def frequency_switch(model: Any, n_positions: int) -> int | None:
+    """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
+    found = []
+    for module in model.original_model.modules():
+        kinds = getattr(module, "rope_type", None)
+        for layer_type, kind in (kinds if isinstance(kinds, dict) else {None: kinds}).items():
+            limit = _switch_length(module, kind, layer_type)
+            if limit is not None and n_positions > limit:
+                found.append(n_positions - 1 if kind == "dynamic" else limit)  # dynamic NTK: others at every length
+    return max(found, default=None)
+
+
+def _switch_length(module: Any, kind: str | None, layer_type: str | None) -> int | None:
     if kind not in ("longrope", "dynamic"):
         return None
     if kind == "dynamic":

@@ -8,9 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tlspectral.models.attention.threads import open_blocks
+
 Quantity = Literal[
-    "scores", "pattern", "term sum", "rotation", "live scores", "live reads", "live pattern", "live z", "stream"
-]
+    "scores", "pattern", "term sum", "rotation", "live scores", "live reads", "live pattern", "live z", "stream",
+    "same run",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ NOISE: dict[Quantity, Noise] = {
     # Measured over the zoo: 5e-7 in float32, 0.005 in bfloat16, rounded at each addition. A norm behind that is left
     # out, a multiplier or a bias that is not read is off by hundredths.
     "stream": Noise((0.0, 1e-4), (0.0, 0.1)),
+    # Of two runs that compute the same from the same activations; size is the largest value. Measured on five models: 0
+    # in float32 and bfloat16. What is fed to a norm of one layer, times 1.1, moves logits by 1e-5.
+    "same run": Noise((0.0, 2e-6), (0.0, 1.0), in_eps=True),
 }
 
 
@@ -85,7 +91,7 @@ def require_close(
 
     Absolute differences between two routes to a quantity are each judged by themselves, by the quantity's size, as
     `NOISE` has it, and the type that the model stores it in. The message begins with `where`, which says what differs
-    from what (for all, or for each difference), and ends with `advice`.
+    from what (for all, or for each difference), and ends with `advice` and the names of open `ablate` blocks.
     """
     absolute, relative = noise_of(what, stored)
     difference, size = (torch.as_tensor(each).detach().cpu().double() for each in (difference, size))
@@ -95,5 +101,9 @@ def require_close(
     allowed = absolute + relative * of_size
     if not found <= allowed:
         compared = where if isinstance(where, str) else where[index]
-        raise error(f"{compared} by {found:.2e} (allowed {allowed:.2e}, largest {of_size:.3g}); {advice}")
+        blocks = "; ".join(f"{block} is open: close it where that is not meant" for block in open_blocks())
+        raise error(
+            f"{compared} by {found:.2e} (allowed {allowed:.2e}, largest {of_size:.3g}); {advice}"
+            f"{'; ' * bool(blocks)}{blocks}"
+        )
     return found, allowed

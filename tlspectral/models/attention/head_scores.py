@@ -7,7 +7,8 @@ score with the model's own rotations and `S-` the same with every angle negated,
     C = (S+ + S-) / 2     even in the offset: Re(M_t) and columns that do not turn
     D = (S+ - S-) / 2     odd in the offset: Im(M_t)
 
-so that the symmetric part (C + C^T)/2, the antisymmetric part (C - C^T)/2 and D sum to the score. All are matrices over
+so that the symmetric part (C + C^T)/2, the antisymmetric part (C - C^T)/2 and D sum to the score. The C of
+`at_one_position` is that of the two tokens at offset 0, whose parts are those of the static M. All are matrices over
 pairs of tokens, without a loop over frequencies and without a d_model x d_model matrix ("Fingerprint, Not Blueprint",
 sections 5, 8 and 10).
 """
@@ -54,6 +55,10 @@ class Rotation(Castable):
         if not self.geometry.per_head:
             return self
         return Rotation(self.geometry.of_heads(heads), self.cos[..., heads, :, :], self.sin[..., heads, :, :])
+
+    def at_one_position(self) -> "Rotation":
+        """Return the rotation in which every row has the position of the first one."""
+        return replace(self, cos=self.cos[..., :1, :], sin=self.sin[..., :1, :])
 
     def turned(
         self, x: Float[Tensor, "*batch heads rows d_head"], direction: Literal[1, -1], pairs: Any
@@ -150,6 +155,17 @@ class HeadScores:
     def in_float32(self) -> "HeadScores":
         """Return the scores in float32."""
         return replace(self, query=self.query.in_float32(), key=self.key.in_float32())
+
+    def at_one_position(self) -> "HeadScores":
+        """Return the scores of the same rows at queries and keys, all tokens of a sequence at one position.
+
+        Every pair then has offset 0: rotations cancel, and factors on cos and sin, gain and phase stay.
+        """
+        rotation = self.key.rotation
+        if rotation is None:
+            return self
+        at_one = rotation.at_one_position()
+        return replace(self, query=replace(self.query, rotation=at_one), key=replace(self.key, rotation=at_one))
 
     def of_head(self, index: int) -> "HeadScores":
         """Return the scores of one of the heads."""

@@ -69,6 +69,20 @@ def rotary_tables(
     return attention.rotary_cos[:n_positions], attention.rotary_sin[:n_positions]
 
 
+def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
+    """Return which keys a layer by itself lets each query see, [pos, pos]."""
+    seen, attention = torch.ones(n_positions, n_positions, dtype=torch.bool).tril(), model.blocks[layer].attn
+    return seen.triu(1 - model.cfg.window_size) if attention.attn_type == "local" else seen
+
+
+def frequency_switch(model: Any, n_positions: int) -> int | None:
+    """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
+    limit = _rotary_limit(model.cfg)
+    if limit is None or n_positions <= limit:
+        return None
+    return limit << (((n_positions - 1) // limit).bit_length() - 1)  # those of Qwen 1 change at each doubling
+
+
 def prefill_cache(model: Any, tokens: Tensor) -> Any:
     """Run the model on `tokens` and return its key/value cache."""
     from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
@@ -124,5 +138,10 @@ def _rotary(attention: Any, cfg: Any) -> RotaryGeometry | None:
         imag_index=imag,
         d_head=int(cfg.d_head),
         attention_scaling=float(torch.hypot(sin[real[0]], cos[real[0]])),
-        valid_up_to=cfg.train_seq_length if getattr(cfg, "use_dynamic_ntk_rope", False) else None,
+        valid_up_to=_rotary_limit(cfg),
     )
+
+
+def _rotary_limit(cfg: Any) -> int | None:
+    """Return up to how many tokens rotary frequencies stay as they are (Qwen 1); None for any number."""
+    return cfg.train_seq_length if getattr(cfg, "use_dynamic_ntk_rope", False) else None

@@ -10,12 +10,14 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
 from itertools import count
 from threading import current_thread, get_ident, main_thread
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
+
+from tlspectral.errors import UserBlock
 
 _Arguments = ParamSpec("_Arguments")
 _Value = TypeVar("_Value")
@@ -29,11 +31,24 @@ def uninterrupted(
     It is held back while the context is entered and left, in the main thread, where Python handles signals; a part of
     the entry that takes long goes into `interruptible`. Inside the `with` block SIGINT acts as without it.
     """
+    return _entered_later(function, None)
+
+
+def uninterrupted_block(
+    unentered: str,
+) -> Callable[[Callable[_Arguments, Iterator[_Value]]], Callable[_Arguments, AbstractContextManager[_Value]]]:
+    """Do as `uninterrupted` for a `with` block of the user; `unentered` is the warning where it is never entered."""
+    return partial(_entered_later, unentered=unentered)
+
+
+def _entered_later(
+    function: Callable[_Arguments, Iterator[_Value]], unentered: str | None
+) -> Callable[_Arguments, AbstractContextManager[_Value]]:
     made = contextmanager(function)
 
     @wraps(function)
     def entered_later(*given: _Arguments.args, **named: _Arguments.kwargs) -> AbstractContextManager[_Value]:
-        return _Uninterrupted(partial(made, *given, **named))
+        return _Uninterrupted(partial(made, *given, **named), unentered)
 
     return entered_later
 
@@ -90,17 +105,18 @@ def _standing_handler() -> _Sigint:
     return before
 
 
-class _Uninterrupted(ContextDecorator):
+class _Uninterrupted(UserBlock):
     # In __enter__ and __exit__ a signal is held back at each step. It is handed on in their last loop, behind which
     # nothing is called, so that Python handles no further signal before they have returned.
 
-    def __init__(self, make: Callable[[], AbstractContextManager[Any]]):
-        self._make, self._context = make, make()
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]], unentered: str | None):
+        self._make, self._context, self.unentered = make, make(), unentered
 
     def _recreate_cm(self) -> "_Uninterrupted":
-        return _Uninterrupted(self._make)
+        return _Uninterrupted(self._make, self.unentered)
 
     def __enter__(self):
+        self.entered = True
         handler = self._handler = _standing_handler()
         holding, handler.holding = handler.holding, True
         handler.contexts.append(weakref.ref(self))

@@ -82,6 +82,9 @@ class RawAttention(LayerSettings):
     Weights are [heads, d_model, d_head] for W_Q, W_K and W_V ([kv_heads, ...] for the last two) and
     [heads, d_head, d_model] for W_O, in TransformerLens order: `q = x @ W_Q + b_Q`. Those that read a latent, which is
     then the norm of queries or keys, are [heads, rank, columns].
+
+    Of a gated attention W_gate, [heads, d_model, columns], makes of the same input what z is multiplied by, behind an
+    activation (Qwen3-Next, AFMoE); `gate_behind_queries`: in one projection with W_Q.
     """
 
     w_q: Tensor
@@ -90,6 +93,9 @@ class RawAttention(LayerSettings):
     w_o: Tensor
     b_q: Tensor | None
     b_k: Tensor | None
+    w_gate: Tensor | None = None
+    b_gate: Tensor | None = None
+    gate_behind_queries: bool = False
 
     @property
     def n_kv_receivers(self) -> int:

@@ -32,6 +32,11 @@ class OfQueries:
         return both.reshape(activation.shape)
 
 
+def gates_queries(attention: Any) -> bool:
+    """Return whether the projection of an attention's queries makes its gate too."""
+    return bool(getattr(getattr(attention, "config", None), "gated_q_proj", False))
+
+
 def seen_at(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
     """Return a hook for a point of `hook_names` as the model is to run it."""
     if isinstance(name, GatedQueries) and not isinstance(hook, OfQueries):
@@ -44,6 +49,8 @@ def hook_names(layer: Block) -> dict[str, str]:
 
     `scores` is missing where the layer delegates its attention, cos and sin where it has no hook points for them, and
     all points of attention where it has none. `middle` is the stream in front of the MLP of a layer with a mixer.
+    `gate` is what a gated attention makes its gate of; where queries share its projection they stand in front of it, by
+    head.
     """
     here, block, _ = layer
     attention, inside = getattr(block, "attn", None), f"{here}.attn"
@@ -58,10 +65,13 @@ def hook_names(layer: Block) -> dict[str, str]:
         names["middle"] = f"{here}.ln2.hook_in"
     if attention is None:
         return names
-    query, config = f"{inside}.hook_q", getattr(attention, "config", None)
-    if getattr(config, "gated_q_proj", False):
+    query = f"{inside}.hook_q"
+    if gates_queries(attention):
+        names["gate"] = query
         query = GatedQueries(query)
         query.d_head = attention.original_component.head_dim
+    elif "gate" in attention._modules:
+        names["gate"] = f"{inside}.gate.hook_out"
     names |= {
         "attention_out": f"{here}.hook_attn_out",
         "query": query,

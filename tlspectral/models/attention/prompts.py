@@ -1,21 +1,18 @@
 """Reads prompts in the forms that callers give, as token ids of one tensor. Ids that look padded need a mask."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.errors import warn_caller
 from tlspectral.models.attention.causality import require_causal
+from tlspectral.models.attention.given import FORMS, given_prompts, whole
 from tlspectral.models.attention.padding import PackedTokens, TokenMask, even_rows
+from tlspectral.models.attention.prompt_notes import prompt_notes
 from tlspectral.models.attention.view import AttentionView
-
-_FORMS = (
-    "prompts are strings, token ids [sequences, pos], a list of one-dimensional tensors or lists of ids, or a "
-    "tokenizer's batch with input_ids and attention_mask"
-)
 
 
 def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
@@ -23,35 +20,40 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
 
     Prompts are strings, tokenised as by `model.to_tokens` but never cut; token ids [sequences, pos], or [pos] of one
     prompt; a list of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and
-    `attention_mask`. Those of a ready task, which have `packed`, are made for the model.
+    `attention_mask`. Arrays and columns of a table are read by place. Those of a ready task, which have `packed`, are
+    made for the model. Warnings say what the prompts became that a caller may not expect, see `prompt_notes`.
 
     Raises:
         ValueError: no prompt, an empty one, one longer than the context, ids that the model does not have, ids that
-            look padded and come without a mask, a mask that does not fit, or strings without a tokenizer.
+            look padded and come without a mask, a mask that does not fit, strings without a tokenizer, or prompts of
+            lengths between which the model changes its rotary frequencies.
         UnsupportedArchitecture: prompts of unequal length for an encoder.
         TypeError: prompts of no such form.
     """
-    if hasattr(prompts, "packed"):
-        return prompts.packed(view)
-    if isinstance(prompts, str):
-        prompts = [prompts]
-    if isinstance(prompts, Mapping):
-        if "input_ids" not in prompts:
-            raise TypeError(f"{_FORMS}; found a mapping with {', '.join(map(str, prompts)) or 'nothing'}")
-        tokens, mask = torch.as_tensor(prompts["input_ids"]), prompts.get("attention_mask")
-        if mask is not None:
-            return packed_rows(view, tokens, torch.as_tensor(mask))
-    elif isinstance(prompts, Tensor | np.ndarray):
-        tokens = torch.as_tensor(prompts)
-    elif isinstance(prompts, Sequence) and len(prompts):
-        packed = _of_list(view, prompts)
-        check_ids(view, packed)
-        return packed
-    else:
-        raise TypeError(f"{_FORMS}; found {_described(prompts)}")
-    packed = packed_rows(view, tokens[None] if tokens.ndim == 1 else tokens)
-    refuse_padding(view, tokens, "give a batch with input_ids and attention_mask, 1 for real tokens and 0 for padding")
+    packed = read_prompts(view, prompts)
+    for note in packed.notes:
+        warn_caller(note.message)
     return packed
+
+
+def read_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
+    """Return `packed_prompts` without its warnings, which stand in `notes`. Raises as `packed_prompts`."""
+    given = given_prompts(prompts)
+    if hasattr(given, "packed"):
+        made = given.packed(view)
+        return replace(made, tokens=made.tokens.clone(), lengths=made.lengths.clone())
+    if isinstance(given, dict) and "attention_mask" in given:
+        packed = packed_rows(view, given["input_ids"], given["attention_mask"])
+    elif isinstance(given, list):
+        packed = _of_list(view, given)
+        check_ids(view, packed)
+    else:
+        tokens = given["input_ids"] if isinstance(given, dict) else given
+        packed = packed_rows(view, tokens)
+        refuse_padding(
+            view, tokens, "give a batch with input_ids and attention_mask, 1 for real tokens and 0 for padding"
+        )
+    return replace(packed, notes=prompt_notes(view, packed, given))
 
 
 def packed_rows(view: AttentionView, tokens: Tensor, attention_mask: TokenMask | None = None) -> PackedTokens:
@@ -59,21 +61,21 @@ def packed_rows(view: AttentionView, tokens: Tensor, attention_mask: TokenMask |
 
     Without a mask all of them are real. Raises as `packed_prompts`, but not for ids that look padded.
     """
-    if tokens.ndim != 2 or not _whole(tokens):
-        raise TypeError(f"{_FORMS}; found a tensor of {tokens.dtype} with shape {tuple(tokens.shape)}")
+    if tokens.ndim != 2 or not whole(tokens):
+        raise TypeError(f"{FORMS}; found a tensor of {tokens.dtype} with shape {tuple(tokens.shape)}")
     packed = even_rows(tokens.cpu()) if attention_mask is None else right_packed(tokens, attention_mask)
     check_ids(view, packed)
     return packed
 
 
-def _of_list(view: AttentionView, prompts: Sequence[Any]) -> PackedTokens:
-    if all(isinstance(prompt, str) for prompt in prompts):
+def _of_list(view: AttentionView, prompts: list[Any]) -> PackedTokens:
+    if isinstance(prompts[0], str):
         if getattr(view.model, "tokenizer", None) is None:
             raise ValueError("this model has no tokenizer, so text cannot be read: give token ids, [sequences, pos]")
         # By itself `to_tokens` cuts a prompt at the context, and what is scored would not be what was given.
         rows = [view.model.to_tokens(prompt, truncate=False)[0].cpu().long() for prompt in prompts]
     else:
-        rows = [_row(prompt) for prompt in prompts]
+        rows = prompts
         for index, row in enumerate(rows):
             refuse_padding(view, row, f"that is prompt {index}; give only its real tokens")
     lengths = torch.tensor([len(row) for row in rows])
@@ -84,19 +86,11 @@ def _of_list(view: AttentionView, prompts: Sequence[Any]) -> PackedTokens:
     return PackedTokens(tokens, lengths)
 
 
-def _row(prompt: Any) -> Int[Tensor, "pos"]:
-    if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable):
-        raise TypeError(f"{_FORMS}; found {_described(prompt)} in the list")
-    row = torch.as_tensor(prompt)
-    if row.ndim == 2 and len(row) == 1:
-        row = row[0]
-    if row.ndim != 1 or not (_whole(row) or row.numel() == 0):
-        raise TypeError(f"{_FORMS}; found {_described(prompt)} in the list")
-    return row.cpu().long()
-
-
 def check_ids(view: AttentionView, packed: PackedTokens) -> None:
-    """Refuse prompts that the model cannot read: ValueError; UnsupportedArchitecture for an encoder's padding."""
+    """Refuse prompts that the model cannot read: ValueError; UnsupportedArchitecture for an encoder's padding.
+
+    Prompts of unequal length run together, so those that a run of the longest would read in another way are refused.
+    """
     tokens = packed.tokens
     if len(tokens) == 0 or tokens.shape[1] == 0:
         raise ValueError("there are no prompts")
@@ -108,6 +102,23 @@ def check_ids(view: AttentionView, packed: PackedTokens) -> None:
             f"prompt {long} has {tokens.shape[1]} tokens, and the model's context is {view.n_ctx}: give shorter prompts"
         )
     require_vocabulary(view.d_vocab, tokens)
+    if packed.padded:
+        _require_one_rotation(view, packed)
+
+
+def _require_one_rotation(view: AttentionView, packed: PackedTokens) -> None:
+    """Refuse prompts that rotary frequencies of the longest would rotate in another way than alone. ValueError."""
+    longest = int(packed.lengths.argmax())
+    switch = view.frequency_switch(int(packed.lengths[longest]))
+    shorter = [] if switch is None else (packed.lengths <= switch).nonzero().flatten().tolist()
+    if shorter:
+        short = shorter[0]
+        raise ValueError(
+            f"prompt {short} has {int(packed.lengths[short])} tokens and prompt {longest} has "
+            f"{int(packed.lengths[longest])}: rotary frequencies of this model depend on the length of a run, and are "
+            f"others past {switch} tokens (LongRoPE, dynamic NTK), so that in one run prompt {short} would not score "
+            "as it does alone; give prompts of one length, or those on each side of the switch by themselves"
+        )
 
 
 def require_vocabulary(d_vocab: int, ids: Int[Tensor, "*ids"]) -> None:
@@ -115,14 +126,6 @@ def require_vocabulary(d_vocab: int, ids: Int[Tensor, "*ids"]) -> None:
     least, most = int(ids.min()), int(ids.max())
     if least < 0 or most >= d_vocab:
         raise ValueError(f"token ids are 0 to {d_vocab - 1}; found {least if least == most else f'{least} to {most}'}")
-
-
-def _whole(values: Tensor) -> bool:
-    return not (values.is_floating_point() or values.is_complex() or values.dtype is torch.bool)
-
-
-def _described(value: Any) -> str:
-    return f"{type(value).__name__} {value!r}"[:80]
 
 
 def right_packed(tokens: Int[Tensor, "sequences pos"], attention_mask: TokenMask) -> PackedTokens:

@@ -16,13 +16,29 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.models.attention.interrupts import undoing, uninterrupted
-from tlspectral.models.attention.threads import Hook, evaluating, exclusive
+from tlspectral.models.attention.threads import Hook, evaluating, exclusive, model_name
 from tlspectral.models.attention.view import AttentionView
 
 Positions = slice | Int[Tensor, "sequences scored"]
 """Positions whose logits are wanted: the same in every prompt, or those of each."""
 
-_LAST = slice(-1, None)
+LAST = slice(-1, None)
+"""The last position alone."""
+
+
+def require_gradients(view: AttentionView, what: str) -> None:
+    """Refuse passes with gradients where PyTorch records none; `what` needs them. Raises ValueError."""
+    made = any(parameter.is_inference() for parameter in view.model.parameters())
+    if made or torch.is_inference_mode_enabled():
+        raise ValueError(
+            f"{what} needs gradients, and "
+            + (
+                f"{model_name(view.model)} was loaded under torch.inference_mode, whose tensors have none: load it "
+                "outside of it (torch.no_grad does no harm)"
+                if made
+                else "none are recorded under torch.inference_mode: call it outside, or under torch.no_grad"
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -214,50 +230,9 @@ def _put_back(owner: Any, replacement: _Replacement) -> None:
     standing.remove(replacement)
 
 
-@dataclass(frozen=True)
-class Prefill:
-    """Prompts of one length that a model has read, with its key/value cache, which is of the model's own class."""
-
-    view: AttentionView
-    tokens: Int[Tensor, "prompts pos"]
-    cache: Any
-
-    def last_logits(
-        self, suffixes: Int[Tensor, "suffixes pos"], hooks: Iterable[Hook] = ()
-    ) -> Float[Tensor, "rows d_vocab"]:
-        """Return logits of the last token of every prompt followed by every suffix, without gradients.
-
-        Their row is `prompt * len(suffixes) + suffix`. Hooks see the positions of the suffix alone, except that
-        patterns and scores have a column for each key that the layer keeps.
-        """
-        rows = suffixes.repeat(len(self.tokens), 1).to(self.view.device)
-        with _cached_pass(self.view, hooks):
-            logits = self.view._reader.continued_logits(self.view.model, self.cache, rows, len(suffixes))
-        return logits[:, -1]
-
-
-def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
-    """Run a model on prompts of one length, without gradients, and keep its keys and values.
-
-    Hooks that are on the model stay in force. None where the model keeps no keys and values (native bridges), and for
-    an encoder, whose keys and values change with what follows.
-    """
-    if not view.causal:
-        return None
-    with _cached_pass(view, hooks):
-        cache = view._reader.prefill_cache(view.model, tokens.to(view.device))
-    return None if cache is None else Prefill(view, tokens, cache)
-
-
 def last_logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook] = ()
 ) -> Float[Tensor, "batch d_vocab"]:
     """Return logits of the last tokens from a plain pass under hooks, without gradients and without a cache."""
     with torch.no_grad(), view.hooks_on(hooks):
-        return logits_at(view, tokens, _LAST)[:, -1]
-
-
-@uninterrupted
-def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
-    with torch.no_grad(), evaluating(view.model), view.hooks_on(hooks), unembedding_only(view, _LAST):
-        yield
+        return logits_at(view, tokens, LAST)[:, -1]

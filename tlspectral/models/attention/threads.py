@@ -6,6 +6,7 @@ Hook points belong to the model, not to a thread: a hook that one thread adds ac
 import copyreg
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -13,9 +14,12 @@ from threading import Condition, Lock, get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tlspectral.errors import EditNotHonored
+import torch
+
+from tlspectral.errors import EditNotHonored, warn_caller
 from tlspectral.models.attention.interrupts import interruptible, undoing, uninterrupted
 from tlspectral.models.attention.points import OfQueries, seen_at
+from tlspectral.tables.work import in_worker
 
 Hook = tuple[str, Callable[..., Any]]
 
@@ -24,12 +28,13 @@ Hook = tuple[str, Callable[..., Any]]
 class _Use:
     """Which thread uses a model now, None when it is free, and the contexts of that thread that are open.
 
-    Of each it is known whether it is a `with` block of the user; other threads are then refused instead of waiting.
+    Of a `with` block of the user it is known what the block does, of others None. While there is such a block, other
+    threads are refused instead of waiting.
     """
 
     changed: Condition = field(default_factory=Condition)
     thread: int | None = None
-    open: dict[object, bool] = field(default_factory=dict)
+    open: dict[object, Any] = field(default_factory=dict)
 
     def leave(self, context: object) -> None:
         with self.changed:
@@ -45,14 +50,16 @@ _uses_lock = Lock()
 _PATIENCE = 0.2  # seconds that a thread waits for a model before it looks whether it was interrupted
 _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
 _ADVICE = "give each thread a copy of the model (copy.deepcopy, outside of any block), or run all of it in one thread"
+_NAMED = 6  # hook points in a warning
 _LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", "tlspectral.spectral_rope.")
 
 
 @uninterrupted
-def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
+def exclusive(model: Any, *, block: Any = None) -> Iterator[None]:
     """Let this thread alone run a model; others wait. The same thread may enter again.
 
-    While a `block` of the user is open, others are refused by EditNotHonored, since code in it may wait for them.
+    While a `block` of the user is open (which says by `str` what it does), others are refused by EditNotHonored, since
+    code in it may wait for them.
     """
     thread, context = get_ident(), object()
     with _uses_lock:
@@ -60,7 +67,7 @@ def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
     with undoing(use.leave, context):
         with use.changed:
             while use.thread not in (None, thread):
-                if any(use.open.values()):
+                if any(one is not None for one in use.open.values()):
                     raise EditNotHonored(
                         f"{model_name(model)}: another thread has an `ablate` block open on this model, and hooks act "
                         f"in every thread that runs it; {_ADVICE}"
@@ -73,9 +80,34 @@ def exclusive(model: Any, *, block: bool = False) -> Iterator[None]:
         yield
 
 
+def open_blocks(model: Any = None) -> list[Any]:
+    """Return the blocks of the user that this thread has open on a model, or (None) on any, in the order of entry."""
+    with _uses_lock:
+        uses = [*_uses.values()] if model is None else [_uses[model]] if model in _uses else []
+    mine = (use for use in uses if use.thread == get_ident())
+    return [block for use in mine for block in use.open.values() if block is not None]
+
+
+def autocast_of(model: Any) -> list[str]:
+    """Return the kinds of device on which `torch.autocast` is on, of that of a model and the CPU."""
+    kinds = dict.fromkeys((next(model.parameters()).device.type, "cpu"))
+    return [kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
+
+
+def refuse_autocast(model: Any) -> None:
+    """Refuse passes under `torch.autocast`, which would round what is measured to 16 bits. Raises ValueError."""
+    for kind in autocast_of(model):
+        raise ValueError(
+            f"torch.autocast is on for {kind} ({torch.get_autocast_dtype(kind)}), which would round what is measured "
+            f"here: measure outside of it, or inside `with torch.autocast({kind!r}, enabled=False)`. For passes in 16 "
+            "bits load the model in that type"
+        )
+
+
 @uninterrupted
 def evaluating(model: Any) -> Iterator[None]:
-    """Set a model to evaluation mode until the context ends, for this thread alone."""
+    """Set a model to evaluation mode until the context ends, for this thread alone. Raises as `refuse_autocast`."""
+    refuse_autocast(model)
     # A bridge does not hold all of the model that it wraps: embedding dropout is outside of it.
     roots = (model, getattr(model, "original_model", model))
     with exclusive(model):
@@ -93,7 +125,7 @@ def _set_training(modules: Iterable[Any], training: bool) -> None:
 class HookOfThread:
     """A hook that raises in the passes of other threads than the one that made it.
 
-    Sent to another process it is the hook alone: the model there is a copy.
+    Sent to a worker of ours it is the hook alone: the model there is a copy. In other copies it raises.
     """
 
     def __init__(self, model: Any, hook: Callable[..., Any]):
@@ -102,7 +134,7 @@ class HookOfThread:
     @property
     def hook(self) -> Callable[..., Any]:
         """The hook itself, also where it is shown queries alone."""
-        return self.placed.hook if isinstance(self.placed, OfQueries) else self.placed
+        return _unwrapped(self.placed)
 
     def __call__(self, activation: Any, hook: Any) -> Any:
         """Run the hook, unless the pass is of another thread."""
@@ -117,7 +149,47 @@ class HookOfThread:
         return self
 
     def __reduce__(self) -> Any:
-        return _same, (self.placed,)
+        return _HookOfCopy, (model_name(self.model), self.placed)
+
+
+class _HookOfCopy:
+    """A hook of a model that was sent to another process while a block was open: it acts in workers of ours alone."""
+
+    def __init__(self, model: str, placed: Callable[..., Any]):
+        self.model, self.placed = model, placed
+
+    @property
+    def hook(self) -> Callable[..., Any]:
+        return _unwrapped(self.placed)
+
+    def __call__(self, activation: Any, hook: Any) -> Any:
+        if not in_worker():
+            refuse_copy(self.model)
+        return self.placed(activation, hook=hook)
+
+
+class _AtPoint:
+    """What PyTorch calls at a hook point for a hook of ours. In a deep copy of the model it raises."""
+
+    def __init__(self, model: Any, call: Callable[..., Any]):
+        self.model, self.call = model, call
+
+    def __call__(self, *given: Any) -> Any:
+        return self.call(*given)
+
+    def __deepcopy__(self, memo: Any) -> Callable[..., Any]:
+        return partial(refuse_copy, model_name(self.model))
+
+    def __reduce__(self) -> Any:
+        return _same, (self.call,)
+
+
+def refuse_copy(model: str, *given: Any, **named: Any) -> Any:
+    """Refuse a run of a copy that was made while hooks of a block were on the model. Raises EditNotHonored."""
+    raise EditNotHonored(
+        f"{model}: this model was copied inside an `ablate` block, whose hooks are on the copy: copy the model before "
+        "the block"
+    )
 
 
 @uninterrupted
@@ -143,6 +215,7 @@ def hooks_on(
             point.add_hook(HookOfThread(model, seen_at(name, hook)), level=level, prepend=name in ahead)
             handle = point.fwd_hooks[0 if name in ahead else -1]
             placed.append((name, point, handle))
+            point._forward_hooks[handle.hook.id] = _AtPoint(model, point._forward_hooks[handle.hook.id])
         yield
         lost = [name for name, point, handle in placed if handle.hook.id not in point._forward_hooks]
     if lost:
@@ -163,6 +236,32 @@ def _hold(held: dict[str, Any], name: str, activation: Any, hook: Any) -> None:
     held[name] = activation.detach()
 
 
+@uninterrupted
+def without_hooks(model: Any) -> Iterator[None]:
+    """Take all hooks off the model until the context ends, then restore them in their order; autocast is off in it."""
+    with exclusive(model), ExitStack() as plain:
+        for kind in autocast_of(model):
+            plain.enter_context(torch.autocast(kind, enabled=False))
+        points = {id(point): point for point in model.hook_dict.values()}.values()
+        registered = [
+            (point, dict(point._forward_hooks), _known_ids(point)) for point in points if point._forward_hooks
+        ]
+        with undoing(_restore, registered):
+            for point, _, _ in registered:
+                point._forward_hooks.clear()
+            yield
+
+
+def _restore(registered: Iterable[tuple[Any, dict[int, Any], set[int]]]) -> None:
+    for point, hooks, known in registered:
+        removed = known - _known_ids(point)  # by those whose hooks they are, while the context was open
+        point._forward_hooks.update({key: hook for key, hook in hooks.items() if key not in removed})
+
+
+def _known_ids(point: Any) -> set[int]:
+    return {handle.hook.id for handle in point.fwd_hooks}
+
+
 def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
     for _, point, handle in placed:
         handle.hook.remove()
@@ -174,17 +273,36 @@ def user_hooks(model: Any) -> dict[str, int]:
 
     A library's hooks are known by the module that their function is defined in. Hooks of an open ablation count.
     """
+    return {name: len(hooks) for name, hooks in _hooks_by_name(model)}
+
+
+def warn_of_hooks(model: Any) -> None:
+    """Warn of a user's hooks that no open block holds, such as a forgotten `add_hook`: they act in what is measured."""
+    left = [name for name, of_blocks in _hooks_by_name(model) if not all(of_blocks)]
+    if left:
+        names = ", ".join(left[:_NAMED]) + (f" and {len(left) - _NAMED} others" if len(left) > _NAMED else "")
+        warn_caller(
+            f"{model_name(model)}: hooks of yours are on the model, at {names}, and act in what is measured: where "
+            "that is not meant, take them off by model.reset_hooks(including_permanent=True), those of PyTorch by "
+            "remove() of their handles; where it is, put them on by `with model.hooks(...)`"
+        )
+
+
+def _hooks_by_name(model: Any) -> Iterator[tuple[str, list[bool]]]:
+    """Yield the name of a hook point or module and its user's hooks: of each, whether it is of a `with` block."""
     points = {id(point): name for name, point in model.hook_dict.items()}
     roots = (getattr(model, "original_model", model), model)
     modules = {id(module): (name, module) for root in roots for name, module in reversed([*root.named_modules()])}
-    counts = {}
     for name, module in reversed(modules.values()):
-        wrapped = {handle.hook.id: handle.user_hook for handle in getattr(module, "fwd_hooks", ())}
-        hooks = [wrapped.get(key) or hook for key, hook in module._forward_hooks.items()]
-        placed = sum(not of_a_library(hook) for hook in [*hooks, *module._forward_pre_hooks.values()])
-        if placed:
-            counts[points.get(id(module), name.replace("_original_component.", "")) or type(module).__name__] = placed
-    return counts
+        handles = {handle.hook.id: handle for handle in getattr(module, "fwd_hooks", ())}
+        placed: list[tuple[Any, bool]] = [(hook, False) for hook in module._forward_pre_hooks.values()]
+        for key, hook in module._forward_hooks.items():
+            handle = handles.get(key)
+            of_block = getattr(handle, "context_level", None) is not None
+            placed.append((getattr(handle, "user_hook", None) or hook, of_block))
+        hooks = [of_block for hook, of_block in placed if not of_a_library(hook)]
+        if hooks:
+            yield points.get(id(module), name.replace("_original_component.", "")) or type(module).__name__, hooks
 
 
 def of_a_library(hook: Callable[..., Any]) -> bool:
@@ -192,6 +310,10 @@ def of_a_library(hook: Callable[..., Any]) -> bool:
     while isinstance(hook, partial):
         hook = hook.func
     return f"{getattr(hook, '__module__', None)}.".startswith(_LIBRARIES)
+
+
+def _unwrapped(placed: Callable[..., Any]) -> Callable[..., Any]:
+    return placed.hook if isinstance(placed, OfQueries) else placed
 
 
 def _same(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,7 +39,14 @@ from tlspectral.models.attention.layer import (
 )
 from tlspectral.models.attention.norms import NO_NORM, Normalization
 from tlspectral.models.attention.points import hook_names
-from tlspectral.models.attention.threads import Hook, evaluating, hooks_on, send_captures_by_name, user_hooks
+from tlspectral.models.attention.threads import (
+    Hook,
+    evaluating,
+    hooks_on,
+    send_captures_by_name,
+    user_hooks,
+    warn_of_hooks,
+)
 from tlspectral.tables.same_model import recorded_weights
 
 
@@ -248,8 +255,21 @@ class AttentionView:
         return self.backend != "bridge" or not is_encoder(self.model)
 
     def seen_keys(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
-        """Return which keys each query sees, in a layer that delegates its attention, without padding."""
-        return bridge.seen_keys(self.model, index, n_positions)
+        """Return which keys a layer by itself lets each query see: without padding or a mask of the run."""
+        return self._reader.seen_keys(self.model, index, n_positions)
+
+    @property
+    def tokens_point(self) -> str:
+        """Name of the hook point that token ids pass; where the model has none for them, that of their embeddings."""
+        return "embed.hook_in" if "embed.hook_in" in self.hook_points else "hook_embed"
+
+    def passed_by(self, ids: Int[Tensor, "sequences pos"]) -> Tensor:
+        """Return what passes `tokens_point` in a run of these token ids, in front of the user's hooks."""
+        return ids if self.tokens_point == "embed.hook_in" else self.model.embed(ids)
+
+    def frequency_switch(self, n_positions: int) -> int | None:
+        """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
+        return self._reader.frequency_switch(self.model, n_positions)
 
     def hook_names(self, index: int) -> dict[str, str]:
         """Return the names of a layer's hook points by what passes there, see `points.hook_names`."""
@@ -275,8 +295,15 @@ class AttentionView:
         return self.model.W_U, self._reader.final_normalization(self.model)
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 of all parameters of the model, names, shapes and types included."""
-        return digest_of_named(dict(self.model.named_parameters()))
+        """Return the SHA-256 of all parameters of the model, shapes and types included, the same on both lines.
+
+        A bias of zeros does not count, as TransformerLens 3.9 gives an unembedding one that the model has not; nor does
+        how deep a bridge has wrapped a component.
+        """
+        weights = {name.replace("._original_component", ""): value for name, value in self.model.named_parameters()}
+        return digest_of_named(
+            {name: value for name, value in weights.items() if not name.endswith("bias") or bool(value.any())}
+        )
 
     def ends_digest(self) -> str:
         """Return the SHA-256 of embedding, unembedding and the norm in front of it, as stored; of an encoder W_E's."""
@@ -285,12 +312,15 @@ class AttentionView:
             require_readable(value, role)
         return digest_of([self.embedding(), w_u, norm.gain])
 
-    def origin(self, layers: Iterable[int] | None = None) -> dict[str, Any]:
+    def origin(self, layers: Iterable[int] | None = None, *, runs: bool = False) -> dict[str, Any]:
         """Return `source` and the `recorded_weights` of some layers (None: all), which a table carries in its `attrs`.
 
         A layer's hash is of its attention weights, the input norm, embedding, unembedding and final norm, as stored.
-        Skipped layers have none, nor has a model of which no head table can be made.
+        Skipped layers have none, nor has a model of which no head table can be made. `runs`: the table is of runs of
+        the model, so that hooks which a user left on it change the numbers, and there is a warning.
         """
+        if runs:
+            warn_of_hooks(self.model)
         try:
             ends = self.ends_digest()
             chosen = self.layers if layers is None else sorted({*layers} & {*self.layers})

@@ -255,13 +255,15 @@ def _projected(x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "heads d_i
 def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> list[LayerReads]:
     """Return the reading side of the heads of a layer (key/value heads for `"k"` and `"v"`), one for each hook point.
 
+    Two are of the queries of gated attention, of which the gate reads what the queries read.
     Two are of the keys of latent attention, their columns side by side: those from the latent, of each head, and those
     that rotate, which all heads share.
     """
     norm, latent = raw.norm.as_(cast), raw.q_norm if what == "q" else raw.k_norm
     if not isinstance(latent, Latent):
         weight, bias = projection(raw, what, cast)
-        return [LayerReads(norm, folded_weight(weight, norm), folded_bias(weight, bias, norm), INPUT_POINTS[what])]
+        own = LayerReads(norm, folded_weight(weight, norm), folded_bias(weight, bias, norm), INPUT_POINTS[what])
+        return [own] if what != "q" or raw.w_gate is None else [own, _gate_reads(raw, norm, cast)]
     latent, w_v = latent.as_(cast).behind(norm), cast(raw.w_v)
     rank, content = latent.up.shape[1:]
     down, bias = latent.down[None], latent.bias_or_zero[None]
@@ -278,11 +280,18 @@ def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> list[LayerReads]:
     return [replace(own, behind=w_v.shape[2]), rotary]
 
 
+def _gate_reads(raw: RawAttention, norm: Normalization, cast: Cast) -> LayerReads:
+    assert raw.w_gate is not None
+    weight, bias = cast(raw.w_gate), None if raw.b_gate is None else cast(raw.b_gate)
+    read = LayerReads(norm, folded_weight(weight, norm), folded_bias(weight, bias, norm), "gate")
+    return replace(read, before=raw.w_q.shape[2]) if raw.gate_behind_queries else read
+
+
 def change_of_reads(
     reads: list[LayerReads], x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"]
 ) -> Float[Tensor, "*copies heads d_head"]:
-    """Return `LayerReads.change` of all columns of `layer_reads`."""
-    changes = [one.change(x, removed) for one in reads]
+    """Return `LayerReads.change` of all columns of `layer_reads`, without those of a gate."""
+    changes = [one.change(x, removed) for one in reads if one.point != "gate"]
     if len(changes) == 1:
         return changes[0]
     n_heads = max(len(one.weight) for one in reads)

@@ -9,6 +9,7 @@ from torch import Tensor
 from tlspectral.errors import BadWeights
 from tlspectral.models.attention import stored_bytes
 from tlspectral.models.loaders import Source
+from tlspectral.models.loading.damage import read_json
 from tlspectral.models.loading.hub import first_file, pinned
 from tlspectral.models.loading.weight_files import (
     INDEX,
@@ -16,7 +17,9 @@ from tlspectral.models.loading.weight_files import (
     indexed_files,
     names_in,
     refuse_adapter,
+    require_one_kind,
     safetensors_file,
+    weight_names,
 )
 
 
@@ -75,13 +78,16 @@ class CheckpointFiles:
         return names
 
     def _tensors(self) -> dict[str, str]:
-        listing = self._first(INDEX, WHOLE)
-        if listing is not None and listing.name == INDEX:
+        names = weight_names(read_json(self.config_folder / "config.json"))
+        readable = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
+        require_one_kind(self.config_folder, readable)
+        listing = self._first(*readable)
+        if listing is not None and listing.suffix == ".json":
             return indexed_files(listing)
         there = [] if self.source.kind == "hub" else sorted(path.name for path in self.config_folder.iterdir())
-        files = [WHOLE] if listing is not None else [file for file in there if file.endswith(".safetensors")]
+        files = [listing.name] if listing is not None else [file for file in there if file.endswith(".safetensors")]
         if files:
-            return {tensor: file for file in files for tensor in names_in(self._path(file))}
+            return self._each_once(files)
         pickles = [file for file in there if file.endswith((".bin", ".pt", ".pth"))]
         missing = f"neither {INDEX} nor {WHOLE}"
         if not pickles and self.source.kind == "folder":
@@ -91,6 +97,19 @@ class CheckpointFiles:
             f"{self.name} has no safetensors ({reason}), and nothing else is read without loading the model: save it "
             "again by save_pretrained, or pass a loaded model"
         )
+
+    def _each_once(self, files: list[str]) -> dict[str, str]:
+        """Return the file of each tensor. Raises BadWeights for one that two files hold."""
+        found: dict[str, str] = {}
+        for file in files:
+            for tensor in names_in(self._path(file)):
+                if tensor in found:
+                    raise BadWeights(
+                        f"{self.name}: {found[tensor]} and {file} both hold {tensor}, and no {INDEX} says which is the "
+                        "model's; move the files of another model to another folder"
+                    )
+                found[tensor] = file
+        return found
 
     def _path(self, file: str) -> Path:
         path = self._first(file)

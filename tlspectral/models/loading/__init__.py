@@ -38,11 +38,16 @@ def load_model(
     are the same: in the bridge, a later change of values in place, as by training, can show in both. `model` and
     `commit` are what its config says; that its weights have not changed since is not known.
 
+    One cached step is compared with an uncached pass. Where TransformerLens loses the key/value cache, as it does under
+    transformers 5.24 and (3.9) for MPT, a warning says so, and `generate`, `generate_stream` and `hf_generate` of the
+    model run without one.
+
     Args:
         name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, the folder of a
             LoRA adapter (peft merges it into its base; extra `adapters`) or of spectral parameters (`to_spectral` on
-            its base), a `.gguf` file (de-quantised to float32 once, and kept in the hub's cache folder), a
-            language model object of transformers (or what `to_spectral` made of one), or a demo model.
+            its base), a `.gguf` file (de-quantised to float32 once, and kept in the hub's cache folder; a copy that
+            was damaged there is made again), a language model object of transformers (or what `to_spectral` made of
+            one), or a demo model.
             `"tiny-rope"` and `"tiny-ape"` are part of this package: two attention-only layers, rotary or learned
             absolute positions, trained on the random-map task, without a tokenizer; `"tiny-rope-sym"`,
             `"tiny-rope-imag"` and `"tiny-ape-sym"` are the same trained without antisymmetry or without phase.
@@ -86,10 +91,14 @@ def load_model(
             return load_packaged(source, backend, on_device, float_type or torch.float32)
     elif revision is not None or checkpoint is not None:
         raise ValueError(f"this {type(name).__name__} is loaded; it has no revision or checkpoint to choose.")
-    from tlspectral.models.loading.roads import load_other  # which imports what reads the models of others
+    # These import what reads the models of others.
+    from tlspectral.models.loading.checks import avoid_lost_cache
+    from tlspectral.models.loading.roads import load_other
 
     options = {"backend": backend, "device": on_device, "dtype": float_type, "tokenizer": tokenizer}
-    return load_other(name, revision, checkpoint, **options)
+    model = load_other(name, revision, checkpoint, **options)
+    avoid_lost_cache(model)
+    return model
 
 
 def _float_type(dtype: str | torch.dtype) -> torch.dtype:

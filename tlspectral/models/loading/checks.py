@@ -7,20 +7,30 @@ layers and parts for images or sound change nothing that is measured.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from tlspectral.errors import BadWeights, UnsupportedArchitecture
-from tlspectral.models.attention import stated_context
+from tlspectral.errors import BadWeights, UnsupportedArchitecture, warn_caller
+from tlspectral.models.attention import attention_view, stated_context
+from tlspectral.models.attention.key_value_cache import (
+    WithoutCache,
+    beyond_rounding,
+    generating_without_cache,
+    generation_difference,
+)
 from tlspectral.models.loading.damage import first_sentence
 
 _CHECKED_TOKENS = 24
 # Relative to the largest |log-probability|. Rounding in float32 was measured as 3e-7 on tiny models and 1.4e-6 on 30
 # layers (SmolLM2-135M); a rope scaling left out gave 1e-3 to 0.2.
 _TOLERANCE = 1e-4
+
+LOST_FROM = (5, 24)
+"""The version of transformers from which bridges of TransformerLens lose the cache, above which none is installed."""
 
 OTHER_TOWERS = re.compile(r"(^|[._])(vision|visual|image|audio|speech)")
 """Matches a word in the name of a tensor that belongs to images or sound."""
@@ -105,6 +115,31 @@ def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | N
         raise UnsupportedArchitecture(
             f"{what} does not compute what the checkpoint does (log-probabilities differ by {worst:.1e}); {advice}"
         )
+
+
+def avoid_lost_cache(model: Any) -> None:
+    """Let a model that was built here generate without its key/value cache if a cached step is wrong, with a warning.
+
+    A copy of a model that does so already is passed over, since the warning was given. A model that was handed in is
+    not to be changed, so this is not for it; `key_value_cache.prefill` asks the same of every model.
+    """
+    view = attention_view(model)
+    if isinstance(getattr(model, "generate", None), WithoutCache):
+        return
+    difference = generation_difference(view)
+    if not beyond_rounding(model, difference):
+        return
+    vars(model).update(generating_without_cache(model))
+    lens, transformers = version("transformer-lens"), version("transformers")
+    renamed = tuple(map(int, transformers.split(".")[:2])) >= LOST_FROM
+    advice = "install transformers<{}.{}".format(*LOST_FROM) if renamed else "try another version of TransformerLens"
+    warn_caller(
+        f"{view.source['model']}: TransformerLens {lens} loses the key/value cache of this model, or its positions, "
+        f"under transformers {transformers} (log-probabilities behind cached tokens differ from those of an uncached "
+        f"pass by {difference:.1e} of the largest). generate, generate_stream and hf_generate of this model, and "
+        "passes of tlspectral that would lose it, therefore run without a cache, which is right and slower; do not "
+        f"pass one to the model yourself. To have the cache, {advice}"
+    )
 
 
 def require_filled(report: Mapping[str, Any], name: str) -> None:

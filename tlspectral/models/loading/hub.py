@@ -11,7 +11,7 @@ from typing import Any
 from tlspectral.errors import BadWeights, did_you_mean
 from tlspectral.models.loaders import TINY, Source
 from tlspectral.models.loading.finding import PACKAGED
-from tlspectral.models.loading.weight_files import indexed_files, weight_names
+from tlspectral.models.loading.weight_files import ADAPTER_CONFIG, indexed_files, weight_names
 
 VOCABULARIES = (
     "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model",
@@ -34,6 +34,11 @@ def pinned(source: Source) -> tuple[Source, Path]:
     """
     config = first_file(source, ["config.json"])
     if config is None:
+        if first_file(source, [ADAPTER_CONFIG]) is not None:
+            raise ValueError(
+                f"{source.record['model']!r} on the hub is an adapter (it has {ADAPTER_CONFIG} and no config.json). "
+                "Adapters are loaded from folders: fetch it by huggingface_hub.snapshot_download, and give its folder."
+            )
         raise ValueError(_refusal(source, "config.json", "the repository has no such file, so it is no checkpoint"))
     commit = config.parent.name
     return replace(source, revision=commit, record={**source.record, "commit": commit}), config.parent
@@ -99,7 +104,7 @@ def _refusal(source: Source, file: str, reason: str) -> str:
     if file == "config.json":
         return (
             f"{which} is not a folder, a .gguf file or a cached hub model, and the hub did not give its {file}:"
-            f" {reason}{did_you_mean(source.location.lower(), (*TINY, *PACKAGED)) or '.'}"
+            f" {reason}{did_you_mean(source.location, (*TINY, *PACKAGED)) or '.'}"
         )
     return f"{file} of {which} is not in the hub's cache on this machine, and the hub did not give it: {reason}."
 
@@ -107,12 +112,24 @@ def _refusal(source: Source, file: str, reason: str) -> str:
 def _reason(source: Source, error: Exception) -> str:
     """Return in one line why a file was not fetched and what to do, in the hub's words but for gated models."""
     from huggingface_hub import constants
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     if isinstance(error, GatedRepoError):
         return (
             f"the model is gated; accept its licence at {constants.ENDPOINT}/{source.location}, and log in on this"
             " machine by `hf auth login` or the environment variable HF_TOKEN"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return f"the repository has no branch, tag or commit {source.revision!r}"
+    if isinstance(error, RepositoryNotFoundError):
+        return (
+            f"{constants.ENDPOINT} has no repository of this name that this machine may see; a private one needs `hf "
+            "auth login` or the environment variable HF_TOKEN"
         )
     cause = (error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None) or error
     return f"{type(cause).__name__}: {' '.join(str(cause).split()).rstrip('.')}"

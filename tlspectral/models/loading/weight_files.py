@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tlspectral.models.loading.damage import refusing
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 NAMES = (WHOLE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Usual names of files of weights; an index names the files that hold them."""
+"""Usual names of files of weights, in the order in which every road looks for them; an index names other files."""
 
 ADAPTER_CONFIG = "adapter_config.json"
 """Describes an adapter (LoRA), whose folder holds no whole model."""
@@ -29,6 +29,11 @@ _MODEL_FILE = re.compile(
     r".*\.(safetensors|bin|pt|pth|model|index\.json)|((adapter_|spectral_|tokenizer_)?config|tokenizer|special_tokens_map|added_tokens|vocab|tekken)"
     r"\.json|(merges|vocab)\.txt"
 )
+# What transformers or another program takes a folder for a model by.
+_OF_A_MODEL = re.compile(
+    r"((adapter_)?config|params|.*\.index)\.json|.*\.(safetensors|gguf|h5|msgpack)"
+    r"|(pytorch_|adapter_)?(model|consolidated).*\.(bin|pt|pth|ckpt|onnx)"
+)
 _READ_AT_ONCE = 1 << 24  # bytes
 _SNAPSHOT = re.compile(r".*/models--[^/]+/snapshots/([0-9a-f]{40})")
 
@@ -37,6 +42,12 @@ def snapshot_commit(folder: Path) -> dict[str, str]:
     """Return `commit` of a folder that is a snapshot in the hub's cache; of another folder, nothing."""
     match = _SNAPSHOT.fullmatch(folder.resolve().as_posix())
     return {"commit": match[1]} if match else {}
+
+
+def held_model(folder: Path) -> list[Path]:
+    """Return the files by which a folder holds a model, whole or an adapter; an empty list where there is no folder."""
+    files = folder.iterdir() if folder.is_dir() else ()
+    return sorted(file for file in files if _OF_A_MODEL.fullmatch(file.name) and not file.is_dir())
 
 
 def refuse_adapter(folder: Path, name: str) -> None:
@@ -64,14 +75,39 @@ def indexed_files(index: Path) -> dict[str, str]:
 
 
 def weight_names(config: Any) -> tuple[str, ...]:
-    """Return the names of files that a model's weights are loaded from, the first that exists."""
-    named = getattr(config, "transformers_weights", None)
+    """Return the names of files that a model's weights are loaded from, the first that exists.
+
+    `config` is that of transformers, or what config.json holds.
+    """
+    own = config if isinstance(config, Mapping) else vars(config)
+    named = own.get("transformers_weights")
     return (named,) if isinstance(named, str) else NAMES
 
 
+def require_one_kind(folder: Path, names: Collection[str]) -> None:
+    """Refuse by BadWeights weights in one file beside an index of others: it is not known which are the model's.
+
+    `names` are those of `weight_names`. An index that names the one file is no other model.
+    """
+    for whole, index in (NAMES[:2], NAMES[2:]):
+        if not {whole, index} <= {*names} or not (folder / whole).is_file() or not (folder / index).is_file():
+            continue
+        others = sorted({*indexed_files(folder / index).values()} - {whole})
+        if others:
+            raise BadWeights(
+                f"{folder} holds {whole} and {index}, which names {len(others)} other files, such as {others[0]}, so "
+                "that it is not known which are the model's weights; move one of the two to another folder"
+            )
+
+
 def weight_files(folder: Path, config: Any) -> list[Path]:
-    """Return the files that transformers loads a folder's weights from; none under the usual names is an empty list."""
-    path = next((folder / name for name in weight_names(config) if (folder / name).is_file()), None)
+    """Return the files that transformers loads a folder's weights from; none under the usual names is an empty list.
+
+    Raises BadWeights as `require_one_kind` and `indexed_files`.
+    """
+    names = weight_names(config)
+    require_one_kind(folder, names)
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None or path.suffix != ".json":
         return [] if path is None else [path]
     return [folder / file for file in sorted(set(indexed_files(path).values()))]

@@ -43,7 +43,7 @@ def test_both_sides_have_as_many_tokens_and_the_start_that_was_asked_for(name: P
         for clean, other in zip(task.prompts, task.counterfactual, strict=True):
             first, second = (model.tokenizer(one).input_ids if start == "own" else one for one in (clean, other))
             assert len(first) == len(second)
-            assert first != second
+            assert list(first) != list(second)
             assert [one[0] for one in (first, second)] == [{"own": 1, "end of text": 2}.get(start, first[0])] * 2
             assert (first[0] in (1, 2)) == (start != "none")
 

@@ -1,0 +1,138 @@
+"""Prompts and numbers as callers give them, in forms of our own: by place, and shared with nothing that was given."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+FORMS = (
+    "prompts are strings, token ids [sequences, pos], a list of one-dimensional tensors or lists of ids, or a "
+    "tokenizer's batch with input_ids and attention_mask"
+)
+
+
+def numbers(given: Any) -> Tensor:
+    """Return numbers in any container, by place and never by label, as a tensor of its own on the CPU.
+
+    A container is a tensor on any device, an array, a pandas Series or Index, or lists of these.
+
+    >>> import pandas as pd
+    >>> numbers(pd.Series([7, 5], index=[1, 0])).tolist()
+    [7, 5]
+
+    Raises TypeError for what is no number, ValueError for rows of unequal length.
+    """
+    if isinstance(given, Tensor):
+        return given.detach().cpu().clone()
+    if hasattr(given, "__array__"):  # of numpy, and of pandas, whose own indexing is by label
+        array = np.asarray(given)
+        given = array.tolist() if array.dtype.kind == "O" else array
+    if _listed(given):
+        given = list(given)
+        if any(isinstance(one, Iterable) for one in given):
+            rows = [numbers(one) for one in given]
+            if len({row.shape for row in rows}) > 1:
+                raise ValueError(f"rows are of one length; found {sorted({tuple(row.shape) for row in rows})}")
+            return torch.stack(rows)
+    array = given if isinstance(given, np.ndarray) else np.array(given)
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"numbers were expected; found {described(given)}")
+    return torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" else array.copy())
+
+
+def given_prompts(prompts: Any) -> Any:
+    """Return prompts in one of four forms, by place, none of which shares anything with what was given.
+
+    These are a list of strings; a list of one-dimensional tensors; token ids [sequences, pos]; or a dictionary with
+    `input_ids` and `attention_mask` of that shape. A string is one prompt. What makes prompts when the model is known
+    (it has `packed`) stays as it is.
+
+    Raises TypeError for prompts of no such form; ValueError for a mask that has other lengths than its ids.
+    """
+    if hasattr(prompts, "packed"):
+        return prompts
+    if isinstance(prompts, str):
+        return [str(prompts)]
+    if isinstance(prompts, Mapping):
+        return _batch(prompts)
+    if isinstance(prompts, Tensor) or (hasattr(prompts, "__array__") and np.asarray(prompts).dtype.kind in "biufc"):
+        tokens = numbers(prompts)
+        return tokens[None] if tokens.ndim == 1 else tokens
+    listed = list(np.asarray(prompts)) if hasattr(prompts, "__array__") and np.ndim(prompts) else prompts
+    listed = list(listed) if _listed(listed) else []
+    if not listed:
+        raise TypeError(f"{FORMS}; found {described(prompts)}")
+    if isinstance(listed[0], str):
+        strange = [index for index, prompt in enumerate(listed) if not isinstance(prompt, str)]
+        if strange:
+            raise TypeError(f"{FORMS}; found {described(listed[strange[0]])} in the list, prompt {strange[0]}")
+        return [str(prompt) for prompt in listed]
+    return [_row(prompt, index) for index, prompt in enumerate(listed)]
+
+
+def prompts_given(prompts: Any) -> int | None:
+    """Return the number of prompts in a form of `given_prompts`; None where it is known with the model alone."""
+    listed = prompts["input_ids"] if isinstance(prompts, dict) else prompts
+    return len(listed) if hasattr(listed, "__len__") else None
+
+
+def chosen_prompts(prompts: Any, rows: list[int]) -> Any:
+    """Return some of the prompts in a form of `given_prompts`."""
+    if isinstance(prompts, dict):
+        return {name: values[rows] for name, values in prompts.items()}
+    return prompts[rows] if isinstance(prompts, Tensor) else [prompts[row] for row in rows]
+
+
+def _row(prompt: Any, index: int) -> Int[Tensor, "pos"]:
+    try:
+        row = numbers(prompt)
+    except (TypeError, ValueError):
+        row = None
+    if row is not None and row.ndim == 2 and len(row) == 1:
+        row = row[0]
+    if row is None or row.ndim != 1 or not (whole(row) or row.numel() == 0):
+        raise TypeError(f"{FORMS}; found {described(prompt)} in the list, prompt {index}")
+    return row.long()
+
+
+def _batch(batch: Mapping[str, Any]) -> Any:
+    """Return the ids and mask of a tokenizer's batch, filled up at the end where they are lists of unequal length."""
+    if "input_ids" not in batch:
+        raise TypeError(f"{FORMS}; found a mapping with {', '.join(map(str, batch)) or 'nothing'}")
+    ids, mask = batch["input_ids"], batch.get("attention_mask")
+    try:
+        given = {"input_ids": numbers(ids)} | ({} if mask is None else {"attention_mask": numbers(mask)})
+    except ValueError:  # lists of unequal length
+        rows = [_row(row, index) for index, row in enumerate(ids)]
+        if mask is None:
+            return rows
+        masks = [numbers(row).long() for row in mask]
+        if [len(row) for row in rows] != [len(row) for row in masks]:
+            raise ValueError(
+                "attention_mask has rows of other lengths than input_ids: give one number per id"
+            ) from None
+        both = {"input_ids": rows, "attention_mask": masks}
+        return {name: torch.nn.utils.rnn.pad_sequence(one, batch_first=True) for name, one in both.items()}
+    except TypeError as error:
+        raise TypeError(f"{FORMS}; input_ids and attention_mask: {error}") from error
+    return {name: values[None] if values.ndim == 1 else values for name, values in given.items()}
+
+
+def whole(values: Tensor) -> bool:
+    """Whether a tensor is of whole numbers."""
+    return not (values.is_floating_point() or values.is_complex() or values.dtype is torch.bool)
+
+
+def described(value: Any) -> str:
+    """Return type and beginning of a value, for a message."""
+    return f"{type(value).__name__} {value!r}"[:80]
+
+
+def _listed(given: Any) -> bool:
+    """Whether a container has an order, and things in it that are no characters."""
+    return isinstance(given, Iterable) and not isinstance(
+        given, np.ndarray | Tensor | str | bytes | Mapping | set | frozenset
+    )

@@ -1,0 +1,237 @@
+"""What tells work on one task from work on another: prompts, answers and functions by their content.
+
+A folder of finished parts holds the digests, so that two processes have to find the same one for the same thing: no
+digest hangs on an address in memory, on the order of a set or on where a line of code stands.
+"""
+
+import dis
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from hashlib import sha256
+from numbers import Number
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor, nn
+
+from tlspectral.models.attention import digest_of_named, stored_bytes
+from tlspectral.models.attention.padding import attention_positions
+from tlspectral.tasks.scoring import ScoredSequences
+from tlspectral.tasks.task import Task
+
+_PACKAGE = __name__.partition(".")[0]
+_SHOWN = 16  # of a digest, so that a message has room for a name
+_READS_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
+
+
+def content_digest(value: Any) -> str:
+    """Return a SHA-256 of what a value holds.
+
+    Tensors and arrays count by type, shape and numbers, models by their weights, tokenizers by their vocabulary, other
+    objects by what pickle would store of them. A function counts by its qualified name, its code, its defaults, what it
+    closes over and the globals that it reads; one of the standard library or of an installed package by its name and
+    what it closes over.
+
+    What it does not see: the state of an object that cannot be pickled, of which the type alone counts.
+    """
+    return _Contents([], {}).digest(value)
+
+
+def task_identity(task: Task) -> dict[str, Any]:
+    """Return what tells tasks apart that no model has read yet, as JSON: a digest of each thing that belongs to one."""
+    return {
+        "prompts": content_digest(task.prompts),
+        "metric": _metric_identity(task, task.metric),
+        **{name: _digest_of_given(getattr(task, name)) for name in ("predict", "attention", "positions")},
+        "counterfactual": _counterfactual_identity(task),
+    }
+
+
+def sequences_identity(sequences: ScoredSequences, task: Task) -> dict[str, Any]:
+    """Return what tells tasks apart on one model, as JSON: the same, with prompts and answers as token ids."""
+    attention = attention_positions(sequences.lengths, task.attention)
+    pairs = sequences.counterfactual
+    return {
+        "tokens": sequences.digest,
+        "metric": _metric_identity(task, sequences.metric),
+        "attention": None if attention is None else attention.tolist(),
+        "named_positions": {name: found.tolist() for name, found in sequences.positions.items()},
+        "counterfactual": None if pairs is None else pairs.hashed(),
+    }
+
+
+def _digest_of_given(value: Any) -> str | None:
+    return None if value is None else content_digest(value)
+
+
+def _metric_identity(task: Task, metric: Any) -> str:
+    """Return the digest of what a metric does with logits, and for messages the name of its function or kind."""
+    name = getattr(task.metric, "__name__", type(task.metric).__name__)
+    return f"{content_digest(metric)[:_SHOWN]} {name}"
+
+
+def _counterfactual_identity(task: Task) -> Any:
+    other = task.counterfactual
+    return task_identity(other) if isinstance(other, Task) else _digest_of_given(other)
+
+
+@dataclass
+class _Contents:
+    """One walk through a value.
+
+    Attributes:
+        open: values that the walk is inside of, the innermost last: one of these that is met again ends the walk there.
+        done: values with their digests, by address. They are kept, so that no other gets the address.
+    """
+
+    open: list[Any]
+    done: dict[int, tuple[Any, str]]
+
+    def digest(self, value: Any) -> str:
+        """Return the digest of a value."""
+        if id(value) in self.done:
+            return self.done[id(value)][1]
+        for depth, outer in enumerate(reversed(self.open)):
+            if outer is value:
+                return f"the value {depth} levels up"
+        self.open.append(value)
+        kind, pieces = self._pieces(value)
+        found = sha256(kind.encode())
+        for piece in pieces:
+            data = piece if isinstance(piece, bytes | memoryview) else self.digest(piece).encode()
+            found.update(f" {len(data)}:".encode())
+            found.update(data)
+        self.open.pop()
+        self.done[id(value)] = value, found.hexdigest()
+        return found.hexdigest()
+
+    def _pieces(self, value: Any) -> tuple[str, Iterable[Any]]:
+        """Return what kind of thing it is, and bytes or further values that it consists of."""
+        if value is None or isinstance(value, bool | np.bool_):
+            return "constant", [str(value).encode()]
+        if isinstance(value, str):
+            return "text", [value.encode("utf-8", "surrogatepass")]
+        if isinstance(value, Number | np.generic):
+            plain = value.item() if isinstance(value, np.generic) else value
+            return type(plain).__name__, [repr(plain).encode()]
+        if isinstance(value, bytes | bytearray):
+            return "bytes", [bytes(value)]
+        if isinstance(value, Tensor):
+            return "tensor", [f"{value.dtype} {tuple(value.shape)}".encode(), memoryview(stored_bytes(value))]
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return "array", [f"{value.dtype.str} {value.shape}".encode(), value.tobytes()]
+        if isinstance(value, np.ndarray):
+            return "objects", [str(value.shape).encode(), value.ravel().tolist()]
+        if isinstance(value, pd.Index):
+            return "index", [list(value.names), value.tolist()]
+        if isinstance(value, pd.Series):
+            return "series", [value.name, value.index, value.tolist()]
+        if isinstance(value, pd.DataFrame):
+            return "frame", [value.columns, *(value.iloc[:, place] for place in range(value.shape[1]))]
+        if isinstance(value, nn.Module):
+            weights = dict(value.named_parameters()) | dict(value.named_buffers())
+            return "model", [type(value), digest_of_named(weights).encode()]
+        return self._python_pieces(value)
+
+    def _python_pieces(self, value: Any) -> tuple[str, Iterable[Any]]:
+        if isinstance(value, Mapping):
+            return "mapping", sorted(self.digest([key, item]).encode() for key, item in value.items())
+        if isinstance(value, set | frozenset):
+            return "set", sorted(self.digest(one).encode() for one in value)
+        if isinstance(value, tuple | list):
+            return "sequence", value
+        if isinstance(value, partial):
+            return "partial", [value.func, value.args, value.keywords]
+        if isinstance(value, MethodType):
+            return "method", [value.__func__, value.__self__]
+        if isinstance(value, FunctionType):
+            return "function", _of_function(value)
+        if isinstance(value, CodeType):
+            # Neither where it stands nor what its variables are called.
+            sizes = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags)
+            return "code", [value.co_code, sizes, value.co_consts, value.co_names]
+        if isinstance(value, type):
+            return "class", _of_class(value)
+        if isinstance(value, ModuleType):
+            return "module", [value.__name__.encode()]
+        if hasattr(value, "get_vocab"):
+            return "tokenizer", [type(value), value.get_vocab()]
+        return "object", _of_object(value)
+
+
+def _of_function(function: FunctionType) -> list[Any]:
+    installed = _installed(function.__module__)
+    if installed and getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function:
+        return [function.__module__, function.__qualname__]
+    pieces: list[Any] = [function.__qualname__, function.__defaults__, function.__kwdefaults__]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # a name that is not bound yet
+            pieces.append(cell.cell_contents)
+    if installed:
+        return [function.__module__, *pieces]
+    return [*pieces, function.__code__, *_globals_read(function)]
+
+
+def _globals_read(function: FunctionType) -> list[Any]:
+    """Return names and values of the globals that a function reads, and what it takes of modules of the user's own."""
+    read: set[str] = set()
+    others: set[str] = set()  # attributes among them
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        read |= {found.argval for found in dis.get_instructions(code) if found.opname in _READS_GLOBALS}
+        others |= {*code.co_names}
+        waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    pieces: list[Any] = []
+    for name in sorted(read & function.__globals__.keys()):  # others are builtins
+        value = function.__globals__[name]
+        pieces += [name, value]
+        if isinstance(value, ModuleType) and not _installed(value.__name__):
+            pieces += [[taken, vars(value)[taken]] for taken in sorted(others & vars(value).keys())]
+    return pieces
+
+
+def _of_class(kind: type) -> list[Any]:
+    """Return what a class of the user's own defines; of others the name."""
+    if _installed(kind.__module__):
+        return [kind.__module__, kind.__qualname__]
+    pieces: list[Any] = [kind.__qualname__, kind.__bases__]
+    for name, held in sorted(vars(kind).items()):
+        made_by_python = name == "_abc_impl" or hasattr(held, "__objclass__")
+        if isinstance(held, staticmethod | classmethod):
+            held = held.__func__
+        elif isinstance(held, property):
+            held = [held.fget, held.fset, held.fdel]
+        if not made_by_python and (not name.startswith("__") or isinstance(held, FunctionType)):
+            pieces += [name, held]
+    return pieces
+
+
+def _of_object(value: Any) -> list[Any]:
+    wrapped = getattr(value, "__wrapped__", None)  # what a cache is of
+    try:
+        stored = value.__reduce_ex__(4)
+    except Exception:  # it cannot be pickled: a lock, a generator, an open file
+        return [type(value), wrapped]
+    if isinstance(stored, str):
+        return [type(value), stored, wrapped]
+    make, arguments, state, items, pairs = (*stored, None, None, None)[:5]
+    return [make, arguments, state, *(None if one is None else list(one) for one in (items, pairs)), wrapped]
+
+
+@cache
+def _installed(module: str | None) -> bool:
+    """Whether code is of Python, of this package or of an installed one, which does not change between two runs."""
+    top = (module or "").partition(".")[0]
+    if top in sys.stdlib_module_names or top == _PACKAGE:
+        return True
+    file = getattr(sys.modules.get(top), "__file__", None)
+    folders = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
+    return file is not None and any(Path(folder) in Path(file).parents for folder in folders)
