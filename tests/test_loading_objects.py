@@ -41,7 +41,9 @@ def logits(model):
     return zoo.logits(model.eval())
 
 
-@pytest.mark.filterwarnings("ignore:.*loses the key/value cache")  # `generate` of TransformerLens 3.9, learned positions
+@pytest.mark.filterwarnings(
+    "ignore:.*loses the key/value cache"
+)  # `generate` of TransformerLens 3.9, learned positions
 @pytest.mark.tl4
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(

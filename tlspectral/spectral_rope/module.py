@@ -234,7 +234,7 @@ def _same(stored: Tensor, own: Tensor) -> bool:
         return bool((stored.to(own.device) == own).all())
     # Two backends read the same frequencies 1e-7 apart; another base or scaling is off by hundredths and more.
     coarse = max(torch.finfo(value.dtype).eps for value in (stored, own))
-    return torch.allclose(stored.to(own.device).double(), own.double(), rtol=max(1e-4, 2 * coarse), atol=1e-12)
+    return torch.allclose(stored.cpu().double(), own.cpu().double(), rtol=max(1e-4, 2 * coarse), atol=1e-12)
 
 
 def checked_seed(seed: Any) -> int:

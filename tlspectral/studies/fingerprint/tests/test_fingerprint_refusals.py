@@ -139,7 +139,10 @@ REFUSED = {
         "head table is of model one, the draws are of model other",
     ),
     "not draws": (lambda: placebo_attenuation(heads(), heads()), "draws has no column draw.*permuted_pairing"),
-    "heads twice": (lambda: placebo_attenuation(twice(heads()), draws()), "table of heads has more than one row"),
+    "heads twice": (
+        lambda: placebo_attenuation(twice(heads()), draws()),
+        "table of heads has several rows for layer 0, head 0",
+    ),
     # constrained training
     "no phase": (lambda: phase_penalty(model("standard")), "without rotary positions"),
     "half a constraint": (lambda: Arm("mine", "rotary", symmetric_penalty), "give both, or neither"),
