@@ -96,9 +96,8 @@ def test_types(copied, backend):
     assert checks.log_probabilities(model) is None  # rounding would hide what there is to compare
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*loses the key/value cache"
-)  # `generate` of TransformerLens 3.9, learned positions
+# Of learned positions: `generate` of a HookedTransformer counts them twice.
+@pytest.mark.filterwarnings("ignore:.*loses the key/value cache")
 @zoo.needs_hooked
 def test_hooked_folds_norms_and_nothing_else(folder):
     import transformer_lens.loading_from_pretrained as tl_loading

@@ -41,9 +41,8 @@ def logits(model):
     return zoo.logits(model.eval())
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*loses the key/value cache"
-)  # `generate` of TransformerLens 3.9, learned positions
+# Of learned positions: `generate` of a HookedTransformer counts them twice.
+@pytest.mark.filterwarnings("ignore:.*loses the key/value cache")
 @pytest.mark.tl4
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
