@@ -83,8 +83,9 @@ def columns_of(view, layer, head, what, captured):
     raw = view.raw(layer)
     if is_latent(view, layer):
         return [head] if what == "q" else list(range(captured.shape[1]))
-    if what == "q":  # of a gated attention the gate of each head stands behind its query
-        return [head * (captured.shape[2] // len(raw.w_q))]
+    if what == "q":  # of a gated attention the gate of each head stands behind its query, and is of the same receiver
+        beside = captured.shape[2] // len(raw.w_q)
+        return list(range(head * beside, (head + 1) * beside))
     assert captured.shape[2] == len(raw.w_k)
     return [head // (len(raw.w_q) // len(raw.w_k))]
 

@@ -104,7 +104,7 @@ def second_hooks(view):
 
 
 @pytest.mark.tl4
-@pytest.mark.filterwarnings("ignore:A forward hook edited hook_scale")
+@pytest.mark.filterwarnings("ignore:A forward hook edited hook_scale", "ignore:A hook on .* returned a modified tensor")
 @pytest.mark.parametrize(
     ("backend", "name"),
     [
