@@ -94,8 +94,7 @@ class ScoredSequences(PackedTokens):
         if not isinstance(scores, Tensor) or scores.shape != (n,) or scores.is_complex():
             shape = getattr(scores, "shape", None)
             kind = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
-            found = " ".join([*([] if shape is None else [f"shape {tuple(shape)}"]), f"of {kind}"])
-            found = found.removeprefix("of ") if shape is None else found
+            found = f"{kind}" if shape is None else f"shape {tuple(shape)} of {kind}"
             raise ValueError(
                 f"the metric of {self.name} returns a score per sequence, a tensor of real numbers of shape ({n},); "
                 f"found {found}"
