@@ -20,9 +20,9 @@ from tlspectral.hooks.parts import RopePhase
 from tlspectral.hooks.sweeps.effects import LayerEffects, layer_effects
 from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.hooks.sweeps.sweep import SEQUENCES
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.replay import IntactRun, intact_run, logits_at
-from tlspectral.models.attention.threads import hooks_on
+from tlspectral.models.hooking.hooks_on_model import hooks_on
+from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.running.partial_runs import IntactRun, intact_run, logits_at
 from tlspectral.tasks import ScoredSequences, Task, induction, intact_values, next_token_loss, scored_sequences
 
 PART = RopePhase()

@@ -16,7 +16,7 @@ from measuring import seconds
 
 import tlspectral as tls
 from tlspectral.heads import kernel_prediction
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 SEQUENCES, LENGTH, BATCH = 48, 96, 25  # as `relative_position_kernel` draws and runs them
 BANDS = ("high", "middle", "low")

@@ -16,7 +16,7 @@ from measuring import peak, seconds
 
 import tlspectral as tls
 from tlspectral.heads.detectors.sequences import repeated_sequences
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.selection import head_pair
 
 HEAD = "L18H6"

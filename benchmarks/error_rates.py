@@ -38,7 +38,7 @@ from null_tables import (
 from tlspectral.heads.detectors import detect_heads, repeated_sequences
 from tlspectral.hooks import ablation_sweep, edge_effects, summarize_sweep
 from tlspectral.hooks.sweeps.effects import head_sets
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.stats import benjamini_hochberg, model_permutation_test, top_head_percentile
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.studies.fingerprint.published import PUBLISHED_HEADS, published_heads

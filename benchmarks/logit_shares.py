@@ -28,8 +28,8 @@ import tlspectral as tls
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Content, Interaction, Position
 from tlspectral.hooks.parts.blocks import block_places
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.selection import heads_by_layer
 
 PARTS = (Content, Position, Interaction)
 SHARES = (*(part.name for part in PARTS), "table_std")

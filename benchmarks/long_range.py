@@ -11,8 +11,8 @@ import torch
 import typer
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
-from tlspectral.models.text import text_tokens
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.text import text_tokens
 from tlspectral.stats import benjamini_hochberg
 
 LENGTH, ROWS, WINDOW, SINKS = 256, 16, 32, 4

@@ -45,7 +45,7 @@ import torch
 import tlspectral as tls
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.spectra import ThinProduct, thin_svd
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.tasks import packaged_text
 
 FOLDER = Path("docs/results/encoders")

@@ -16,8 +16,8 @@ from measuring import seconds
 from tqdm.auto import tqdm
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
-from tlspectral.models.text import text_tokens
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.text import text_tokens
 from tlspectral.selection import head_name, head_pair
 
 SHOWN = ["dir_frac", "D_head", "rope_imag_frac", "prev", "dup", "ind"]

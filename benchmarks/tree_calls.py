@@ -319,7 +319,7 @@ class Calls:
 
     def by_receiver(self, table: pd.DataFrame, model: Any, what: str, on_task: bool) -> pd.DataFrame:
         """A table of edges into heads, with the receivers' names; for a task one row for keys that heads share."""
-        view, names = import_module("tlspectral.models.attention").attention_view(model), []
+        view, names = self.get("attention_view")(model), []
         for layer, head in zip(table["target_layer"], table["target_head"], strict=True):
             raw = view.raw(int(layer))
             size = 1 if what == "q" else len(raw.w_q) // len(raw.w_k)

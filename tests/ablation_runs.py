@@ -9,8 +9,8 @@ import zoo
 
 from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks import ablate, parts
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.writes import z_of
+from tlspectral.models.reading import attention_view
+from tlspectral.models.stream.writes import z_of
 from tlspectral.tasks import evaluate
 
 DELEGATED = ("gptj", "opt", "gptneo", "llama4", "nanochat")

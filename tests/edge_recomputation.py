@@ -5,7 +5,7 @@ from ablation_runs import logits, recorded
 
 from tlspectral.heads.detectors.sequences import repeated_sequences
 from tlspectral.hooks import ablate
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 LENGTH, SEQUENCES = 6, 3
 POINTS = {"q": "query", "k": "key", "v": "value"}

@@ -6,8 +6,8 @@ from latent_reference import queries_and_keys
 
 from tlspectral.algebra.rotary import per_pair
 from tlspectral.hooks import ablate, parts
-from tlspectral.models.attention import Latent, attention_view
-from tlspectral.models.attention.alibi import alibi_slopes
+from tlspectral.models.reading import Latent, attention_view
+from tlspectral.models.reading.alibi import alibi_slopes
 
 # part, frequencies, include_bias
 CASES = [

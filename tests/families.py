@@ -24,8 +24,8 @@ from zoo import prompt
 
 import tlspectral as tls
 from tlspectral.errors import TlspectralError
-from tlspectral.models.attention import attention_view
 from tlspectral.models.checkpoints import layers as checkpoint_layers
+from tlspectral.models.reading import attention_view
 
 TABLE = Path(__file__).parents[1] / "docs" / "site" / f"families-tl{version('transformer-lens')[0]}.csv"
 _QUERY_KEY = ("q_proj", "k_proj", "query", "key", "q_attn", "q_b_proj", "kv_b_proj")

@@ -21,9 +21,9 @@ import torch
 import zoo
 
 from tlspectral.hooks import ablate, ablation_hooks
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.replay import methods_replaced, unembedding_only
-from tlspectral.models.attention.threads import evaluating, hooks_on, without_hooks
+from tlspectral.models.hooking.hooks_on_model import evaluating, hooks_on, without_hooks
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.partial_runs import methods_replaced, unembedding_only
 
 
 def state(model):
@@ -136,7 +136,7 @@ TRACED = (
     "contextlib",
     "threading",
     "transformer_lens.hook_points",
-    "tlspectral.models.attention.",
+    "tlspectral.models.",
     "tlspectral.hooks.",
 )
 

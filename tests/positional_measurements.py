@@ -13,7 +13,7 @@ from reference_keys import KeysInPlaces
 
 import tlspectral as tls
 from tlspectral.hooks.parts.blocks import BlockPlaces
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.block_weights import BlockReading, joined_columns, query_scores
 from tlspectral.positional.prompts import chosen_swaps, tokenized_for

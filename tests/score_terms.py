@@ -6,7 +6,7 @@ import zoo
 
 from tlspectral.algebra.rotary import in_float64, per_pair, with_gain_and_phase
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, side
-from tlspectral.models.attention.writes import head_writes, z_of
+from tlspectral.models.stream.writes import head_writes, z_of
 
 PARTS = ["symmetric", "antisymmetric", "phase", "outside_m"]
 QUERY, KEY = 21, 17  # within the window of 8

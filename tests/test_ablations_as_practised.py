@@ -11,7 +11,7 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.hooks.parts import LongRange, Output
 from tlspectral.hooks.parts.output import drawn_donors
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 both_backends = pytest.mark.parametrize(("backend", "name"), ROUTES[:3])
 HEADS = [(0, 1), (0, 3), (1, 2)]

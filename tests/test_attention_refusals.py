@@ -12,7 +12,7 @@ from zoo import shared
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.heads.operators.factored import QKOperators, qk_operators
 from tlspectral.heads.operators.verification import verify_scores
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 hooked = zoo.needs_hooked
 

@@ -13,7 +13,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView, attention_view, vocabulary_chunks
+from tlspectral.models.reading import AttentionView, attention_view, vocabulary_chunks
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import BadHead, ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.sweeps.bands import BANDS, equal_sets
 from tlspectral.hooks.sweeps.effects import root_mean_square
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.tasks import induction, induction_loss
 
 MODELS = ("mistral", "qwen3", "gemma2", "phi", "gptj")  # the last: delegated, adjacent pairs

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from zoo_words import split_tokenizer
 
-from tlspectral.models.text import packaged_words
+from tlspectral.models.running.text import packaged_words
 from tlspectral.positional.binding import TEMPLATES, BindingTask
 
 few = settings(max_examples=20, derandomize=True)

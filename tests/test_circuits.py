@@ -12,7 +12,7 @@ import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import Stream, pairs_of, run_with, written_by
 from tlspectral.hooks.edges.reached import reached
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.selection import Receiver
 
 

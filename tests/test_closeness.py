@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tlspectral.models.attention.closeness import NOISE, noise_of, require_close
+from tlspectral.models.attention.tolerances import NOISE, noise_of, require_close
 
 
 class Refused(Exception):

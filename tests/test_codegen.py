@@ -10,7 +10,7 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import ScoreMismatch
 from tlspectral.hooks import ablate
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 CODEGEN = ("bridge", "codegen")
 

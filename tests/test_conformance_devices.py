@@ -9,7 +9,7 @@ from conformance.devices import placed_cases
 from stand_in_device import DEVICE, SECOND_DEVICE, StandInDevice, WrongDevice
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 
 def pytest_generate_tests(metafunc):

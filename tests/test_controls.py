@@ -16,7 +16,7 @@ from tlspectral.errors import BadHead
 from tlspectral.hooks import ablation_sweep
 from tlspectral.hooks.parts import Band, LongRange, Output
 from tlspectral.hooks.sweeps.effects import head_sets
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.tasks import control_test, induction
 
 sweep = functools.partial(ablation_sweep, control="random")

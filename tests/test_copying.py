@@ -21,7 +21,7 @@ from reference_circuits import (
 import tlspectral as tls
 from tlspectral.heads import copying as copying_room
 from tlspectral.heads.copying import EmbeddingMoments
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 
 @pytest.mark.slow

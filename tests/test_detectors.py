@@ -17,7 +17,7 @@ import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads import detectors
 from tlspectral.heads.detectors import repeated_sequences
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 # --- the sequences ---
 

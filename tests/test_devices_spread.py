@@ -20,7 +20,7 @@ from torch import nn
 
 import tlspectral as tls
 from tlspectral.heads.detectors import repeated_sequences
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.spectral_rope import to_spectral
 
 same = functools.partial(pd.testing.assert_frame_equal, rtol=1e-9, atol=1e-9)  # rounding of LAPACK: at most 2e-13

@@ -14,8 +14,8 @@ import tlspectral as tls
 from tlspectral.errors import BadHead, ScoreMismatch
 from tlspectral.heads.detectors.sequences import repeated_sequences
 from tlspectral.hooks.edges.senders import EMBEDDING, Sender, cached_run
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.prompts import packed_prompts
 
 
 @pytest.mark.slow

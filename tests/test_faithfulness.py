@@ -15,7 +15,7 @@ from tlspectral.errors import BadHead
 from tlspectral.hooks.circuits import circuit as room
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 PLANTED = {"embedding", "L0H1", "L0H3", "L1H2"}
 CLEAN, OTHER = prompt_pairs(8, 9, seed=5)

@@ -16,7 +16,7 @@ from pair_prompts import prompt_pairs
 
 import tlspectral as tls
 from tlspectral.hooks import ablate
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 on_4 = pytest.mark.skipif(
     version("transformer-lens").startswith("3."), reason="TransformerLens 3.9 cannot split their gated queries"

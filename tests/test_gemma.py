@@ -10,8 +10,8 @@ import zoo
 
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.finding import PACKAGED
+from tlspectral.models.reading import attention_view
 from tlspectral.studies.fingerprint.statistics.weight_noise import storage_steps
 
 LAYERS, HEADS, GLOBAL = 18, 4, (5, 11, 17)

@@ -15,7 +15,7 @@ import tlspectral as tls
 from tlspectral.errors import BadHead
 from tlspectral.heads import card as room
 from tlspectral.heads.card import NULL_DRAWS, null_cloud
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.report.cards import Evidence
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, phase_drawing
 

@@ -31,7 +31,7 @@ import tlspectral as tls
 from tlspectral.algebra.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads import measure
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.tables import EXTRA_COLUMNS
 
 ROTARY = ["rope_imag_frac", "freq_centroid", "hi_freq_dir", "rotary_fraction"]

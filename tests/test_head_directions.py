@@ -17,7 +17,7 @@ import tlspectral as tls
 from tlspectral.errors import BadHead
 from tlspectral.heads import directions
 from tlspectral.heads.operators.factored import ov_operators, qk_operators
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 QUICK = {"draws": 200, "n_directions": 3, "n_words": 4}
 BACKENDS = [("bridge", "llama"), ("bridge", "gpt2"), ("bridge", "qwen3"), ("bridge", "bloom")]

@@ -14,10 +14,9 @@ import tlspectral as tls
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch
 from tlspectral.history.measure import HeadHistory
 from tlspectral.history.recording import _checked_pairs
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention import bridge as bridge_reader
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import chosen_part, head_pair
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import bridge as bridge_reader
+from tlspectral.selection import chosen_part, head_pair, heads_by_layer
 from tlspectral.spectral_rope.module import _chosen_heads
 
 FORMS = r'a head is "L5H1", "5\.1", \(5, 1\) or a table row with layer and head; heads are one of these, "L5" for all'

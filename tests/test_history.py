@@ -18,8 +18,8 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.history import head_history, population_medians, recording
 from tlspectral.history.measure import copy_losses
-from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.packaged import bridge_from_weights
+from tlspectral.models.reading import attention_view
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.studies.common import (
     AttentionOnlyTransformer,

@@ -10,7 +10,7 @@ from zoo import shared
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.hooks.parts import Band, Output, RopePhase
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 # --- heads and frequencies, however they are given ---
 

@@ -6,7 +6,7 @@ import zoo
 
 import tlspectral as tls
 from tlspectral.errors import BadHead
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 MODELS = ("gpt2", "llama", "gemma3", "gptj", "opt")
 

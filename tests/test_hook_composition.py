@@ -13,7 +13,7 @@ import tlspectral as tls
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.hooks.parts import Output, RopePhase, part_of
-from tlspectral.models.attention import attention_view, softcapped
+from tlspectral.models.reading import attention_view, softcapped
 
 
 @some_models

@@ -35,7 +35,7 @@ from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.hooks.edges.cut import EdgeRun
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.hooks.parts import Band, LongRange, Output, RopePhase, Symmetric
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 # What the warning says has tests of its own, at the end.
 pytestmark = pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")

@@ -6,7 +6,7 @@ import zoo
 from ablation_runs import DELEGATED, a_part, ablated, allowed_keys, in_dtype, logits, recorded
 
 from tlspectral.hooks import ablate
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 import zoo
 
 from tlspectral.hooks import ablate
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 # Each part with and without a norm, biases, adjacent pairs, a delegating layer and a norm behind the attention.
 GRADIENTS = [

@@ -18,9 +18,9 @@ from model_state import assert_unchanged, state_of
 
 from tlspectral.errors import BadHead
 from tlspectral.hooks import ablate, ablation
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.replay import methods_replaced
-from tlspectral.models.attention.threads import exclusive, hooks_on, without_hooks
+from tlspectral.models.hooking.hooks_on_model import exclusive, hooks_on, without_hooks
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.partial_runs import methods_replaced
 
 Z = "blocks.0.attn.hook_z"
 

@@ -17,14 +17,14 @@ from zoo import shared
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.key_value_cache import (
+from tlspectral.models.loading import load_model
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.key_value_cache import (
     beyond_rounding,
     cached_step_difference,
     generation_difference,
     prefill,
 )
-from tlspectral.models.loading import load_model
 from tlspectral.spectral_rope import to_spectral
 
 GENERATING = [("bridge", "gemma2"), ("bridge", "gptj"), ("bridge", "gptneo")]

@@ -7,7 +7,7 @@ from explicit_patterns import CASES, case_name, explicit_pattern, run_ablated, w
 from test_native_bridges import native
 from zoo import shared
 
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 BIASED = [("bridge", "qwen2"), ("bridge", "neox")]  # biases of queries and keys; of a folded LayerNorm, partial RoPE
 BIASED += [pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]

@@ -24,7 +24,7 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks import ablate
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 ROTATES = ("gptj", "nanochat")
 every_delegated = pytest.mark.parametrize("name", DELEGATED)

@@ -12,7 +12,7 @@ from model_state import assert_unchanged, state_of
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 ROUNDS = 6  # of four threads that start together
 

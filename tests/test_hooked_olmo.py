@@ -5,7 +5,7 @@ import torch
 import zoo
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 pytestmark = zoo.needs_hooked
 

@@ -150,7 +150,7 @@ def test_every_file_keeps_the_rules():
         ("attic.py", "", "no floor"),
         ("algebra/spectra.py", "\n" * LONGEST_FILE, "two subjects"),
         ("heads/analysis.py", "from tlspectral.heads.detectors import detect_heads\nfrom . import null\n", None),
-        ("heads/operators/factored.py", "from ...models.attention import attention_view\n", None),
+        ("heads/operators/factored.py", "from ...models.reading import attention_view\n", None),
         ("cli/analyze.py", "import tlspectral\nprint(tlspectral.__version__)\n", None),
         ("models/loading/hooked.py", "import transformer_lens\n", None),
     ],

@@ -16,9 +16,9 @@ from zoo import prompt
 import tlspectral as tls
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.replay import intact_run, logits_at
-from tlspectral.models.attention.writes import mixed
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.partial_runs import intact_run, logits_at
+from tlspectral.models.stream.writes import mixed
 
 HYBRIDS = {
     "bamba": (9, 18),

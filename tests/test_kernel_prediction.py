@@ -12,7 +12,7 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.heads import kernel_prediction, relative_position_kernel
 from tlspectral.heads.detectors.kernel import band_shares
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 
 def test_a_spectral_model_is_predicted_with_its_gain_and_phase():

@@ -16,8 +16,8 @@ import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads.detectors.rotated_keys import _fixed_queries
 from tlspectral.heads.operators.verification import check_prompt, verify_scores
-from tlspectral.models.attention import attention_view
 from tlspectral.models.attention.head_scores import rebuilt_scores
+from tlspectral.models.reading import attention_view
 from tlspectral.positional.shares import logit_shares
 from tlspectral.tables.head_columns import LATENT_COLUMNS
 

@@ -17,7 +17,7 @@ import tlspectral as tls
 from tlspectral.errors import BadHead, EditNotHonored
 from tlspectral.hooks import ablate
 from tlspectral.hooks.edges.reached import reached
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 # What the warning says is a case of test_hook_edges.
 pytestmark = pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")

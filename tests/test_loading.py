@@ -18,9 +18,9 @@ from zoo_shapes import FALCONS
 import tlspectral as tls
 import tlspectral.models.loading
 from tlspectral.heads.detectors import detect_heads
-from tlspectral.models.attention import attention_view, stated_context
 from tlspectral.models.loading import checks, load_model
 from tlspectral.models.loading.finding import find_source
+from tlspectral.models.reading import attention_view, stated_context
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 FAST = (

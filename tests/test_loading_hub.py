@@ -18,8 +18,8 @@ from checkpoint_folders import ROADS, sharded, streamed, with_config, with_files
 import tlspectral as tls
 import tlspectral.models.loading
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
-from tlspectral.models.attention import attention_view
 from tlspectral.models.loading.finding import find_source
+from tlspectral.models.reading import attention_view
 
 HOOKED = pytest.param("hooked", "llama", marks=zoo.needs_hooked)
 NAME = "maker/model"

@@ -10,7 +10,7 @@ import zoo
 from checkpoint_folders import streamed
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 BACKENDS = ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)]
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import tlspectral as tls
 from tlspectral.errors import BadWeights, ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 pytestmark = pytest.mark.usefixtures("no_network")
 

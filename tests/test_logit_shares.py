@@ -20,8 +20,8 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.hooks.parts import Content, Interaction
 from tlspectral.hooks.sweeps.effects import layer_effects
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.replay import IntactRun
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.positional import exclusion_split, logit_shares, split_logits
 from tlspectral.tasks import intact_values, scored_sequences
 

@@ -8,7 +8,7 @@ from conformance.reading import standard_frequencies
 
 import tlspectral as tls
 from tlspectral.heads.operators.verification import check_prompt
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 SHAPE = {"n_layers": 2, "d_model": 32, "n_heads": 4, "d_head": 8, "d_vocab": 40, "n_ctx": 64, "attn_only": True}
 ROTARY = {"positional_embedding_type": "rotary"}

@@ -15,7 +15,7 @@ from zoo import shared
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.heads.operators.factored import QKOperator, QKOperators, ov_operators, qk_operators
-from tlspectral.models.attention import attention_view, layer_digest, view
+from tlspectral.models.reading import attention_view, layer_digest, view
 
 invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)

@@ -14,9 +14,9 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.history.measure import copy_losses
 from tlspectral.hooks import ablation_sweep as sweep
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.prompts import right_packed
-from tlspectral.models.text import text_tokens
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.prompts import right_packed
+from tlspectral.models.running.text import text_tokens
 from tlspectral.tasks import induction_loss, language, language_loss, scored_sequences
 
 

@@ -28,8 +28,8 @@ from tlspectral.hooks.parts import (
     Symmetric,
     part_of,
 )
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.tables import open_parts, read_table, write_table
 
 EVERY = one_of_each(EQUAL_BLOCKS)

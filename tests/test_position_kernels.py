@@ -11,7 +11,7 @@ from zoo import shared
 from tlspectral.errors import BadHead, EditNotHonored, ScoreMismatch
 from tlspectral.heads import kernel_prediction, relative_position_kernel
 from tlspectral.hooks import ablate
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 

@@ -14,7 +14,7 @@ from reference_keys import KeysInPlaces
 from spectral_zoo import move
 from zoo import shared
 
-from tlspectral.models.attention import attention_view, softcapped
+from tlspectral.models.reading import attention_view, softcapped
 from tlspectral.positional.block_weights import QueryPasses
 from tlspectral.spectral_rope import to_spectral
 

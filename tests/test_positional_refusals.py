@@ -16,8 +16,8 @@ from zoo import shared
 from zoo_words import reader, split_tokenizer
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention import bridge as bridge_reader
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import bridge as bridge_reader
 from tlspectral.positional import (
     BindingTask,
     BlockDraw,

@@ -155,7 +155,7 @@ def test_a_resampled_write_is_that_of_another_sequence():
     task = tls.logit_difference(clean, 7, 10)
     table = tls.edge_effects(model, "logits", senders=["L1MLP"], task=task, replace="resample", seed=2)
     donors = tls.parts.Output("resample", seed=2)
-    view = tls.models.attention.attention_view(model)
+    view = tls.models.reading.attention_view(model)
     order = donors.fixed(view, tls.tasks.scored_sequences(view, task)).reference.donors
     seen, point = {}, "blocks.1.hook_mlp_out"
     with torch.no_grad():

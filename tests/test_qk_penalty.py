@@ -18,7 +18,7 @@ import tlspectral as tls
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.heads import qk_penalty
 from tlspectral.heads.operators.factored import QKOperator
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 every_part = pytest.mark.parametrize("part", PENALISED)
 
@@ -202,7 +202,7 @@ def test_a_head_without_an_operator_is_refused():
 
 @pytest.mark.parametrize("copied", ["w_q", "w_k"])
 def test_a_weight_that_is_read_as_a_copy_is_refused(copied, monkeypatch):
-    from tlspectral.models.attention import bridge
+    from tlspectral.models.reading import bridge
 
     model, real = zoo.bridge("llama"), bridge.read_attention
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlspectral.models.attention import QueryKeyNorm
+from tlspectral.models.reading import QueryKeyNorm
 
 
 def drawn(*shape, seed=0):

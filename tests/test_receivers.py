@@ -9,7 +9,7 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import BadHead
 from tlspectral.hooks.edges.reached import reached
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.selection import Receiver, read_receivers
 
 

@@ -25,7 +25,7 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads import analyze_models
 from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks.parts import Band, Content, LongRange, Output, RopePhase
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.positional import BlockPrompt
 from tlspectral.tables import PartFolder, read_table, shard
 from tlspectral.tasks import induction

@@ -15,7 +15,7 @@ import tlspectral as tls
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.heads.detectors import heads as detectors_heads
 from tlspectral.heads.detectors import rotated_keys
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 SMALL = {"n_sequences": 20, "segment_length": 7}
 FOUR = ["prev", "dup", "ind", "prev_first"]

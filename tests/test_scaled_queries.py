@@ -7,7 +7,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.heads.operators.verification import verify_scores
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.positional.block_weights import require_valid_length
 
 LIMIT = 32

@@ -22,8 +22,8 @@ from tlspectral.heads.operators.verification import verify_scores
 from tlspectral.hooks import ablate, ablation_sweep, band_effects
 from tlspectral.hooks.edges.effects import edge_effects
 from tlspectral.hooks.parts import Band
-from tlspectral.models.attention import attention_view, layer_digest
 from tlspectral.models.loading import load_model
+from tlspectral.models.reading import attention_view, layer_digest
 from tlspectral.positional.exclusion import frequency_exclusion, head_exclusion
 from tlspectral.positional.readout import LastQuery
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectral

@@ -7,7 +7,7 @@ import torch
 import zoo
 from spectral_zoo import assert_on_its_own, greedy, logits, move
 
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.spectral_rope import SpectralHookedTransformer, load_spectral, merge, save_spectral, to_spectral
 
 

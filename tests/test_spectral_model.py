@@ -15,7 +15,7 @@ import zoo
 from model_state import assert_unchanged, state_of
 from spectral_zoo import assert_on_its_own, base, logits, move, moved, on_both_backends, some_models, train
 
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.spectral_rope import merge, to_spectral
 
 

@@ -12,7 +12,7 @@ from test_spectral_hooked import config
 from test_spectral_hugging_face import trainer_of
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.spectral_rope import OmegaMeter, SpectralHookedTransformer, omega_shift, parameter_groups, to_spectral
 from tlspectral.tasks import packaged_text
 

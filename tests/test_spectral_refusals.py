@@ -24,7 +24,7 @@ from tlspectral.errors import (
     UnsupportedArchitecture,
 )
 from tlspectral.heads.operators.verification import verify_scores
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.spectral_rope import (
     SpectralHookedTransformer,
     load_spectral,

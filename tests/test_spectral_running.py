@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Antisymmetric, LongRange, Output, Symmetric
 from tlspectral.hooks.sweeps.effects import random_difference, root_mean_square
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.replay import intact_run, logits_at
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.partial_runs import intact_run, logits_at
 from tlspectral.tasks import evaluate, induction, induction_loss
 
 ROTARY = {"llama", "gemma2", "qwen3", "gptj", "mistral"}

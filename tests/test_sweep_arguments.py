@@ -15,7 +15,7 @@ from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.hooks import ablate
 from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.hooks.parts import Band, LongRange, Output, RopePhase
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.tasks import induction, induction_loss, task_of
 
 

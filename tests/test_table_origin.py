@@ -15,7 +15,7 @@ from tlspectral.cli import app
 from tlspectral.heads import kernel_prediction
 from tlspectral.heads.analysis import require_table_of
 from tlspectral.hooks import summarize_sweep
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.positional import logit_shares
 from tlspectral.report import report
 from tlspectral.studies.fingerprint.statistics import (

@@ -14,7 +14,7 @@ import zoo
 
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.tasks.identity import content_digest, sequences_identity, task_identity
 from tlspectral.tasks.scoring import scored_sequences
 

@@ -13,8 +13,8 @@ from tokenizer_kinds import save_tokenized
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.tasks import scored_sequences, standard_error
 
 IDS = torch.tensor([[1, 4, 9, 3, 8], [1, 5, 5, 6, 2], [1, 8, 2, 6, 7], [1, 9, 9, 4, 4]])

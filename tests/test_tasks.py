@@ -13,7 +13,7 @@ from conformance.scoring import padded
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.tasks import Score, paired_effect
 from tlspectral.tasks.scoring import predicted_positions, scored_sequences
 

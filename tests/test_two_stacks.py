@@ -12,7 +12,7 @@ import tlspectral as tls
 from tlspectral import parts
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.heads.directions import _key_contrast
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 HEADS = [(0, 1), (1, 2)]  # of the fast stack, whose layer runs four times, and of the slow one, whose layer runs twice
 TOKENS, OTHERS = zoo.prompt(3, 20), zoo.prompt(3, 20, seed=1)

@@ -12,7 +12,7 @@ from spectral_zoo import moved
 
 import tlspectral as tls
 from tlspectral.hooks import ablate, ablation_hooks
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 MODELS = [("bridge", "llama"), ("bridge", "gpt2"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
 every_line = pytest.mark.parametrize(("backend", "name"), MODELS)

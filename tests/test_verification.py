@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 
 import numpy as np
 import pytest
@@ -14,8 +13,8 @@ from zoo import shared
 from tlspectral.algebra.rotary import pair_columns
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.heads.operators.verification import check_prompt, check_scores, verify_scores
-from tlspectral.models.attention import attention_view, bridge
-from tlspectral.models.attention.alibi import alibi_slopes
+from tlspectral.models.reading import attention_view, bridge, hooked_transformer
+from tlspectral.models.reading.alibi import alibi_slopes
 
 DELEGATED = ("gptj", "opt", "gptneo")
 
@@ -156,7 +155,7 @@ MISTAKES = {
 )
 def test_a_mistake_in_reading_is_caught(backend, mistake, monkeypatch):
     name, change = MISTAKES[mistake]
-    read_with(monkeypatch, change, importlib.import_module(f"tlspectral.models.attention.{backend}"))
+    read_with(monkeypatch, change, {"bridge": bridge, "hooked": hooked_transformer}[backend])
     with pytest.raises(ScoreMismatch, match=r"layer 0: the (scores|pattern|model rotates)"):
         verify_scores(shared("bridge", name) if backend == "bridge" else zoo.hooked(name, fold_ln=False))
 

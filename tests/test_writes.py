@@ -8,8 +8,8 @@ from zoo import bridge, shared
 from tlspectral.algebra.rotary import in_float64, widened
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.probe import require_writes
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.writes import checked_writes, layer_reads
+from tlspectral.models.reading import attention_view
+from tlspectral.models.stream.writes import checked_writes, layer_reads
 
 
 @torch.no_grad()

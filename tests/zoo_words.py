@@ -7,7 +7,7 @@ import zoo
 import zoo_shapes
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from tlspectral.models.text import packaged_words
+from tlspectral.models.running.text import packaged_words
 from tlspectral.positional.binding import BindingTask
 
 __all__ = ["CONTEXT", "WORDS", "reader", "split_tokenizer", "word_tokenizer"]

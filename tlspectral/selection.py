@@ -3,7 +3,7 @@
 import operator
 import re
 from collections.abc import Iterable, Mapping, Set
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import pandas as pd
@@ -246,3 +246,47 @@ def _refuse(given: Any) -> NoReturn:
     if isinstance(given, str) and _LAYER.fullmatch(given.strip()):
         raise BadHead(f"{given!r} is a whole layer, and here heads are named one by one, such as {given.strip()}H0")
     raise BadHead(f"{given!r} names no head: {HEAD_FORMS}")
+
+
+class LayersOfHeads(Protocol):
+    """A model as far as choosing heads asks of it: its layers, and how many heads each has."""
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the model, also those without heads that can be read."""
+        ...
+
+    @property
+    def layers(self) -> Iterable[int]:
+        """Indices of the layers that can be read."""
+        ...
+
+    def n_heads(self, layer: int) -> int:
+        """Return the number of heads of a layer."""
+        ...
+
+
+def heads_by_layer(view: LayersOfHeads, heads: Heads | None) -> dict[int, list[int]]:
+    """Return the chosen heads by layer (None: all), layers and heads sorted, each head once; "L5" is all of a layer.
+
+    Raises BadHead for a layer or head that does not exist, or heads in no form of `Heads`.
+    """
+    if heads is None:
+        return {layer: list(range(view.n_heads(layer))) for layer in view.layers}
+    layers, others = whole_layers(heads)
+    pairs = set(head_pairs(others, view.n_layers))
+    for layer in layers:
+        if not -view.n_layers <= layer < view.n_layers:
+            raise BadHead(f"L{layer} does not exist: the model has layers 0 to {view.n_layers - 1}")
+        pairs |= {(layer % view.n_layers, head) for head in range(view.n_heads(layer % view.n_layers))}
+    chosen: dict[int, list[int]] = {}
+    for layer, head in sorted(pairs):
+        if not 0 <= layer < view.n_layers:
+            raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {view.n_layers - 1}")
+        chosen.setdefault(layer, []).append(head)
+    for layer, indices in chosen.items():
+        n_heads = view.n_heads(layer)
+        wrong = [head for head in indices if not 0 <= head < n_heads]
+        if wrong:
+            raise BadHead(f"L{layer}H{wrong[0]} does not exist: layer {layer} has heads 0 to {n_heads - 1}")
+    return chosen

@@ -15,7 +15,7 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks import ablate
 from tlspectral.hooks.parts import part_of
-from tlspectral.models.attention.mlp import mlp_reads
+from tlspectral.models.stream.mlp import mlp_reads
 
 from .rows import asked, of_heads_alone, right
 

@@ -8,7 +8,7 @@ from explicit_patterns import CASES, explicit_pattern, run_ablated, worst_error
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate, parts
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 from .rows import asked, right
 

@@ -7,7 +7,7 @@ import zoo
 
 import tlspectral as tls
 from tlspectral.heads.operators.factored import QKOperators
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 from .rows import asked
 

@@ -11,8 +11,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.heads.operators.factored import QKOperators
 from tlspectral.heads.operators.verification import check_prompt, verify_scores
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.writes import INPUT_POINTS, checked_writes, layer_reads, z_of
+from tlspectral.models.reading import attention_view
+from tlspectral.models.stream.writes import INPUT_POINTS, checked_writes, layer_reads, z_of
 
 from .rows import Row, asked, once, right
 

@@ -12,7 +12,7 @@ from ablation_runs import NO_ROPE, delegated, logits, recorded
 from model_state import state_of, warm
 
 from tlspectral.heads.operators.verification import check_scores
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 
 POINTS = ("residual", "residual_after", "attention_out", "mlp_out", "query", "key", "value", "scores", "pattern", "z",
           "cos", "sin")  # fmt: skip

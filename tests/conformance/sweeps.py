@@ -7,7 +7,7 @@ from ablation_runs import recorded
 from described import assert_described
 
 from tlspectral.heads import relative_position_kernel
-from tlspectral.models.attention.replay import intact_run
+from tlspectral.models.running.partial_runs import intact_run
 
 from .rows import asked
 

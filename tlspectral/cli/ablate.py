@@ -214,7 +214,7 @@ def _task_of(path: Path, places: list[str]) -> "Task":
     import pandas as pd
 
     from tlspectral.errors import did_you_mean
-    from tlspectral.models.text import file_text
+    from tlspectral.models.running.text import file_text
     from tlspectral.tables.required import require
     from tlspectral.tasks import logit_difference
 

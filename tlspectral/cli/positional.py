@@ -92,7 +92,7 @@ def positional(
         require_writable(output / f"heads_{mode}.parquet")
         import_module("tlspectral.plots")  # refuses here where matplotlib is missing, not after the work
     import tlspectral
-    from tlspectral.models.attention import attention_view
+    from tlspectral.models.reading import attention_view
     from tlspectral.positional import PromptFile
     from tlspectral.positional.ready_tasks import block_task
 

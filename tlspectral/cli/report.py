@@ -100,7 +100,7 @@ def _measured(
     model: Any, folder: Path, given: set[str], failures: "dict[str, PartFailure]", seed: int, quiet: bool
 ) -> "tuple[pd.DataFrame, dict[str, pd.DataFrame]]":
     """Return the heads of a model and its other tables but those that are given; note what could not be made."""
-    from tlspectral.models.attention import attention_view
+    from tlspectral.models.reading import attention_view
     from tlspectral.tables.parts import open_parts
     from tlspectral.tables.sharing import sharing
     from tlspectral.tables.work import WorkPart, finished_parts
@@ -148,7 +148,7 @@ def _makers(model: Any, seed: int) -> "dict[str, Callable[[], pd.DataFrame]]":
 def _directions(model: Any, heads: "pd.DataFrame", seed: int) -> "pd.DataFrame":
     """Return the directions of the strongest heads of each detector, of queries with keys and of values."""
     import tlspectral
-    from tlspectral.models.attention import attention_view
+    from tlspectral.models.reading import attention_view
     from tlspectral.tables.stacking import stacked
 
     strongest = stacked(heads.nlargest(STRONGEST, detector) for detector in ("prev", "dup", "ind"))

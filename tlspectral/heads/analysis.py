@@ -25,13 +25,12 @@ from tlspectral.heads.measure import (
     with_null,
 )
 from tlspectral.heads.operators.verification import check_scores
-from tlspectral.models.attention import AttentionView, attention_view, layer_digest
-from tlspectral.models.attention.given import given_prompts
-from tlspectral.models.attention.padding import even_rows
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import warn_of_hooks
+from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
 from tlspectral.models.opening import open_layers
-from tlspectral.selection import Heads
+from tlspectral.models.reading import AttentionView, attention_view, layer_digest
+from tlspectral.models.running.given import given_prompts
+from tlspectral.models.running.padding import even_rows
+from tlspectral.selection import Heads, heads_by_layer
 from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS, WorkPart, stacked
 from tlspectral.tables.head_columns import ANALYZE_HEADS
 from tlspectral.tables.measurement import Measurement

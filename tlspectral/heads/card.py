@@ -15,8 +15,8 @@ from tlspectral.heads.analysis import require_table_of
 from tlspectral.heads.directions import token_text
 from tlspectral.heads.frequencies import frequency_table
 from tlspectral.heads.operators.factored import qk_operators
-from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
-from tlspectral.models.attention.prompts import packed_prompts
+from tlspectral.models.reading import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.report.cards import Evidence, Given, Section, composition_section, row_section
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, visible
 from tlspectral.report.page import Page, card_page

@@ -13,12 +13,11 @@ from torch import Tensor
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.heads.operators.factored import centred_output
-from tlspectral.models.attention import AttentionView, RawAttention, fold_attention, key_value_groups
-from tlspectral.models.attention.causality import require_one_run
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.writes import Input
 from tlspectral.models.opening import open_layers
-from tlspectral.selection import Head, Receiver, head_receiver
+from tlspectral.models.reading import AttentionView, RawAttention, fold_attention, key_value_groups
+from tlspectral.models.reading.causality import require_one_run
+from tlspectral.models.stream.writes import Input
+from tlspectral.selection import Head, Receiver, head_receiver, heads_by_layer
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 

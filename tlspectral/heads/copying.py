@@ -10,7 +10,7 @@ from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
 from tlspectral.algebra.spectra import NILPOTENT_SHARE, rank_tolerance
-from tlspectral.models.attention import AttentionView, OutputFactors, attention_view, vocabulary_chunks
+from tlspectral.models.reading import AttentionView, OutputFactors, attention_view, vocabulary_chunks
 from tlspectral.tables import stacked
 from tlspectral.tables.head_columns import COLUMNS, HEAD
 from tlspectral.tables.schema import Schema

@@ -21,12 +21,11 @@ from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.algebra.spectra import ThinProduct, rank_tolerance, thin_svd
 from tlspectral.heads.copying import folded_unembedding
 from tlspectral.heads.operators.factored import ov_operators
-from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view, vocabulary_chunks
-from tlspectral.models.attention.padding import attention_positions
-from tlspectral.models.attention.prompts import packed_prompts
 from tlspectral.models.attention.run_scores import visible_keys
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import Head
+from tlspectral.models.reading import AttentionLayer, AttentionView, attention_view, vocabulary_chunks
+from tlspectral.models.running.padding import attention_positions
+from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.selection import Head, heads_by_layer
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns

@@ -20,7 +20,7 @@ from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.measure import NullSettings
 from tlspectral.models.loading.finding import PACKAGED, find_source
 from tlspectral.models.loading.weight_files import file_name, files_state, model_files
-from tlspectral.models.text import NEWLINE
+from tlspectral.models.running.text import NEWLINE
 from tlspectral.tables import (
     HEAD_COLUMNS,
     LATENT_COLUMNS,

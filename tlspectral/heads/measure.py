@@ -16,7 +16,7 @@ from tlspectral.algebra.rotary import RotaryGeometry, phase_metrics, phase_norms
 from tlspectral.algebra.spectra import head_metrics
 from tlspectral.heads.copying import EmbeddingMoments
 from tlspectral.heads.operators.verification import checked_prompts
-from tlspectral.models.attention import AttentionLayer, AttentionView, Latent
+from tlspectral.models.reading import AttentionLayer, AttentionView, Latent
 from tlspectral.tables import HEAD_COLUMNS
 
 _NAMES = {column.name for column in HEAD_COLUMNS}

@@ -14,10 +14,10 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.measure import NullSettings, measure_heads, of_heads, position_directions, with_null
 from tlspectral.heads.operators.verification import check_scores
-from tlspectral.models.attention import fold_attention, key_value_groups
-from tlspectral.models.attention.threads import refuse_autocast
 from tlspectral.models.checkpoints import CheckpointLayers, layer_named
+from tlspectral.models.hooking.hooks_on_model import refuse_autocast
 from tlspectral.models.loading.damage import download_bars, misfit
+from tlspectral.models.reading import fold_attention, key_value_groups
 from tlspectral.tables import WorkPart
 from tlspectral.version import __version__
 

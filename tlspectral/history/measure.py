@@ -13,9 +13,9 @@ import torch
 from tlspectral.errors import BadHead
 from tlspectral.heads import analyze_heads
 from tlspectral.heads.composition import COMPOSITION, k_composition
-from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loaders import Source
 from tlspectral.models.opening import open_layers
+from tlspectral.models.reading import AttentionView, attention_view
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.measure import SCORE_COLUMNS
 from tlspectral.selection import head_pair

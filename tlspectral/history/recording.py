@@ -14,9 +14,9 @@ import pandas as pd
 from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
 from tlspectral.history.measure import HEAD_HISTORY, Head, HeadHistory, measure_step, population_medians
 from tlspectral.history.sources import Label, called, check_labels, identity_of, labelled_checkpoints, source_of
-from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading.weight_files import file_name
+from tlspectral.models.reading import AttentionView, attention_view
 from tlspectral.positional import BlockPrompt
 from tlspectral.selection import head_pair
 from tlspectral.tables import WorkPart, stacked, unbundled, workers_kept

@@ -13,7 +13,10 @@ from torch import Tensor
 from tlspectral.algebra.rotary import per_pair, widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.models.attention import (
+from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, side
+from tlspectral.models.attention.tolerances import require_close
+from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.reading import (
     AttentionLayer,
     AttentionView,
     HeadInputs,
@@ -24,9 +27,6 @@ from tlspectral.models.attention import (
     require_even_scale,
     softcapped,
 )
-from tlspectral.models.attention.closeness import require_close
-from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, side
-from tlspectral.models.attention.threads import Hook
 
 
 @dataclass

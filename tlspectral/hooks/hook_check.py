@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.causality import require_stream
-from tlspectral.models.attention.closeness import Quantity, noise_of
-from tlspectral.models.attention.interrupts import undoing, uninterrupted
-from tlspectral.models.attention.padding import probe_tokens
-from tlspectral.models.attention.prompts import packed_prompts
-from tlspectral.models.attention.replay import logits_at
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import Hook, of_a_library, without_hooks
-from tlspectral.models.attention.writes import head_writes, mixed, z_of
-from tlspectral.selection import Head, head_name, head_pair
+from tlspectral.models.attention.tolerances import Quantity, noise_of
+from tlspectral.models.hooking.hooks_on_model import Hook, of_a_library, without_hooks
+from tlspectral.models.hooking.interrupts import undoing, uninterrupted
+from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading.causality import require_stream
+from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.running.partial_runs import logits_at
+from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.models.stream.writes import head_writes, mixed, z_of
+from tlspectral.selection import Head, head_name, head_pair, heads_by_layer
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.schema import Schema, columns
 

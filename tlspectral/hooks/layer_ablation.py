@@ -17,10 +17,10 @@ from tlspectral.hooks.parts.blocks import BlockPart
 from tlspectral.hooks.parts.output import Replacement
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.models.attention import softcapped
-from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.head_scores import HeadScores, key_weights
-from tlspectral.models.attention.threads import Hook
+from tlspectral.models.attention.tolerances import require_close
+from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.reading import softcapped
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.padding import probe_tokens
-from tlspectral.models.attention.threads import Hook, without_hooks
-from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes
+from tlspectral.models.hooking.hooks_on_model import Hook, without_hooks
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes
 
 _honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
 _summed: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()

@@ -3,9 +3,9 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-from tlspectral.models.attention import AttentionView, attention_view
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
+from tlspectral.models.reading import AttentionView, attention_view
 
 if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers

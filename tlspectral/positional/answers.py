@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.padding import PackedTokens
-from tlspectral.models.attention.prompts import packed_prompts, require_vocabulary
-from tlspectral.models.attention.replay import logits_at
+from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.partial_runs import logits_at
+from tlspectral.models.running.prompts import packed_prompts, require_vocabulary
 from tlspectral.tables import stacked
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tlspectral.models.text import packaged_words
+from tlspectral.models.running.text import packaged_words
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
 from tlspectral.positional.prompts import BlockPrompt
 

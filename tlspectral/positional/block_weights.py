@@ -18,10 +18,9 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView, RawAttention
-from tlspectral.models.attention.key_value_cache import prefill
-from tlspectral.models.attention.replay import last_logits
-from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.models.reading import AttentionView, RawAttention
+from tlspectral.models.running.key_value_cache import prefill
+from tlspectral.models.running.partial_runs import last_logits
 from tlspectral.positional.exclusion import ExclusionSplit, frequency_exclusion, head_exclusion, swapped_key_means
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.readout import (
@@ -33,6 +32,7 @@ from tlspectral.positional.readout import (
     require_valid_length,
 )
 from tlspectral.positional.scores import SwapScores, block_means, score_correlation, swap_scores
+from tlspectral.selection import heads_by_layer
 from tlspectral.tables import stacked
 
 Mode = Literal["prompt", "key"]

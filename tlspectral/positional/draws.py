@@ -11,9 +11,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.digests import digest_of
-from tlspectral.models.attention.replay import logits_at
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.digests import digest_of
+from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.positional.answers import answers_table, bos_text
 from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks, questions_of, swapped_blocks
 from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined_columns, query_scores

@@ -21,7 +21,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.hooks.parts.blocks import centred
-from tlspectral.models.attention import softcapped
+from tlspectral.models.reading import softcapped
 from tlspectral.positional.readout import LastQuery, Moved
 
 

@@ -12,9 +12,8 @@ import pandas as pd
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.digests import digest_of
-from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.digests import digest_of
 from tlspectral.positional.block_task import BlockTask, asked_blocks, swapped_blocks
 from tlspectral.positional.block_weights import SCORES, WITH_ERRORS, Mode
 from tlspectral.positional.draws import (
@@ -28,7 +27,7 @@ from tlspectral.positional.draws import (
 )
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.ready_tasks import block_task
-from tlspectral.selection import Heads
+from tlspectral.selection import Heads, heads_by_layer
 from tlspectral.tables import stacked
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.causality import require_causal
-from tlspectral.models.attention.prompts import packed_rows
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.causality import require_causal
+from tlspectral.models.running.prompts import packed_rows
 
 Segment = str | Tensor
 

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64, rotate, times_phase, with_gain_and_phase
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped
-from tlspectral.models.attention.causality import require_one_run
 from tlspectral.models.attention.head_scores import rotation_tables
-from tlspectral.models.attention.layer import require_every_key
-from tlspectral.models.attention.norms import double
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
-from tlspectral.models.attention.view import Hook
+from tlspectral.models.reading import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped
+from tlspectral.models.reading.causality import require_one_run
+from tlspectral.models.reading.layer import require_every_key
+from tlspectral.models.reading.norms import double
+from tlspectral.models.reading.view import Hook
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 

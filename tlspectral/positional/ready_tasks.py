@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tlspectral.errors import did_you_mean
-from tlspectral.models.text import file_lines, packaged_words
+from tlspectral.models.running.text import file_lines, packaged_words
 from tlspectral.positional.binding import TEMPLATES, BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
 from tlspectral.tasks import packaged_text

@@ -14,12 +14,11 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.hooks.parts.blocks import BlockPlaces, block_places
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.digests import digest_of
-from tlspectral.models.attention.selection import heads_by_layer
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.digests import digest_of
 from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.readout import LastQuery, read_prompt
-from tlspectral.selection import Heads
+from tlspectral.selection import Heads, heads_by_layer
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns

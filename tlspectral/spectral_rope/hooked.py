@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from tlspectral.algebra.rotary import RotaryGeometry
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention import hooked as reader
 from tlspectral.models.loading.packaged import hooked_transformer_class
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import hooked_transformer as reader
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope

@@ -15,11 +15,11 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.models.attention import attention_view, stated_context
-from tlspectral.models.attention.checkpoint_weights import checkpoint_weights
-from tlspectral.models.attention.digests import digest_of
-from tlspectral.models.attention.padding import probe_tokens
-from tlspectral.models.attention.threads import evaluating, without_hooks
+from tlspectral.models.hooking.hooks_on_model import evaluating, without_hooks
+from tlspectral.models.reading import attention_view, stated_context
+from tlspectral.models.reading.checkpoint_weights import checkpoint_weights
+from tlspectral.models.reading.digests import digest_of
+from tlspectral.models.running.padding import probe_tokens
 
 IDENTITY = "base"
 """Name of the tensor that holds an identity in files and state dicts, as the bytes of JSON."""

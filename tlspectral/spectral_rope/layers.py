@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.layer import require_own_projections
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import Heads
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.layer import require_own_projections
+from tlspectral.selection import Heads, heads_by_layer
 from tlspectral.spectral_rope.module import Scope, SpectralRoPE, checked_seed
 
 Frequencies = Iterable[Any] | Tensor | None

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import with_gain_and_phase
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.padding import probe_tokens
-from tlspectral.models.attention.threads import without_hooks
+from tlspectral.models.hooking.hooks_on_model import without_hooks
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy
 from tlspectral.models.loading.packaged import hooked_transformer_class
+from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.running.padding import probe_tokens
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object
 from tlspectral.spectral_rope.identity import logits_of
 from tlspectral.spectral_rope.layers import layers_of, spectral_geometry

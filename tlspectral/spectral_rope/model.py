@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.errors import EditNotHonored, ScoreMismatch
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.causality import require_one_run
-from tlspectral.models.attention.interrupts import uninterrupted
-from tlspectral.models.attention.padding import probe_tokens
-from tlspectral.models.attention.replay import module_hooks
-from tlspectral.models.attention.threads import without_hooks
+from tlspectral.models.hooking.hooks_on_model import without_hooks
+from tlspectral.models.hooking.interrupts import uninterrupted
 from tlspectral.models.loading.checks import avoid_lost_cache
 from tlspectral.models.loading.copies import deep_copy, other_parameters
 from tlspectral.models.loading.roads import load_other
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.causality import require_one_run
+from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.running.partial_runs import module_hooks
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.hugging_face import (
     avoid_lost_cache_of_object,

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from tlspectral.errors import TlspectralError, warn_caller
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.checkpoint_weights import checkpoint_weights
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.hub import pinned
 from tlspectral.models.loading.pretrained import find_tokenizer, load_pretrained
 from tlspectral.models.loading.weight_files import NAMES, files_state, held_model, names_in
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.checkpoint_weights import checkpoint_weights
 from tlspectral.spectral_rope.identity import IDENTITY, as_tensor, identity_of, plain_weights, weights_digest
 from tlspectral.spectral_rope.layers import layers_of
 from tlspectral.spectral_rope.swapped import is_swapped

@@ -1,6 +1,6 @@
 """What a model is scored on: prompts, a metric, ready tasks, and scores with standard errors."""
 
-from tlspectral.models.text import packaged_text
+from tlspectral.models.running.text import packaged_text
 from tlspectral.tasks.embedding import embedding_change
 from tlspectral.tasks.evaluation import evaluate, induction_loss, language_loss
 from tlspectral.tasks.metrics import next_token_loss

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.prompts import packed_prompts
-from tlspectral.models.attention.replay import logits_at
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.partial_runs import logits_at
+from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.tasks.task import Task
 
 _ROWS_AT_ONCE = 64

@@ -6,8 +6,8 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.models.attention import attention_view
-from tlspectral.models.attention.padding import TokenMask
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.padding import TokenMask
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.scoring import score_of, scored_sequences
 from tlspectral.tasks.task import Task, induction, language, task_of

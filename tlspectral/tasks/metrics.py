@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.causality import require_causal
-from tlspectral.models.attention.given import described
-from tlspectral.models.attention.padding import Note, PackedTokens
-from tlspectral.models.attention.prompts import require_vocabulary
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.causality import require_causal
+from tlspectral.models.running.given import described
+from tlspectral.models.running.padding import Note, PackedTokens
+from tlspectral.models.running.prompts import require_vocabulary
 from tlspectral.selection import whole_number
 
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.heads.detectors.sequences import given_sequences
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.padding import PackedTokens, TokenMask
-from tlspectral.models.attention.prompts import packed_rows, refuse_padding
-from tlspectral.models.text import text_tokens
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.running.padding import PackedTokens, TokenMask
+from tlspectral.models.running.prompts import packed_rows, refuse_padding
+from tlspectral.models.running.text import text_tokens
 
 
 @dataclass(frozen=True, eq=False)

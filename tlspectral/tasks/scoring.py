@@ -12,13 +12,13 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import warn_caller
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.causality import require_causal
-from tlspectral.models.attention.padding import Note, PackedTokens, attention_positions, position_of, positions_in
-from tlspectral.models.attention.prompt_notes import distinct_rows, equality_notes
-from tlspectral.models.attention.prompts import read_prompts
-from tlspectral.models.attention.replay import IntactRun, Positions, intact_run, logits_at
-from tlspectral.models.attention.threads import Hook
+from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.causality import require_causal
+from tlspectral.models.running.padding import Note, PackedTokens, attention_positions, position_of, positions_in
+from tlspectral.models.running.partial_runs import IntactRun, Positions, intact_run, logits_at
+from tlspectral.models.running.prompt_notes import distinct_rows, equality_notes
+from tlspectral.models.running.prompts import read_prompts
 from tlspectral.tasks.metrics import AnsweredDifference, next_token_loss
 from tlspectral.tasks.prompts import RepeatedSegments
 from tlspectral.tasks.score import Score

@@ -22,9 +22,9 @@ from tlspectral.heads.detectors.sequences import (
     segment_length_of,
 )
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.causality import require_one_run
-from tlspectral.models.attention.padding import PackedTokens, even_rows
+from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading.causality import require_one_run
+from tlspectral.models.running.padding import PackedTokens, even_rows
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Column, Schema, columns
@@ -159,9 +159,9 @@ def detect_heads(
         repeated = repeated_sequences(view, n_sequences, segment_length, seed=seed)
         sequences, copies = even_rows(repeated), None
     else:
-        from tlspectral.models.attention.given import given_prompts
-        from tlspectral.models.attention.prompt_notes import distinct_rows, equality_notes
-        from tlspectral.models.attention.prompts import packed_prompts, packed_rows
+        from tlspectral.models.running.given import given_prompts
+        from tlspectral.models.running.prompt_notes import distinct_rows, equality_notes
+        from tlspectral.models.running.prompts import packed_prompts, packed_rows
 
         prompts = given_prompts(prompts)  # a generator can be read once
         repeated = repeated_ids(prompts)

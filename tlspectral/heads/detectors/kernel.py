@@ -13,11 +13,10 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.padding import even_rows
-from tlspectral.models.attention.prompts import packed_prompts
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import Heads, whole_number
+from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.running.padding import even_rows
+from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.selection import Heads, heads_by_layer, whole_number
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 

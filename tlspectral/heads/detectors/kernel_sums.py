@@ -20,11 +20,11 @@ from torch import Tensor
 from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.errors import EditNotHonored
 from tlspectral.heads.detectors.rotated_keys import at_pattern
-from tlspectral.models.attention import AttentionView, softcapped
 from tlspectral.models.attention.head_scores import rebuilt_scores
-from tlspectral.models.attention.padding import PackedTokens
 from tlspectral.models.attention.run_scores import require_own_pattern
-from tlspectral.models.attention.threads import user_hooks
+from tlspectral.models.hooking.hooks_on_model import user_hooks
+from tlspectral.models.reading import AttentionView, softcapped
+from tlspectral.models.running.padding import PackedTokens
 
 BATCH = 25
 Hooks = list[tuple[str, Callable[[Tensor, Any], None]]]

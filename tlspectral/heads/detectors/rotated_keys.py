@@ -22,12 +22,12 @@ from torch import Tensor
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.errors import ScoreMismatch
 from tlspectral.heads.detectors.targets import Reduce
-from tlspectral.models.attention import AttentionLayer, AttentionView, Latent
-from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.head_scores import HeadScores, key_side, rotation_tables, scores_of_stream
-from tlspectral.models.attention.layer import require_even_scale
 from tlspectral.models.attention.run_scores import visible_keys
-from tlspectral.models.attention.threads import holding
+from tlspectral.models.attention.tolerances import require_close
+from tlspectral.models.hooking.hooks_on_model import holding
+from tlspectral.models.reading import AttentionLayer, AttentionView, Latent
+from tlspectral.models.reading.layer import require_even_scale
 
 TIE = 1e-6
 """Relative difference up to which a draw reaches the observed score. Rounding to float32 is 1e-7, and a score that no

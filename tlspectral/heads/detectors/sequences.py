@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.running.padding import PackedTokens
 
 SMALL_VOCABULARY = 64
 
@@ -46,7 +46,7 @@ def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -
 
     Raises ValueError for sequences of another form, ids that the model does not have, or more tokens than its context.
     """
-    from tlspectral.models.attention.prompts import packed_rows, refuse_padding
+    from tlspectral.models.running.prompts import packed_rows, refuse_padding
 
     if not len(tokens) or segment_length_of(tokens) is None:
         refuse_padding(view, tokens, "sequences [BOS, r, r] have none")

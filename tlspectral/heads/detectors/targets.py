@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.heads.detectors.patterns import PATTERNS
-from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.running.padding import PackedTokens
 
 Weights = Float64[Tensor, "batch query key"]
 Reduce = Callable[[Float[Tensor, "batch heads query key"]], Float64[Tensor, "scores batch heads"]]

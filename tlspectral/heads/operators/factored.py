@@ -15,7 +15,7 @@ from tlspectral.algebra.records import one_line
 from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.models.attention import (
+from tlspectral.models.reading import (
     AttentionLayer,
     AttentionView,
     OutputFactors,
@@ -23,8 +23,7 @@ from tlspectral.models.attention import (
     attention_view,
     fold_output,
 )
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import head_pair, whole_number
+from tlspectral.selection import head_pair, heads_by_layer, whole_number
 
 
 class PhaseFactors(NamedTuple):

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import phase_squares
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView, LiveFactors, attention_view
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import Heads, Symbol, chosen_part, head_name
+from tlspectral.models.reading import AttentionView, LiveFactors, attention_view
+from tlspectral.selection import Heads, Symbol, chosen_part, head_name, heads_by_layer
 
 PenalizedPart = Literal["symmetric", "antisymmetric", "rope_phase"]
 PENALIZED_PARTS: tuple[PenalizedPart, ...] = get_args(PenalizedPart)

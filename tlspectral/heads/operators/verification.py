@@ -9,10 +9,10 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.closeness import require_close
 from tlspectral.models.attention.head_scores import rebuilt_scores
-from tlspectral.models.attention.padding import PackedTokens, even_rows
+from tlspectral.models.attention.tolerances import require_close
+from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.running.padding import PackedTokens, even_rows
 
 CHECK_LENGTH = 24
 
@@ -76,7 +76,7 @@ def checked_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
     """Return the caller's prompts, or for None the random one of `check_prompt`. Raises as `verify_scores`."""
     if prompts is None:
         return even_rows(check_prompt(view))
-    from tlspectral.models.attention.prompts import packed_prompts
+    from tlspectral.models.running.prompts import packed_prompts
 
     return packed_prompts(view, prompts)
 

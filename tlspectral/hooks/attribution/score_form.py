@@ -19,7 +19,8 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, with_gain_and_phase
-from tlspectral.models.attention import (
+from tlspectral.models.attention.head_scores import Tables
+from tlspectral.models.reading import (
     AttentionView,
     Latent,
     QueryKeyNorm,
@@ -28,9 +29,8 @@ from tlspectral.models.attention import (
     key_value_groups,
     softcapped,
 )
-from tlspectral.models.attention.head_scores import Tables
-from tlspectral.models.attention.layer import LayerSettings
-from tlspectral.models.attention.writes import LayerReads
+from tlspectral.models.reading.layer import LayerSettings
+from tlspectral.models.stream.writes import LayerReads
 
 PARTS = ("symmetric", "antisymmetric", "phase", "outside_m")
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import ScoreMismatch
 from tlspectral.hooks.attribution.score_form import HeadForm
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, noise_of, require_close
 from tlspectral.models.attention.head_scores import Tables
 from tlspectral.models.attention.run_scores import require_own_pattern, row_scores
-from tlspectral.models.attention.threads import holding
-from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes, mixed, require_equal_streams, z_of
+from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, noise_of, require_close
+from tlspectral.models.hooking.hooks_on_model import holding
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, mixed, require_equal_streams, z_of
 from tlspectral.selection import head_name
 
 _UNDIVIDED = "a score cannot be divided among sources"

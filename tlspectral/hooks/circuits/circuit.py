@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64, Int
 from tlspectral.errors import warn_caller
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
-from tlspectral.models.attention.threads import warn_of_hooks
+from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
 from tlspectral.selection import whole_number
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.required import require, require_one_row

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.pairs import Pairs
-from tlspectral.models.attention.replay import logits_at, require_gradients
-from tlspectral.models.attention.threads import Hook, holding
+from tlspectral.models.hooking.hooks_on_model import Hook, holding
+from tlspectral.models.running.partial_runs import logits_at, require_gradients
 from tlspectral.tables.progress import bar
 
 Method = Literal["EAP", "EAP-IG"]

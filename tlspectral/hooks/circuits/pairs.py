@@ -21,14 +21,14 @@ from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.edges.cut import Cut
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.causality import require_stream
-from tlspectral.models.attention.closeness import require_close
-from tlspectral.models.attention.layer import require_every_key
-from tlspectral.models.attention.padding import PackedTokens
-from tlspectral.models.attention.replay import Positions, logits_at
-from tlspectral.models.attention.threads import Hook, holding
-from tlspectral.models.attention.writes import HeadWrites, mixed, z_of
+from tlspectral.models.attention.tolerances import require_close
+from tlspectral.models.hooking.hooks_on_model import Hook, holding
+from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading.causality import require_stream
+from tlspectral.models.reading.layer import require_every_key
+from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.partial_runs import Positions, logits_at
+from tlspectral.models.stream.writes import HeadWrites, mixed, z_of
 from tlspectral.tables.progress import bar
 from tlspectral.tasks import ScoredSequences, Task, score_of, scored_sequences, task_of
 from tlspectral.tasks.scoring import Scores

@@ -21,18 +21,11 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, acts_first
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.closeness import require_close
-from tlspectral.models.attention.mlp import MlpReads, mlp_reads
-from tlspectral.models.attention.threads import Hook, holding
-from tlspectral.models.attention.writes import (
-    INPUT_POINTS,
-    Input,
-    LayerReads,
-    head_writes,
-    layer_reads,
-    z_of,
-)
+from tlspectral.models.attention.tolerances import require_close
+from tlspectral.models.hooking.hooks_on_model import Hook, holding
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.stream.mlp import MlpReads, mlp_reads
+from tlspectral.models.stream.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
 
 Cut = tuple[int, slice, Tensor]
 """Index of a receiver among those of its kind in a layer, rows of the batch, and what is taken out of its stream."""

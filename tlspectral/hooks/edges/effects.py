@@ -20,10 +20,10 @@ from tlspectral.hooks.edges.reached import Reached, reached
 from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_senders
 from tlspectral.hooks.positions import asked_positions
 from tlspectral.hooks.screening import agreement, screened
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.causality import require_stream
-from tlspectral.models.attention.padding import attention_positions
-from tlspectral.models.attention.writes import INPUT_POINTS
+from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading.causality import require_stream
+from tlspectral.models.running.padding import attention_positions
+from tlspectral.models.stream.writes import INPUT_POINTS
 from tlspectral.selection import Receivers, whole_number
 from tlspectral.tables import WorkPart
 from tlspectral.tables.measurement import Measurement

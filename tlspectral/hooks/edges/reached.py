@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tlspectral.errors import BadHead, warn_caller
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.layer import require_own_projections
-from tlspectral.models.attention.mlp import mlp_reads
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.layer import require_own_projections
+from tlspectral.models.stream.mlp import mlp_reads
 from tlspectral.selection import Receiver, Receivers, head_name, read_receivers
 
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}

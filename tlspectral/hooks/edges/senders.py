@@ -13,11 +13,10 @@ from tlspectral.algebra.nulls import haar_frame
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import BadHead
 from tlspectral.hooks.parts.output import Output
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.padding import PackedTokens
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.writes import WRITE_POINTS, checked_writes, head_writes, mixed, z_of
-from tlspectral.selection import head_name
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, head_writes, mixed, z_of
+from tlspectral.selection import head_name, heads_by_layer
 
 _TOKENS = 2**11  # of one pass
 _WHOLE = re.compile(r"L?(\d+)\.?(MLP|MIX)", re.IGNORECASE)

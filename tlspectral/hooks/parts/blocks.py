@@ -28,9 +28,9 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.hooks.parts.part import Part
-from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.head_scores import HeadScores
-from tlspectral.models.attention.padding import PackedTokens
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.running.padding import PackedTokens
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from tlspectral.hooks.parts.part import Part
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.causality import require_causal
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.causality import require_causal
 from tlspectral.selection import whole_number
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.parts.part import Part, Placed
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.given import given_prompts
-from tlspectral.models.attention.padding import PackedTokens
-from tlspectral.models.attention.prompts import packed_prompts
-from tlspectral.models.attention.writes import z_of
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.running.given import given_prompts
+from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.models.stream.writes import z_of
 
 Replace = Literal["zero", "mean", "resample", "counterfactual"]
 

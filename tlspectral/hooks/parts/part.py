@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.given import numbers
-from tlspectral.models.attention.padding import position_of, positions_by_place
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.running.given import numbers
+from tlspectral.models.running.padding import position_of, positions_by_place
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

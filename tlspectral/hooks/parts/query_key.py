@@ -26,8 +26,8 @@ from torch import Tensor
 from tlspectral.algebra.rotary import RotaryGeometry, pair_mask
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts.part import Part
-from tlspectral.models.attention import AttentionView
 from tlspectral.models.attention.head_scores import HeadScores
+from tlspectral.models.reading import AttentionView
 
 Frequencies = Iterable[Any] | Tensor
 

@@ -14,10 +14,9 @@ from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.sweeps.effects import unpadded
 from tlspectral.hooks.sweeps.sweep import SEQUENCES
-from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
-from tlspectral.models.attention.replay import IntactRun
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import Heads, whole_number
+from tlspectral.models.reading import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.running.partial_runs import IntactRun
+from tlspectral.selection import Heads, heads_by_layer, whole_number
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.progress import bar

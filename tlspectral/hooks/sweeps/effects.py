@@ -21,11 +21,10 @@ from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Bound, Output, Part
 from tlspectral.hooks.parts.blocks import BlockPart
 from tlspectral.hooks.parts.query_key import QueryKeyPart
-from tlspectral.models.attention import AttentionView
-from tlspectral.models.attention.replay import IntactRun
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.models.attention.threads import Hook
-from tlspectral.selection import Heads, head_name
+from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.reading import AttentionView
+from tlspectral.models.running.partial_runs import IntactRun
+from tlspectral.selection import Heads, head_name, heads_by_layer
 from tlspectral.tasks import ScoredSequences, replayed_values, sign_flip_p, standard_error
 from tlspectral.tasks.score import beside_control
 

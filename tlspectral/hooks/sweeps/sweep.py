@@ -25,10 +25,9 @@ from tlspectral.hooks.sweeps.effects import (
     set_table,
 )
 from tlspectral.hooks.sweeps.screen import gradient_screen
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.replay import IntactRun
-from tlspectral.models.attention.selection import heads_by_layer
-from tlspectral.selection import Heads, whole_number
+from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.running.partial_runs import IntactRun
+from tlspectral.selection import Heads, heads_by_layer, whole_number
 from tlspectral.tables import WorkPart, stacked
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement

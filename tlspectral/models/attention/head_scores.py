@@ -22,9 +22,9 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, per_pair, times_phase, widened, with_gain_and_phase
 from tlspectral.errors import ScoreMismatch
-from tlspectral.models.attention.closeness import require_close
-from tlspectral.models.attention.latent import Latent
-from tlspectral.models.attention.layer import (
+from tlspectral.models.attention.tolerances import require_close
+from tlspectral.models.reading.latent import Latent
+from tlspectral.models.reading.layer import (
     AttentionLayer,
     LayerSettings,
     fold_attention,
@@ -32,8 +32,8 @@ from tlspectral.models.attention.layer import (
     require_even_scale,
     softcapped,
 )
-from tlspectral.models.attention.norms import Castable, QueryKeyNorm
-from tlspectral.models.attention.view import AttentionView
+from tlspectral.models.reading.norms import Castable, QueryKeyNorm
+from tlspectral.models.reading.view import AttentionView
 
 Tables = tuple[Float[Tensor, "*heads pos pairs"], Float[Tensor, "*heads pos pairs"]]
 

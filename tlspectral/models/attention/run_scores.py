@@ -6,12 +6,12 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import ScoreMismatch
-from tlspectral.models.attention.closeness import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, Tables, side
-from tlspectral.models.attention.latent import Latent
-from tlspectral.models.attention.layer import LayerSettings
-from tlspectral.models.attention.norms import QueryKeyNorm, double
-from tlspectral.models.attention.view import AttentionView
+from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, require_close
+from tlspectral.models.reading.latent import Latent
+from tlspectral.models.reading.layer import LayerSettings
+from tlspectral.models.reading.norms import QueryKeyNorm, double
+from tlspectral.models.reading.view import AttentionView
 
 
 def visible_keys(

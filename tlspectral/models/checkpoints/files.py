@@ -7,7 +7,6 @@ from pathlib import Path
 from torch import Tensor
 
 from tlspectral.errors import BadWeights
-from tlspectral.models.attention import stored_bytes
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading.damage import read_json
 from tlspectral.models.loading.hub import first_file, pinned
@@ -21,6 +20,7 @@ from tlspectral.models.loading.weight_files import (
     safetensors_file,
     weight_names,
 )
+from tlspectral.models.reading import stored_bytes
 
 
 class CheckpointFiles:

@@ -10,9 +10,6 @@ from typing import Any, Literal
 import torch
 
 from tlspectral.errors import BadWeights, TlspectralError, UnsupportedArchitecture
-from tlspectral.models.attention import AttentionView, attention_view
-from tlspectral.models.attention.blocks import SkippedLayer, kind_of, read_layers, unread
-from tlspectral.models.attention.bridge import shared_keys
 from tlspectral.models.checkpoints.files import CheckpointFiles
 from tlspectral.models.checkpoints.one_layer import model_of, one_layer_config
 from tlspectral.models.loaders import Source
@@ -21,6 +18,9 @@ from tlspectral.models.loading.checks import OTHER_TOWERS, in_any_layer, listed,
 from tlspectral.models.loading.damage import check_settings, download_bars, empty_model, from_files, misfit
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config
+from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading.blocks import SkippedLayer, kind_of, read_layers, unread
+from tlspectral.models.reading.bridge import shared_keys
 from tlspectral.tables.same_model import recorded_weights
 
 Side = Literal["query-key", "output", "positions"]

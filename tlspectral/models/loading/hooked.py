@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention import stated_context
-from tlspectral.models.attention.replay import methods_replaced
 from tlspectral.models.loading.packaged import FOLDED, hooked_transformer_class
+from tlspectral.models.reading import stated_context
+from tlspectral.models.running.partial_runs import methods_replaced
 
 _IN_MEMORY = "<in memory>"  # no hub id: those with "llama" or "gemma" in them get hard-coded shapes
 _LONGEST = 2048  # tokens; every layer keeps a mask of this length squared

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from tlspectral.models.attention import attention_view
 from tlspectral.models.loading import load_model
+from tlspectral.models.reading import attention_view
 from tlspectral.spectral_rope import to_spectral
 from tlspectral.studies.bifocal.code_text import code_rows, source_files
 from tlspectral.studies.bifocal.evolution import EvolutionSettings, evolve

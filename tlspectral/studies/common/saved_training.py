@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from tlspectral.errors import BadWeights, IncompatibleCheckpoint
-from tlspectral.models.attention import digest_of_named
+from tlspectral.models.reading import digest_of_named
 from tlspectral.studies.common.model import AttentionOnlyTransformer, TransformerConfig
 from tlspectral.studies.common.trainer import Training
 from tlspectral.tables import whole_file

@@ -18,7 +18,7 @@ from tlspectral import stats
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import PhaseMetrics, RotaryGeometry, pair_columns
 from tlspectral.heads.measure import phase_columns
-from tlspectral.models.attention import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.reading import AttentionLayer, AttentionView, attention_view
 from tlspectral.studies.fingerprint.statistics.tables_with_draws import drawn_columns, tables_with_draws
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 from tlspectral.tables.html_summary import html_summary

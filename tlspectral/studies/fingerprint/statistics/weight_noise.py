@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.heads.measure import measure_heads
-from tlspectral.models.attention import AttentionView, RawAttention, attention_view, fold_attention
+from tlspectral.models.reading import AttentionView, RawAttention, attention_view, fold_attention
 from tlspectral.studies.fingerprint.statistics.tables_with_draws import drawn_columns, tables_with_draws
 from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS
 from tlspectral.tables.progress import bar

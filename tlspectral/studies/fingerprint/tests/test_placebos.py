@@ -13,7 +13,7 @@ from test_rotary import dense_phase
 import tlspectral as tls
 from tlspectral import stats
 from tlspectral.algebra.rotary import RotaryGeometry
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.studies.fingerprint.statistics.placebos import (
     PHASE_COLUMNS,
     permuted_geometries,
@@ -32,7 +32,7 @@ EXACT = {"rtol": 0, "atol": 1e-12}
 def model_is_left_alone(monkeypatch):
     """Nothing here runs a model: the placebos read weights."""
     monkeypatch.setattr(
-        "tlspectral.models.attention.view.AttentionView.run", lambda *_, **__: pytest.fail("the model was run")
+        "tlspectral.models.reading.view.AttentionView.run", lambda *_, **__: pytest.fail("the model was run")
     )
 
 

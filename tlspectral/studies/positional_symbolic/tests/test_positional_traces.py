@@ -9,7 +9,7 @@ from positional_measurements import block_prompt
 from reference_keys import KeysInPlaces
 from zoo import shared
 
-from tlspectral.models.attention import attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.positional import BlockPrompt, positional_symbolic
 from tlspectral.positional.scores import swap_scores
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms

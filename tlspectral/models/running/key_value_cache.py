@@ -17,11 +17,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.attention.interrupts import uninterrupted
-from tlspectral.models.attention.padding import probe_tokens
-from tlspectral.models.attention.replay import LAST, last_logits, methods_replaced, unembedding_only
-from tlspectral.models.attention.threads import Hook, evaluating, without_hooks
-from tlspectral.models.attention.view import AttentionView
+from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, without_hooks
+from tlspectral.models.hooking.interrupts import uninterrupted
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.running.partial_runs import LAST, last_logits, methods_replaced, unembedding_only
 
 _PROBED_TOKENS = 24
 # Relative to the largest |log-probability|. Measured in float32: 1.8e-7 at most over 49 tiny architectures, 1.0e-6 on

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tlspectral.models.attention.padding import Note, PackedTokens
-from tlspectral.models.attention.view import AttentionView
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.padding import Note, PackedTokens
 
 
 def distinct_rows(sides: Sequence[PackedTokens], answers: Iterable[Any]) -> Int[np.ndarray, "sequences"]:

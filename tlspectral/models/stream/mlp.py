@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.models.attention import bridge_norms, hooked
-from tlspectral.models.attention.norms import NO_NORM, Normalization
-from tlspectral.models.attention.view import AttentionView
+from tlspectral.models.reading import bridge_norms
+from tlspectral.models.reading import hooked_transformer as hooked
+from tlspectral.models.reading.norms import NO_NORM, Normalization
+from tlspectral.models.reading.view import AttentionView
 
 _BEHIND_MLP = "post_feedforward_layernorm"  # OLMo 2 has none in front of it; TransformerLens calls this one ln2
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tlspectral.models.attention.blocks import Block, writes_more
-from tlspectral.models.attention.latent import latent_points
+from tlspectral.models.reading.blocks import Block, writes_more
+from tlspectral.models.reading.latent import latent_points
 
 
 class GatedQueries(str):

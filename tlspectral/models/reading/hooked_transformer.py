@@ -8,9 +8,9 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention.alibi import Alibi, alibi_slopes
-from tlspectral.models.attention.layer import RawAttention, require_readable, require_unclipped
-from tlspectral.models.attention.norms import NO_NORM, Normalization, NormalizationKind, QueryKeyNorm
+from tlspectral.models.reading.alibi import Alibi, alibi_slopes
+from tlspectral.models.reading.layer import RawAttention, require_readable, require_unclipped
+from tlspectral.models.reading.norms import NO_NORM, Normalization, NormalizationKind, QueryKeyNorm
 
 _NORM_KINDS: dict[str, NormalizationKind] = {"LayerNorm": "LN", "RMSNorm": "RMS", "Identity": "none"}
 _POST_NORM = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")  # their ln1 stands behind the attention

@@ -14,11 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention.closeness import require_close
-from tlspectral.models.attention.latent import Latent
-from tlspectral.models.attention.layer import RawAttention, projection
-from tlspectral.models.attention.norms import Normalization, folded_bias, folded_weight
-from tlspectral.models.attention.view import AttentionView
+from tlspectral.models.attention.tolerances import require_close
+from tlspectral.models.reading.latent import Latent
+from tlspectral.models.reading.layer import RawAttention, projection
+from tlspectral.models.reading.norms import Normalization, folded_bias, folded_weight
+from tlspectral.models.reading.view import AttentionView
 
 Input = Literal["q", "k", "v"]
 """What a head computes from the residual stream: its queries, keys or values."""

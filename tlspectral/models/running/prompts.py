@@ -8,11 +8,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.errors import warn_caller
-from tlspectral.models.attention.causality import require_causal
-from tlspectral.models.attention.given import FORMS, given_prompts, whole
-from tlspectral.models.attention.padding import PackedTokens, TokenMask, even_rows
-from tlspectral.models.attention.prompt_notes import prompt_notes
-from tlspectral.models.attention.view import AttentionView
+from tlspectral.models.reading.causality import require_causal
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.given import FORMS, given_prompts, whole
+from tlspectral.models.running.padding import PackedTokens, TokenMask, even_rows
+from tlspectral.models.running.prompt_notes import prompt_notes
 
 
 def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:

@@ -14,8 +14,16 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
-from tlspectral.models.attention import bridge
-from tlspectral.models.attention.blocks import (
+from tlspectral.models.hooking.hooks_on_model import (
+    Hook,
+    evaluating,
+    hooks_on,
+    send_captures_by_name,
+    user_hooks,
+    warn_of_hooks,
+)
+from tlspectral.models.reading import bridge
+from tlspectral.models.reading.blocks import (
     Block,
     SkippedLayer,
     blocks_of,
@@ -24,9 +32,10 @@ from tlspectral.models.attention.blocks import (
     skipped_among,
     writes_more,
 )
-from tlspectral.models.attention.causality import is_encoder, require_causal
-from tlspectral.models.attention.digests import digest_of, digest_of_named
-from tlspectral.models.attention.layer import (
+from tlspectral.models.reading.causality import is_encoder, require_causal
+from tlspectral.models.reading.digests import digest_of, digest_of_named
+from tlspectral.models.reading.hook_names import hook_names
+from tlspectral.models.reading.layer import (
     AttentionLayer,
     LiveFactors,
     OutputFactors,
@@ -37,17 +46,11 @@ from tlspectral.models.attention.layer import (
     live_factors,
     require_readable,
 )
-from tlspectral.models.attention.norms import NO_NORM, Normalization
-from tlspectral.models.attention.points import hook_names
-from tlspectral.models.attention.threads import (
-    Hook,
-    evaluating,
-    hooks_on,
-    send_captures_by_name,
-    user_hooks,
-    warn_of_hooks,
-)
+from tlspectral.models.reading.norms import NO_NORM, Normalization
 from tlspectral.tables.same_model import recorded_weights
+
+_READERS = {"bridge": "bridge", "hooked": "hooked_transformer"}
+"""The module of this room that reads each kind of model."""
 
 
 class _ForwardStopped(Exception):
@@ -78,7 +81,7 @@ class AttentionView:
 
     @property
     def _reader(self) -> ModuleType:
-        return import_module(f"tlspectral.models.attention.{self.backend}")
+        return import_module(f"tlspectral.models.reading.{_READERS[self.backend]}")
 
     @property
     def _spectral_geometry(self) -> Callable[..., RotaryGeometry | None] | None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.models.attention.threads import open_blocks
+from tlspectral.models.hooking.hooks_on_model import open_blocks
 
 Quantity = Literal[
     "scores", "pattern", "term sum", "rotation", "live scores", "live reads", "live pattern", "live z", "stream",

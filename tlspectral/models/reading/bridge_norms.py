@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention.layer import require_readable
-from tlspectral.models.attention.norms import NO_NORM, Normalization, QueryKeyNorm, double
+from tlspectral.models.reading.layer import require_readable
+from tlspectral.models.reading.norms import NO_NORM, Normalization, QueryKeyNorm, double
 
 
 def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64, widened
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention.norms import Castable, Normalization, folded_bias, folded_weight
+from tlspectral.models.reading.norms import Castable, Normalization, folded_bias, folded_weight
 
 
 class HeadInputs(NamedTuple):

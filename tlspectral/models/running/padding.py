@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
-from tlspectral.models.attention.given import numbers, whole
+from tlspectral.models.running.given import numbers, whole
 
 TokenMask = Bool[Tensor, "sequences pos"] | Int[Tensor, "sequences pos"]
 

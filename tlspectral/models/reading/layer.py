@@ -12,10 +12,10 @@ from torch import Tensor
 from tlspectral.algebra.records import one_line
 from tlspectral.algebra.rotary import RotaryGeometry, widened, with_gain_and_phase
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
-from tlspectral.models.attention.alibi import Alibi
-from tlspectral.models.attention.digests import digest_of
-from tlspectral.models.attention.latent import HeadInputs, Latent
-from tlspectral.models.attention.norms import Normalization, QueryKeyNorm, double, folded_bias, folded_weight
+from tlspectral.models.reading.alibi import Alibi
+from tlspectral.models.reading.digests import digest_of
+from tlspectral.models.reading.latent import HeadInputs, Latent
+from tlspectral.models.reading.norms import Normalization, QueryKeyNorm, double, folded_bias, folded_weight
 
 
 @dataclass(frozen=True, kw_only=True)

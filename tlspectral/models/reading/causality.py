@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.attention.blocks import blocks_of
+from tlspectral.models.reading.blocks import blocks_of
 
 if TYPE_CHECKING:
-    from tlspectral.models.attention.view import AttentionView
+    from tlspectral.models.reading.view import AttentionView
 
 _READ = ("BertAttention", "RobertaAttention")
 

@@ -13,20 +13,20 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
-from tlspectral.models.attention.alibi import Alibi, alibi_slopes
-from tlspectral.models.attention.blocks import blocks_of, kind_of, unread
-from tlspectral.models.attention.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
-from tlspectral.models.attention.causality import is_causal, is_encoder
-from tlspectral.models.attention.latent import (
+from tlspectral.models.reading.alibi import Alibi, alibi_slopes
+from tlspectral.models.reading.blocks import blocks_of, kind_of, unread
+from tlspectral.models.reading.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
+from tlspectral.models.reading.causality import is_causal, is_encoder
+from tlspectral.models.reading.hook_names import gates_queries
+from tlspectral.models.reading.latent import (
     adjacent_pairs,
     complex_tables,
     is_latent,
     latent_projections,
     rotates_complex,
 )
-from tlspectral.models.attention.layer import RawAttention, require_unclipped
-from tlspectral.models.attention.norms import NO_NORM, Normalization
-from tlspectral.models.attention.points import gates_queries
+from tlspectral.models.reading.layer import RawAttention, require_unclipped
+from tlspectral.models.reading.norms import NO_NORM, Normalization
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.attention.interrupts import undoing, uninterrupted
-from tlspectral.models.attention.threads import Hook, evaluating, exclusive, model_name
-from tlspectral.models.attention.view import AttentionView
+from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, exclusive, model_name
+from tlspectral.models.hooking.interrupts import undoing, uninterrupted
+from tlspectral.models.reading.view import AttentionView
 
 Positions = slice | Int[Tensor, "sequences scored"]
 """Positions whose logits are wanted: the same in every prompt, or those of each."""
