@@ -15,7 +15,7 @@ from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.heads.operators.factored import centred_output
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import AttentionView, RawAttention, fold_attention, key_value_groups
-from tlspectral.models.reading.causality import require_one_run
+from tlspectral.models.reading.view import require_one_run
 from tlspectral.models.stream.writes import Input
 from tlspectral.selection import Head, Receiver, head_receiver, heads_by_layer
 from tlspectral.tables.head_columns import HEAD

@@ -15,11 +15,11 @@ from tlspectral.hooks.edges.reached import Reached, reached, refuse_order, warn_
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.probe import require_writes
+from tlspectral.models.hooking.gated_queries import seen_at
 from tlspectral.models.hooking.hooks_on_model import Hook, exclusive, hooks_on, open_blocks
 from tlspectral.models.hooking.interrupts import interruptible, uninterrupted_block
 from tlspectral.models.reading import AttentionView, attention_view
-from tlspectral.models.reading.causality import require_stream
-from tlspectral.models.reading.hook_names import seen_at
+from tlspectral.models.reading.view import require_stream
 from tlspectral.models.running.key_value_cache import generating_without_cache
 from tlspectral.models.running.partial_runs import methods_replaced
 from tlspectral.models.stream.writes import layer_reads

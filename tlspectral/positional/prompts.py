@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.causality import require_causal
+from tlspectral.models.reading.view import require_causal
 from tlspectral.models.running.prompts import packed_rows
 
 Segment = str | Tensor

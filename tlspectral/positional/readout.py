@@ -23,10 +23,9 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.reading import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped
-from tlspectral.models.reading.causality import require_one_run
 from tlspectral.models.reading.layer import require_every_key
 from tlspectral.models.reading.norms import double
-from tlspectral.models.reading.view import Hook
+from tlspectral.models.reading.view import Hook, require_one_run
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 

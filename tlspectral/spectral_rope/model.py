@@ -17,7 +17,7 @@ from tlspectral.models.loading.checks import avoid_lost_cache
 from tlspectral.models.loading.copies import deep_copy, other_parameters
 from tlspectral.models.loading.roads import load_other
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.causality import require_one_run
+from tlspectral.models.reading.view import require_one_run
 from tlspectral.models.running.padding import probe_tokens
 from tlspectral.models.running.partial_runs import module_hooks
 from tlspectral.selection import Heads

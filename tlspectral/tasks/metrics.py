@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.models.reading import AttentionView
-from tlspectral.models.reading.causality import require_causal
+from tlspectral.models.reading.view import require_causal
 from tlspectral.models.running.given import described
 from tlspectral.models.running.padding import Note, PackedTokens
 from tlspectral.models.running.prompts import require_vocabulary

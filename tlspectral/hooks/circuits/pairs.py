@@ -24,8 +24,8 @@ from tlspectral.hooks.edges.cut import Cut
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.hooks_on_model import Hook, holding
 from tlspectral.models.reading import AttentionView, attention_view
-from tlspectral.models.reading.causality import require_stream
 from tlspectral.models.reading.layer import require_every_key
+from tlspectral.models.reading.view import require_stream
 from tlspectral.models.running.padding import PackedTokens
 from tlspectral.models.running.partial_runs import Positions, logits_at
 from tlspectral.models.stream.writes import HeadWrites, mixed, z_of

@@ -21,7 +21,7 @@ from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_
 from tlspectral.hooks.positions import asked_positions
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.models.reading import AttentionView, attention_view
-from tlspectral.models.reading.causality import require_stream
+from tlspectral.models.reading.view import require_stream
 from tlspectral.models.running.padding import attention_positions
 from tlspectral.models.stream.writes import INPUT_POINTS
 from tlspectral.selection import Receivers, whole_number

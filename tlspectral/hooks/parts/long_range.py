@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading import AttentionView
-from tlspectral.models.reading.causality import require_causal
+from tlspectral.models.reading.view import require_causal
 from tlspectral.selection import whole_number
 
 

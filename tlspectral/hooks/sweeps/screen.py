@@ -13,7 +13,7 @@ from tlspectral.hooks.parts import Part
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.hooks.sweeps.effects import root_mean_square, unpadded
 from tlspectral.models.reading import AttentionView
-from tlspectral.models.reading.causality import require_one_run
+from tlspectral.models.reading.view import require_one_run
 from tlspectral.models.running.partial_runs import logits_at, require_gradients
 from tlspectral.tasks import ScoredSequences
 

@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from tlspectral.errors import EditNotHonored, warn_caller
+from tlspectral.models.hooking.gated_queries import OfQueries, seen_at
 from tlspectral.models.hooking.interrupts import interruptible, undoing, uninterrupted
-from tlspectral.models.reading.hook_names import OfQueries, seen_at
 from tlspectral.tables.work import in_worker
 
 Hook = tuple[str, Callable[..., Any]]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 
+_ENCODERS = ("BertAttention", "RobertaAttention")  # attention of the encoders that are read
 _NO_OPERATOR = "it has no query-key operator"
 
 MIXERS = ("linear_attn", "mamba", "mixer", "ssm", "conv", "temporal_block")
@@ -92,3 +93,24 @@ def read_layers(n_layers: int, skipped: Sequence[SkippedLayer]) -> list[int]:
         first = min(skipped, key=lambda one: one.reason.endswith(_NO_OPERATOR))
         raise UnsupportedArchitecture(f"layer {first.layer}: {first.reason}")
     return sorted({*range(n_layers)} - {one.layer for one in skipped})
+
+
+def is_causal(model: Any, attention: Any) -> bool:
+    """Return whether an attention of a bridge masks later keys.
+
+    In BERT and RoBERTa the wrapped module says so: TransformerLens calls those that are decoders bidirectional too.
+    """
+    wrapped = attention.original_component
+    causal = getattr(getattr(wrapped, "self", wrapped), "is_causal", True)
+    if type(wrapped).__name__ not in _ENCODERS and (
+        getattr(model.cfg, "attention_dir", "causal") == "bidirectional" or not getattr(attention, "is_causal", True)
+    ):
+        return False
+    return causal is None or bool(causal)
+
+
+def is_encoder(model: Any) -> bool:
+    """Return whether a bridge holds one of the encoders that are read, BERT or RoBERTa."""
+    attention = getattr(blocks_of(model)[0].module, "attn", None)
+    kind = type(getattr(attention, "original_component", None)).__name__
+    return kind in _ENCODERS and not is_causal(model, attention)

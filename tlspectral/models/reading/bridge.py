@@ -14,9 +14,8 @@ from torch import Tensor
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.reading.alibi import Alibi, alibi_slopes
-from tlspectral.models.reading.blocks import blocks_of, kind_of, unread
+from tlspectral.models.reading.blocks import blocks_of, is_causal, is_encoder, kind_of, unread
 from tlspectral.models.reading.bridge_norms import input_norm, norm_behind, query_key_norm, read_normalization
-from tlspectral.models.reading.causality import is_causal, is_encoder
 from tlspectral.models.reading.hook_names import gates_queries
 from tlspectral.models.reading.latent import (
     adjacent_pairs,

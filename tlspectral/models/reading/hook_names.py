@@ -1,47 +1,15 @@
 """The hook points of a layer by what passes there."""
 
-from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
+from tlspectral.models.hooking.gated_queries import GatedQueries
 from tlspectral.models.reading.blocks import Block, writes_more
 from tlspectral.models.reading.latent import latent_points
-
-
-class GatedQueries(str):
-    """Name of a point that hands on each head's queries, then its gate (Qwen3-Next); our hooks see queries alone."""
-
-    d_head: int
-
-
-class OfQueries:
-    """A hook that sees and edits the queries of such a point."""
-
-    def __init__(self, hook: Callable[..., Any], d_head: int):
-        self.hook, self.d_head = hook, d_head
-
-    def __call__(self, activation: Tensor, hook: Any) -> Tensor | None:
-        """Run the hook on the queries, [batch, pos, heads, d_head]."""
-        whole = activation.reshape(*activation.shape[:2], -1, 2, self.d_head)
-        edited = self.hook(whole[:, :, :, 0], hook=hook)
-        if edited is None:
-            return None
-        both = whole.clone()
-        both[:, :, :, 0] = edited
-        return both.reshape(activation.shape)
 
 
 def gates_queries(attention: Any) -> bool:
     """Return whether the projection of an attention's queries makes its gate too."""
     return bool(getattr(getattr(attention, "config", None), "gated_q_proj", False))
-
-
-def seen_at(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook for a point of `hook_names` as the model is to run it."""
-    if isinstance(name, GatedQueries) and not isinstance(hook, OfQueries):
-        return OfQueries(hook, name.d_head)
-    return hook
 
 
 def hook_names(layer: Block) -> dict[str, str]:

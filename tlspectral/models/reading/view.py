@@ -27,12 +27,12 @@ from tlspectral.models.reading.blocks import (
     Block,
     SkippedLayer,
     blocks_of,
+    is_encoder,
     kind_of,
     read_layers,
     skipped_among,
     writes_more,
 )
-from tlspectral.models.reading.causality import is_encoder, require_causal
 from tlspectral.models.reading.digests import digest_of, digest_of_named
 from tlspectral.models.reading.hook_names import hook_names
 from tlspectral.models.reading.layer import (
@@ -430,3 +430,24 @@ def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterato
     """Yield chunks of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
     for chunk in weight.detach().split(size, dim=axis):
         yield chunk.cpu().double()
+
+
+def require_causal(view: AttentionView, why: str) -> None:
+    """Refuse an encoder where only a decoder has an answer, with the reason. Raises UnsupportedArchitecture."""
+    if not view.causal:
+        raise UnsupportedArchitecture(f"{view.source['model']} is an encoder, whose tokens see later ones too: {why}")
+
+
+def require_one_run(view: AttentionView, why: str) -> None:
+    """Refuse a model whose layers run several times in a pass, with the reason. Raises UnsupportedArchitecture."""
+    if view.two_stacks:
+        name, _, runs = view.blocks[0]
+        raise UnsupportedArchitecture(
+            f"{view.source['model']}, layer 0 ({name}) runs {runs} times in a pass, each time on another stream: {why}"
+        )
+
+
+def require_stream(view: AttentionView) -> None:
+    """Refuse a model in which writes to the residual stream are not told apart. Raises UnsupportedArchitecture."""
+    require_causal(view, "its norms act on the residual stream, which is no sum of what heads and MLPs write")
+    require_one_run(view, "what a head writes goes through norms between the runs, so no later layer reads a sum of it")

@@ -8,8 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.errors import warn_caller
-from tlspectral.models.reading.causality import require_causal
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.given import FORMS, given_prompts, whole
 from tlspectral.models.running.padding import PackedTokens, TokenMask, even_rows
 from tlspectral.models.running.prompt_notes import prompt_notes
