@@ -15,9 +15,9 @@ import typer
 from measuring import peak, seconds
 
 import tlspectral as tls
-from tlspectral.heads.detectors.sequences import repeated_sequences
 from tlspectral.models.reading import attention_view
 from tlspectral.selection import head_pair
+from tlspectral.tasks.repeated import repeated_sequences
 
 HEAD = "L18H6"
 SENDERS = [f"L{layer}H{head}" for layer in (14, 15, 16) for head in range(9)]

@@ -35,7 +35,7 @@ from null_tables import (
     without_layers,
 )
 
-from tlspectral.heads.detectors import detect_heads, repeated_sequences
+from tlspectral.heads.detectors import detect_heads
 from tlspectral.hooks import ablation_sweep, edge_effects, summarize_sweep
 from tlspectral.hooks.sweeps.effects import head_sets
 from tlspectral.models.reading import attention_view
@@ -54,6 +54,7 @@ from tlspectral.studies.fingerprint.statistics.model_row import chance_of_percen
 from tlspectral.studies.fingerprint.statistics.placebos import placebo_attenuation
 from tlspectral.studies.positional_symbolic.medians import median_tests
 from tlspectral.tasks import control_test, induction
+from tlspectral.tasks.repeated import repeated_sequences
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results" / "error_rates.csv"

@@ -27,9 +27,9 @@ import typer
 import tlspectral as tls
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Content, Interaction, Position
-from tlspectral.hooks.parts.blocks import block_places
 from tlspectral.models.reading import AttentionView, attention_view
 from tlspectral.selection import heads_by_layer
+from tlspectral.tasks.block_places import block_places
 
 PARTS = (Content, Position, Interaction)
 SHARES = (*(part.name for part in PARTS), "table_std")

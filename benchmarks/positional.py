@@ -16,7 +16,8 @@ import typer
 from measuring import peak, seconds
 
 import tlspectral as tls
-from tlspectral.positional import BindingTask, BlockPrompt
+from tlspectral.positional import BindingTask
+from tlspectral.tasks.block_prompt import BlockPrompt
 
 PAIRS, BLOCKS = 64, 9
 

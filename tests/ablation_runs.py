@@ -7,11 +7,11 @@ import pytest
 import torch
 import zoo
 
-from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks import ablate, parts
 from tlspectral.models.reading import attention_view
 from tlspectral.models.stream.writes import z_of
 from tlspectral.tasks import evaluate
+from tlspectral.tasks.repeated import repeated_sequences
 
 DELEGATED = ("gptj", "opt", "gptneo", "llama4", "nanochat")
 LEARNED_POSITIONS = ("gpt2", "opt", "gptneo")

@@ -3,9 +3,9 @@
 import torch
 from ablation_runs import logits, recorded
 
-from tlspectral.heads.detectors.sequences import repeated_sequences
 from tlspectral.hooks import ablate
 from tlspectral.models.reading import attention_view
+from tlspectral.tasks.repeated import repeated_sequences
 
 LENGTH, SEQUENCES = 6, 3
 POINTS = {"q": "query", "k": "key", "v": "value"}

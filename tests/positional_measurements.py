@@ -12,12 +12,12 @@ from ablation_runs import recorded
 from reference_keys import KeysInPlaces
 
 import tlspectral as tls
-from tlspectral.hooks.parts.blocks import BlockPlaces
 from tlspectral.models.reading import attention_view
-from tlspectral.positional import BlockPrompt, positional_symbolic
+from tlspectral.positional import positional_symbolic
 from tlspectral.positional.block_weights import BlockReading, joined_columns, query_scores
-from tlspectral.positional.prompts import chosen_swaps, tokenized_for
 from tlspectral.positional.scores import swap_scores
+from tlspectral.tasks.block_places import BlockPlaces
+from tlspectral.tasks.block_prompt import BlockPrompt, chosen_swaps, tokenized_for
 
 SCORES = ["s_pos", "s_sym", "exclusion_index", "logit_std", "tau", "alpha_ess"]
 

@@ -16,8 +16,8 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads import detectors
-from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.models.reading import attention_view
+from tlspectral.tasks.repeated import repeated_sequences
 
 # --- the sequences ---
 

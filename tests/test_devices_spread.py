@@ -19,9 +19,9 @@ from stand_in_device import DEVICE, SECOND_DEVICE, StandInDevice
 from torch import nn
 
 import tlspectral as tls
-from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.models.reading import attention_view
 from tlspectral.spectral_rope import to_spectral
+from tlspectral.tasks.repeated import repeated_sequences
 
 same = functools.partial(pd.testing.assert_frame_equal, rtol=1e-9, atol=1e-9)  # rounding of LAPACK: at most 2e-13
 MORE = (("gemma2", False), ("qwen3", True))

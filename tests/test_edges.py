@@ -12,10 +12,10 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import BadHead, ScoreMismatch
-from tlspectral.heads.detectors.sequences import repeated_sequences
 from tlspectral.hooks.edges.senders import EMBEDDING, Sender, cached_run
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.tasks.repeated import repeated_sequences
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ from test_model_arguments import FUNCTIONS, TAKE_A_MODEL
 import tlspectral as tls
 from tlspectral.errors import BadWeights, EditNotHonored, UnsupportedArchitecture
 from tlspectral.heads.detectors import detect_heads
-from tlspectral.heads.detectors.sequences import repeated_sequences
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.key_value_cache import prefill
+from tlspectral.tasks.repeated import repeated_sequences
 
 TOKENS, PAIRS = zoo.prompt(4, 12), zoo.prompt(4, 12, seed=1)
 BLOCKS = tls.BlockPrompt(torch.tensor([1]), list(torch.arange(3, 9).view(3, 2)), torch.tensor([9]))

@@ -13,10 +13,10 @@ from test_report import heads as made_up_heads
 
 import tlspectral as tls
 from tlspectral.errors import BadHead
-from tlspectral.heads import card as room
-from tlspectral.heads.card import NULL_DRAWS, null_cloud
 from tlspectral.models.reading import attention_view
-from tlspectral.report.cards import Evidence
+from tlspectral.report import card as room
+from tlspectral.report.card import NULL_DRAWS, null_cloud
+from tlspectral.report.card_sections import Evidence
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, phase_drawing
 
 

@@ -15,12 +15,11 @@ from model_state import assert_unchanged, state_of, warm
 from tlspectral import analyze_heads, k_composition, load_model, read_table, write_table
 from tlspectral.algebra.nulls import block_generator, haar_blocks, null_draws
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.history import head_history, population_medians, recording
 from tlspectral.history.measure import copy_losses
 from tlspectral.models.loading.packaged import bridge_from_weights
 from tlspectral.models.reading import attention_view
-from tlspectral.positional import BlockPrompt, positional_symbolic
+from tlspectral.positional import positional_symbolic
 from tlspectral.studies.common import (
     AttentionOnlyTransformer,
     RandomMapTask,
@@ -30,6 +29,8 @@ from tlspectral.studies.common import (
 )
 from tlspectral.studies.common.checkpoints import training_checkpoints
 from tlspectral.tasks import induction
+from tlspectral.tasks.block_prompt import BlockPrompt
+from tlspectral.tasks.repeated import repeated_sequences
 
 CONFIG = TransformerConfig(d_model=24, n_heads=3, d_head=8, d_vocab=20, n_ctx=40)
 STEPS = (0, 3, 10)

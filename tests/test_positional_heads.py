@@ -10,8 +10,8 @@ from positional_measurements import SCORES, block_prompt, measured, modes, tiny
 from zoo import also_slow, shared
 
 import tlspectral as tls
-from tlspectral.positional import BlockPrompt
 from tlspectral.studies.common import RandomMapTask
+from tlspectral.tasks.block_prompt import BlockPrompt
 
 # --- windows ---
 

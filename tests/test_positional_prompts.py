@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from positional_measurements import cut_prompt, ids, words
 
-from tlspectral.positional.prompts import BlockPrompt, chosen_swaps
+from tlspectral.tasks.block_prompt import BlockPrompt, chosen_swaps
 
 invariant = settings(max_examples=60, derandomize=True)
 lengths = st.lists(st.integers(1, 4), min_size=3, max_size=6)

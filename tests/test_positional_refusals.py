@@ -18,19 +18,11 @@ from zoo_words import reader, split_tokenizer
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import bridge as bridge_reader
-from tlspectral.positional import (
-    BindingTask,
-    BlockDraw,
-    BlockPrompt,
-    PromptFile,
-    Question,
-    positional_symbolic,
-    task_answers,
-)
+from tlspectral.positional import BindingTask, BlockDraw, PromptFile, Question, positional_symbolic, task_answers
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.measure import averaged
-from tlspectral.positional.prompts import chosen_swaps
 from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask
+from tlspectral.tasks.block_prompt import BlockPrompt, chosen_swaps
 
 NAMES, COLOURS = ("Alice", "Bob", "Clara"), ("Red", "Blue", "Red")
 TEXT = BlockPrompt("w3 ", ["w4 ", "w5 ", "w6 "], "w7")

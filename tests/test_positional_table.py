@@ -12,7 +12,8 @@ from positional_measurements import SCORES, block_prompt, differ, measure_querie
 from zoo import shared
 
 from tlspectral.hooks import ablate
-from tlspectral.positional import BlockPrompt, positional_symbolic
+from tlspectral.positional import positional_symbolic
+from tlspectral.tasks.block_prompt import BlockPrompt
 
 
 @pytest.mark.slow

@@ -23,12 +23,12 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads import analyze_models
-from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.hooks.parts import Band, Content, LongRange, Output, RopePhase
 from tlspectral.models.reading import attention_view
-from tlspectral.positional import BlockPrompt
 from tlspectral.tables import PartFolder, read_table, shard
 from tlspectral.tasks import induction
+from tlspectral.tasks.block_prompt import BlockPrompt
+from tlspectral.tasks.repeated import repeated_sequences
 
 HEADS = ["L0H1", "L1H2"]
 MARKS = Marks()

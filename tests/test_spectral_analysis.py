@@ -16,11 +16,10 @@ from zoo import logits
 
 from tlspectral.errors import ScoreMismatch
 from tlspectral.heads import frequency_table
-from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.heads.operators.factored import qk_operators
 from tlspectral.heads.operators.verification import verify_scores
 from tlspectral.hooks import ablate, ablation_sweep, band_effects
-from tlspectral.hooks.edges.effects import edge_effects
+from tlspectral.hooks.edge_effects import edge_effects
 from tlspectral.hooks.parts import Band
 from tlspectral.models.loading import load_model
 from tlspectral.models.reading import attention_view, layer_digest
@@ -29,6 +28,7 @@ from tlspectral.positional.readout import LastQuery
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectral
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tasks import evaluate, induction, induction_loss
+from tlspectral.tasks.repeated import repeated_sequences
 
 
 @functools.cache

@@ -6,7 +6,8 @@ from functools import partial
 
 import pandas as pd
 
-from tlspectral.tables.work import WorkPart, finished_parts
+from tlspectral.tables.work import finished_parts
+from tlspectral.tables.work_part import WorkPart
 
 finished = partial(finished_parts, description="work", unit="part")
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         compare_heads,
         detect_heads,
         frequency_table,
-        head_card,
         head_directions,
         k_composition,
         qk_operators,
@@ -41,11 +40,13 @@ if TYPE_CHECKING:
     )
     from tlspectral.hooks import parts as parts
     from tlspectral.models.loading import load_model
-    from tlspectral.positional import BlockPrompt, BlockTask, positional_symbolic
+    from tlspectral.positional import BlockTask, positional_symbolic
+    from tlspectral.report.card import head_card
     from tlspectral.selection import receivers
     from tlspectral.spectral_rope import SpectralHookedTransformer, to_spectral
     from tlspectral.tables import read_table, write_table
     from tlspectral.tasks import Task, evaluate, logit_difference
+    from tlspectral.tasks.block_prompt import BlockPrompt
 
 _SUBMODULES = {
     "algebra", "errors", "heads", "history", "hooks", "models", "plots", "positional", "report", "selection",

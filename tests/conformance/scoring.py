@@ -12,8 +12,8 @@ from plain_detectors import kept_patterns, marked_keys, scores_of
 
 import tlspectral as tls
 from tlspectral.heads import relative_position_kernel
-from tlspectral.heads.detectors import repeated_sequences
 from tlspectral.tasks import induction_loss, language, language_loss
+from tlspectral.tasks.repeated import repeated_sequences
 
 from .rows import asked, once, right, rotating_right
 

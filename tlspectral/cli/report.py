@@ -22,7 +22,7 @@ from tlspectral.cli.summary import read_heads
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tlspectral.tables.work import PartFailure
+    from tlspectral.tables.work_part import PartFailure
 
 STRONGEST = 2
 """Heads of each detector whose directions are read."""
@@ -103,7 +103,8 @@ def _measured(
     from tlspectral.models.reading import attention_view
     from tlspectral.tables.parts import open_parts
     from tlspectral.tables.sharing import sharing
-    from tlspectral.tables.work import WorkPart, finished_parts
+    from tlspectral.tables.work import finished_parts
+    from tlspectral.tables.work_part import WorkPart
 
     origin = attention_view(model).origin()
     weights = {name: origin.get(name) for name in ("weights_sha256", "backend")}

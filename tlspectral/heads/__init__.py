@@ -1,4 +1,4 @@
-"""Tables about heads: spectrum, behaviour, composition, directions, frequencies, comparison, and a card.
+"""Tables about heads: spectrum, behaviour, composition, directions, frequencies and comparison.
 
 The operators that they measure, with their check, are in `operators`, attention to earlier tokens in `detectors`.
 A function is imported when it is first used, so that `analyze_heads` does not load the others.
@@ -10,7 +10,6 @@ from tlspectral.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tlspectral.heads.analysis import analyze_heads
-    from tlspectral.heads.card import HeadCard, head_card
     from tlspectral.heads.comparison import compare_heads
     from tlspectral.heads.composition import k_composition
     from tlspectral.heads.copying import copying_scores
@@ -24,14 +23,12 @@ if TYPE_CHECKING:
     from tlspectral.heads.operators.verification import verify_scores
 
 __all__ = [
-    "HeadCard",
     "analyze_heads",
     "analyze_models",
     "compare_heads",
     "copying_scores",
     "detect_heads",
     "frequency_table",
-    "head_card",
     "head_directions",
     "k_composition",
     "kernel_prediction",

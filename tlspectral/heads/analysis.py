@@ -14,7 +14,6 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import BadHead
 from tlspectral.heads.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.heads.detectors.heads import measured_detectors
-from tlspectral.heads.detectors.sequences import repeated_sequences
 from tlspectral.heads.measure import (
     NullSettings,
     forget_blocks,
@@ -37,6 +36,7 @@ from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.progress import bar
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import recorded_weights, require_same_model
+from tlspectral.tasks.repeated import repeated_sequences
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)

@@ -16,7 +16,7 @@ from tlspectral.heads.composition import COMPOSITION, k_composition
 from tlspectral.models.loaders import Source
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import AttentionView, attention_view
-from tlspectral.positional import BlockPrompt, positional_symbolic
+from tlspectral.positional import positional_symbolic
 from tlspectral.positional.measure import SCORE_COLUMNS
 from tlspectral.selection import head_pair
 from tlspectral.tables import bundled
@@ -24,6 +24,7 @@ from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS, LATENT_C
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.schema import Column, Schema, columns
 from tlspectral.tasks import Score, Task, evaluate, induction, score_of, scored_sequences, standard_error
+from tlspectral.tasks.block_prompt import BlockPrompt
 
 if TYPE_CHECKING:
     from tlspectral.models.checkpoints import CheckpointLayers

@@ -17,11 +17,11 @@ from tlspectral.history.sources import Label, called, check_labels, identity_of,
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading.weight_files import file_name
 from tlspectral.models.reading import AttentionView, attention_view
-from tlspectral.positional import BlockPrompt
 from tlspectral.selection import head_pair
 from tlspectral.tables import WorkPart, stacked, unbundled, workers_kept
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tasks import Task, task_of
+from tlspectral.tasks.block_prompt import BlockPrompt
 from tlspectral.tasks.identity import content_digest, task_identity
 
 _OF_A_STEP = ("commit", "file", "revision", "score_check", "sha256", "weights_sha256")

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tlspectral.hooks.ablation import ablate, ablation_hooks
     from tlspectral.hooks.attribution.one_score import qk_attribution
     from tlspectral.hooks.circuits.circuit import faithfulness, run_circuit
-    from tlspectral.hooks.edges.effects import edge_effects
+    from tlspectral.hooks.edge_effects import edge_effects
     from tlspectral.hooks.hook_check import check_hook
     from tlspectral.hooks.sweeps.bands import band_effects
     from tlspectral.hooks.sweeps.summary import summarize_sweep

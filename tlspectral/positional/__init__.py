@@ -5,10 +5,10 @@ from tlspectral.positional.binding import BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
 from tlspectral.positional.exclusion import ExclusionSplit, exclusion_split, exclusion_split_factored
 from tlspectral.positional.measure import positional_symbolic
-from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, NeedleTask, PromptFile
 from tlspectral.positional.scores import score_correlation
 from tlspectral.positional.shares import LogitSplit, logit_shares, split_logits
+from tlspectral.tasks.block_prompt import BlockPrompt
 
 __all__ = [
     "BindingTask",

@@ -1,18 +1,16 @@
 """The answers to a block task: their tokens, their probability, and how often the model gives them."""
 
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.models.reading import AttentionView, attention_view
-from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import logits_at
-from tlspectral.models.running.prompts import packed_prompts, require_vocabulary
+from tlspectral.models.running.prompts import require_vocabulary
+from tlspectral.positional.block_task import first_token
 from tlspectral.tables import stacked
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
@@ -34,40 +32,6 @@ BLOCK_ANSWERS = Schema(
     """),
     "`tlspectral.positional.task_answers`",
 )
-
-
-@dataclass(frozen=True)
-class AnswerPrompts:
-    """Prompts of a block task: a task, a draw and the block asked about of each; token ids where a model is met."""
-
-    prompts: "tuple[tuple[BlockTask, BlockDraw, int], ...]"
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the prompts. Raises ValueError as `BlockPrompt.tokenized`."""
-        bos = bos_text(view)
-        prompts = (task.prompt(draw, query, bos=bos) for task, draw, query in self.prompts)
-        return packed_prompts(view, [prompt.tokenized(view.model).tokens() for prompt in prompts])
-
-
-@dataclass(frozen=True)
-class AnswerProbability:
-    """Probability of the first token of each prompt's answer, at the one position that is predicted.
-
-    Attributes:
-        ends: suffix and answer of each prompt.
-    """
-
-    ends: tuple[tuple[Any, str | int], ...]
-
-    def for_model(self, view: AttentionView, prompts: PackedTokens) -> Any:
-        """Return the metric with the answers as token ids of a model. Raises ValueError for other ids."""
-        tokenizer = getattr(view.model, "tokenizer", None)
-        ids = torch.tensor([first_token(tokenizer, suffix, answer) for suffix, answer in self.ends])
-        require_vocabulary(view.d_vocab, ids)
-        return partial(_probability, ids)
 
 
 def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFrame:
@@ -126,29 +90,3 @@ def answers_table(
             }
         )
     return pd.DataFrame(rows)
-
-
-def first_token(tokenizer: Any, suffix: Any, answer: str | int) -> int:
-    """First token of an answer where it follows the suffix; an id stands for itself. Raises ValueError."""
-    if not isinstance(answer, str):
-        return int(answer)
-    if tokenizer is None or not isinstance(suffix, str):
-        raise ValueError(f"the answer {answer!r} is text, and this prompt is not: give its token id")
-    before = tokenizer(suffix, add_special_tokens=False, verbose=False).input_ids
-    both = tokenizer(suffix + answer, add_special_tokens=False, verbose=False).input_ids
-    if len(both) <= len(before) or both[: len(before)] != before:
-        raise ValueError(
-            f"this tokenizer joins the end of the prompt with the answer {answer!r}: no first token to read"
-        )
-    return int(both[len(before)])
-
-
-def bos_text(view: AttentionView) -> str:
-    """Text of the BOS token of a model's tokenizer, `""` without one."""
-    return getattr(getattr(view.model, "tokenizer", None), "bos_token", None) or ""
-
-
-def _probability(
-    ids: Int[Tensor, "sequences"], logits: Float[Tensor, "sequences 1 d_vocab"], tokens: Tensor, mask: Tensor
-) -> Float[Tensor, "sequences"]:
-    return logits[:, -1].softmax(-1).gather(1, ids.to(logits.device)[:, None])[:, 0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from tlspectral.models.running.text import packaged_words
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
-from tlspectral.positional.prompts import BlockPrompt
+from tlspectral.tasks.block_prompt import BlockPrompt
 
 _INSTRUCTION = "You are a helpful assistant that can answer questions about entities and their associated"
 _QUESTION = "---\nQuestion: What color does {name} like the most?"

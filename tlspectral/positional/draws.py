@@ -14,11 +14,11 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.models.reading import AttentionView
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.running.partial_runs import logits_at
-from tlspectral.positional.answers import answers_table, bos_text
-from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks, questions_of, swapped_blocks
+from tlspectral.positional.answers import answers_table
+from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks, bos_text, questions_of, swapped_blocks
 from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined_columns, query_scores
-from tlspectral.positional.prompts import BlockPrompt, chosen_swaps, tokenized_for
 from tlspectral.tables import PartFolder, WorkPart, bundled, unbundled
+from tlspectral.tasks.block_prompt import BlockPrompt, chosen_swaps, tokenized_for
 from tlspectral.tasks.identity import content_digest
 
 Swaps = str | Sequence[Swap]

@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.hooks.parts.blocks import centred
 from tlspectral.models.reading import softcapped
 from tlspectral.positional.readout import LastQuery, Moved
+from tlspectral.tasks.block_places import centred
 
 
 class ExclusionSplit(NamedTuple):

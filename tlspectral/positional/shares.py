@@ -13,15 +13,15 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.hooks.parts.blocks import BlockPlaces, block_places
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.digests import digest_of
-from tlspectral.positional.prompts import BlockPrompt
 from tlspectral.positional.readout import LastQuery, read_prompt
 from tlspectral.selection import Heads, heads_by_layer
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
+from tlspectral.tasks.block_places import BlockPlaces, block_places
+from tlspectral.tasks.block_prompt import BlockPrompt
 
 LOGIT_SHARES = Schema(
     "logit_shares",

@@ -1,5 +1,14 @@
-"""One HTML page about a table of heads, which loads nothing from a network: `tls.report.report(heads)`."""
+"""HTML pages that load nothing from a network: `report` about a table of heads, `head_card` about one head."""
 
-from tlspectral.report.page import Page, report
+from typing import TYPE_CHECKING
 
-__all__ = ["Page", "report"]
+from tlspectral.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from tlspectral.report.card import HeadCard, head_card
+    from tlspectral.report.page import Page, report
+
+__all__ = ["HeadCard", "Page", "head_card", "report"]
+
+# The page of a table needs no model.
+__getattr__, __dir__ = lazy_names(__name__)

@@ -10,7 +10,7 @@ from string import Template
 import numpy as np
 import pandas as pd
 
-from tlspectral.report.cards import Evidence, Given, Section
+from tlspectral.report.card_sections import Evidence, Given, Section
 from tlspectral.report.head_data import head_data, script_json
 from tlspectral.report.sections import (
     column_meanings,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.report.cards import Html, listing
+from tlspectral.report.card_sections import Html, listing
 from tlspectral.report.drawings import Rows, kernel_drawing
 from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance
 from tlspectral.tables import COLUMNS

@@ -27,8 +27,8 @@ from tlspectral.models.reading.checkpoint_weights import checkpoint_weights
 from tlspectral.spectral_rope.identity import IDENTITY, as_tensor, identity_of, plain_weights, weights_digest
 from tlspectral.spectral_rope.layers import layers_of
 from tlspectral.spectral_rope.swapped import is_swapped
+from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.parquet import naming_file
-from tlspectral.tables.whole_file import whole_file
 
 SPECTRAL_CONFIG = "spectral_config.json"
 """Names the base of spectral parameters, whose folder holds no whole model."""

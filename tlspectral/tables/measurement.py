@@ -12,7 +12,8 @@ import pandas as pd
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables.schema import Schema
 from tlspectral.tables.sharing import sharing
-from tlspectral.tables.work import WorkPart, finished_parts
+from tlspectral.tables.work import finished_parts
+from tlspectral.tables.work_part import WorkPart
 
 if TYPE_CHECKING:
     from tlspectral.tables.parts import PartFolder

@@ -16,9 +16,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.head_columns import describe_columns
 from tlspectral.tables.schema import columns_of, remember
-from tlspectral.tables.whole_file import whole_file
 
 _PARQUET = (".parquet", ".parq", ".pq")
 _KEY = b"tlspectral"

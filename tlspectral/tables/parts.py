@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.tables.atomic_writes import remove_left_overs, whole_file
 from tlspectral.tables.parquet import naming_file, read_table, table_bytes
-from tlspectral.tables.whole_file import remove_left_overs, whole_file
 
 _FORMAT = 3  # it rises with the names of settings
 _MANIFEST = "settings.json"

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tlspectral.errors import MissingParts, UserBlock
-from tlspectral.tables.whole_file import whole_file
+from tlspectral.tables.atomic_writes import whole_file
 
 if TYPE_CHECKING:
     from tlspectral.tables.parts import PartFolder
-    from tlspectral.tables.work import WorkPart
+    from tlspectral.tables.work_part import WorkPart
 
 _WORKS = ".shards"  # hidden, so that what is seen of the folder is what one job leaves
 _NAMED = 8

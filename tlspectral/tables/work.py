@@ -3,7 +3,6 @@
 import pickle
 import secrets
 import threading
-import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -17,48 +16,10 @@ from joblib.externals.loky import get_reusable_executor
 
 from tlspectral.tables.progress import bar, without_bars
 from tlspectral.tables.sharing import current_shard
+from tlspectral.tables.work_part import WORKER, PartFailure, WorkPart, working
 
 if TYPE_CHECKING:
     from tlspectral.tables.parts import PartFolder
-
-
-@dataclass(frozen=True)
-class WorkPart:
-    """One part of a long work.
-
-    Attributes:
-        name: name of the part and of its file.
-        make: makes the part's table. Where the work has a `prepare`, `make` is given what that returned.
-        check: is given the stored table; raises IncompatibleCheckpoint if it does not belong to this work.
-        items: how many things it measures, which the bar counts.
-    """
-
-    name: str
-    make: Callable[..., pd.DataFrame]
-    check: Callable[[pd.DataFrame], None] | None = None
-    items: int = 1
-
-
-@dataclass(frozen=True)
-class PartFailure:
-    """Why a part was not made, as text: not every exception can be sent from one process to another.
-
-    Attributes:
-        error: type of the exception.
-        message: its message.
-        raised_in: file, line and function that raised it.
-    """
-
-    error: str
-    message: str
-    raised_in: str
-
-    @classmethod
-    def of(cls, error: Exception) -> "PartFailure":
-        """Describe an exception that was caught."""
-        frames = traceback.extract_tb(error.__traceback__)
-        raised_in = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-        return cls(type(error).__name__, str(error), raised_in)
 
 
 def finished_parts(
@@ -234,32 +195,14 @@ def _made_by_workers(
 def _made_there(
     part: WorkPart, folder: "PartFolder | None", goes_on: bool, packed: np.ndarray | None, token: str
 ) -> tuple[str, pd.DataFrame | PartFailure]:
-    with without_bars(), _working():
+    with without_bars(), working():
         if packed is None:
             return _made(part, folder, goes_on)
-        if getattr(_WORKER, "token", None) != token:
-            _WORKER.token = _WORKER.prepared = None  # free the old one before the new one is made
-            _WORKER.prepared = pickle.loads(packed.data)()
-            _WORKER.token = token
-        return _made(part, folder, goes_on, _WORKER.prepared)
-
-
-def in_worker() -> bool:
-    """Return whether this thread makes a part that another one has sent to it."""
-    return getattr(_WORKER, "working", False)
-
-
-@contextmanager
-def _working() -> Iterator[None]:
-    _WORKER.working = True
-    try:
-        yield
-    finally:
-        _WORKER.working = False
-
-
-# What this worker has prepared. Each thread has its own: two parts must not put their hooks on one model.
-_WORKER = threading.local()
+        if getattr(WORKER, "token", None) != token:
+            WORKER.token = WORKER.prepared = None  # free the old one before the new one is made
+            WORKER.prepared = pickle.loads(packed.data)()
+            WORKER.token = token
+        return _made(part, folder, goes_on, WORKER.prepared)
 
 
 def backend_configured() -> bool:

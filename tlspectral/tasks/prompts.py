@@ -5,12 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tlspectral.heads.detectors import repeated_sequences
-from tlspectral.heads.detectors.sequences import given_sequences
 from tlspectral.models.reading import AttentionView
 from tlspectral.models.running.padding import PackedTokens, TokenMask
 from tlspectral.models.running.prompts import packed_rows, refuse_padding
 from tlspectral.models.running.text import text_tokens
+from tlspectral.tasks.repeated import given_sequences, repeated_sequences
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,5 @@
 """
 
 from tlspectral.heads.detectors.heads import DETECTORS, detect_heads
-from tlspectral.heads.detectors.sequences import repeated_sequences
 
-__all__ = ["DETECTORS", "detect_heads", "repeated_sequences"]
+__all__ = ["DETECTORS", "detect_heads"]

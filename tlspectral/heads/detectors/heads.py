@@ -15,12 +15,6 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
-from tlspectral.heads.detectors.sequences import (
-    repeated_ids,
-    repeated_marks,
-    repeated_sequences,
-    segment_length_of,
-)
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
 from tlspectral.models.reading import AttentionView, attention_view
 from tlspectral.models.reading.view import require_one_run
@@ -28,6 +22,7 @@ from tlspectral.models.running.padding import PackedTokens, even_rows
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Column, Schema, columns
+from tlspectral.tasks.repeated import repeated_ids, repeated_marks, repeated_sequences, segment_length_of
 
 DETECTORS = ("prev", "dup", "ind")
 BATCH = 25

@@ -19,7 +19,7 @@ import torch
 from tlspectral.errors import EditNotHonored, warn_caller
 from tlspectral.models.hooking.gated_queries import OfQueries, seen_at
 from tlspectral.models.hooking.interrupts import interruptible, undoing, uninterrupted
-from tlspectral.tables.work import in_worker
+from tlspectral.tables.work_part import in_worker
 
 Hook = tuple[str, Callable[..., Any]]
 

@@ -24,7 +24,7 @@ from tlspectral.errors import BadWeights, require_package
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading.checks import require_filled
 from tlspectral.models.loading.damage import check_counts, empty_model, from_files, quiet, refusing, require_room
-from tlspectral.tables.whole_file import remove_left_overs, unfinished_path, whole_file
+from tlspectral.tables.atomic_writes import remove_left_overs, unfinished_path, whole_file
 
 _FORMAT = 2  # part of a copy's folder name: raise it when conversion writes something else
 _LIST = "files.json"

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tlspectral.heads import analyze_heads
 from tlspectral.models.loading import load_model
-from tlspectral.positional import BlockPrompt, positional_symbolic
+from tlspectral.positional import positional_symbolic
 from tlspectral.spectral_rope import to_spectral
 from tlspectral.stats import benjamini_hochberg
 from tlspectral.studies.bifocal.code_text import code_rows, source_files
@@ -31,6 +31,7 @@ from tlspectral.studies.common.run_folder import RunFolder, finish_runs
 from tlspectral.studies.common.seed_intervals import mean_by, means_and_differences, t_interval
 from tlspectral.tables.schema import columns
 from tlspectral.tasks import Score, paired_effect
+from tlspectral.tasks.block_prompt import BlockPrompt
 
 START = 256  # the token before the bytes
 # Rate of the frequencies as a share of the weights' rate, for arms that learn them.

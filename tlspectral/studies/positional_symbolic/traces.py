@@ -16,12 +16,12 @@ from tlspectral.models.reading import AttentionView, RawAttention, attention_vie
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.positional.block_weights import Mode
 from tlspectral.positional.measure import require_settings
-from tlspectral.positional.prompts import BlockPrompt, chosen_swaps, tokenized_for
 from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt
 from tlspectral.positional.scores import block_means
 from tlspectral.selection import Heads, heads_by_layer
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 from tlspectral.tables.schema import Schema, columns
+from tlspectral.tasks.block_prompt import BlockPrompt, chosen_swaps, tokenized_for
 
 _columns = partial(columns, shared=HEAD_COLUMNS)
 

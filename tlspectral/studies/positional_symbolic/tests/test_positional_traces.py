@@ -10,9 +10,10 @@ from reference_keys import KeysInPlaces
 from zoo import shared
 
 from tlspectral.models.reading import attention_view
-from tlspectral.positional import BlockPrompt, positional_symbolic
+from tlspectral.positional import positional_symbolic
 from tlspectral.positional.scores import swap_scores
 from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
+from tlspectral.tasks.block_prompt import BlockPrompt
 
 # gpt2: learned positions; yarn: scaled rotary tables, grouped keys; qwen3: query/key norm; mistral: a window; gemma2:
 # softcap; bloom: ALiBi; opt: attention left to transformers; neox: only a quarter of the columns turns.

@@ -17,7 +17,7 @@ from tlspectral.heads.frequencies import frequency_table
 from tlspectral.heads.operators.factored import qk_operators
 from tlspectral.models.reading import AttentionLayer, AttentionView, attention_view
 from tlspectral.models.running.prompts import packed_prompts
-from tlspectral.report.cards import Evidence, Given, Section, composition_section, row_section
+from tlspectral.report.card_sections import Evidence, Given, Section, composition_section, row_section
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, visible
 from tlspectral.report.page import Page, card_page
 from tlspectral.selection import Head, head_name, head_pair

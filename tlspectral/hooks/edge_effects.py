@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.heads.detectors.sequences import detector_offsets, segment_length_of
 from tlspectral.hooks.circuits.estimates import STEPS, Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.edges.cut import refuse_open_receivers
@@ -32,6 +31,7 @@ from tlspectral.tables.work import configured_jobs
 from tlspectral.tasks import ScoredSequences, Task, intact_values, score_of, scored_sequences, task_of
 from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.prompts import RepeatedSegments
+from tlspectral.tasks.repeated import detector_offsets, segment_length_of
 from tlspectral.tasks.score import CONTROL_COLUMNS
 
 SEQUENCES = 16

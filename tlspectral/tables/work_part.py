@@ -1,0 +1,66 @@
+"""Parts of a long work, and whether this thread makes one for another."""
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pandas as pd
+
+# What this worker has prepared. Each thread has its own: two parts must not put their hooks on one model.
+WORKER = threading.local()
+
+
+@dataclass(frozen=True)
+class WorkPart:
+    """One part of a long work.
+
+    Attributes:
+        name: name of the part and of its file.
+        make: makes the part's table. Where the work has a `prepare`, `make` is given what that returned.
+        check: is given the stored table; raises IncompatibleCheckpoint if it does not belong to this work.
+        items: how many things it measures, which the bar counts.
+    """
+
+    name: str
+    make: Callable[..., pd.DataFrame]
+    check: Callable[[pd.DataFrame], None] | None = None
+    items: int = 1
+
+
+@dataclass(frozen=True)
+class PartFailure:
+    """Why a part was not made, as text: not every exception can be sent from one process to another.
+
+    Attributes:
+        error: type of the exception.
+        message: its message.
+        raised_in: file, line and function that raised it.
+    """
+
+    error: str
+    message: str
+    raised_in: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "PartFailure":
+        """Describe an exception that was caught."""
+        frames = traceback.extract_tb(error.__traceback__)
+        raised_in = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+        return cls(type(error).__name__, str(error), raised_in)
+
+
+def in_worker() -> bool:
+    """Return whether this thread makes a part that another one has sent to it."""
+    return getattr(WORKER, "working", False)
+
+
+@contextmanager
+def working() -> Iterator[None]:
+    """Say of this thread that it makes a part, while the block runs."""
+    WORKER.working = True
+    try:
+        yield
+    finally:
+        WORKER.working = False
