@@ -36,7 +36,7 @@ def edges_by_attention(model: Any, tokens: torch.Tensor, layers: list[int]) -> N
     typer.echo(f"attention, keys of {HEAD}: {n_edges} edges in {spent:.1f} s, {1000 * spent / n_edges:.1f} ms each")
     spent = seconds(lambda: tls.edge_effects(model, f"{HEAD}.k", measure="ind", task=task, control="random"))
     typer.echo(f"the same with random writes of equal norm: {spent:.0f} s")
-    keys = tls.receivers(
+    keys = tls.hooks.receivers(
         [(layer, head) for layer in layers for head in range(attention_view(model).n_heads(layer))], "k"
     )
 

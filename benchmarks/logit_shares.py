@@ -28,6 +28,7 @@ import tlspectral as tls
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Content, Interaction, Position
 from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.positional import BlockPrompt
 from tlspectral.selection import heads_by_layer
 from tlspectral.tasks.block_places import block_places
 
@@ -60,9 +61,7 @@ def copied_blocks(view: AttentionView, n: int, rng: np.random.Generator) -> Retr
         blocks = torch.from_numpy(drawn).view(n_blocks, width)
         asked, *others = rng.permutation(n_blocks)[: copied + 1].tolist()
         start = torch.tensor([0 if view.start_token is None else view.start_token])
-        prompts.append(
-            tls.BlockPrompt(start, list(blocks), torch.cat([blocks[others].flatten(), blocks[asked, :given]]))
-        )
+        prompts.append(BlockPrompt(start, list(blocks), torch.cat([blocks[others].flatten(), blocks[asked, :given]])))
         answers.append(int(blocks[asked, given]))
         places.append(1 + width * asked + given)
     return Retrieval(prompts, torch.tensor(answers), torch.tensor(places))

@@ -35,7 +35,7 @@ def receivers_of(model: Any, sender: str, heads: pd.DataFrame) -> Iterator[tuple
     groups = [f"L{row.layer}KV{row.kv_head}.k" for row in targets.itertuples()]
     found = list(dict.fromkeys(groups))
     yield f"keys of {', '.join(names)}", found
-    yield f"queries of {', '.join(names)}", tls.receivers(names, "q")
+    yield f"queries of {', '.join(names)}", tls.hooks.receivers(names, "q")
     yield f"values of {', '.join(names)}", [name.replace(".k", ".v") for name in found]
     for count in range(1, TARGETS):
         yield f"keys of {', '.join(names[:count])}", list(dict.fromkeys(groups[:count]))

@@ -10,7 +10,7 @@ from tlspectral.positional import BlockDraw, Question
 
 
 @dataclass(frozen=True)
-class Marks(tls.BlockTask):
+class Marks(tls.positional.BlockTask):
     """Blocks of two ids, a mark and a value; the question repeats the mark."""
 
     n_blocks: int = 5

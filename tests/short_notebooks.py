@@ -16,8 +16,8 @@ from importlib import import_module
 import_module("tlspectral.tasks.repeated").repeated_sequences.__defaults__ = (16, 64)
 import_module("tlspectral.heads.detectors.kernel")._KERNEL_SEQUENCES = 6
 import_module("tlspectral.hooks.sweeps.sweep").SEQUENCES = 4
-import_module("tlspectral.hooks.edge_effects").MEASURED = 8
-import_module("tlspectral.hooks.edge_effects").DRAWS = 4
+import_module("tlspectral.hooks.path_patching").MEASURED = 8
+import_module("tlspectral.hooks.path_patching").DRAWS = 4
 """
 # What stands in a notebook, once, and what takes its place. A null of five draws and a prompt of twelve pairs take the
 # same code as those of sixty. 09 is short; 05 trains until soon after its heads have formed, and measures fewer steps.

@@ -20,7 +20,7 @@ from tlspectral.tasks.repeated import repeated_sequences
 
 @pytest.mark.slow
 def test_tiny_rope_has_its_previous_token_head_first_on_every_key_edge():
-    model, keys = tls.load_model("tiny-rope"), tls.receivers([(1, head) for head in range(4)], "k")
+    model, keys = tls.load_model("tiny-rope"), tls.hooks.receivers([(1, head) for head in range(4)], "k")
     table = tls.edge_effects(model, keys, measure="ind", control="random")
     first = table.loc[table.groupby("receiver")["delta"].idxmin()]
     assert set(first["sender"]) == {"L0H3"}
@@ -163,7 +163,7 @@ def test_attention_of_a_task_is_measured_at_its_query_and_key():
             "L1H0.v: a head's attention does not depend on its values",
         ),
         ({"receivers": "L1H0.w"}, BadHead, "'L1H0.w' names no receiver"),
-        ({"receivers": "L1H0"}, BadHead, r"'L1H0' names no receiver: .*tls.receivers\(heads, \"k\"\)"),
+        ({"receivers": "L1H0"}, BadHead, r"'L1H0' names no receiver: .*{\"k\": heads}"),
         ({"measure": "induction"}, ValueError, "measure must be one of"),
         (
             {"replace": "median"},

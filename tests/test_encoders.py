@@ -19,7 +19,7 @@ from tlspectral.models.running.key_value_cache import prefill
 from tlspectral.tasks.repeated import repeated_sequences
 
 TOKENS, PAIRS = zoo.prompt(4, 12), zoo.prompt(4, 12, seed=1)
-BLOCKS = tls.BlockPrompt(torch.tensor([1]), list(torch.arange(3, 9).view(3, 2)), torch.tensor([9]))
+BLOCKS = tls.positional.BlockPrompt(torch.tensor([1]), list(torch.arange(3, 9).view(3, 2)), torch.tensor([9]))
 encoders = pytest.mark.parametrize("name", zoo.ENCODERS_HERE)
 
 

@@ -277,7 +277,7 @@ def test_pairs_are_known_again_beside_prompts_of_another_length():
 
 @pytest.mark.slow
 def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, monkeypatch, tmp_path):
-    monkeypatch.setattr("tlspectral.hooks.edge_effects.MEASURED", 10)
+    monkeypatch.setattr("tlspectral.hooks.path_patching.MEASURED", 10)
     asked = task_of(planted)
     pairs, ranks = ranked(planted, asked)
     table = tls.edge_effects(planted, task=asked, screen="gradient", method="EAP-IG", folder=tmp_path)

@@ -54,13 +54,13 @@ def titles(card):
 
 
 def test_a_card_of_the_row_alone_shows_the_row_and_nothing_else():
-    card = tls.head_card(heads(), "L1H0")
+    card = tls.report.head_card(heads(), "L1H0")
     assert titles(card) == ["Row"]
     row = heads().set_index("name").loc["L1H0"]
     metric = f"rotational share (D_head) {row['D_head']:.3f} {row['D_head_null_mean']:.3f} {row['D_head_null_std']:.3f}"
     assert metric in Structure(card.html).text()
     assert metric in " ".join(repr(card).split())
-    bare = tls.head_card(made_up_heads()[["layer", "head", "dir_frac"]].assign(prev=np.nan), (0, 1))
+    bare = tls.report.head_card(made_up_heads()[["layer", "head", "dir_frac"]].assign(prev=np.nan), (0, 1))
     assert "prev" not in repr(bare)  # not measured: absent
     assert repr(bare).split()[:1] == ["L0H1"]
 
@@ -73,7 +73,7 @@ def test_every_table_given_is_a_section_and_no_other():
         "edges": edges(),
         "directions": tls.head_directions(model(), "L1H0", "qk", n_words=3),
     }
-    card = tls.head_card(heads(), "L1H0", **given, composition=composition())
+    card = tls.report.head_card(heads(), "L1H0", **given, composition=composition())
     assert titles(card) == ["By distance", "Prediction by distance", "Ablation", "Edges in",
                             "Directions in words", "K-composition", "Row"]  # fmt: skip
     for sweep in given["sweep"]:
@@ -84,7 +84,7 @@ def test_every_table_given_is_a_section_and_no_other():
     assert section(card, "K-composition").text.splitlines()[1].split()[0] == "L0H3"
     assert "predicted" in section(card, "By distance").body
     assert (
-        section(tls.head_card(heads(), "L0H3", edges=edges()), "Edges out")
+        section(tls.report.head_card(heads(), "L0H3", edges=edges()), "Edges out")
         .text.splitlines()[1]
         .split()[0]
         .startswith("L1H0")
@@ -94,7 +94,8 @@ def test_every_table_given_is_a_section_and_no_other():
     read = words[words["token"].notna()].groupby(["direction", "side"]).ngroups
     assert f"{read} of {words.groupby(['direction', 'side']).ngroups} sides" in found.note
     assert len(found.text.splitlines()) == read + 1  # a direction without words is counted and not listed
-    none = section(tls.head_card(heads(), "L1H0", directions=words[words["token"].isna()]), "Directions in words")
+    unread = words[words["token"].isna()]
+    none = section(tls.report.head_card(heads(), "L1H0", directions=unread), "Directions in words")
     assert (none.text, none.body) == ("no reading", "")
     evidence = Evidence(made_up_heads(), {"kernels": kernels((0, 1)), "sweep": None})
     assert [one.title for one in evidence.sections((0, 1))] == ["By distance"]
@@ -103,7 +104,7 @@ def test_every_table_given_is_a_section_and_no_other():
 
 def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     prompt = torch.tensor([1, 5, 9, 5])
-    card = tls.head_card(heads(), "L1H0", model=model(), prompt=prompt)
+    card = tls.report.head_card(heads(), "L1H0", model=model(), prompt=prompt)
     assert titles(card) == ["Eigenvalues", "Phase by frequency", "Attention on the prompt", "Row"]
     body = section(card, "Eigenvalues").body
     values = tls.qk_operators(model())[1, 0].spectrum().eigenvalues
@@ -126,7 +127,7 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     assert not any(point.fwd_hooks for point in model().hook_dict.values())
     few = heads()[lambda table: table["layer"] == 1].assign(D_head=np.nan)
     few.attrs = heads().attrs
-    rounding = tls.head_card(few, "L1H0", model=model())  # a table of some layers is enough
+    rounding = tls.report.head_card(few, "L1H0", model=model())  # a table of some layers is enough
     assert titles(rounding) == ["Eigenvalues", "Phase by frequency", "Row"]
     assert "D_head" not in section(rounding, "Eigenvalues").text
 
@@ -143,7 +144,7 @@ def test_the_cloud_is_the_null_of_the_table(name):
         cloud = null_cloud(attention_view(bridge).layer(row.layer), singular, 5).numpy()
         drawn = np.abs(cloud.imag).sum(1) / np.abs(cloud).sum(1)
         assert (drawn <= row.D_head).mean() == row.D_head_null_pct
-    card = tls.head_card(table, (1, 1), model=bridge)
+    card = tls.report.head_card(table, (1, 1), model=bridge)
     assert titles(card) == ["Eigenvalues"] + ["Phase by frequency"] * (name == "llama") + ["Row"]
 
 
@@ -177,7 +178,7 @@ def hostile():
 def test_text_of_tables_and_tokens_stays_text():
     table = made_up_heads()
     table.attrs["model"] = INK
-    card = tls.head_card(table, (0, 1), **hostile())
+    card = tls.report.head_card(table, (0, 1), **hostile())
     for page in (card.html, tls.report.report(table, **hostile()), card._repr_html_()):
         assert INK not in page
         assert "<b onmouse" not in page
@@ -227,7 +228,7 @@ def of_other_weights():
 def test_what_does_not_fit_is_refused(monkeypatch, given, error, words):
     monkeypatch.setattr(room, "MOST_TOKENS", 6)
     with pytest.raises(error, match=words):
-        tls.head_card(heads(), "L1H0", **given())
+        tls.report.head_card(heads(), "L1H0", **given())
 
 
 def test_the_report_refuses_tables_as_the_card_does_and_a_head_is_of_the_table():
@@ -236,4 +237,4 @@ def test_the_report_refuses_tables_as_the_card_does_and_a_head_is_of_the_table()
     with pytest.raises(TypeError, match="did you mean 'kernels'"):
         tls.report.report(heads(), kernel=kernels((0, 1)))
     with pytest.raises(BadHead, match="L7H0 is not in the table of heads, which has 8"):
-        tls.head_card(heads(), "L7H0")
+        tls.report.head_card(heads(), "L7H0")

@@ -100,8 +100,11 @@ REFUSED = {
     },
     TypeError: {
         "steps alone": (lambda: history([0]), "found int among the checkpoints: give names, folders, models"),
-        "the name of a task": (lambda: of_llama(blocks="copying"), "one tls.BlockPrompt.*; found 'copying': call"),
-        "several prompts": (lambda: of_llama(blocks=[]), "one tls.BlockPrompt.*; found list: call"),
+        "the name of a task": (
+            lambda: of_llama(blocks="copying"),
+            "one tls.positional.BlockPrompt.*'copying': call",
+        ),
+        "several prompts": (lambda: of_llama(blocks=[]), "one tls.positional.BlockPrompt.*; found list: call"),
         "a function alone": (lambda: history([lambda: None]), "found function among the checkpoints"),
     },
     FileNotFoundError: {

@@ -324,7 +324,7 @@ def test_gradients_are_those_of_finite_differences(backend, name, part, what):
     model = in_float64(backend, name)
     view = attention_view(model)
     senders, layer = [(0, head) for head in range(view.n_heads(0))], view.n_layers - 1
-    into = tls.receivers([(layer, head) for head in range(view.n_heads(layer))], what)
+    into = tls.hooks.receivers([(layer, head) for head in range(view.n_heads(layer))], what)
 
     def effect():
         """What the edge does to a sum of logits."""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import make_dataclass
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -190,6 +190,56 @@ def test_the_drawing_is_that_of_the_imports():
     for room in TopologicalSorter(below).static_order():  # raises CycleError, with the circle
         found[room] = 1 + max((found[other] for other in below.get(room, ())), default=-1)
     assert found == FLOORS
+
+
+MODULES = {".".join(["tlspectral", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in FILES}
+MODULES = {name.removesuffix(".__init__"): path for name, path in MODULES.items()}
+
+
+def home(name: str) -> str:
+    """The module in which a dotted name is defined, also where a package hands it on."""
+    if name in MODULES:
+        return name
+    module, _, last = name.rpartition(".")
+    if module in MODULES and MODULES[module].stem == "__init__":
+        for other, _ in imported(MODULES[module], MODULES[module].read_text(encoding="utf-8")):
+            if other != name and other.endswith(f".{last}"):
+                return home(other)
+    return module
+
+
+def arrows() -> Iterator[tuple[str, str]]:
+    """Each module with each module of the package that it imports, also for type checkers alone; no faces."""
+    for module, path in MODULES.items():
+        if path.stem != "__init__":
+            for name, _ in imported(path, path.read_text(encoding="utf-8")):
+                if name.startswith("tlspectral.") and (other := home(name)) != module:
+                    yield module, other
+
+
+def circles(arrows: Iterable[tuple[str, str]]) -> list[str]:
+    """A circle of each package in which files or folders import each other in a circle."""
+    below: dict[str, dict[str, set[str]]] = {}
+    for module, other in arrows:
+        first, second = module.split("."), other.split(".")
+        same = next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
+        if same is not None:
+            below.setdefault(".".join(first[:same]), {}).setdefault(first[same], set()).add(second[same])
+    found = []
+    for package, graph in below.items():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            found.append(f"{package}: {' <- '.join(error.args[1])}")
+    return found
+
+
+def test_files_and_folders_of_a_package_import_each_other_in_no_circle():
+    every = list(arrows())
+    assert ("tlspectral.hooks.ablation", "tlspectral.hooks.edges.reached") in every  # also inside a function
+    assert circles(every) == []
+    back = ("tlspectral.hooks.edges.reached", "tlspectral.hooks.ablation")
+    assert [circle.split(":")[0] for circle in circles([*every, back])] == ["tlspectral.hooks"]
 
 
 def tracked(*options: str) -> list[str]:

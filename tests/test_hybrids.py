@@ -19,6 +19,7 @@ from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import intact_run, logits_at
 from tlspectral.models.stream.writes import mixed
+from tlspectral.positional import BlockPrompt
 
 HYBRIDS = {
     "bamba": (9, 18),
@@ -39,7 +40,7 @@ SHARING = {
     "glm_moe_dsa": {"indexer_types": ["full", "shared"]},
 }
 
-BLOCKS = tls.BlockPrompt(torch.tensor([3, 4]), torch.tensor([[5, 6], [7, 8], [9, 10]]).unbind(), torch.tensor([5]))
+BLOCKS = BlockPrompt(torch.tensor([3, 4]), torch.tensor([[5, 6], [7, 8], [9, 10]]).unbind(), torch.tensor([5]))
 
 # The fast tests ask of one convolution and, what is quick, of one linear attention. Of the others what is quick is
 # slow; what runs many functions is slow of two state spaces, and full of their like.

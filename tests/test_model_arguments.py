@@ -10,7 +10,7 @@ import zoo
 
 import tlspectral as tls
 
-PROMPT = tls.BlockPrompt(prefix="a", blocks=("b", "c", "d"), suffix="e")
+PROMPT = tls.positional.BlockPrompt(prefix="a", blocks=("b", "c", "d"), suffix="e")
 MORE = {
     "ablate": ("L0H1", "symmetric"),
     "ablation_hooks": ("L0H1", "symmetric"),

@@ -44,12 +44,26 @@ def test_lists_and_tables_of_receivers():
 def test_receivers_of_heads():
     frame = pd.DataFrame({"layer": [1, 0], "head": [3, 2], "entropy": 0.5})
     for heads in (["L1H3", (0, 2)], frame, frame.set_index(["layer", "head"])):
-        assert tls.receivers(heads, "v") == ["L1H3.v", "L0H2.v"]
-    assert tls.receivers("L1H3", "q") == ["L1H3.q"]
+        assert tls.hooks.receivers(heads, "v") == ["L1H3.v", "L0H2.v"]
+    assert tls.hooks.receivers("L1H3", "q") == ["L1H3.q"]
     with pytest.raises(ValueError, match=r"input must be 'q', 'k' or 'v' .*not 'z'"):
-        inspect.unwrap(tls.receivers)("L1H3", "z")
+        inspect.unwrap(tls.hooks.receivers)("L1H3", "z")
     with pytest.raises(BadHead, match="'L1' is a whole layer, and here heads are named one by one, such as L1H0"):
-        tls.receivers("L1", "k")
+        tls.hooks.receivers("L1", "k")
+
+
+def test_heads_by_what_is_read_of_them():
+    """In any form, also a whole layer; in a model of grouped keys they are its groups."""
+    frame = pd.DataFrame({"layer": [1], "head": [2]})
+    for heads in ("L1H2", [(1, 2)], frame, frame.set_index(["layer", "head"]), "L-1H2"):
+        assert of("gpt2", {"q": heads, "v": "L1H0"}) == of("gpt2", ["L1H2.q", "L1H0.v"])
+    view = attention_view(shared("bridge", "llama3"))
+    assert of("llama3", {"k": "L1"}) == of("llama3", [f"L1H{head}.k" for head in range(view.n_heads(1))])
+    assert of("gpt2", {}) == of("gpt2", {"k": []}) == []
+    with pytest.raises(BadHead, match="L1H9 does not exist"):
+        of("gpt2", {"k": "L1H9"})
+    with pytest.raises(BadHead, match=r"names no receivers: .* the keys of heads are \{\"k\": heads\}"):
+        of("gpt2", {"z": "L1H0"})
 
 
 NO_RECEIVER = ["L1H0", "L1H0.z", "L1KV0.q", "KV0.k", "", "L1MLP.q", 3, None, (1, 0), {"L1H0.k": 1}, ["L1H0.k", 2]]

@@ -19,8 +19,8 @@ from tlspectral.heads import frequency_table
 from tlspectral.heads.operators.factored import qk_operators
 from tlspectral.heads.operators.verification import verify_scores
 from tlspectral.hooks import ablate, ablation_sweep, band_effects
-from tlspectral.hooks.edge_effects import edge_effects
 from tlspectral.hooks.parts import Band
+from tlspectral.hooks.path_patching import edge_effects
 from tlspectral.models.loading import load_model
 from tlspectral.models.reading import attention_view, layer_digest
 from tlspectral.positional.exclusion import frequency_exclusion, head_exclusion

@@ -14,6 +14,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
+from tlspectral.positional import BlockPrompt
 from tlspectral.tasks import Score, paired_effect
 from tlspectral.tasks.scoring import predicted_positions, scored_sequences
 
@@ -213,7 +214,7 @@ READERS = {
     "kernels": lambda model, tokens: tls.relative_position_kernel(model, prompts=tokens),
     "scores": lambda model, tokens: tls.verify_scores(model, tokens),
     "attribution": lambda model, tokens: tls.qk_attribution(model, tokens[0], "L1H1", query=5, key=2),
-    "blocks": lambda model, tokens: tls.BlockPrompt(tokens[0, :1], list(tokens[0, 1:4, None]), tokens[0, 4:]).tokenized(
+    "blocks": lambda model, tokens: BlockPrompt(tokens[0, :1], list(tokens[0, 1:4, None]), tokens[0, 4:]).tokenized(
         model
     ),
 }

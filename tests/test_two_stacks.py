@@ -13,10 +13,11 @@ from tlspectral import parts
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.heads.directions import _key_contrast
 from tlspectral.models.reading import attention_view
+from tlspectral.positional import BlockPrompt
 
 HEADS = [(0, 1), (1, 2)]  # of the fast stack, whose layer runs four times, and of the slow one, whose layer runs twice
 TOKENS, OTHERS = zoo.prompt(3, 20), zoo.prompt(3, 20, seed=1)
-BLOCKS = tls.BlockPrompt(torch.tensor([3]), torch.tensor([[5, 6], [7, 8], [9, 10]]).unbind(), torch.tensor([5]))
+BLOCKS = BlockPrompt(torch.tensor([3]), torch.tensor([[5, 6], [7, 8], [9, 10]]).unbind(), torch.tensor([5]))
 AT = torch.tensor([[1, 2], [3, 4], [5, 6]])  # of the blocks; later queries see all of them
 TASK = tls.Task(TOKENS, lambda logits, *_: logits[:, -1, 5], counterfactual=OTHERS, attention=(9, 4))
 THETA = 10000.0 ** -(torch.arange(0, 16, 2, dtype=torch.float64) / 16)

@@ -40,13 +40,10 @@ if TYPE_CHECKING:
     )
     from tlspectral.hooks import parts as parts
     from tlspectral.models.loading import load_model
-    from tlspectral.positional import BlockTask, positional_symbolic
-    from tlspectral.report.card import head_card
-    from tlspectral.selection import receivers
+    from tlspectral.positional import positional_symbolic
     from tlspectral.spectral_rope import SpectralHookedTransformer, to_spectral
     from tlspectral.tables import read_table, write_table
     from tlspectral.tasks import Task, evaluate, logit_difference
-    from tlspectral.tasks.block_prompt import BlockPrompt
 
 _SUBMODULES = {
     "algebra", "errors", "heads", "history", "hooks", "models", "plots", "positional", "report", "selection",
@@ -54,8 +51,6 @@ _SUBMODULES = {
 }  # fmt: skip
 
 __all__ = [
-    "BlockPrompt",
-    "BlockTask",
     "SpectralHookedTransformer",
     "Task",
     "ablate",
@@ -68,7 +63,6 @@ __all__ = [
     "evaluate",
     "faithfulness",
     "frequency_table",
-    "head_card",
     "head_directions",
     "head_history",
     "k_composition",
@@ -78,7 +72,6 @@ __all__ = [
     "qk_attribution",
     "qk_operators",
     "read_table",
-    "receivers",
     "relative_position_kernel",
     "run_circuit",
     "to_spectral",

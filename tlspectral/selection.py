@@ -3,7 +3,7 @@
 import operator
 import re
 from collections.abc import Iterable, Mapping, Set
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -132,15 +132,16 @@ class Receiver(NamedTuple):
         return f"L{self.layer}{'KV' if self.shared else 'H'}{self.head}.{self.input}"
 
 
-Receivers = str | Receiver | Iterable[Any] | pd.DataFrame
-"""Receivers: `"L18H6.q"`, `"L18KV2.k"`, `"L3MLP"`, `"logits"`, a list of these, or a table with a column `receiver`."""
+Receivers = str | Receiver | Iterable[Any] | Mapping[str, Any] | pd.DataFrame
+"""Receivers: `"L18H6.q"`, `"L18KV2.k"`, `"L3MLP"`, `"logits"`, a list of these, a table with a column `receiver`, or
+`{"k": heads}` with `Heads` in any form, for the keys of these heads; also `"q"` and `"v"`."""
 
 
 def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
     """Return the queries, keys or values of heads as receivers, for `ablate(into=)` and `edge_effects`.
 
     >>> import tlspectral as tls
-    >>> tls.receivers(["L1H0", (1, 2)], "k")
+    >>> tls.hooks.receivers(["L1H0", (1, 2)], "k")
     ['L1H0.k', 'L1H2.k']
 
     Args:
@@ -159,6 +160,24 @@ def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
     if input not in ("q", "k", "v"):
         raise ValueError(f"input must be 'q', 'k' or 'v' (queries, keys or values), not {input!r}")
     return [f"{head_name(*pair)}.{input}" for pair in head_pairs(heads)]
+
+
+def receivers_in(view: Any, given: Receivers) -> list[Receiver]:
+    """Return receivers of a model in their order, each once; of `{"k": heads}` those heads in the order of the model.
+
+    `view` is a model as `heads_by_layer` reads it. Raises BadHead for what names no receiver, or no head of the model.
+    """
+    if not isinstance(given, Mapping):
+        return read_receivers(given)
+    wrong = [input for input in given if input not in ("q", "k", "v")]
+    if wrong:
+        raise BadHead(f"{given!r} names no receivers: {_RECEIVER_FORMS}")
+    return [
+        Receiver(layer, head, input)  # type: ignore[arg-type]
+        for input, heads in given.items()
+        for layer, some in heads_by_layer(view, heads).items()
+        for head in some
+    ]
 
 
 def read_receivers(given: Receivers) -> list[Receiver]:
@@ -190,8 +209,8 @@ def head_receiver(given: Head | Receiver) -> Receiver:
 
 
 _RECEIVER_FORMS = (
-    'a receiver is "L18H6.q", "L18H6.k" or "L18KV2.k" (also .v), "L3MLP" or "logits"; make a list of heads with '
-    'tls.receivers(heads, "k")'
+    'a receiver is "L18H6.q", "L18H6.k" or "L18KV2.k" (also .v), "L3MLP" or "logits"; the keys of heads are '
+    '{"k": heads}'
 )
 
 
@@ -248,27 +267,10 @@ def _refuse(given: Any) -> NoReturn:
     raise BadHead(f"{given!r} names no head: {HEAD_FORMS}")
 
 
-class LayersOfHeads(Protocol):
-    """A model as far as choosing heads asks of it: its layers, and how many heads each has."""
-
-    @property
-    def n_layers(self) -> int:
-        """Layers of the model, also those without heads that can be read."""
-        ...
-
-    @property
-    def layers(self) -> Iterable[int]:
-        """Indices of the layers that can be read."""
-        ...
-
-    def n_heads(self, layer: int) -> int:
-        """Return the number of heads of a layer."""
-        ...
-
-
-def heads_by_layer(view: LayersOfHeads, heads: Heads | None) -> dict[int, list[int]]:
+def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
     """Return the chosen heads by layer (None: all), layers and heads sorted, each head once; "L5" is all of a layer.
 
+    `view` is a model as `AttentionView` or `CheckpointLayers` reads it: its `n_layers`, its `layers`, `n_heads(layer)`.
     Raises BadHead for a layer or head that does not exist, or heads in no form of `Heads`.
     """
     if heads is None:

@@ -47,7 +47,7 @@ def an_edge_is_what_plain_recomputation_gives(row, what, kind):
 
 def edges_of(row, what, measure, replace):
     options = {"measure": measure, "replace": replace, "task": tls.tasks.induction(repeated(row.view))}
-    return tls.edge_effects(row.model, tls.receivers([(1, 1), (1, 2)], what), **options)
+    return tls.edge_effects(row.model, tls.hooks.receivers([(1, 1), (1, 2)], what), **options)
 
 
 def row_of(table, sender, receiver):

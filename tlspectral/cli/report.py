@@ -102,9 +102,8 @@ def _measured(
     """Return the heads of a model and its other tables but those that are given; note what could not be made."""
     from tlspectral.models.reading import attention_view
     from tlspectral.tables.parts import open_parts
-    from tlspectral.tables.sharing import sharing
     from tlspectral.tables.work import finished_parts
-    from tlspectral.tables.work_part import WorkPart
+    from tlspectral.tables.work_part import WorkPart, sharing
 
     origin = attention_view(model).origin()
     weights = {name: origin.get(name) for name in ("weights_sha256", "backend")}

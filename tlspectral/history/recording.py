@@ -100,7 +100,7 @@ def head_history(
     """
     if blocks is not None and not isinstance(blocks, BlockPrompt):
         raise TypeError(
-            "blocks is one tls.BlockPrompt(prefix, blocks, suffix); found "
+            "blocks is one tls.positional.BlockPrompt(prefix, blocks, suffix); found "
             f"{repr(blocks) if isinstance(blocks, str) else type(blocks).__name__}: call positional_symbolic at each "
             "checkpoint for tasks and lists of prompts"
         )

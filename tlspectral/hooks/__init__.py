@@ -8,11 +8,12 @@ if TYPE_CHECKING:
     from tlspectral.hooks.ablation import ablate, ablation_hooks
     from tlspectral.hooks.attribution.one_score import qk_attribution
     from tlspectral.hooks.circuits.circuit import faithfulness, run_circuit
-    from tlspectral.hooks.edge_effects import edge_effects
     from tlspectral.hooks.hook_check import check_hook
+    from tlspectral.hooks.path_patching import edge_effects
     from tlspectral.hooks.sweeps.bands import band_effects
     from tlspectral.hooks.sweeps.summary import summarize_sweep
     from tlspectral.hooks.sweeps.sweep import ablation_sweep
+    from tlspectral.selection import receivers
 
 __all__ = [
     "ablate",
@@ -23,6 +24,7 @@ __all__ = [
     "edge_effects",
     "faithfulness",
     "qk_attribution",
+    "receivers",
     "run_circuit",
     "summarize_sweep",
 ]

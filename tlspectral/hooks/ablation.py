@@ -10,8 +10,6 @@ import torch
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.edges.cut import EdgeReceiver, EdgeRun, EdgeSender
-from tlspectral.hooks.edges.reached import Reached, reached, refuse_order, warn_of_other_heads
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.probe import require_writes
@@ -72,8 +70,8 @@ def ablate(
         heads: "L5H1", (5, 1), a table row, "L5" for all heads of a layer, a list of these over any layers, or a
             DataFrame with `layer` and `head`; an empty list changes nothing.
         part: what is removed: a value of `tlspectral.hooks.parts`, or one without settings by name or symbol.
-        into: receivers, `"L18H6.q"`, `"L18KV2.k"` or a list of them (`tlspectral.receivers` makes one of heads), each
-            in a later layer than all of `heads`. None: no edge; the part is removed from the model.
+        into: receivers, `"L18H6.q"`, `"L18KV2.k"`, a list of them or `{"k": heads}`, each in a later layer than all of
+            `heads`. None: no edge; the part is removed from the model.
         task: the prompts that the block runs, all at once: of a part with `at`, whose positions count from the end of
             each prompt or have a name; or of an `Output`, which takes from them, or from their pairs if it has no
             `replace` and they have pairs. Prompts stand from the first token of the run on, as in `evaluate`.
@@ -107,10 +105,9 @@ def ablate(
 
         >>> import tlspectral as tls
         >>> model = tls.load_model("tiny-rope")
-        >>> keys = tls.receivers([(1, head) for head in range(4)], "k")
         >>> round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
         0.1
-        >>> with tls.ablate(model, "L0H3", "rope_phase", into=keys):
+        >>> with tls.ablate(model, "L0H3", "rope_phase", into={"k": "L1"}):
         ...     round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
         1.7
     """
@@ -182,21 +179,24 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
             "from the first token"
         )
     by_layer = heads_by_layer(view, heads)
-    if into is not None:
-        require_stream(view)
-    ends = None if into is None else reached(view, into)
-    refuse_order(by_layer, ends or [])
+    if into is None:
+        return _Asked(view, by_layer, removed, None)
+    from tlspectral.hooks.edges.reached import reached, refuse_order  # of heads alone, no edge is cut
+
+    require_stream(view)
+    ends = reached(view, into)
+    refuse_order(by_layer, ends)
     return _Asked(view, by_layer, removed, ends)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A part to be removed from heads, by layer, in the whole model or (not None) in what receivers read."""
+    """A part to be removed from heads, by layer, in the whole model or (not None) in what `Reached` ones read."""
 
     view: AttentionView
     by_layer: dict[int, list[int]]
     part: Part
-    ends: list[Reached] | None
+    ends: list[Any] | None
 
     def __str__(self) -> str:
         heads = [head_name(layer, head) for layer, some in self.by_layer.items() for head in some]
@@ -226,6 +226,9 @@ class _Asked:
             return [(name, seen_at(name, hook)) for ablation in ablations for name, hook in ablation.hooks()]
         if not ablations or not ends:
             return []
+        from tlspectral.hooks.edges.cut import EdgeReceiver, EdgeRun, EdgeSender
+        from tlspectral.hooks.edges.reached import warn_of_other_heads
+
         last = max(end.receiver.layer for end in ends)
         require_writes(view, range(min(one.layer.layer for one in ablations), last))
         run = EdgeRun({one.layer.layer: one.heads for one in ablations})

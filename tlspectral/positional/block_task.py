@@ -94,7 +94,7 @@ class BlockTask(_Blocks):
     A task of your own is a frozen dataclass with these two, and goes wherever a ready one does:
 
         @dataclass(frozen=True)
-        class Capitals(tls.BlockTask):
+        class Capitals(tls.positional.BlockTask):
             n_blocks: int = 4
 
             def draw(self, seed):

@@ -285,8 +285,8 @@ def _prompts(given: Any) -> list[BlockPrompt]:
     strange = [type(one).__name__ for one in prompts if not isinstance(one, BlockPrompt)]
     if strange:
         raise TypeError(
-            "prompt is a tls.BlockPrompt(prefix, blocks, suffix), a list of them, a tls.BlockTask or the name of a "
-            f"ready one; found {strange[0]}"
+            "prompt is a tls.positional.BlockPrompt(prefix, blocks, suffix), a list of them, a "
+            f"tls.positional.BlockTask or the name of a ready one; found {strange[0]}"
         )
     if not prompts:
         raise ValueError("the list of prompts is empty: there is nothing to measure")

@@ -122,7 +122,7 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
         >>> import tlspectral as tls, torch
         >>> model = tls.load_model("tiny-rope")
         >>> blocks = [torch.tensor([2 * number + 1, 2 * number + 2]) for number in range(12)]
-        >>> prompt = tls.BlockPrompt(torch.tensor([0]), blocks, torch.tensor([7]))
+        >>> prompt = tls.positional.BlockPrompt(torch.tensor([0]), blocks, torch.tensor([7]))
         >>> shares = tls.positional.logit_shares(model, prompt)
         >>> float(shares[["content", "position", "interaction"]].sum(axis=1).round(6).min())
         1.0

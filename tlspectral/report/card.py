@@ -67,7 +67,8 @@ def head_card(
 
         heads = tls.analyze_heads(model)
         phase = tls.ablation_sweep(model, "rope_phase", heads="L16H0")
-        tls.head_card(heads, "L16H0", sweep=phase, model=model, prompt="The cat sat on the mat, and the cat slept")
+        text = "The cat sat on the mat, and the cat slept"
+        tls.report.head_card(heads, "L16H0", sweep=phase, model=model, prompt=text)
 
     What is not given is not on the card: nothing is measured for it but, with `model`, what takes no long work: the
     eigenvalues of M in the complex plane over those of 30 draws of its null (FP section 3: its own singular values,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from tlspectral.tables.schema import Column, Schema, columns_of
+from tlspectral.tables.schema import Column, Schema, columns, columns_of
 
 # fmt: off
 _SHARE = "share"
@@ -118,6 +118,9 @@ EXTRA_COLUMNS: tuple[Column, ...] = _ALL[-3:]
 
 HEAD = HEAD_COLUMNS[:3]
 """Layer, head and name: what a table about heads begins with."""
+
+(PART,) = columns("part | label | What was removed, under the name or the symbol that was asked for.")
+"""The column that names a part of a head. Its settings are in the table's `attrs`."""
 
 COLUMNS: Mapping[str, Column] = MappingProxyType(
     {column.name: column for column in (*HEAD_COLUMNS, *LATENT_COLUMNS, *EXTRA_COLUMNS)}

@@ -11,9 +11,8 @@ import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables.schema import Schema
-from tlspectral.tables.sharing import sharing
 from tlspectral.tables.work import finished_parts
-from tlspectral.tables.work_part import WorkPart
+from tlspectral.tables.work_part import WorkPart, sharing
 
 if TYPE_CHECKING:
     from tlspectral.tables.parts import PartFolder

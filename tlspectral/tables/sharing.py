@@ -5,8 +5,7 @@ A shard makes parts by their place in the list alone, so no job waits for anothe
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +15,7 @@ import pandas as pd
 
 from tlspectral.errors import MissingParts, UserBlock
 from tlspectral.tables.atomic_writes import whole_file
+from tlspectral.tables.work_part import sharing
 
 if TYPE_CHECKING:
     from tlspectral.tables.parts import PartFolder
@@ -67,20 +67,6 @@ class Shard:
             require_parts(folder.path, [name for name in names if name not in failed])
             tables |= finish([part for part in parts if part.name not in tables and part.name not in failed])
         return {name: tables[name] for name in names if name in tables}
-
-
-_SHARD: ContextVar[Shard | None] = ContextVar("shard", default=None)
-current_shard = _SHARD.get
-
-
-@contextmanager
-def sharing(one: Shard | None) -> Iterator[None]:
-    """Make measurements inside the context parts of a shard; None: they make all their parts."""
-    token = _SHARD.set(one)
-    try:
-        yield
-    finally:
-        _SHARD.reset(token)
 
 
 def shard(index: int, count: int) -> AbstractContextManager[None]:

@@ -15,8 +15,7 @@ import pandas as pd
 from joblib.externals.loky import get_reusable_executor
 
 from tlspectral.tables.progress import bar, without_bars
-from tlspectral.tables.sharing import current_shard
-from tlspectral.tables.work_part import WORKER, PartFailure, WorkPart, working
+from tlspectral.tables.work_part import WORKER, PartFailure, WorkPart, current_shard, working
 
 if TYPE_CHECKING:
     from tlspectral.tables.parts import PartFolder

@@ -1,15 +1,32 @@
-"""Parts of a long work, and whether this thread makes one for another."""
+"""Parts of a long work, and which of them this job and this thread make."""
 
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
 # What this worker has prepared. Each thread has its own: two parts must not put their hooks on one model.
 WORKER = threading.local()
+
+
+_SHARD: ContextVar[Any] = ContextVar("shard", default=None)
+current_shard = _SHARD.get
+"""Return the `tlspectral.tables.sharing.Shard` whose parts measurements make here, None where they make all."""
+
+
+@contextmanager
+def sharing(one: Any) -> Iterator[None]:
+    """Make measurements inside the context parts of a shard; None: they make all their parts."""
+    token = _SHARD.set(one)
+    try:
+        yield
+    finally:
+        _SHARD.reset(token)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from tlspectral.errors import BadHead, warn_caller
 from tlspectral.models.reading import AttentionView
 from tlspectral.models.reading.layer import require_own_projections
 from tlspectral.models.stream.mlp import mlp_reads
-from tlspectral.selection import Receiver, Receivers, head_name, read_receivers
+from tlspectral.selection import Receiver, Receivers, head_name, receivers_in
 
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
@@ -35,7 +35,7 @@ def reached(view: AttentionView, given: Receivers) -> list[Reached]:
     Raises BadHead for a receiver that does not exist, UnsupportedArchitecture for one whose values are its keys.
     """
     asked: dict[Receiver, set[int]] = {}
-    for one in read_receivers(given):
+    for one in receivers_in(view, given):
         own, heads = _own(view, one)
         asked.setdefault(own, set()).update(heads)
     order = sorted(asked, key=lambda one: (one.layer, one.input, one.head))

@@ -16,7 +16,6 @@ from tlspectral.hooks.parts.output import Output, Replacement
 from tlspectral.hooks.parts.part import Part
 from tlspectral.hooks.parts.query_key import Antisymmetric, Band, QueryKeyPart, RopePhase, Symmetric
 from tlspectral.selection import chosen_part
-from tlspectral.tables.schema import columns
 
 __all__ = [
     "Antisymmetric",
@@ -49,9 +48,6 @@ PartName = Literal[
     "Im(M_t)",
 ]
 """A part without settings, by its name or by its symbol in "Fingerprint, Not Blueprint"."""
-
-(PART,) = columns("part | label | What was removed, under the name or the symbol that was asked for.")
-"""The column that names a part. Its settings are in the table's `attrs`."""
 
 _BY_NAME: dict[str, Part] = {
     part.name: part

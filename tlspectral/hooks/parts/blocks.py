@@ -118,7 +118,7 @@ class Content(BlockPart):
     >>> import tlspectral as tls, torch
     >>> model = tls.load_model("tiny-rope")
     >>> blocks = [torch.tensor([2 * number + 1, 2 * number + 2]) for number in range(12)]
-    >>> prompt = tls.BlockPrompt(torch.tensor([0]), blocks, torch.tensor([7]))
+    >>> prompt = tls.positional.BlockPrompt(torch.tensor([0]), blocks, torch.tensor([7]))
     >>> with tls.ablate(model, "L1H0", tls.parts.Content(prompt)):
     ...     model(prompt.tokenized(model).tokens()).shape
     torch.Size([1, 26, 32])

@@ -10,10 +10,10 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.heads.detectors import DETECTORS
-from tlspectral.hooks.parts import PART
 from tlspectral.selection import head_name
 from tlspectral.stats.correlations import benjamini_hochberg
 from tlspectral.stats.jackknife import jackknife
+from tlspectral.tables.head_columns import PART
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import Schema, columns
 

@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
-from tlspectral.hooks.parts import PART, Output, Part, PartName, part_of
+from tlspectral.hooks.parts import Output, Part, PartName, part_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.positions import asked_positions, is_one_position
 from tlspectral.hooks.screening import agreement, screened
@@ -29,7 +29,7 @@ from tlspectral.models.reading import AttentionView, attention_view
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, heads_by_layer, whole_number
 from tlspectral.tables import WorkPart, stacked
-from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.head_columns import HEAD, PART
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import (

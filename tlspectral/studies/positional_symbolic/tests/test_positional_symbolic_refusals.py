@@ -23,7 +23,7 @@ from tlspectral.studies.positional_symbolic.traces import attention_traces, freq
 
 INDEX, RETRIEVAL = CanonicalTask("index"), CanonicalTask("retrieval")
 FIRST, *BLOCKS, LAST = (zoo.prompt(batch=1, length=24)[0] % 32).split(4)
-PROMPT = tls.BlockPrompt(FIRST, BLOCKS, LAST)
+PROMPT = tls.positional.BlockPrompt(FIRST, BLOCKS, LAST)
 RUNS = pd.DataFrame({"task": ["index"], "n_frequencies": 1, "angle": 0.5, "seed": 0, "position": 0, "n": 4, "step": 0})
 RUNS = RUNS.assign(correct=2, accuracy=0.5, most_frequent=0.1)
 PATHS = pd.DataFrame({"angle": [0.5], "seed": 0, "step": 0, "kind": "key", "token": 0, "label": 0, "x": 0.0, "y": 0.0})

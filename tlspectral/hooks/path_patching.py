@@ -105,8 +105,8 @@ def edge_effects(
 
     Args:
         model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
-        receivers: what reads: `"L18H6.q"`, `"L18KV2.k"`, `"L3MLP"`, `"logits"` or a list (`tlspectral.receivers` makes
-            one of heads), or a table with a column `receiver`. Heads that share keys or values, or a latent that these
+        receivers: what reads: `"L18H6.q"`, `"L18KV2.k"`, `"L3MLP"`, `"logits"`, a list, `{"k": heads, "q": others}`, or
+            a table with a column `receiver`. Heads that share keys or values, or a latent that these
             are projected from, all get the edit; the column `reached` names them. None is everything that reads, of a
             task of pairs.
         senders: writers of earlier layers, and for an MLP the heads of its own that it reads. None: every such head, of
