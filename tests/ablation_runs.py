@@ -136,3 +136,7 @@ def rows_are_ablated_runs(model, rows, part, task):
         found, effect = [row.value, row.delta, row.delta_se], without - intact
         # Measured: at most 1e-6 of float32 (replayed, stacked runs); effects are 1e-4 and more.
         assert found == pytest.approx([without.value, effect.value, effect.se], abs=1e-5)
+
+
+def interrupt(activation, hook):
+    raise KeyboardInterrupt

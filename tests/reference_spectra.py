@@ -44,3 +44,14 @@ def dense_reference(w_q, w_k, k):
         "prin_angle_max": angles.max(),
         "singular_values": s,
     }
+
+
+def complex_pairs(w, geometry):
+    """Columns w_t of each pair, straight from the definition: [..., d_model, pairs], complex."""
+    w = w.numpy()
+    return w[..., geometry.real_index.numpy()] + 1j * w[..., geometry.imag_index.numpy()]
+
+
+def dense_phase(w_q, w_k, geometry):
+    """M_t of every head and pair, [heads, pairs, d_model, d_model], complex."""
+    return np.einsum("hit,hjt->htij", complex_pairs(w_q, geometry), complex_pairs(w_k, geometry).conj())

@@ -61,3 +61,23 @@ def assert_on_its_own(other, spectral):
     move(other, seed=1)
     assert torch.equal(logits(spectral), before)
     assert not torch.equal(logits(other), before)
+
+
+def config(**changes):
+    return {
+        "n_layers": 2,
+        "d_model": 32,
+        "n_heads": 4,
+        "d_head": 8,
+        "d_vocab": zoo.VOCABULARY,
+        "n_ctx": 64,
+        "act_fn": "silu",
+        "d_mlp": 64,
+        "normalization_type": "RMS",
+        "n_key_value_heads": 2,
+        "positional_embedding_type": "rotary",
+        "rotary_dim": 8,
+        "seed": 0,
+        "initializer_range": 0.4,
+        "device": "cpu",
+    } | changes

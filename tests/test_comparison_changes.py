@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from test_cli import heads, run
+from command_line import heads, run
 
 from tlspectral.heads import compare_heads
 from tlspectral.tables import read_table, write_table

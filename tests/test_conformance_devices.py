@@ -53,7 +53,7 @@ def test_the_stand_in_refuses_what_a_device_refuses():
 @pytest.mark.slow
 @zoo.needs_hooked
 def test_the_spectral_hooked_transformer_learns_on_the_device(device):
-    from test_spectral_hooked import config
+    from spectral_zoo import config
 
     models = [tls.SpectralHookedTransformer(config()), tls.SpectralHookedTransformer(config()).to(device)]
     for model in models:

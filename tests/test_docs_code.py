@@ -5,18 +5,12 @@ import doctest
 import importlib
 import io
 import re
-from pathlib import Path
 
 import pytest
 import zoo
+from page_code import ROOT, blocks
 
 import tlspectral as tls
-
-ROOT = Path(__file__).parents[1]
-
-
-def blocks(page: str, kind: str = "python") -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def test_each_line_for_those_who_come_from_transformerlens_runs():

@@ -9,7 +9,7 @@ import torch
 import transformers
 import zoo
 from ablation_runs import logits, recorded
-from test_model_arguments import FUNCTIONS, TAKE_A_MODEL
+from public_functions import FUNCTIONS, TAKE_A_MODEL
 
 import tlspectral as tls
 from tlspectral.errors import BadWeights, EditNotHonored, UnsupportedArchitecture

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from test_report import INK, Structure, kernels
-from test_report import heads as made_up_heads
+from made_up_heads import INK, Structure, kernels
+from made_up_heads import heads as made_up_heads
 
 import tlspectral as tls
 from tlspectral.errors import BadHead

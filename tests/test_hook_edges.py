@@ -11,7 +11,8 @@ import warnings
 import pytest
 import torch
 import zoo
-from ablation_runs import DELEGATED, a_part, ablated, in_dtype, intact, left_padded, logits, recorded
+from ablation_runs import DELEGATED, a_part, ablated, in_dtype, intact, interrupt, left_padded, logits, recorded
+from attention_models import make_deaf
 from edge_recomputation import (
     POINTS,
     edge_of,
@@ -22,11 +23,9 @@ from edge_recomputation import (
     recomputed,
     removed_from_stream,
 )
+from gradient_checks import in_float64, loss_of, slopes
+from native_models import native
 from spectral_zoo import moved
-from test_hook_gradients import in_float64, loss_of, slopes
-from test_hook_proof import make_deaf
-from test_hook_state import interrupt
-from test_native_bridges import native
 from zoo import shared
 
 import tlspectral as tls

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 import zoo
+from gradient_checks import in_float64, loss_of, slopes
 
 from tlspectral.hooks import ablate
 from tlspectral.models.reading import attention_view
@@ -18,10 +19,6 @@ GRADIENTS = [
 ]
 
 
-def in_float64(backend, name):
-    return zoo.converted(getattr(zoo, backend)(name), torch.float64)
-
-
 def query_weight(model, backend):
     """The parameter of layer 0 that holds W_Q, and how to see a tensor of its shape as [heads, d_model, d_head]."""
     attention = model.blocks[0].attn
@@ -31,27 +28,9 @@ def query_weight(model, backend):
     return attention.q.original_component.weight, lambda tensor: tensor.unflatten(0, (n_heads, -1)).mT
 
 
-def loss_of(model):
-    """A weighted sum of logits of a short prompt."""
-    weights = torch.randn(2, 12, zoo.VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return (model(zoo.prompt(length=12), return_type="logits") * weights).sum()
-
-
 def ablated_loss(model, heads, part):
     with ablate(model, heads, part):
         return loss_of(model)
-
-
-@torch.no_grad()
-def slopes(loss, weight, gradient, step=3e-4):
-    """The slope of the loss along a random direction of the weight, by finite difference and by the gradient."""
-    direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    values = []
-    for sign in (1, -1):
-        weight += sign * step * direction
-        values.append(float(loss()))
-        weight -= sign * step * direction
-    return (values[0] - values[1]) / (2 * step), float((gradient * direction).sum())
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 import torch
 import zoo
 from explicit_patterns import CASES, case_name, explicit_pattern, run_ablated, worst_error
-from test_native_bridges import native
+from native_models import native
 from zoo import shared
 
 from tlspectral.models.reading import attention_view

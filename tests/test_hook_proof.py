@@ -7,6 +7,7 @@ import pytest
 import torch
 import zoo
 from ablation_runs import DELEGATED, SCORES, ablated, intact, logits, some_models
+from attention_models import make_deaf
 from model_state import assert_unchanged, state_of, warm
 
 from tlspectral.errors import EditNotHonored
@@ -14,19 +15,6 @@ from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.hooks.parts import RopePhase
 from tlspectral.models.reading import AttentionView, attention_view
 from tlspectral.models.reading import bridge as bridge_reader
-
-
-def make_deaf(model, name):
-    """Make a hook point run its hooks and discard what they return, as bridges that delegate attention do."""
-    point = model.hook_dict[name]
-
-    class Deaf(type(point)):
-        def __call__(self, activation):
-            super().__call__(activation)
-            return activation
-
-    point.__class__ = Deaf
-
 
 DEAF = [
     ("bridge", "llama", "symmetric", "scores"),

@@ -10,16 +10,12 @@ import joblib
 import pytest
 import torch
 import zoo
-from ablation_runs import a_part, logits, some_models
+from ablation_runs import a_part, interrupt, logits, some_models
 from model_state import assert_unchanged, state_of
 from zoo import shared
 
 from tlspectral.errors import BadHead, EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
-
-
-def interrupt(activation, hook):
-    raise KeyboardInterrupt
 
 
 @pytest.mark.tl4

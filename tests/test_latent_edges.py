@@ -9,9 +9,9 @@ import torch
 import zoo
 from ablation_runs import ablated, logits, recorded
 from edge_recomputation import furthest
+from gradient_checks import in_float64, slopes
 from latent_reference import edge_in_transformers
 from pair_prompts import prompt_pairs
-from test_hook_gradients import in_float64, slopes
 
 import tlspectral as tls
 from tlspectral.errors import BadHead, EditNotHonored

@@ -1,12 +1,12 @@
 """What is no model is refused by every public function that takes one, in words that say what is accepted."""
 
-import inspect
 from contextlib import ExitStack
 
 import pandas as pd
 import pytest
 import torch
 import zoo
+from public_functions import FUNCTIONS, TAKE_A_MODEL
 
 import tlspectral as tls
 
@@ -28,19 +28,6 @@ MORE = {
 NAMES_TOO = {"analyze_heads", "head_history", "k_composition", "load_model"}
 PAIRS = tls.logit_difference([[1, 2]], 1, 2, counterfactual=[[3, 2]])
 MORE |= {"faithfulness": (pd.DataFrame(), PAIRS), "run_circuit": ([], PAIRS), "check_hook": (None, "L0H1")}
-FIRST = {"model", "checkpoints", "name"}
-IN_ROOMS = (
-    tls.hooks.band_effects,
-    tls.hooks.check_hook,
-    tls.heads.copying_scores,
-    tls.heads.qk_penalty,
-    tls.tasks.induction_loss,
-    tls.tasks.language_loss,
-)
-FUNCTIONS = {name: getattr(tls, name) for name in tls.__all__} | {public.__name__: public for public in IN_ROOMS}
-TAKE_A_MODEL = [
-    name for name, public in FUNCTIONS.items() if next(iter(inspect.signature(public).parameters), None) in FIRST
-]
 NO_MODELS = {
     "text": lambda: "gpt2",
     "a tensor": lambda: torch.zeros(3),

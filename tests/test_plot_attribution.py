@@ -3,21 +3,9 @@
 import numpy as np
 import pandas as pd
 from figure_parts import part, said
+from plotted_tables import PARTS, terms
 
 from tlspectral.plots import qk_attribution
-
-PARTS = ["symmetric", "antisymmetric", "phase", "outside_m"]
-
-
-def terms(count: int = 5, **more) -> pd.DataFrame:
-    values = np.random.default_rng(0).normal(size=(count, 4))
-    frame = pd.DataFrame(values, columns=PARTS)
-    frame.insert(0, "query_source", "embedding")
-    frame.insert(1, "key_source", [f"L0H{index}" for index in range(count)])
-    frame["total"] = values.sum(1)
-    frame = frame.assign(**more)
-    frame.attrs = {"head": "L5H1", "query": 7, "key": 2, "query_token": " be", "key_token": " or", "score": -1.5}
-    return frame
 
 
 def bars(figure, name):

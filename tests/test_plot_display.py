@@ -6,14 +6,13 @@ import warnings
 
 import numpy as np
 import pandas as pd
+import plotted_tables
 import pytest
-import test_plot_effects
-import test_plots
 from figure_parts import part
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
+from plotted_tables import terms
 from positional_tables import by_query, head_scores, joined, norms, per_frequency, traces
-from test_plot_attribution import terms
 
 from tlspectral import plots
 from tlspectral.plots.style import one_panel
@@ -34,11 +33,11 @@ ONE_PANEL = {
     "circuit": (lambda **ax: plots.circuit(EDGES, **ax), "L1KV0"),
     "faithfulness": (lambda **ax: plots.faithfulness(CURVE, **ax), "share of the score gap carried"),
     "ablation_effects": (
-        lambda **ax: plots.ablation_effects(test_plot_effects.SWEEP, test_plot_effects.HEADS, **ax), "nats",
+        lambda **ax: plots.ablation_effects(plotted_tables.SWEEP, plotted_tables.HEADS, **ax), "nats",
     ),
-    "plane": (lambda **ax: plots.plane(test_plots.heads(), **ax), "antisymmetric"),
+    "plane": (lambda **ax: plots.plane(plotted_tables.heads(), **ax), "antisymmetric"),
     "exclusion_plane": (lambda **ax: plots.exclusion_plane(head_scores(), **ax), "0 symbolic"),
-    "kernel": (lambda **ax: plots.kernel(test_plot_effects.KERNELS.iloc[:4], **ax), "tokens"),
+    "kernel": (lambda **ax: plots.kernel(plotted_tables.KERNELS.iloc[:4], **ax), "tokens"),
     "positional_symbolic_plane": (
         lambda **ax: plots.positional_symbolic_plane(head_scores(), highlight="L1H2", **ax), "(cosine)",
     ),
@@ -133,7 +132,7 @@ def test_axes_of_a_subfigure_serve_and_what_is_no_axes_is_refused():
     with pytest.raises(TypeError, match="ax is a ndarray: give one matplotlib Axes"):
         one_panel(grid, 1.0, 1.0)
     with pytest.raises(ValueError, match="the kernels are of 2 heads, a panel each"):
-        plots.kernel(test_plot_effects.KERNELS, ax=grid[0])
+        plots.kernel(plotted_tables.KERNELS, ax=grid[0])
 
 
 def test_the_largest_edges_are_drawn_by_size_and_sign():

@@ -1,16 +1,10 @@
 """Figures of ablations: every head and offset is drawn where the table says."""
 
 import numpy as np
-import pandas as pd
 import pytest
+from plotted_tables import HEADS, KERNELS, SWEEP
 
 from tlspectral.plots import ablation_effects, kernel
-
-HEADS = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "name": ["L0H0", "L0H1", "L1H0"], "prev": [0.9, 0.1, 0.5]})
-EFFECTS = {"part": "rope_phase", "delta": [0.5, -0.1, np.nan], "delta_se": [0.1, 0.02, np.nan]}
-SWEEP = HEADS[["layer", "head", "name"]].assign(**EFFECTS)
-OFFSETS = {"offset": np.tile(np.arange(-3, 1), 2), "score": np.arange(8.0)}
-KERNELS = pd.DataFrame({"layer": 2, "head": np.repeat([1, 5], 4), **OFFSETS})
 
 
 def test_effects_are_sorted_beside_their_control_and_unmeasured_heads_left_out():

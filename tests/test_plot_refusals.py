@@ -3,10 +3,10 @@
 from functools import partial
 
 import pandas as pd
+import plotted_tables
 import pytest
-import test_plots
+from plotted_tables import terms
 from positional_tables import by_query, head_scores, joined, norms, per_frequency, traces
-from test_plot_attribution import terms
 
 from tlspectral import plots
 from tlspectral.errors import BadHead
@@ -18,7 +18,7 @@ profile = partial(figures.frequency_profile, heads=[(0, 0)])
 @pytest.mark.parametrize(
     ("draw", "table", "column"),
     [
-        (plots.plane, test_plots.heads, "D_head"),
+        (plots.plane, plotted_tables.heads, "D_head"),
         (plots.qk_attribution, terms, "antisymmetric"),
         (plots.positional_symbolic_plane, head_scores, "s_sym"),
         (plots.exclusion_plane, head_scores, "logit_std"),
@@ -53,7 +53,7 @@ REFUSED = {
     "a head to name": (lambda: plane(head_scores(), highlight=[(9, 9)]), ValueError, "L9H9 has no row in the table"),
     "no name": (lambda: plane(head_scores(), highlight=["head 3"]), BadHead, "'head 3' names no head"),
     "negative": (
-        lambda: plots.plane(test_plots.heads(), highlight_previous_token=-1),
+        lambda: plots.plane(plotted_tables.heads(), highlight_previous_token=-1),
         ValueError,
         "highlight_previous_token is -1",
     ),

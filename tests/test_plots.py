@@ -7,16 +7,9 @@ from figure_parts import colours_by_layer, offsets, part, said
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
-from test_report import heads as made_up_heads
+from plotted_tables import heads
 
 from tlspectral.plots import plane
-
-
-def heads() -> pd.DataFrame:
-    """A table with the narrow nulls of real heads."""
-    table = made_up_heads(4, 6)
-    table["D_head_null_std"] /= 20
-    return table.assign(dir_frac_null_mean=0.7065, dir_frac_null_std=0.0009)
 
 
 def names(figure: Figure) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from chromium import Browser, Page
-from test_report import heads, kernels
+from made_up_heads import heads, kernels
 
 from tlspectral.report import report
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_spectra import complex_pairs, dense_phase
 
 from tlspectral.algebra.rotary import (
     PhaseNorms,
@@ -40,17 +41,6 @@ def turn(x, geometry, positions):
     """`rotate` at any positions: the angles of `positions` instead of 0, 1, 2, ..."""
     angle = torch.as_tensor(positions, dtype=torch.float64)[:, None] * geometry.theta
     return rotate(x, angle.cos(), angle.sin(), geometry)
-
-
-def complex_pairs(w, geometry):
-    """Columns w_t of each pair, straight from the definition: [..., d_model, pairs], complex."""
-    w = w.numpy()
-    return w[..., geometry.real_index.numpy()] + 1j * w[..., geometry.imag_index.numpy()]
-
-
-def dense_phase(w_q, w_k, geometry):
-    """M_t of every head and pair, [heads, pairs, d_model, d_model], complex."""
-    return np.einsum("hit,hjt->htij", complex_pairs(w_q, geometry), complex_pairs(w_k, geometry).conj())
 
 
 # --- columns ---

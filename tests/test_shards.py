@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import zoo
 from command_line import run
-from test_docs_code import ROOT, blocks
+from page_code import ROOT, blocks
 from work_parts import finished, numbers, parts_of, table_of
 from zoo_words import reader
 

@@ -5,30 +5,10 @@ import copy
 import pytest
 import torch
 import zoo
-from spectral_zoo import assert_on_its_own, greedy, logits, move
+from spectral_zoo import assert_on_its_own, config, greedy, logits, move
 
 from tlspectral.models.reading import attention_view
 from tlspectral.spectral_rope import SpectralHookedTransformer, load_spectral, merge, save_spectral, to_spectral
-
-
-def config(**changes):
-    return {
-        "n_layers": 2,
-        "d_model": 32,
-        "n_heads": 4,
-        "d_head": 8,
-        "d_vocab": zoo.VOCABULARY,
-        "n_ctx": 64,
-        "act_fn": "silu",
-        "d_mlp": 64,
-        "normalization_type": "RMS",
-        "n_key_value_heads": 2,
-        "positional_embedding_type": "rotary",
-        "rotary_dim": 8,
-        "seed": 0,
-        "initializer_range": 0.4,
-        "device": "cpu",
-    } | changes
 
 
 def ordinary(**changes):

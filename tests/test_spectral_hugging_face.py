@@ -17,6 +17,7 @@ import zoo
 from conformance.spectral_models import gradients
 from safetensors.torch import load_file
 from spectral_saves import WAYS, largest_change
+from spectral_training import trainer_of
 from spectral_zoo import assert_on_its_own, greedy, move
 from zoo import logits
 
@@ -140,25 +141,6 @@ def test_compiled_they_are_one_graph():
     """In another process: the shape checks of tests cannot be compiled."""
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
     subprocess.run([sys.executable, "-c", COMPILED], check=True, env={**os.environ, "PYTHONPATH": paths})
-
-
-class Prompts(torch.utils.data.Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        tokens = zoo.prompt(1, seed=index)[0]
-        return {"input_ids": tokens, "labels": tokens}
-
-
-def trainer_of(model, folder, callbacks=None, **options):
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder), per_device_train_batch_size=2, learning_rate=1e-2,
-        lr_scheduler_type="constant", report_to=[], use_cpu=True, disable_tqdm=True, **options,
-    )  # fmt: skip
-    return transformers.Trainer(
-        model=model, args=arguments, train_dataset=Prompts(), eval_dataset=Prompts(), callbacks=callbacks
-    )
 
 
 def trained(model, folder, resume=None):

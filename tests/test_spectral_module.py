@@ -7,17 +7,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spectral_modules import SHAPE, module
 from spectral_zoo import move
 
-from tlspectral.algebra.rotary import RotaryGeometry, pair_columns, rotate
-from tlspectral.spectral_rope import SpectralRoPE
+from tlspectral.algebra.rotary import RotaryGeometry, rotate
 
 invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 scopes = st.sampled_from(["model", "layer", "group", "head"])
 # d_head, rotary_dim, heads, key/value heads: the whole head, a quarter of it, a column left over; grouped or not.
 shapes = st.sampled_from([(8, 8, 4, 2), (16, 4, 3, 3), (7, 6, 4, 1), (8, 8, 6, 2)])
-SHAPE = (8, 8, 4, 2)
 POSITIONS = 9
 # Of 6 query heads on 2 key/value heads, the row of each: of omega; of phase and gain.
 ROWS = {
@@ -26,14 +25,6 @@ ROWS = {
     "group": ([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]),
     "head": ([0, 0, 0, 1, 1, 1], [0, 1, 2, 3, 4, 5]),
 }
-
-
-def module(shape=SHAPE, *, adjacent=False, dtype=torch.float64, theta=None, **options):
-    _, rotary_dim, heads, kv_heads = shape
-    pairs = rotary_dim // 2
-    theta = 10.0 ** -torch.linspace(0, 3, pairs, dtype=torch.float64) if theta is None else theta
-    real, imag = pair_columns(rotary_dim, adjacent=adjacent)
-    return SpectralRoPE(theta.to(dtype), heads, kv_heads, real_index=real, imag_index=imag, **options)
 
 
 def normal(seed, *shape, dtype=torch.float64):

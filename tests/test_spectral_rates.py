@@ -6,10 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from spectral_zoo import base
-from test_docs_code import blocks
-from test_spectral_hooked import config
-from test_spectral_hugging_face import trainer_of
+from page_code import blocks
+from spectral_training import trainer_of
+from spectral_zoo import base, config
 
 import tlspectral as tls
 from tlspectral.models.reading import attention_view

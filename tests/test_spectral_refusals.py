@@ -11,8 +11,8 @@ import zoo
 from ablation_runs import NO_ROPE
 from safetensors import safe_open
 from safetensors.torch import load, save_file
+from spectral_modules import module
 from spectral_zoo import base, move
-from test_spectral_module import module
 
 from tlspectral.errors import (
     BadHead,
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused(what):
 
 @zoo.needs_hooked
 def test_a_hooked_transformer_has_to_turn_and_is_spectral_already():
-    from test_spectral_hooked import config
+    from spectral_zoo import config
 
     with pytest.raises(UnsupportedArchitecture, match="none of the 2 layers"):
         SpectralHookedTransformer(config(positional_embedding_type="standard", rotary_dim=None))

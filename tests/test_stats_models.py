@@ -3,9 +3,9 @@
 import itertools
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.stats
+from heads_of_models import MEDIANS, SCHEMES, heads_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,19 +15,6 @@ invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
 few = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=5)
 alternatives = pytest.mark.parametrize("alternative", ["two-sided", "less", "greater"])
-
-# Top-5 medians of FP's Table 2, last column.
-MEDIANS = {
-    "gpt2": 0.2083, "opt": 0.2305, "neo": 0.1406, "bloom": 0.2630, "410m": 0.8854, "1.4b": 0.8490, "llama": 0.7900,
-}  # fmt: skip
-SCHEMES = {model: "rope" if model in ("410m", "1.4b", "llama") else "other" for model in MEDIANS}
-
-
-def heads_of(seed):
-    """Four layers of five heads."""
-    rng = np.random.default_rng(seed)
-    layer, head = np.divmod(np.arange(20), 5)
-    return pd.DataFrame({"layer": layer, "head": head, "D_head": rng.uniform(size=20), "prev": rng.beta(0.3, 2, 20)})
 
 
 # --- top heads ---

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zoo
 from ablation_runs import repetitions as drawn
-from test_task_sweep import accuracy
+from pair_prompts import accuracy
 from zoo import shared
 
 import tlspectral as tls

@@ -6,6 +6,7 @@ import pytest
 import torch
 import zoo
 from ablation_runs import ROUTES, recorded, rows_are_ablated_runs
+from pair_prompts import accuracy
 from zoo import shared
 
 import tlspectral as tls
@@ -20,10 +21,6 @@ NOISE = 1e-5
 
 def margin_task(prompts=UNEQUAL):
     return tls.logit_difference(prompts, [3, 4, 5, 6], 7)
-
-
-def accuracy(logits, tokens, mask):
-    return (logits[:, -1].argmax(-1) == 3).float()
 
 
 def sweep(model, part="symmetric", task=None, **options):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
-from test_rotary import dense_phase
+from reference_spectra import dense_phase
 
 import tlspectral as tls
 from tlspectral import stats

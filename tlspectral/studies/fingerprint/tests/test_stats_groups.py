@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+from heads_of_models import MEDIANS, SCHEMES, heads_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_stats_models import MEDIANS, SCHEMES, heads_of
 
 from tlspectral.stats import model_permutation_test, top_head_percentile
 from tlspectral.studies.fingerprint.printed_pvalues import gap_pvalue

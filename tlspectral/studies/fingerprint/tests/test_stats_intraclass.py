@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import statsmodels.formula.api as smf
+from layered_heads import heads_of
 from statsmodels.stats.anova import anova_lm
-from test_stats_bootstrap import heads_of
 
 from tlspectral.studies.fingerprint.statistics import intraclass_correlation
 
