@@ -11,30 +11,16 @@ PARALLEL := --numprocesses logical --dist loadfile
 # the other suites, which call the same functions, do not.
 UNCHECKED := --jaxtyping-packages=
 
-# Files of few and long tests, which xdist would hand out last, one core idle behind them: they begin.
-LONG := $(addprefix tlspectral/studies/,fingerprint/tests/test_constrained_models.py \
-	positional_symbolic/tests/test_canonical_heads.py fingerprint/tests/test_replication.py) \
-	$(addprefix tests/test_,$(addsuffix .py,conformance_bridges conformance_devices spectral_rates smollm2 readme null_dtype))
-LONG_FIRST = $(if $(findstring test_,$(ARGS)),,--no-loadscope-reorder $(LONG) tests tlspectral/studies)
-
-# What `make test-lowest` runs: the tests in which the dependencies do most of the work. The others, of models and
-# operators, rest on torch and TransformerLens, whose versions are the same there as in `make test`. pytest refuses a
-# name that no file has.
-LOWEST := $(addprefix tests/test_,$(addsuffix .py,checkpoint_files cli history_names html_summary \
-	loading_gguf nulls plot_* plots positional_table report \
-	spectra_* spectral_files stats_* summary table_texts tables work)) \
-	$(addprefix tlspectral/studies/fingerprint/tests/test_,$(addsuffix .py,constrained_contrasts \
-	fingerprint_commands history_questions placebos replication stats_*)) \
-	tlspectral/studies/*/tests/test_plot_*.py
+# Files of tests marked long begin (`conftest.py`); xdist would hand out files of few tests last, one core idle behind.
+LONG_FIRST := --no-loadscope-reorder
 
 # What `make test-newest` runs: a few models of each kind through the whole package, generation, and one notebook.
-NEWEST := $(addprefix tests/test_,$(addsuffix .py,conformance_bridges hook_key_value_caches))
+NEWEST := tests/test_conformance_bridges.py tests/models/running/test_key_value_cache.py
 NEWEST_NOTEBOOK := 09_learn_frequencies.ipynb
 
 # What `make test-pythons` runs, and with which interpreters: names on PATH, or paths that end in such a name.
 PYTHONS := python3.10 python3.12 python3.13 python3.14
-CORE := $(addprefix tests/test_,$(addsuffix .py,spectra_* nulls operators rotary part_values tables head_selection head_columns \
-	hook_effects hook_arguments tasks))
+CORE := tests/algebra tests/tables tests/tasks tests/heads/operators tests/hooks/parts tests/test_selection.py
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -96,7 +82,7 @@ notebooks: .venv/test .venv/demo .venv/demo-gemma ## run every notebook from top
 	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) notebooks/*.ipynb $(ARGS)
 
 notebooks-short: .venv/test .venv/demo .venv/demo-gemma ## run copies of them with fewer draws, pairs and tokens
-	.venv/bin/python tests/short_notebooks.py build/notebooks
+	.venv/bin/python tests/support/short_notebooks.py build/notebooks
 	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) build/notebooks/*.ipynb $(ARGS)
 
 notebooks-with-outputs: ARGS := --overwrite ## run every notebook and keep what it prints and draws in its file
@@ -109,7 +95,7 @@ test-tl4: .venv-tl4/test ## all tests not marked slow, and the slow ones marked 
 
 families: .venv/test .venv-tl4/test ## write the tables of architectures, on both lines of TransformerLens: some minutes
 	for python in .venv/bin/python .venv-tl4/bin/python; do \
-		$$python tests/families.py; $$python tests/spectral_families.py; \
+		$$python tests/support/families.py; $$python tests/support/spectral_families.py; \
 	done
 
 # Interpreters that are not on PATH are named and passed over. Torch is the platform's own build there: on Linux the
@@ -121,12 +107,13 @@ test-pythons: ## tests of operators, spectra, nulls, tables and hooks on the old
 		.venv-$$name/bin/python -m pytest $(PARALLEL) $(CORE) $(ARGS); ran=1; \
 	done; [ $$ran = 1 ] || { echo "none of $(PYTHONS) can be run here"; exit 1; }
 
-test-lowest: .venv-lowest/test ## tests of tables, statistics, figures and commands, on the lowest versions allowed
-	.venv-lowest/bin/python -m pytest $(PARALLEL) $(UNCHECKED) $(LOWEST) $(ARGS)
+# The others, of models and operators, rest on torch and TransformerLens, whose versions are the same there as in `make test`.
+test-lowest: .venv-lowest/test ## tests in which dependencies do most of the work, on the lowest versions allowed
+	.venv-lowest/bin/python -m pytest -m "lowest and not slow" $(PARALLEL) $(UNCHECKED) $(ARGS)
 
 test-newest: .venv-newest/test ## models of each kind, generation and a notebook, on the newest versions that pyproject.toml allows
 	.venv-newest/bin/python -m pytest $(PARALLEL) $(UNCHECKED) $(NEWEST) $(ARGS)
-	.venv-newest/bin/python tests/short_notebooks.py build/newest
+	.venv-newest/bin/python tests/support/short_notebooks.py build/newest
 	.venv-newest/bin/python -m pytest --nbmake --nbmake-timeout=900 build/newest/$(NEWEST_NOTEBOOK)
 
 coverage: .venv/coverage ## branch coverage of the core by the tests not marked slow, file by file
@@ -136,7 +123,7 @@ wheel: .venv/build ## build sdist and wheel, look into them, install the wheel e
 	rm -rf dist build/wheel build/again
 	.venv/bin/python -m build --outdir dist . > /dev/null
 	.venv/bin/python -m build --outdir build/again . > /dev/null
-	.venv/bin/python tests/wheel_contents.py dist build/again
+	.venv/bin/python tests/support/wheel_contents.py dist build/again
 	$(PYTHON) -m venv build/wheel
 	$(call install,build/wheel) constraints.txt dist/*.whl
 	cd build/wheel && bin/tlspectral analyze tiny-rope
@@ -145,7 +132,7 @@ docs: .venv/docs ## build the site into build/site; any warning is an error
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet
 
 docstrings: .venv/base ## write the lists of columns in docstrings from the schemas of their tables
-	PYTHONPATH=. .venv/bin/python tests/docstring_columns.py
+	PYTHONPATH=.:tests/support .venv/bin/python tests/support/docstring_columns.py
 
 counts: ## print how many lines, tokens and functions the core, the studies and the tests have
 	@$(PYTHON) tools/counts.py

@@ -41,7 +41,8 @@ def full(request):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what is marked full, without `--full`."""
+    """Begin with files marked long, and leave out what is marked full, without `--full`."""
+    items.sort(key=lambda item: not item.get_closest_marker("long"))
     if not config.getoption("--full"):
         left_out = {item for item in items if item.get_closest_marker("full")}
         config.hook.pytest_deselected(items=list(left_out))

@@ -3,6 +3,8 @@
 import pytest
 from conformance import cases
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(("row", "holds", "case"), cases("bridge"), indirect=["row"])
 def test_conformance(row, holds, case):

@@ -11,6 +11,8 @@ from stand_in_device import DEVICE, SECOND_DEVICE, StandInDevice, WrongDevice
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
 
+pytestmark = pytest.mark.long
+
 
 def pytest_generate_tests(metafunc):
     if "holds" in metafunc.fixturenames:

@@ -29,7 +29,7 @@ PECULIAR = (
     ("stablelm", "qk_layernorm=True"),
 )
 ELSEWHERE = {(SHAPES[name]().model_type, "") for name in zoo.RIGHT}
-"""Forms of the zoo's models, of which test_loading.py and test_checkpoint_streaming.py ask the same."""
+"""Forms of the zoo's models, of which test_loading.py and test_layers.py ask the same."""
 
 
 def compare(family: str, form: str) -> None:

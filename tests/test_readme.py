@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from short_notebooks import FEWER
 
+pytestmark = pytest.mark.long
+
 README = Path(__file__).parents[1] / "README.md"
 
 

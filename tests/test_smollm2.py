@@ -13,7 +13,7 @@ from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.selection import head_name
 from tlspectral.tables import HEAD_COLUMNS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 LAYERS, HEADS = 30, 9
 BEHAVIOUR = [name + end for name in ("prev", "dup", "ind") for end in ("", "_se")]

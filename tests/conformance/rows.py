@@ -29,7 +29,7 @@ KINDS = {
 # Architectures of which there are bridges alone.
 OF_BRIDGES = ("codegen", "gemma3n", "gemma4", "hrm", "llama4", "nanochat")
 # Latent attention with and without a latent of queries, with biases, with an indexer. What is refused of it is asked in
-# test_latent_attention.py.
+# test_latent.py.
 LATENTS = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm5")
 LEARNED = {"conformance.spectral", "conformance.spectral_models"}
 SUMS = {"conformance.circuits", "conformance.edges"}

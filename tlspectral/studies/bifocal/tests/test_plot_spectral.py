@@ -9,6 +9,8 @@ import pytest
 
 from tlspectral.studies.bifocal import figures
 
+pytestmark = pytest.mark.lowest
+
 REFERENCES = pd.DataFrame(
     {"language": ["dyck3", "modulo7"], "entropy_floor": [0.0, 0.1], "chance_loss": [1.3, 1.9], "chance_accuracy": 0.25}
 )

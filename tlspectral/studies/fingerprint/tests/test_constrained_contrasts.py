@@ -9,6 +9,8 @@ import pytest
 from tlspectral.studies.fingerprint.constrained import formation, formation_tests, rerouting
 from tlspectral.studies.fingerprint.constrained.presets import loss_threshold
 
+pytestmark = pytest.mark.lowest
+
 # "Fingerprint, Not Blueprint", section 10: first evaluation with `ce_pred` below 2.154 of the released runs.
 PUBLISHED = {
     "ape_free": [600, 600, 600, 600, 600],

@@ -16,6 +16,8 @@ from tlspectral.studies.fingerprint.constrained import ARMS, PRESETS, phase_pena
 from tlspectral.studies.fingerprint.constrained.measures import KERNEL_OFFSETS, measure, spectral_columns
 from tlspectral.studies.fingerprint.published import published_constrained
 
+pytestmark = pytest.mark.long
+
 TASK, PAPER = TINY.task, PRESETS["paper"]
 
 

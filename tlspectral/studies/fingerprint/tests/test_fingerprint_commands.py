@@ -36,6 +36,8 @@ from tlspectral.studies.fingerprint.replication import (
 )
 from tlspectral.tables import read_table, write_table
 
+pytestmark = pytest.mark.lowest
+
 
 def test_tables_say_whose_they_are():
     tracks = [published_checkpoints(name) for name in PUBLISHED_CHECKPOINTS]

@@ -13,6 +13,8 @@ from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
 from tlspectral.studies.fingerprint.history_questions import eventual_head_rank, formation_crossing, median_leaves_null
 from tlspectral.studies.fingerprint.published import published_checkpoints, published_heads
 
+pytestmark = pytest.mark.lowest
+
 few = settings(max_examples=30, derandomize=True)
 
 

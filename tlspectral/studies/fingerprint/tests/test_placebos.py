@@ -22,6 +22,8 @@ from tlspectral.studies.fingerprint.statistics.placebos import (
     pseudo_rope,
 )
 
+pytestmark = pytest.mark.lowest
+
 PLACES = ["draw", "layer", "head"]
 COLUMNS = list(PHASE_COLUMNS)
 # Measured against the dense route: at most 2e-15 for shares of order 1; a wrong pair is off by hundredths and more.

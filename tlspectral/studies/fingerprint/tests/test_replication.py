@@ -35,6 +35,8 @@ from tlspectral.studies.fingerprint.replication.sentences.power import (
 from tlspectral.studies.fingerprint.statistics import mann_whitney
 from tlspectral.tables import read_table
 
+pytestmark = [pytest.mark.long, pytest.mark.lowest]
+
 STORED = Path(__file__).parents[4] / "docs" / "results" / "replication.parquet"
 HOLDS, _, _, CONTRADICTED, UNDECIDED = SENTENCE_VERDICTS
 # Rows of no table but of the papers' mathematics, flipped by themselves below.

@@ -20,6 +20,8 @@ from tlspectral.studies.fingerprint.statistics import (
     top_k_sensitivity,
 )
 
+pytestmark = pytest.mark.lowest
+
 invariant = settings(max_examples=30, derandomize=True)
 # Few distinct values: ties within and between groups.
 tied = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=6)

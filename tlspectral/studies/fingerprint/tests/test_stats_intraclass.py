@@ -8,6 +8,8 @@ from statsmodels.stats.anova import anova_lm
 
 from tlspectral.studies.fingerprint.statistics import intraclass_correlation
 
+pytestmark = pytest.mark.lowest
+
 
 def plain_anova(heads, column, cluster):
     table = anova_lm(smf.ols(f"{column} ~ C({cluster})", heads).fit())

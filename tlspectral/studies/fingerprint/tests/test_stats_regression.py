@@ -18,6 +18,8 @@ from tlspectral.studies.fingerprint.statistics import (
     triage,
 )
 
+pytestmark = pytest.mark.lowest
+
 
 def columns_of(seed=0, n=40):
     rng = np.random.default_rng(seed)

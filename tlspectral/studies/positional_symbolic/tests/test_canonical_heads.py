@@ -33,6 +33,8 @@ from tlspectral.studies.positional_symbolic.canonical.sweep import most_frequent
 from tlspectral.studies.positional_symbolic.canonical.trainer import validation_prompts
 from tlspectral.studies.positional_symbolic.canonical_tasks import CanonicalTask
 
+pytestmark = pytest.mark.long
+
 ANGLES = (0.0, 0.3, 2.0)
 
 

@@ -21,6 +21,8 @@ from positional_tables import (
 
 from tlspectral.studies.positional_symbolic import figures
 
+pytestmark = pytest.mark.lowest
+
 ANGLES = (0.0, 0.01, 0.5)
 ARMS = [("index", 1), ("retrieval", 1), ("partial_induction", 1), ("partial_induction", 2)]
 

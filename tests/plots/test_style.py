@@ -1,0 +1,163 @@
+"""Every figure is legible, shows itself in a notebook, and one of a single panel draws into axes that are given."""
+
+import io
+import sys
+import warnings
+
+import numpy as np
+import pandas as pd
+import plotted_tables
+import pytest
+from figure_parts import part
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation, Text
+from plotted_tables import terms
+from positional_tables import by_query, head_scores, joined, norms, per_frequency, traces
+
+from tlspectral import plots
+from tlspectral.plots.style import one_panel
+from tlspectral.studies.positional_symbolic import figures
+
+pytestmark = pytest.mark.lowest
+
+# What draws each, and words that it shows; those of one panel take axes.
+EDGES = pd.DataFrame({
+    "sender": ["embedding", "L0MLP", "L0H2", "L0H2", "L1H0"],
+    "receiver": ["L0MLP", "L1H0.q", "L1KV0.k", "L1KV0.v", "logits"],
+    "estimate": [-2.0, 0.5, -0.1, 1.0, -3.0], "delta": [-1.9, np.nan, -0.2, 0.9, -3.1],
+})  # fmt: skip
+CURVE = pd.DataFrame({
+    "circuit": ["edges", "random", "relabelled"] * 2, "share": [0.01] * 3 + [0.1] * 3, "n_edges": [1] * 3 + [10] * 3,
+    "faithfulness": [0.4, 0.0, 0.1, 0.9, 0.3, 0.5], "low": [0.3, np.nan, np.nan, 0.8, np.nan, np.nan],
+    "high": [0.5, np.nan, np.nan, 1.0, np.nan, np.nan],
+})  # fmt: skip
+ONE_PANEL = {
+    "circuit": (lambda **ax: plots.circuit(EDGES, **ax), "L1KV0"),
+    "faithfulness": (lambda **ax: plots.faithfulness(CURVE, **ax), "share of the score gap carried"),
+    "ablation_effects": (
+        lambda **ax: plots.ablation_effects(plotted_tables.SWEEP, plotted_tables.HEADS, **ax), "nats",
+    ),
+    "plane": (lambda **ax: plots.plane(plotted_tables.heads(), **ax), "antisymmetric"),
+    "exclusion_plane": (lambda **ax: plots.exclusion_plane(head_scores(), **ax), "0 symbolic"),
+    "kernel": (lambda **ax: plots.kernel(plotted_tables.KERNELS.iloc[:4], **ax), "tokens"),
+    "positional_symbolic_plane": (
+        lambda **ax: plots.positional_symbolic_plane(head_scores(), highlight="L1H2", **ax), "(cosine)",
+    ),
+    "qk_attribution": (lambda **ax: plots.qk_attribution(terms(), **ax), "logits"),
+}  # fmt: skip
+OF_THE_STUDY = {
+    "frequency_profile": (lambda: figures.frequency_profile(per_frequency(), [(0, 0), (1, 2), (3, 1)]), "(cosine)"),
+    "score_heatmaps": (lambda: figures.score_heatmaps(head_scores()), "(cosine)"),
+    "score_histograms": (lambda: figures.score_histograms(by_query()), "(cosine)"),
+    "plane_by_query": (lambda: figures.plane_by_query(by_query()), "(cosine)"),
+    "frequency_grid": (lambda **ax: figures.frequency_grid(per_frequency(), **ax), "score 0 to 1 up"),
+    "frequency_path": (lambda **ax: figures.frequency_path(per_frequency(), (1, 1), **ax), "(cosine)"),
+    "frequency_norms": (lambda: figures.frequency_norms(norms(), "L0H1"), "rms over keys"),
+    "attention_traces": (lambda: figures.attention_traces(traces()), "mean attention per token"),
+    "score_agreement": (lambda: figures.score_agreement(joined()), "(cosine)"),
+    "exclusion_heatmap": (lambda: figures.exclusion_heatmap(head_scores()), "0 symbolic"),
+    "exclusion_histograms": (lambda: figures.exclusion_histograms(by_query()), "0 symbolic"),
+}
+FIGURES = {**ONE_PANEL, **OF_THE_STUDY}
+SLOW = {name: pytest.param(name, marks=pytest.mark.slow) for name in OF_THE_STUDY}
+
+
+def test_a_notebook_shows_every_figure():
+    assert set(plots.__all__) == {*ONE_PANEL}
+    stream = FIGURES["kernel"][0]()._repr_png_()
+    assert stream.startswith(b"\x89PNG")
+
+
+def saved(figure):
+    """The figure, after it was written without a warning and without a figure of pyplot."""
+    stream = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # matplotlib 3.9 calls what pyparsing 3.3 deprecates.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(matplotlib|pyparsing)\.")
+        figure.savefig(stream, format="pdf")
+    assert stream.getvalue().startswith(b"%PDF")
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
+    return figure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [SLOW.get(name, name) for name in FIGURES])
+def test_texts_are_large_enough_inside_the_figure_and_not_on_one_another(name):
+    draw, words = FIGURES[name]
+    figure = saved(draw())
+    figure.draw_without_rendering()
+    assert hasattr(figure, "_repr_png_")
+    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    assert words in " ".join(text.get_text() for text in texts)
+    assert min(text.get_fontsize() for text in texts if not isinstance(text, Annotation)) >= 8
+    frame = figure.bbox.padded(1)
+    names = [text for axes in figure.axes for text in (axes.xaxis.label, axes.yaxis.label, axes.title)]
+    names += figure.texts
+    for legend in figure.legends:
+        names += [legend.get_title(), *legend.get_texts()]
+    names = [text for text in names if text.get_text().strip() and text.get_visible()]
+    boxes = [text.get_window_extent() for text in names]
+    for text, box in zip(names, boxes, strict=True):
+        assert frame.contains(*box.min), text
+        assert frame.contains(*box.max), text
+    for number, box in enumerate(boxes):
+        for other in range(number):
+            assert not box.padded(-1).overlaps(boxes[other].padded(-1)), (names[number], names[other])
+
+
+def drawn(axes):
+    return [len(artists) for artists in (axes.lines, axes.collections, axes.patches, axes.texts)]
+
+
+@pytest.mark.parametrize("name", [*ONE_PANEL, SLOW["frequency_grid"], SLOW["frequency_path"]])
+def test_given_axes_hold_what_a_figure_alone_holds(name):
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    ax, neighbour = figure.subplots(1, 2)
+    untouched = len(neighbour.findobj())
+    draw, _ = FIGURES[name]
+    alone = draw()
+    assert draw(ax=ax) is figure
+    # Alone the figure's own patch and legend stand outside of the axes; a colour bar may be axes of its own.
+    assert len(figure.findobj()) - untouched == len(alone.findobj())
+    assert drawn(ax) == drawn(alone.axes[0])
+    assert ax.has_data()
+    assert figure.legends == []
+    assert len(neighbour.findobj()) == untouched
+
+
+def test_axes_of_a_subfigure_serve_and_what_is_no_axes_is_refused():
+    figure = Figure(layout="constrained")
+    left, _ = figure.subfigures(1, 2)
+    assert one_panel(left.subplots(), 1.0, 1.0)[0] is figure
+    grid = Figure().subplots(1, 2)
+    with pytest.raises(TypeError, match="ax is a ndarray: give one matplotlib Axes"):
+        one_panel(grid, 1.0, 1.0)
+    with pytest.raises(ValueError, match="the kernels are of 2 heads, a panel each"):
+        plots.kernel(plotted_tables.KERNELS, ax=grid[0])
+
+
+def test_the_largest_edges_are_drawn_by_size_and_sign():
+    figure = plots.circuit(EDGES, most=4)
+    edges = part(figure, "edge")
+    sizes = np.array([3.1, 1.9, 0.9, 0.5])  # measured where they are, else estimated; the fifth is left out
+    widths = np.array([edge.get_linewidth() for edge in edges])
+    np.testing.assert_allclose((widths - 0.4) / 2.6, sizes / 3.1)
+    colours = [edge.get_edgecolor()[:3] for edge in edges]
+    assert colours[0] == colours[1] != colours[2] == colours[3]
+    nodes = {text.get_text(): text.get_position() for text in part(figure, "node")}
+    assert set(nodes) == {"embedding", "L0MLP", "L0H2", "L1KV0", "L1H0", "logits"}
+    heights = {name: place[1] for name, place in nodes.items()}
+    assert heights["embedding"] < heights["L0H2"] < heights["L0MLP"] < heights["L1H0"] == heights["L1KV0"]
+    assert max(heights, key=heights.get) == "logits"
+    with pytest.raises(ValueError, match="no edges to draw"):
+        plots.circuit(EDGES.assign(estimate=np.nan, delta=np.nan))
+
+
+def test_every_circuit_of_a_curve_is_a_point():
+    (axes,) = plots.faithfulness(CURVE).axes
+    points = {line.get_gid(): np.column_stack(line.get_data()) for line in axes.lines if line.get_gid()}
+    assert points["edges"].tolist() == [[0.01, 0.4], [0.1, 0.9]]
+    assert points["random"].tolist() == [[0.01, 0.0], [0.1, 0.3]]
+    assert points["relabelled"].tolist() == [[0.01, 0.1], [0.1, 0.5]]
+    assert axes.get_xscale() == "log"
