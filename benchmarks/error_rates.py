@@ -34,15 +34,8 @@ from null_tables import (
     within_layers,
     without_layers,
 )
-
-from tlspectral.heads.detectors import detect_heads
-from tlspectral.hooks import ablation_sweep, edge_effects, summarize_sweep
-from tlspectral.hooks.sweeps.effects import head_sets
-from tlspectral.models.reading import attention_view
-from tlspectral.stats import benjamini_hochberg, model_permutation_test, top_head_percentile
-from tlspectral.stats.jackknife import jackknife
-from tlspectral.studies.fingerprint.published import PUBLISHED_HEADS, published_heads
-from tlspectral.studies.fingerprint.statistics import (
+from tlspectral_studies.fingerprint.published import PUBLISHED_HEADS, published_heads
+from tlspectral_studies.fingerprint.statistics import (
     class_test,
     hypergeometric_overlap,
     intraclass_correlation,
@@ -50,9 +43,16 @@ from tlspectral.studies.fingerprint.statistics import (
     nested_r_squared,
     triage,
 )
-from tlspectral.studies.fingerprint.statistics.model_row import chance_of_percentile
-from tlspectral.studies.fingerprint.statistics.placebos import placebo_attenuation
-from tlspectral.studies.positional_symbolic.medians import median_tests
+from tlspectral_studies.fingerprint.statistics.model_row import chance_of_percentile
+from tlspectral_studies.fingerprint.statistics.placebos import placebo_attenuation
+from tlspectral_studies.positional_symbolic.medians import median_tests
+
+from tlspectral.heads.detectors import detect_heads
+from tlspectral.hooks import ablation_sweep, edge_effects, summarize_sweep
+from tlspectral.hooks.sweeps.effects import head_sets
+from tlspectral.models.reading import attention_view
+from tlspectral.stats import benjamini_hochberg, model_permutation_test, top_head_percentile
+from tlspectral.stats.jackknife import jackknife
 from tlspectral.tasks import control_test, induction
 from tlspectral.tasks.repeated import repeated_sequences
 

@@ -21,15 +21,15 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 import typer
-
-import tlspectral as tls
-from tlspectral.studies.fingerprint.constrained import formation
-from tlspectral.studies.fingerprint.constrained.saved_cells import cell_checkpoints
-from tlspectral.studies.fingerprint.history_questions import (
+from tlspectral_studies.fingerprint.constrained import formation
+from tlspectral_studies.fingerprint.constrained.saved_cells import cell_checkpoints
+from tlspectral_studies.fingerprint.history_questions import (
     eventual_head_rank,
     formation_crossing,
     median_leaves_null,
 )
+
+import tlspectral as tls
 
 VOCABULARY, DRAWS = 64, 20_000
 RANKED = ("D_head_pct", "rope_imag_frac_pct")

@@ -26,12 +26,12 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 import typer
+from tlspectral_studies.fingerprint.constrained import constrained_grid, formation
+from tlspectral_studies.fingerprint.constrained.presets import ARMS, PRESETS
+from tlspectral_studies.fingerprint.published import published_constrained
+from tlspectral_studies.fingerprint.statistics.rank_tests import mann_whitney
 
 from tlspectral.stats import benjamini_hochberg
-from tlspectral.studies.fingerprint.constrained import constrained_grid, formation
-from tlspectral.studies.fingerprint.constrained.presets import ARMS, PRESETS
-from tlspectral.studies.fingerprint.published import published_constrained
-from tlspectral.studies.fingerprint.statistics.rank_tests import mann_whitney
 from tlspectral.tables import read_table
 
 SEEDS = 5

@@ -17,13 +17,13 @@ import numpy as np
 import pandas as pd
 import torch
 import typer
+from tlspectral_studies.fingerprint.replication.markdown import markdown_table
+from tlspectral_studies.positional_symbolic.agreement import score_agreement
 
 import tlspectral as tls
 from tlspectral.plots import exclusion_plane, positional_symbolic_plane
 from tlspectral.positional import BindingTask, task_answers
 from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, NeedleTask
-from tlspectral.studies.fingerprint.replication.markdown import markdown_table
-from tlspectral.studies.positional_symbolic.agreement import score_agreement
 
 MODELS = ("smollm2-135m", "gemma3-270m")
 # Some 150 tokens each; the list index has nine items at most, which is 43 tokens.

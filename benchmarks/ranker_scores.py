@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 import typer
+from tlspectral_studies.fingerprint.replication.markdown import markdown_table
 
 from tlspectral.stats import partial_spearman
 from tlspectral.stats.jackknife import jackknife
-from tlspectral.studies.fingerprint.replication.markdown import markdown_table
 
 TOP_SHARE, LEVEL = 0.05, 0.95
 GRADIENT, DEPTH, HALVES = "gradient estimate", "depth alone", "the other half"

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from tlspectral_studies.fingerprint import statistics
+from tlspectral_studies.positional_symbolic.medians import median_tests
 
 from tlspectral import stats
 from tlspectral.hooks.sweeps.summary import summarize_sweep
 from tlspectral.hooks.sweeps.sweep import ablation_sweep
 from tlspectral.stats.jackknife import jackknife
-from tlspectral.studies.fingerprint import statistics
-from tlspectral.studies.positional_symbolic.medians import median_tests
 from tlspectral.tasks import sign_flip_p
 
 ROOT = Path(__file__).parents[1]

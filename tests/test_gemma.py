@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from tlspectral_studies.fingerprint.statistics.weight_noise import storage_steps
 
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.loading.finding import PACKAGED
 from tlspectral.models.reading import attention_view
-from tlspectral.studies.fingerprint.statistics.weight_noise import storage_steps
 
 LAYERS, HEADS, GLOBAL = 18, 4, (5, 11, 17)
 needs_gemma = pytest.mark.skipif(

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from command_line import refusal
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,23 +47,27 @@ def test_without_an_address_nothing_is_linked(hatch_build):
     assert metadata["urls"]["Issues"] == "https://host/owner/name/issues"
 
 
-@pytest.mark.parametrize(
-    ("room", "package", "extra"),
-    [("plots", "matplotlib", "plots"), ("studies", "matplotlib", "papers"), ("studies", "statsmodels", "papers")],
-)
-def test_a_room_whose_extra_is_not_installed_says_which(monkeypatch, room, package, extra):
-    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, f"tlspectral.{room}", raising=False)
-    with pytest.raises(ImportError, match=rf'needs the package {package}: pip install "tlspectral\[{extra}\]"'):
-        importlib.import_module(f"tlspectral.{room}")
+def test_without_its_extra_the_figures_say_which(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "tlspectral.plots", raising=False)
+    with pytest.raises(ImportError, match=r'needs the package matplotlib: pip install "tlspectral\[plots\]"'):
+        importlib.import_module("tlspectral.plots")
     tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert package in "".join(line for name in (extra, "plots") for line in extras[name])
+    assert "matplotlib" in "".join(extras["plots"])
+
+
+def test_without_the_package_of_studies_the_command_says_where_it_is(monkeypatch):
+    monkeypatch.setattr("tlspectral.cli.study.entry_points", lambda group: [])
+    assert "pip install ./studies" in refusal("study", "replicate")
+    assert "pip install ./studies" in refusal("study")
 
 
 def test_version_and_citation_agree():
     from tlspectral.version import __version__
 
+    studies = (ROOT / "studies" / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'\nversion = "{__version__}"\n' in studies
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {__version__}\n" in citation
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _SUBMODULES = {
     "algebra", "errors", "heads", "history", "hooks", "models", "plots", "positional", "report", "selection",
-    "spectral_rope", "stats", "studies", "tables", "tasks",
+    "spectral_rope", "stats", "tables", "tasks",
 }  # fmt: skip
 
 __all__ = [

@@ -12,7 +12,7 @@ from contextlib import ContextDecorator
 from typing import Any
 
 # Frames between a caller and a function of this package: its own, those of `with`, and those that check shapes.
-_PASSED = {"tlspectral", "contextlib", "jaxtyping", "beartype"}
+_PASSED = {"tlspectral", "tlspectral_studies", "contextlib", "jaxtyping", "beartype"}
 
 
 def warn_caller(message: str) -> None:

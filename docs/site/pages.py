@@ -66,7 +66,9 @@ def column_pages() -> dict[str, str]:
 
     tables = every_schema()
     made_by = {name: table.made_by or f"`{_maker(name)}`" for name, table in tables.items()}
-    studies = [name for name, maker in made_by.items() if ".studies." in maker or "tlspectral study " in maker]
+    studies = [
+        name for name, maker in made_by.items() if "tlspectral_studies." in maker or "tlspectral study " in maker
+    ]
     lines = [
         "# Tables",
         "",
@@ -203,7 +205,8 @@ def _rows(path: Path) -> dict[tuple[str, str], dict[str, str]]:
 
 def replication_page() -> str:
     """Every sentence, and each number that differs or needs weights, of the table of `tlspectral study replicate`."""
-    from tlspectral.studies.fingerprint.replication import markdown
+    from tlspectral_studies.fingerprint.replication import markdown
+
     from tlspectral.tables import read_table
 
     table = read_table(ROOT / "docs" / "results" / "replication.parquet")

@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 from command_line import refusal, run, succeed
 from matplotlib.figure import Figure
+from tlspectral_studies.positional_symbolic.canonical import PRESETS, CanonicalSchedule
 from zoo_words import reader
 
 import tlspectral
 from tlspectral.positional import BindingTask, PromptFile, draws, positional_symbolic
-from tlspectral.studies.positional_symbolic.canonical import PRESETS, CanonicalSchedule
 from tlspectral.tables import read_table, write_table
 
 SMALL = ["--task", "binding", "--pairs", "4", "--draws", "2"]
@@ -137,7 +137,7 @@ def test_canonical_trains_writes_and_resumes(monkeypatch, tmp_path):
     for figure in ("accuracy_against_angle", "accuracy_against_position", "accuracy_while_learning", "trajectories"):
         assert (tmp_path / f"{figure}.png").stat().st_size > 5000
     monkeypatch.setattr(
-        "tlspectral.studies.positional_symbolic.canonical.sweep.train_canonical", None
+        "tlspectral_studies.positional_symbolic.canonical.sweep.train_canonical", None
     )  # resumed: nothing is trained
     again = run("study", "canonical", "-o", tmp_path, "--seeds", 2)
     assert again.stdout == done.stdout

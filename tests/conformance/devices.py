@@ -23,13 +23,13 @@ from explicit_patterns import CASES, worst_error
 from positional_measurements import block_prompt, cut_prompt
 from spectral_zoo import move
 from stand_in_device import DEVICE, StandInDevice
+from tlspectral_studies.positional_symbolic.traces import attention_traces, frequency_norms
 
 import tlspectral as tls
 from tlspectral.errors import ScoreMismatch
 from tlspectral.hooks.sweeps.bands import band_effects
 from tlspectral.models.reading import attention_view
 from tlspectral.spectral_rope import load_spectral, merge, save_spectral, to_spectral
-from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tasks.repeated import repeated_sequences
 
 from .rows import KINDS, Row, label

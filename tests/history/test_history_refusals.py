@@ -4,12 +4,12 @@ import functools
 
 import pytest
 import zoo
+from tlspectral_studies.common import RandomMapTask, TrainingSettings, TransformerConfig, train
+from tlspectral_studies.common.checkpoints import training_checkpoints
 
 import tlspectral as tls
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.history import suite_checkpoints
-from tlspectral.studies.common import RandomMapTask, TrainingSettings, TransformerConfig, train
-from tlspectral.studies.common.checkpoints import training_checkpoints
 
 WEIGHTS = {"null_draws": 2, "detectors": False}
 

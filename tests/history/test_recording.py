@@ -11,6 +11,14 @@ import pytest
 import torch
 import zoo
 from model_state import assert_unchanged, state_of, warm
+from tlspectral_studies.common import (
+    AttentionOnlyTransformer,
+    RandomMapTask,
+    TrainingSettings,
+    TransformerConfig,
+    train,
+)
+from tlspectral_studies.common.checkpoints import training_checkpoints
 
 from tlspectral import analyze_heads, k_composition, load_model, read_table, write_table
 from tlspectral.algebra.nulls import block_generator, haar_blocks, null_draws
@@ -20,14 +28,6 @@ from tlspectral.history.measure import copy_losses
 from tlspectral.models.loading.packaged import bridge_from_weights
 from tlspectral.models.reading import attention_view
 from tlspectral.positional import positional_symbolic
-from tlspectral.studies.common import (
-    AttentionOnlyTransformer,
-    RandomMapTask,
-    TrainingSettings,
-    TransformerConfig,
-    train,
-)
-from tlspectral.studies.common.checkpoints import training_checkpoints
 from tlspectral.tasks import induction
 from tlspectral.tasks.block_prompt import BlockPrompt
 from tlspectral.tasks.repeated import repeated_sequences

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 from figure_parts import colours_by_layer, offsets, part, said
 from positional_tables import N_FREQUENCIES, N_LAYERS, by_query, head_scores, per_frequency
+from tlspectral_studies.positional_symbolic import figures
 
 from tlspectral import plots
-from tlspectral.studies.positional_symbolic import figures
 
 pytestmark = pytest.mark.lowest
 

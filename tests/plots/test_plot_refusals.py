@@ -7,10 +7,10 @@ import plotted_tables
 import pytest
 from plotted_tables import terms
 from positional_tables import by_query, head_scores, joined, norms, per_frequency, traces
+from tlspectral_studies.positional_symbolic import figures
 
 from tlspectral import plots
 from tlspectral.errors import BadHead
-from tlspectral.studies.positional_symbolic import figures
 
 pytestmark = pytest.mark.lowest
 

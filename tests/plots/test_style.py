@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from plotted_tables import terms
 from positional_tables import by_query, head_scores, joined, norms, per_frequency, traces
+from tlspectral_studies.positional_symbolic import figures
 
 from tlspectral import plots
 from tlspectral.plots.style import one_panel
-from tlspectral.studies.positional_symbolic import figures
 
 pytestmark = pytest.mark.lowest
 

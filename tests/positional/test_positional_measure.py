@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 import torch
 from positional_measurements import SCORES, block_prompt, measured, modes, tiny
+from tlspectral_studies.common import RandomMapTask
 from zoo import also_slow, shared
 
 import tlspectral as tls
-from tlspectral.studies.common import RandomMapTask
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 # --- windows ---

@@ -12,6 +12,7 @@ from conformance.spectral import equation_2_scores
 from conformance.spectral_models import assert_tables_agree, tabulated
 from positional_measurements import agreement_of_shared_prefill, block_prompt
 from spectral_zoo import base, move
+from tlspectral_studies.positional_symbolic.traces import attention_traces, frequency_norms
 from zoo import logits
 
 from tlspectral.errors import ScoreMismatch
@@ -26,7 +27,6 @@ from tlspectral.models.reading import attention_view, layer_digest
 from tlspectral.positional.exclusion import frequency_exclusion, head_exclusion
 from tlspectral.positional.readout import LastQuery
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectral
-from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tasks import evaluate, induction, induction_loss
 from tlspectral.tasks.repeated import repeated_sequences
 

@@ -41,7 +41,7 @@ SHORTER = {
     "04_reproduce_the_paper": {
         "draws=300": "draws=20",
         "table = replicate()": (
-            'import_module("tlspectral.studies.fingerprint.replication.positional_schemes").BOOTSTRAP_DRAWS = 30\n'
+            'import_module("tlspectral_studies.fingerprint.replication.positional_schemes").BOOTSTRAP_DRAWS = 30\n'
             "table = replicate()"
         ),
     },

@@ -14,8 +14,6 @@ NEEDED = (
     "tlspectral/py.typed",
     "tlspectral/data/text/alice.txt",
     "tlspectral/data/binding/names.txt",
-    "tlspectral/data/published/NOTICE.md",
-    "tlspectral/data/published/gpt2_head_full.parquet",
     "tlspectral/data/models/tiny-rope-sym.safetensors",
     "tlspectral/report/page.html",
     "tlspectral/report/script.js",
@@ -34,7 +32,7 @@ def names(archive: Path) -> list[str]:
 
 def unwanted(name: str) -> bool:
     first, *rest = name.split("/")
-    return first in ("tests", "hooks", "benchmarks") or "tests" in rest
+    return first in ("tests", "hooks", "benchmarks", "studies") or "tests" in rest
 
 
 def shown_on_an_index(wheel: Path) -> str:

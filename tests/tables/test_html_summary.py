@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import pytest
+from tlspectral_studies.fingerprint.history_questions import formation_crossing
 
 from tlspectral import stats
-from tlspectral.studies.fingerprint.history_questions import formation_crossing
 from tlspectral.tables.html_summary import html_summary
 from tlspectral.tasks import Effect
 

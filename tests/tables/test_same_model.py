@@ -8,6 +8,16 @@ import torch
 import zoo
 from positional_measurements import block_prompt
 from reference_circuits import edited
+from tlspectral_studies.fingerprint.statistics import (
+    permuted_pairing,
+    pseudo_rope,
+    weight_noise_band,
+    weight_noise_draws,
+)
+from tlspectral_studies.fingerprint.statistics.model_row import another_model
+from tlspectral_studies.fingerprint.statistics.placebos import placebo_attenuation
+from tlspectral_studies.positional_symbolic.agreement import frequency_agreement, score_agreement
+from tlspectral_studies.positional_symbolic.traces import attention_traces, frequency_norms
 from typer.testing import CliRunner
 
 import tlspectral as tls
@@ -18,16 +28,6 @@ from tlspectral.hooks import summarize_sweep
 from tlspectral.models.reading import attention_view
 from tlspectral.positional import logit_shares
 from tlspectral.report import report
-from tlspectral.studies.fingerprint.statistics import (
-    permuted_pairing,
-    pseudo_rope,
-    weight_noise_band,
-    weight_noise_draws,
-)
-from tlspectral.studies.fingerprint.statistics.model_row import another_model
-from tlspectral.studies.fingerprint.statistics.placebos import placebo_attenuation
-from tlspectral.studies.positional_symbolic.agreement import frequency_agreement, score_agreement
-from tlspectral.studies.positional_symbolic.traces import attention_traces, frequency_norms
 from tlspectral.tables import every_schema, join
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tasks import induction

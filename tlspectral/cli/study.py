@@ -1,7 +1,7 @@
 """`tlspectral study`: the commands of the studies of three papers, loaded only when one of them is asked for."""
 
 from functools import cached_property
-from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any
 
 import typer.main
@@ -9,15 +9,18 @@ from typer.core import TyperGroup
 
 from tlspectral.cli.app import app
 
-_STUDIES = ("fingerprint", "positional_symbolic", "bifocal")
+_GROUP = "tlspectral.studies"
+"""Entry points of packages of studies; each is a typer application, whose commands are mounted."""
 
 
 class _StudyCommands(TyperGroup):
-    """The commands of every study. Each study has a module `commands` with a typer application `app`."""
+    """The commands of every study that is installed, in the order in which their packages list them."""
 
     @cached_property
     def _mounted(self) -> dict[str, Any]:
-        groups = (import_module(f"tlspectral.studies.{study}.commands").app for study in _STUDIES)
+        groups = [study.load() for study in entry_points(group=_GROUP)]
+        if not groups:
+            raise typer.BadParameter("no study is installed: in a clone of the repository, pip install ./studies")
         return {name: command for group in groups for name, command in typer.main.get_group(group).commands.items()}
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -1,12 +1,13 @@
 """Every documented table by its name.
 
 A schema stands beside the function that makes its table, in any room or study. Those that nothing has imported yet are
-found by importing the modules of the package one by one, those of studies last.
+found by importing the modules of the package one by one, and then those of the studies that are installed.
 """
 
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 
 import pandas as pd
 
@@ -41,11 +42,10 @@ def describe_table(name: str) -> pd.DataFrame:
 
 def _modules() -> Iterator[str]:
     """Import the modules of the package, and yield their names."""
-    package = importlib.import_module(__name__.partition(".")[0])
-    rooms = [room.name for room in pkgutil.iter_modules(package.__path__) if room.name != "__main__"]
-    for room in sorted(rooms, key=lambda room: (room == "studies", room)):
-        module = importlib.import_module(f"{package.__name__}.{room}")
-        below = pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module.__name__}.")
-        for name in (module.__name__, *(each.name for each in below if ".tests" not in each.name)):
-            importlib.import_module(name)
-            yield name
+    studies = (study.module.partition(".")[0] for study in entry_points(group="tlspectral.studies"))
+    for name in dict.fromkeys((__name__.partition(".")[0], *studies)):
+        package = importlib.import_module(name)
+        for each in pkgutil.walk_packages(package.__path__, f"{name}."):
+            if not each.name.endswith(".__main__"):
+                importlib.import_module(each.name)
+                yield each.name

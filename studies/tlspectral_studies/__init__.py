@@ -1,0 +1,1 @@
+"""Studies of three papers, on tlspectral; `tlspectral study` mounts their commands."""

@@ -1,0 +1,131 @@
+"""Arms and sizes of constrained training: which models are trained, under which constraint, for how many steps."""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tlspectral_studies.common.model import TransformerConfig
+from tlspectral_studies.common.random_map import RandomMapTask
+from tlspectral_studies.common.trainer import Penalty, TrainingSettings
+from tlspectral_studies.fingerprint.constrained.penalties import phase_penalty, symmetric_penalty
+
+INDUCTION_THRESHOLD = 0.5
+_FLOOR_LOSS = 0.15  # nats, about what a finished model reaches on predictable targets; half-way to it is "formed"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One kind of model of the grid.
+
+    Attributes:
+        name: in the tables.
+        positional_embedding_type: `"rotary"` or `"standard"` (learned absolute positions).
+        penalty: added to the loss of every step, a function of the model; None trains freely.
+        penalty_weight: factor on it.
+    """
+
+    name: str
+    positional_embedding_type: str
+    penalty: Penalty | None = None
+    penalty_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.penalty is None) != (self.penalty_weight == 0):
+            raise ValueError(
+                f"arm {self.name!r} has penalty={self.penalty} with penalty_weight={self.penalty_weight}: give both, or"
+                " neither for a free arm"
+            )
+
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("ape_free", "standard"),
+        Arm("ape_sym", "standard", symmetric_penalty, 10.0),
+        Arm("rope_free", "rotary"),
+        Arm("rope_sym", "rotary", symmetric_penalty, 10.0),
+        Arm("rope_imag", "rotary", phase_penalty, 10.0),
+    )
+}
+"""The grid of "Fingerprint, Not Blueprint" (FP, section 10)."""
+
+
+def loss_threshold(vocabulary: int) -> float:
+    """Loss on predictable targets, in nats, below which the circuit counts as formed: half-way down from ln V."""
+    return 0.5 * (math.log(vocabulary) + _FLOOR_LOSS)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Sizes and schedule of a grid.
+
+    Attributes:
+        name: `"quick"` or `"paper"`, or a user's own.
+        config: the architecture; an arm says which positions.
+        task: what is learned.
+        training: steps, batches, learning rate and how often is evaluated; a cell says which seed.
+        stop_after: steps that a cell goes on after both criteria of formation hold; None: always all steps.
+        save_every: steps between those whose weights are kept, and from which a stopped cell goes on. No number depends
+            on it.
+    """
+
+    name: str
+    config: TransformerConfig
+    task: RandomMapTask
+    training: TrainingSettings
+    stop_after: int | None
+    save_every: int = 100
+
+    def __post_init__(self) -> None:
+        if self.save_every < 1:
+            raise ValueError(f"save_every={self.save_every}: the weights of a cell are kept every 1, 2, ... steps")
+
+    @property
+    def loss_threshold(self) -> float:
+        """Level of formation for the task's vocabulary, in nats."""
+        return loss_threshold(self.task.vocabulary)
+
+    def last_step(self, formed: int | float) -> int | float:
+        """Return the step at which a cell ends; `formed` is where both criteria of formation were met first, or NaN."""
+        if self.stop_after is None or math.isnan(formed):
+            return self.training.steps
+        return min(self.training.steps, formed + self.stop_after)
+
+    def config_of(self, arm: Arm) -> TransformerConfig:
+        """The architecture with the arm's positions."""
+        return replace(self.config, positional_embedding_type=arm.positional_embedding_type)
+
+    def training_of(self, seed: int) -> TrainingSettings:
+        """The schedule with the cell's seed."""
+        return replace(self.training, seed=seed)
+
+    def settings(self) -> dict[str, Any]:
+        """Everything beside arm and seed that the numbers depend on, as JSON."""
+        settings = asdict(self)
+        # Cells have positions and a seed of their own.
+        del settings["config"]["positional_embedding_type"], settings["training"]["seed"]
+        del settings["save_every"]
+        return {**settings, "loss_threshold": self.loss_threshold, "induction_threshold": INDUCTION_THRESHOLD}
+
+
+PAPER = Preset(
+    "paper",
+    TransformerConfig(
+        d_model=128, n_heads=4, d_head=32, d_vocab=64, n_ctx=256, rotary_adjacent_pairs=False, unembed_bias=True
+    ),
+    RandomMapTask(vocabulary=64, length=256),
+    TrainingSettings(steps=6000, batch_size=64, learning_rate=1e-3, decay_share=0.0, evaluate_every=100),
+    stop_after=200,
+)
+"""FP's own sizes and seeds, until soon after the circuit has formed: some 5 hours of one core for 5 arms x 5 seeds."""
+
+QUICK = Preset(
+    "quick",
+    TransformerConfig(),
+    RandomMapTask(),
+    TrainingSettings(steps=4000, batch_size=32, learning_rate=2e-3, decay_share=0.0, evaluate_every=25),
+    stop_after=200,
+)
+"""Smaller models that stop soon after the circuit has formed: 18 minutes for 5 arms x 5 seeds on two free cores."""
+
+PRESETS = {preset.name: preset for preset in (PAPER, QUICK)}

@@ -1,6 +1,0 @@
-"""Figures of the fingerprint study: tables in, matplotlib Figures out."""
-
-from tlspectral.studies.fingerprint.figures.checkpoints import checkpoint_acts
-from tlspectral.studies.fingerprint.figures.formation import formation
-
-__all__ = ["checkpoint_acts", "formation"]
