@@ -53,8 +53,9 @@ from tlspectral.hooks.sweeps.effects import head_sets
 from tlspectral.models.reading import attention_view
 from tlspectral.stats import benjamini_hochberg, model_permutation_test, top_head_percentile
 from tlspectral.stats.jackknife import jackknife
-from tlspectral.tasks import control_test, induction
+from tlspectral.tasks import induction
 from tlspectral.tasks.repeated import repeated_sequences
+from tlspectral.tasks.score import control_test
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results" / "error_rates.csv"

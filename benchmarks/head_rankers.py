@@ -29,7 +29,8 @@ from ranker_scores import GRADIENT, draw, models_in, print_page, scores_of_model
 from tlspectral_studies.common.pair_tasks import IOI_TEMPLATES, pair_task
 
 import tlspectral as tls
-from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.text import text_tokens
 
 HALVES, ROWS, PROMPTS = 2, 3, 6  # rows of random tokens and text, and pairs of prompts, of a half

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from tlspectral.tables import WorkPart, finished_parts, open_parts
+from tlspectral.tables.parts import open_parts
+from tlspectral.tables.work import finished_parts
+from tlspectral.tables.work_part import WorkPart
 
 JOBS = 8
 PARTS = 40

@@ -46,7 +46,7 @@ import tlspectral as tls
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.spectra import ThinProduct, thin_svd
 from tlspectral.models.reading import attention_view
-from tlspectral.tasks import packaged_text
+from tlspectral.models.running.text import packaged_text
 
 FOLDER = Path("docs/results/encoders")
 DIRECTIONS, DRAWS, RESAMPLES = 64, 300, 2_000

@@ -21,10 +21,11 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import rotate
 from tlspectral.heads.composition import composition_into
 from tlspectral.hooks.sweeps.screen import gradient_screen
-from tlspectral.models.reading import AttentionLayer, AttentionView
+from tlspectral.models.reading.layer import AttentionLayer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.text import text_tokens
-from tlspectral.tasks import scored_sequences
 from tlspectral.tasks.repeated import repeated_sequences
+from tlspectral.tasks.scoring import scored_sequences
 
 TEXT_ROWS, TEXT_LENGTH, SKIPPED = 16, 128, 8  # the skipped rows hold the text that the truth is measured on
 REPEATS, SEGMENT, DRAWS, BATCH = 16, 32, 20, 4

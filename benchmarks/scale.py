@@ -92,7 +92,7 @@ def table(folder: Path, draws: int) -> dict[str, float]:
     """Cost of one table in this process, which has done nothing else."""
     torch.set_num_threads(1)
     import tlspectral
-    from tlspectral.models.checkpoints import opened_files
+    from tlspectral.models.checkpoints.layers import opened_files
 
     checkpoint = opened_files(str(folder))
     if checkpoint is None:

@@ -6,7 +6,7 @@ from families import TABLE, outcome, stored
 from family_configs import NOT_BUILT, families, forms, tiny_config
 from zoo_shapes import SHAPES
 
-from tlspectral.models.checkpoints import STREAMED_MODEL_TYPES
+from tlspectral.models.checkpoints.layers import STREAMED_MODEL_TYPES
 
 # The tables are of passes without a key/value cache.
 pytestmark = pytest.mark.filterwarnings("ignore:.*loses the key/value cache")

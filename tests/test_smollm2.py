@@ -11,7 +11,7 @@ import zoo
 import tlspectral as tls
 from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.selection import head_name
-from tlspectral.tables import HEAD_COLUMNS
+from tlspectral.tables.head_columns import HEAD_COLUMNS
 
 pytestmark = [pytest.mark.long, pytest.mark.slow]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 IN_ROOMS = {
-    "tlspectral.hooks": ("band_effects", "summarize_sweep"),
+    "tlspectral.hooks": ("band_effects", "receivers", "summarize_sweep"),
     "tlspectral.heads": ("copying_scores", "qk_penalty"),
     "tlspectral.hooks.parts": (
         "Antisymmetric",
@@ -32,6 +32,8 @@ IN_ROOMS = {
         "RopePhase",
         "Symmetric",
     ),
+    "tlspectral.positional": ("BlockPrompt", "BlockTask"),
+    "tlspectral.report": ("head_card",),
     "tlspectral.spectral_rope": ("SpectralRoPE",),
     "tlspectral.stats": (
         "attenuation",
@@ -62,7 +64,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def column_pages() -> dict[str, str]:
     """A list of all tables, those of studies apart, and a page for each with its columns."""
-    from tlspectral.tables import every_schema
+    from tlspectral.tables.every_table import every_schema
 
     tables = every_schema()
     made_by = {name: table.made_by or f"`{_maker(name)}`" for name, table in tables.items()}
@@ -159,7 +161,7 @@ def architectures_page() -> str:
         "the files, layer by layer, is the one of the loaded model; *unconfirmed*: the scores of each layer are "
         "reproduced, and there is no loaded table to compare with. Windows are shorter than the prompt, multipliers "
         "are not 1, gains and biases are jittered. A form names the setting that differs from the usual one. What is "
-        "streamed is listed in `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`. The column *learns* says what "
+        "streamed is in `models.checkpoints.layers.STREAMED_MODEL_TYPES`. The column *learns* says what "
         "`to_spectral` makes of a reproduced model of transformers, and of its bridge where that is another outcome. "
         "*trains*: the same logits to the bit at the start, both compute the same function after a move of all "
         "spectral parameters, gradients are the same to the bit under both kinds of gradient checkpointing, and the "

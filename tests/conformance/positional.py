@@ -21,8 +21,9 @@ from positional_measurements import (
 from reference_keys import KeysInPlaces
 
 import tlspectral as tls
-from tlspectral.positional import logit_shares, split_logits
+from tlspectral.positional import logit_shares
 from tlspectral.positional.exclusion import exclusion_split
+from tlspectral.positional.shares import split_logits
 
 from .rows import asked, right, rotating_right
 

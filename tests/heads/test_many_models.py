@@ -14,7 +14,8 @@ import zoo
 import tlspectral as tls
 from tlspectral.heads import analyze_models, many_models, streamed
 from tlspectral.heads.many_models import is_model_list, listed_models
-from tlspectral.tables import LATENT_COLUMNS, read_table
+from tlspectral.tables import read_table
+from tlspectral.tables.head_columns import LATENT_COLUMNS
 
 SETTINGS = {"null_draws": 5, "detectors": False}
 LOADED = "tiny-rope"

@@ -32,7 +32,7 @@ from tlspectral.algebra.nulls import NULL_COLUMNS, block_generator, haar_blocks,
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads import measure
 from tlspectral.models.reading import attention_view
-from tlspectral.tables import EXTRA_COLUMNS
+from tlspectral.tables.head_columns import EXTRA_COLUMNS
 
 ROTARY = ["rope_imag_frac", "freq_centroid", "hi_freq_dir", "rotary_fraction"]
 

@@ -11,8 +11,8 @@ from streamed_checkpoints import NOT_STREAMED
 
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.history import PYTHIA_STEPS, recording, sources, suite_checkpoints
-from tlspectral.history.sources import identity_of, labelled_checkpoints, source_of
+from tlspectral.history import recording, sources, suite_checkpoints
+from tlspectral.history.sources import PYTHIA_STEPS, identity_of, labelled_checkpoints, source_of
 
 pytestmark = pytest.mark.lowest
 

@@ -13,7 +13,8 @@ import tlspectral as tls
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.hooks.parts import Output, RopePhase, part_of
-from tlspectral.models.reading import attention_view, softcapped
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import softcapped
 
 
 @some_models

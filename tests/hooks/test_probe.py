@@ -13,8 +13,9 @@ from model_state import assert_unchanged, state_of, warm
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.hooks.parts import RopePhase
-from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import bridge as bridge_reader
+from tlspectral.models.reading.view import AttentionView
 
 DEAF = [
     ("bridge", "llama", "symmetric", "scores"),

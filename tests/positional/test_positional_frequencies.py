@@ -14,7 +14,8 @@ from reference_keys import KeysInPlaces
 from spectral_zoo import move
 from zoo import shared
 
-from tlspectral.models.reading import attention_view, softcapped
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import softcapped
 from tlspectral.positional.block_weights import QueryPasses
 from tlspectral.spectral_rope import to_spectral
 

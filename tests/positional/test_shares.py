@@ -22,8 +22,9 @@ from tlspectral.hooks.parts import Content, Interaction
 from tlspectral.hooks.sweeps.effects import layer_effects
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import IntactRun
-from tlspectral.positional import exclusion_split, logit_shares, split_logits
-from tlspectral.tasks import intact_values, scored_sequences
+from tlspectral.positional import exclusion_split, logit_shares
+from tlspectral.positional.shares import split_logits
+from tlspectral.tasks.scoring import intact_values, scored_sequences
 
 PROMPT = EQUAL_BLOCKS
 

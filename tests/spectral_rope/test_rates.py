@@ -12,8 +12,8 @@ from spectral_zoo import base, config
 
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.text import packaged_text
 from tlspectral.spectral_rope import OmegaMeter, SpectralHookedTransformer, omega_shift, parameter_groups, to_spectral
-from tlspectral.tasks import packaged_text
 
 pytestmark = pytest.mark.long
 

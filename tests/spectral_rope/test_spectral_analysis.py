@@ -23,7 +23,8 @@ from tlspectral.hooks import ablate, ablation_sweep, band_effects
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.path_patching import edge_effects
 from tlspectral.models.loading import load_model
-from tlspectral.models.reading import attention_view, layer_digest
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import layer_digest
 from tlspectral.positional.exclusion import frequency_exclusion, head_exclusion
 from tlspectral.positional.readout import LastQuery
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectral

@@ -5,7 +5,7 @@ import pandas as pd
 from typer.testing import CliRunner
 
 from tlspectral.cli import app
-from tlspectral.tables import HEAD_COLUMNS
+from tlspectral.tables.head_columns import HEAD_COLUMNS
 
 
 def run(*arguments):

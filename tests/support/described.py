@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from tlspectral.tables import every_schema
+from tlspectral.tables.every_table import every_schema
 
 TABLES = every_schema()
 

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from tlspectral.tables import every_schema
+from tlspectral.tables.every_table import every_schema
 
 PACKAGE = Path(__file__).parents[2] / "tlspectral"
 SCHEMAS = every_schema()

@@ -6,8 +6,9 @@ from latent_reference import queries_and_keys
 
 from tlspectral.algebra.rotary import per_pair
 from tlspectral.hooks import ablate, parts
-from tlspectral.models.reading import Latent, attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.alibi import alibi_slopes
+from tlspectral.models.reading.latent import Latent
 
 # part, frequencies, include_bias
 CASES = [

@@ -9,7 +9,7 @@ import zoo
 import tlspectral as tls
 from tlspectral.algebra.nulls import NULL_COLUMNS
 from tlspectral.heads.detectors import DETECTORS
-from tlspectral.tables import HEAD_COLUMNS
+from tlspectral.tables.head_columns import HEAD_COLUMNS
 
 ALL = [column.name for column in HEAD_COLUMNS]
 TEXTS = ["name", "status", "bilinear"]

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pandas as pd
 
-from tlspectral.tables import HEAD_COLUMNS
+from tlspectral.tables.head_columns import HEAD_COLUMNS
 
 VOID = {"meta", "link", "br", "input"}
 

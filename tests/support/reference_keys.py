@@ -4,8 +4,8 @@ import torch
 from latent_reference import behind_latents
 
 from tlspectral.algebra.rotary import per_pair
-from tlspectral.models.reading import Latent
 from tlspectral.models.reading.alibi import alibi_slopes
+from tlspectral.models.reading.latent import Latent
 
 
 def normed(x, norm):

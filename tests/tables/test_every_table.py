@@ -8,7 +8,8 @@ import pytest
 from docstring_columns import PACKAGE, docstrings, listed, lists, rewritten
 from docstring_columns import SCHEMAS as TABLES
 
-from tlspectral.tables import COLUMNS, describe_table
+from tlspectral.tables import describe_table
+from tlspectral.tables.head_columns import COLUMNS
 from tlspectral.tables.schema import columns
 
 pytestmark = pytest.mark.lowest

@@ -16,15 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tlspectral.tables import (
-    COLUMNS,
-    EXTRA_COLUMNS,
-    HEAD_COLUMNS,
-    describe_columns,
-    every_schema,
-    read_table,
-    write_table,
-)
+from tlspectral.tables import describe_columns, read_table, write_table
+from tlspectral.tables.every_table import every_schema
+from tlspectral.tables.head_columns import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS
 from tlspectral.tables.required import require
 
 pytestmark = pytest.mark.lowest

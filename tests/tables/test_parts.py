@@ -16,7 +16,9 @@ import pytest
 from work_parts import finished, numbers, parts_of, table_of
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.tables import WorkPart, open_parts, whole_file
+from tlspectral.tables.atomic_writes import whole_file
+from tlspectral.tables.parts import open_parts
+from tlspectral.tables.work_part import WorkPart
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 unix = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork and no SIGKILL")

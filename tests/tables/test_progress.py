@@ -8,8 +8,9 @@ import pytest
 import zoo
 
 import tlspectral as tls
-from tlspectral.tables import WorkPart, finished_parts
 from tlspectral.tables.progress import bar, hidden, without_bars
+from tlspectral.tables.work import finished_parts
+from tlspectral.tables.work_part import WorkPart
 
 
 @pytest.fixture

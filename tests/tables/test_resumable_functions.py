@@ -25,7 +25,8 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads import analyze_models
 from tlspectral.hooks.parts import Band, Content, LongRange, Output, RopePhase
 from tlspectral.models.reading import attention_view
-from tlspectral.tables import PartFolder, read_table, shard
+from tlspectral.tables import read_table, shard
+from tlspectral.tables.parts import PartFolder
 from tlspectral.tasks import induction
 from tlspectral.tasks.block_prompt import BlockPrompt
 from tlspectral.tasks.repeated import repeated_sequences

@@ -28,7 +28,8 @@ from tlspectral.hooks import summarize_sweep
 from tlspectral.models.reading import attention_view
 from tlspectral.positional import logit_shares
 from tlspectral.report import report
-from tlspectral.tables import every_schema, join
+from tlspectral.tables import join
+from tlspectral.tables.every_table import every_schema
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tasks import induction
 

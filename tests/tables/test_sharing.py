@@ -18,8 +18,10 @@ from zoo_words import reader
 import tlspectral as tls
 from tlspectral.errors import MissingParts
 from tlspectral.heads import analyze_models
-from tlspectral.tables import WorkPart, open_parts, read_table, shard
+from tlspectral.tables import read_table, shard
+from tlspectral.tables.parts import open_parts
 from tlspectral.tables.sharing import Shard, sharing
+from tlspectral.tables.work_part import WorkPart
 
 
 class Work:

@@ -14,16 +14,12 @@ from work_parts import fails, finished, numbers, parts_of, prepared_by, table_of
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks.sweeps.sweep import ABLATION_SWEEP
-from tlspectral.tables import (
-    WorkPart,
-    bundled,
-    open_parts,
-    stacked,
-    unbundled,
-    work,
-    workers_kept,
-)
+from tlspectral.tables import work
 from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.parts import open_parts
+from tlspectral.tables.stacking import bundled, stacked, unbundled
+from tlspectral.tables.work import workers_kept
+from tlspectral.tables.work_part import WorkPart
 
 pytestmark = pytest.mark.lowest
 

@@ -13,8 +13,8 @@ from zoo import shared
 import tlspectral.tasks.scoring as scoring
 from tlspectral.hooks import ablate
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running.text import text_tokens
-from tlspectral.tasks import Score, induction, induction_loss, language_loss, packaged_text, paired_effect
+from tlspectral.models.running.text import packaged_text, text_tokens
+from tlspectral.tasks import Score, induction, induction_loss, language_loss, paired_effect
 
 SMALL = {"n_sequences": 7, "segment_length": 10}
 

@@ -16,6 +16,7 @@ import tlspectral as tls
 from tlspectral.models.reading import attention_view
 from tlspectral.positional import BlockPrompt
 from tlspectral.tasks import Score, paired_effect
+from tlspectral.tasks.metrics import next_token_loss
 from tlspectral.tasks.scoring import predicted_positions, scored_sequences
 
 PROMPTS = [[1, 4, 9, 3], [1, 5], [1, 8, 2, 6, 7]]
@@ -161,7 +162,7 @@ REFUSED = {
     "a later key": (lambda: asked(attention=(0, 1)), "attention of sequence 0: its key comes after its query"),
     **{  # The loss of other positions would be that of wrong tokens.
         f"a loss at {predict}": (
-            lambda predict=predict: asked(metric=tls.tasks.next_token_loss, predict=predict),
+            lambda predict=predict: asked(metric=next_token_loss, predict=predict),
             r"predict=slice\(start, -1\)",
         )
         for predict in (None, -1, [0, 1], slice(-3, -1))

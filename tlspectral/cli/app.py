@@ -232,7 +232,7 @@ def deliver(table: "pd.DataFrame", output: Path | None, form: str | None) -> Non
 
 def write_figure(figure: "Figure", path: Path, dpi: int = 200) -> None:
     """Save a figure; after an interruption the old file is still there."""
-    from tlspectral.tables import whole_file
+    from tlspectral.tables.atomic_writes import whole_file
 
     with whole_file(path) as partial:
         figure.savefig(partial, dpi=dpi, format=path.suffix.removeprefix("."))

@@ -26,16 +26,19 @@ from tlspectral.heads.measure import (
 from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
 from tlspectral.models.opening import open_layers
-from tlspectral.models.reading import AttentionView, attention_view, layer_digest
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import layer_digest
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.given import given_prompts
 from tlspectral.models.running.padding import even_rows
 from tlspectral.selection import Heads, heads_by_layer
-from tlspectral.tables import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS, WorkPart, stacked
-from tlspectral.tables.head_columns import ANALYZE_HEADS
+from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.progress import bar
 from tlspectral.tables.required import require
 from tlspectral.tables.same_model import recorded_weights, require_same_model
+from tlspectral.tables.stacking import stacked
+from tlspectral.tables.work_part import WorkPart
 from tlspectral.tasks.repeated import repeated_sequences
 from tlspectral.version import __version__
 
@@ -67,7 +70,7 @@ def analyze_heads(
         model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path for `load_model`.
             With `detectors=False` a folder of safetensors or a hub model is read from its files instead, layer by
             layer, without loading it: of each layer queries, keys and norms; from the hub only the files that hold
-            them. Architectures: `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`. Each layer's scores are checked
+            them. Architectures: `models.checkpoints.layers.STREAMED_MODEL_TYPES`. Each layer's scores are checked
             on random residual streams. `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256`
             is that of what was read.
         heads: heads to tabulate, as in `ablate`: `"L5H1"`, `"L5"` for all of a layer, `"L-1"` for the last one, or a
@@ -92,7 +95,7 @@ def analyze_heads(
         seed: of the null and of the detector sequences.
 
     Returns:
-        DataFrame sorted by layer and head with all columns of `tlspectral.tables.HEAD_COLUMNS`, NaN where a number was
+        DataFrame sorted by layer and head with all columns of `tls.tables.describe_columns()`, NaN where a number was
         not computed or has no meaning. `attrs` hold model, weights, versions, seeds and checks; and as `user_hooks`,
         where there are any, the number of forward hooks of your own that were on the model, by hook point or module.
         Such hooks act in the detectors.

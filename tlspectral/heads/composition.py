@@ -14,15 +14,15 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.heads.operators.factored import centred_output
 from tlspectral.models.opening import open_layers
-from tlspectral.models.reading import AttentionView, RawAttention, fold_attention, key_value_groups
-from tlspectral.models.reading.view import require_one_run
+from tlspectral.models.reading.layer import RawAttention, fold_attention, key_value_groups
+from tlspectral.models.reading.view import AttentionView, require_one_run
 from tlspectral.models.stream.writes import Input
 from tlspectral.selection import Head, Receiver, head_receiver, heads_by_layer
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 
 if TYPE_CHECKING:
-    from tlspectral.models.checkpoints import CheckpointLayers, Side
+    from tlspectral.models.checkpoints.layers import CheckpointLayers, Side
 
 COMPOSITION = columns("""
     score  | ratio | ||M OV^T|| / (||M|| ||OV||), OV of the earlier head and M of the one that reads; M^T for its
@@ -48,7 +48,7 @@ def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
     Args:
         model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path. A folder of
             safetensors or a hub model is read from its files, one layer's values and output at a time, without loading
-            it (architectures: `tlspectral.models.checkpoints.STREAMED_MODEL_TYPES`); other names are loaded.
+            it (architectures: `models.checkpoints.layers.STREAMED_MODEL_TYPES`); other names are loaded.
         receiver: what a head reads: `"L5H1.k"`, `"L5H1.q"`, `"L5H1.v"` or a `Receiver`. A head alone, "L5H1", (5, 1) or
             a table row, means its keys.
 
@@ -94,7 +94,7 @@ def _layer(source: "AttentionView | CheckpointLayers", index: int, side: "Side")
     if isinstance(source, AttentionView):
         yield source.raw(index)
     else:
-        from tlspectral.models.checkpoints import layer_named
+        from tlspectral.models.checkpoints.layers import layer_named
 
         with source.layer(index, side) as view, layer_named(index):
             yield view.raw(0)

@@ -10,10 +10,12 @@ from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
 from tlspectral.algebra.spectra import NILPOTENT_SHARE, rank_tolerance
-from tlspectral.models.reading import AttentionView, OutputFactors, attention_view, vocabulary_chunks
-from tlspectral.tables import stacked
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import OutputFactors
+from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
 from tlspectral.tables.head_columns import COLUMNS, HEAD
 from tlspectral.tables.schema import Schema
+from tlspectral.tables.stacking import stacked
 
 COPYING_SCORES = Schema(
     "copying_scores", (*HEAD, COLUMNS["copying"], COLUMNS["positivity"]), "`tls.heads.copying_scores`"

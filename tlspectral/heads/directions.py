@@ -22,7 +22,9 @@ from tlspectral.algebra.spectra import ThinProduct, rank_tolerance, thin_svd
 from tlspectral.heads.copying import folded_unembedding
 from tlspectral.heads.operators.factored import ov_operators
 from tlspectral.models.attention.run_scores import visible_keys
-from tlspectral.models.reading import AttentionLayer, AttentionView, attention_view, vocabulary_chunks
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import AttentionLayer
+from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
 from tlspectral.models.running.padding import attention_positions
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.selection import Head, heads_by_layer

@@ -21,18 +21,12 @@ from tlspectral.heads.measure import NullSettings
 from tlspectral.models.loading.finding import PACKAGED, find_source
 from tlspectral.models.loading.weight_files import file_name, files_state, model_files
 from tlspectral.models.running.text import NEWLINE
-from tlspectral.tables import (
-    HEAD_COLUMNS,
-    LATENT_COLUMNS,
-    PartFailure,
-    WorkPart,
-    backend_configured,
-    workers_kept,
-    write_table,
-)
+from tlspectral.tables import write_table
+from tlspectral.tables.head_columns import HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.work import stored_table
+from tlspectral.tables.work import backend_configured, stored_table, workers_kept
+from tlspectral.tables.work_part import PartFailure, WorkPart
 from tlspectral.version import __version__
 
 _TABLES = (".parquet", ".csv")

@@ -16,8 +16,10 @@ from tlspectral.algebra.rotary import RotaryGeometry, phase_metrics, phase_norms
 from tlspectral.algebra.spectra import head_metrics
 from tlspectral.heads.copying import EmbeddingMoments
 from tlspectral.heads.operators.verification import checked_prompts
-from tlspectral.models.reading import AttentionLayer, AttentionView, Latent
-from tlspectral.tables import HEAD_COLUMNS
+from tlspectral.models.reading.latent import Latent
+from tlspectral.models.reading.layer import AttentionLayer
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.tables.head_columns import HEAD_COLUMNS
 
 _NAMES = {column.name for column in HEAD_COLUMNS}
 POSITION_DIRECTIONS = 64

@@ -14,11 +14,11 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.measure import NullSettings, measure_heads, of_heads, position_directions, with_null
 from tlspectral.heads.operators.verification import check_scores
-from tlspectral.models.checkpoints import CheckpointLayers, layer_named
+from tlspectral.models.checkpoints.layers import CheckpointLayers, layer_named
 from tlspectral.models.hooking.hooks_on_model import refuse_autocast
 from tlspectral.models.loading.damage import download_bars, misfit
-from tlspectral.models.reading import fold_attention, key_value_groups
-from tlspectral.tables import WorkPart
+from tlspectral.models.reading.layer import fold_attention, key_value_groups
+from tlspectral.tables.work_part import WorkPart
 from tlspectral.version import __version__
 
 

@@ -15,19 +15,22 @@ from tlspectral.heads import analyze_heads
 from tlspectral.heads.composition import COMPOSITION, k_composition
 from tlspectral.models.loaders import Source
 from tlspectral.models.opening import open_layers
-from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.positional import positional_symbolic
 from tlspectral.positional.measure import SCORE_COLUMNS
 from tlspectral.selection import head_pair
-from tlspectral.tables import bundled
 from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.schema import Column, Schema, columns
-from tlspectral.tasks import Score, Task, evaluate, induction, score_of, scored_sequences, standard_error
+from tlspectral.tables.stacking import bundled
+from tlspectral.tasks import Score, Task, evaluate, induction
 from tlspectral.tasks.block_prompt import BlockPrompt
+from tlspectral.tasks.score import standard_error
+from tlspectral.tasks.scoring import score_of, scored_sequences
 
 if TYPE_CHECKING:
-    from tlspectral.models.checkpoints import CheckpointLayers
+    from tlspectral.models.checkpoints.layers import CheckpointLayers
 
 _PAIR = ["sender_layer", "sender_head", "receiver_layer", "receiver_head"]
 _COMPOSITION = ["score", "chance", "rank"]

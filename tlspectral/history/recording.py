@@ -16,13 +16,17 @@ from tlspectral.history.measure import HEAD_HISTORY, Head, HeadHistory, measure_
 from tlspectral.history.sources import Label, called, check_labels, identity_of, labelled_checkpoints, source_of
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading.weight_files import file_name
-from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import head_pair
-from tlspectral.tables import WorkPart, stacked, unbundled, workers_kept
 from tlspectral.tables.measurement import Measurement
-from tlspectral.tasks import Task, task_of
+from tlspectral.tables.stacking import stacked, unbundled
+from tlspectral.tables.work import workers_kept
+from tlspectral.tables.work_part import WorkPart
+from tlspectral.tasks import Task
 from tlspectral.tasks.block_prompt import BlockPrompt
 from tlspectral.tasks.identity import content_digest, task_identity
+from tlspectral.tasks.task import task_of
 
 _OF_A_STEP = ("commit", "file", "revision", "score_check", "sha256", "weights_sha256")
 _STORED = ("control_variate", "identity", "numbers", "shape", "tables", "weights", "weights_by_layer")

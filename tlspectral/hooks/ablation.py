@@ -16,8 +16,8 @@ from tlspectral.hooks.probe import require_writes
 from tlspectral.models.hooking.gated_queries import seen_at
 from tlspectral.models.hooking.hooks_on_model import Hook, exclusive, hooks_on, open_blocks
 from tlspectral.models.hooking.interrupts import interruptible, uninterrupted_block
-from tlspectral.models.reading import AttentionView, attention_view
-from tlspectral.models.reading.view import require_stream
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView, require_stream
 from tlspectral.models.running.key_value_cache import generating_without_cache
 from tlspectral.models.running.partial_runs import methods_replaced
 from tlspectral.models.stream.writes import layer_reads
@@ -168,7 +168,8 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
     """Return what is asked of `ablate`, with all that can be checked without a run of the model. Raises as it."""
     removed, view = part_of(part), attention_view(model)
     if task is not None:
-        from tlspectral.tasks import scored_sequences, task_of  # an ablation without a task needs no statistics
+        from tlspectral.tasks.scoring import scored_sequences
+        from tlspectral.tasks.task import task_of  # an ablation without a task needs no statistics
 
         removed = removed.fixed(view, scored_sequences(view, task_of(task)))
     if isinstance(removed.at, str):

@@ -16,17 +16,10 @@ from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, side
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.hooks_on_model import Hook
-from tlspectral.models.reading import (
-    AttentionLayer,
-    AttentionView,
-    HeadInputs,
-    Latent,
-    QueryKeyNorm,
-    folded_bias,
-    projection,
-    require_even_scale,
-    softcapped,
-)
+from tlspectral.models.reading.latent import HeadInputs, Latent
+from tlspectral.models.reading.layer import AttentionLayer, folded_bias, projection, require_even_scale, softcapped
+from tlspectral.models.reading.norms import QueryKeyNorm
+from tlspectral.models.reading.view import AttentionView
 
 
 @dataclass

@@ -13,8 +13,8 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.models.attention.tolerances import Quantity, noise_of
 from tlspectral.models.hooking.hooks_on_model import Hook, of_a_library, without_hooks
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
-from tlspectral.models.reading import AttentionView, attention_view
-from tlspectral.models.reading.view import require_stream
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView, require_stream
 from tlspectral.models.running.padding import probe_tokens
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import packed_prompts

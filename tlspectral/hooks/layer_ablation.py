@@ -20,7 +20,7 @@ from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.head_scores import HeadScores, key_weights
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.hooks_on_model import Hook
-from tlspectral.models.reading import softcapped
+from tlspectral.models.reading.layer import softcapped
 
 
 @dataclass(frozen=True)

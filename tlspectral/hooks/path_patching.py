@@ -19,20 +19,22 @@ from tlspectral.hooks.edges.reached import Reached, reached
 from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_senders
 from tlspectral.hooks.positions import asked_positions
 from tlspectral.hooks.screening import agreement, screened
-from tlspectral.models.reading import AttentionView, attention_view
-from tlspectral.models.reading.view import require_stream
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView, require_stream
 from tlspectral.models.running.padding import attention_positions
 from tlspectral.models.stream.writes import INPUT_POINTS
 from tlspectral.selection import Receivers, whole_number
-from tlspectral.tables import WorkPart
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tables.work import configured_jobs
-from tlspectral.tasks import ScoredSequences, Task, intact_values, score_of, scored_sequences, task_of
+from tlspectral.tables.work_part import WorkPart
+from tlspectral.tasks import Task
 from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.prompts import RepeatedSegments
 from tlspectral.tasks.repeated import detector_offsets, segment_length_of
 from tlspectral.tasks.score import CONTROL_COLUMNS
+from tlspectral.tasks.scoring import ScoredSequences, intact_values, score_of, scored_sequences
+from tlspectral.tasks.task import task_of
 
 SEQUENCES = 16
 DRAWS = 20

@@ -13,7 +13,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
 from tlspectral.models.hooking.hooks_on_model import Hook, without_hooks
-from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import probe_tokens
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes
 

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
-from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView
 
 if TYPE_CHECKING:
-    from tlspectral.models.checkpoints import CheckpointLayers
+    from tlspectral.models.checkpoints.layers import CheckpointLayers
 
 
 def open_layers(model: Any, *, load: bool = False) -> "AttentionView | CheckpointLayers":
@@ -19,7 +20,9 @@ def open_layers(model: Any, *, load: bool = False) -> "AttentionView | Checkpoin
     """
     named = isinstance(model, str | os.PathLike)
     if isinstance(model, Source) or (named and not load):
-        from tlspectral.models.checkpoints import opened_files  # a model in memory does not load what reads files
+        from tlspectral.models.checkpoints.layers import (
+            opened_files,  # a model in memory does not load what reads files
+        )
 
         if (layers := opened_files(model)) is not None:
             return layers

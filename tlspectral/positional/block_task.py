@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import PackedTokens
 from tlspectral.models.running.prompts import packed_prompts, require_vocabulary
 from tlspectral.tasks import Task

@@ -18,7 +18,8 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.reading import AttentionView, RawAttention
+from tlspectral.models.reading.layer import RawAttention
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.key_value_cache import prefill
 from tlspectral.models.running.partial_runs import last_logits
 from tlspectral.positional.exclusion import ExclusionSplit, frequency_exclusion, head_exclusion, swapped_key_means
@@ -32,7 +33,7 @@ from tlspectral.positional.readout import (
 )
 from tlspectral.positional.scores import SwapScores, block_means, score_correlation, swap_scores
 from tlspectral.selection import heads_by_layer
-from tlspectral.tables import stacked
+from tlspectral.tables.stacking import stacked
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 Mode = Literal["prompt", "key"]

@@ -11,13 +11,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.models.reading import AttentionView
 from tlspectral.models.reading.digests import digest_of
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks, bos_text, questions_of, swapped_blocks
 from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined_columns, query_scores
-from tlspectral.tables import PartFolder, WorkPart, bundled, unbundled
+from tlspectral.tables.parts import PartFolder
+from tlspectral.tables.stacking import bundled, unbundled
+from tlspectral.tables.work_part import WorkPart
 from tlspectral.tasks.block_prompt import BlockPrompt, chosen_swaps, tokenized_for
 from tlspectral.tasks.identity import content_digest
 

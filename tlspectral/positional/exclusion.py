@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.models.reading import softcapped
+from tlspectral.models.reading.layer import softcapped
 from tlspectral.positional.readout import LastQuery, Moved
 from tlspectral.tasks.block_places import centred
 

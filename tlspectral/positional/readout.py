@@ -22,10 +22,10 @@ from tlspectral.algebra.rotary import in_float64, rotate, times_phase, with_gain
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
-from tlspectral.models.reading import Alibi, AttentionView, QueryKeyNorm, RawAttention, softcapped
-from tlspectral.models.reading.layer import require_every_key
-from tlspectral.models.reading.norms import double
-from tlspectral.models.reading.view import Hook, require_one_run
+from tlspectral.models.reading.alibi import Alibi
+from tlspectral.models.reading.layer import RawAttention, require_every_key, softcapped
+from tlspectral.models.reading.norms import QueryKeyNorm, double
+from tlspectral.models.reading.view import AttentionView, Hook, require_one_run
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 

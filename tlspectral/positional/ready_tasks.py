@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from tlspectral.errors import did_you_mean
-from tlspectral.models.running.text import file_lines, packaged_words
+from tlspectral.models.running.text import file_lines, packaged_text, packaged_words
 from tlspectral.positional.binding import TEMPLATES, BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question, require_size
-from tlspectral.tasks import packaged_text
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 

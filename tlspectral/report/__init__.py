@@ -6,9 +6,9 @@ from tlspectral.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tlspectral.report.card import HeadCard, head_card
-    from tlspectral.report.page import Page, report
+    from tlspectral.report.page import report
 
-__all__ = ["HeadCard", "Page", "head_card", "report"]
+__all__ = ["HeadCard", "head_card", "report"]
 
 # The page of a table needs no model.
 __getattr__, __dir__ = lazy_names(__name__)

@@ -15,7 +15,9 @@ from tlspectral.heads.analysis import require_table_of
 from tlspectral.heads.directions import token_text
 from tlspectral.heads.frequencies import frequency_table
 from tlspectral.heads.operators.factored import qk_operators
-from tlspectral.models.reading import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import AttentionLayer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.report.card_sections import Evidence, Given, Section, composition_section, row_section
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, visible

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
-from tlspectral.tables import COLUMNS
-from tlspectral.tables.head_columns import null_band
+from tlspectral.tables.head_columns import COLUMNS, null_band
 from tlspectral.tables.schema import columns_of
 
 NULL_METRICS = ("dir_frac", "D_head", "imag_mass", "henrici")

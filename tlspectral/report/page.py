@@ -23,7 +23,7 @@ from tlspectral.report.sections import (
     statuses,
 )
 from tlspectral.selection import head_name, whole_number
-from tlspectral.tables import whole_file
+from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.parquet import naming_file
 from tlspectral.tables.required import require, require_one_row
 

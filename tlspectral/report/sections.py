@@ -9,8 +9,7 @@ import pandas as pd
 from tlspectral.report.card_sections import Html, listing
 from tlspectral.report.drawings import Rows, kernel_drawing
 from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance
-from tlspectral.tables import COLUMNS
-from tlspectral.tables.head_columns import column_title, null_band
+from tlspectral.tables.head_columns import COLUMNS, column_title, null_band
 from tlspectral.tables.schema import Column, columns_of
 
 _TOP_HEADS = 5  # of each detector

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tlspectral.lazy import lazy_names
 from tlspectral.spectral_rope.loading import load_spectral
 from tlspectral.spectral_rope.merge import merge
-from tlspectral.spectral_rope.model import SpectralModel, to_spectral
+from tlspectral.spectral_rope.model import to_spectral
 from tlspectral.spectral_rope.module import SpectralRoPE
 from tlspectral.spectral_rope.rates import parameter_groups
 from tlspectral.spectral_rope.saving import save_spectral
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "OmegaMeter",
     "SpectralHookedTransformer",
-    "SpectralModel",
     "SpectralRoPE",
     "load_spectral",
     "merge",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tlspectral.errors import IncompatibleCheckpoint, UnsupportedArchitecture, warn_caller
 from tlspectral.models.hooking.hooks_on_model import evaluating
 from tlspectral.models.loading.copies import copy_of_object
-from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.key_value_cache import beyond_rounding, relative_difference
 from tlspectral.models.running.partial_runs import methods_replaced
 from tlspectral.spectral_rope.identity import (

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.models.hooking.hooks_on_model import evaluating, without_hooks
-from tlspectral.models.reading import attention_view, stated_context
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.bridge import stated_context
 from tlspectral.models.reading.checkpoint_weights import checkpoint_weights
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.running.padding import probe_tokens

@@ -14,7 +14,8 @@ from tlspectral.models.hooking.hooks_on_model import without_hooks
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy
 from tlspectral.models.loading.packaged import hooked_transformer_class
-from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import probe_tokens
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object
 from tlspectral.spectral_rope.identity import logits_of

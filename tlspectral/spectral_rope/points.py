@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.spectral_rope.module import Side, SpectralRoPE
 from tlspectral.spectral_rope.swapped import Swapped, swap
 

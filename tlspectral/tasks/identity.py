@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
-from tlspectral.models.reading import digest_of_named, stored_bytes
+from tlspectral.models.reading.digests import digest_of_named, stored_bytes
 from tlspectral.models.running.padding import attention_positions
 from tlspectral.tasks.scoring import ScoredSequences
 from tlspectral.tasks.task import Task

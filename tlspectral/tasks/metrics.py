@@ -9,8 +9,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.models.reading import AttentionView
-from tlspectral.models.reading.view import require_causal
+from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.given import described
 from tlspectral.models.running.padding import Note, PackedTokens
 from tlspectral.models.running.prompts import require_vocabulary

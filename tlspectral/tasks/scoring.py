@@ -13,8 +13,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import warn_caller
 from tlspectral.models.hooking.hooks_on_model import Hook
-from tlspectral.models.reading import AttentionView
-from tlspectral.models.reading.view import require_causal
+from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.padding import Note, PackedTokens, attention_positions, position_of, positions_in
 from tlspectral.models.running.partial_runs import IntactRun, Positions, intact_run, logits_at
 from tlspectral.models.running.prompt_notes import distinct_rows, equality_notes

@@ -11,7 +11,7 @@ from tlspectral_studies.fingerprint.figures.checkpoints import checkpoint_acts
 from tlspectral_studies.fingerprint.history_questions import eventual_head_rank, formation_crossing, median_leaves_null
 from tlspectral_studies.fingerprint.published import published_checkpoints, published_heads
 
-from tlspectral.history import PYTHIA_STEPS
+from tlspectral.history.sources import PYTHIA_STEPS
 
 pytestmark = pytest.mark.lowest
 

@@ -17,7 +17,7 @@ from tlspectral_studies.positional_symbolic.exact_heads import (
     symbolic_head,
 )
 
-from tlspectral.positional import split_logits
+from tlspectral.positional.shares import split_logits
 
 # PS reads the index task over bare symbols; pairs of one integer are that.
 INDEX = CanonicalTask("index", n_integers=1)

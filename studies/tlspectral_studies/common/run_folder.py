@@ -12,7 +12,10 @@ import pandas as pd
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.models.loading import usable_device
-from tlspectral.tables import PartFolder, WorkPart, bundled, finished_parts, open_parts, unbundled
+from tlspectral.tables.parts import PartFolder, open_parts
+from tlspectral.tables.stacking import bundled, unbundled
+from tlspectral.tables.work import finished_parts
+from tlspectral.tables.work_part import WorkPart
 from tlspectral.version import __version__
 
 

@@ -18,8 +18,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from tlspectral.errors import BadWeights, IncompatibleCheckpoint
-from tlspectral.models.reading import digest_of_named
-from tlspectral.tables import whole_file
+from tlspectral.models.reading.digests import digest_of_named
+from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.parquet import naming_file
 from tlspectral_studies.common.model import AttentionOnlyTransformer, TransformerConfig
 from tlspectral_studies.common.trainer import Training

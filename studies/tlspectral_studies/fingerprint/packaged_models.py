@@ -22,7 +22,7 @@ from torch import Tensor
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.heads.detectors import detect_heads
 from tlspectral.models.loading.packaged import bridge_from_weights, models_folder
-from tlspectral.tables import whole_file
+from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.version import __version__
 from tlspectral_studies.common.model import TransformerConfig
 from tlspectral_studies.common.random_map import RandomMapTask

@@ -12,8 +12,10 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.reading import AttentionView, RawAttention, attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.digests import digest_of
+from tlspectral.models.reading.layer import RawAttention
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.positional.block_weights import Mode
 from tlspectral.positional.measure import require_settings
 from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt

@@ -15,7 +15,8 @@ from zoo import shared
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.heads.operators.factored import QKOperator, QKOperators, ov_operators, qk_operators
-from tlspectral.models.reading import attention_view, layer_digest, view
+from tlspectral.models.reading import attention_view, view
+from tlspectral.models.reading.layer import layer_digest
 
 invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)

@@ -30,7 +30,8 @@ from tlspectral.hooks.parts import (
 )
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.prompts import packed_prompts
-from tlspectral.tables import open_parts, read_table, write_table
+from tlspectral.tables import read_table, write_table
+from tlspectral.tables.parts import open_parts
 
 EVERY = one_of_each(EQUAL_BLOCKS)
 REFERENCE = zoo.prompt(batch=5, seed=3)

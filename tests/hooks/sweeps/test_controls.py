@@ -17,7 +17,8 @@ from tlspectral.hooks import ablation_sweep
 from tlspectral.hooks.parts import Band, LongRange, Output
 from tlspectral.hooks.sweeps.effects import head_sets
 from tlspectral.models.reading import attention_view
-from tlspectral.tasks import control_test, induction
+from tlspectral.tasks import induction
+from tlspectral.tasks.score import control_test
 
 sweep = functools.partial(ablation_sweep, control="random")
 

@@ -16,7 +16,8 @@ from tlspectral.hooks import ablate
 from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.hooks.parts import Band, LongRange, Output, RopePhase
 from tlspectral.models.reading import attention_view
-from tlspectral.tasks import induction, induction_loss, task_of
+from tlspectral.tasks import induction, induction_loss
+from tlspectral.tasks.task import task_of
 
 
 def margin(prompts):

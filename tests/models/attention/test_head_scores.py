@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.hooks.parts import Antisymmetric, Band, RopePhase, Symmetric
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, side
-from tlspectral.models.reading import AttentionLayer, Normalization, QueryKeyNorm
+from tlspectral.models.reading.layer import AttentionLayer
+from tlspectral.models.reading.norms import Normalization, QueryKeyNorm
 
 invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)

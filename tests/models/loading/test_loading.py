@@ -20,7 +20,8 @@ import tlspectral.models.loading
 from tlspectral.heads.detectors import detect_heads
 from tlspectral.models.loading import checks, load_model
 from tlspectral.models.loading.finding import find_source
-from tlspectral.models.reading import attention_view, stated_context
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.bridge import stated_context
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 FAST = (

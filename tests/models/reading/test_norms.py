@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlspectral.models.reading import QueryKeyNorm
+from tlspectral.models.reading.norms import QueryKeyNorm
 
 
 def drawn(*shape, seed=0):

@@ -13,7 +13,8 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.reading import AttentionView, attention_view, vocabulary_chunks
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
 
 
 @pytest.mark.parametrize(

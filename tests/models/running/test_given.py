@@ -15,7 +15,8 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.prompts import packed_prompts
-from tlspectral.tasks import scored_sequences, standard_error
+from tlspectral.tasks.score import standard_error
+from tlspectral.tasks.scoring import scored_sequences
 
 IDS = torch.tensor([[1, 4, 9, 3, 8], [1, 5, 5, 6, 2], [1, 8, 2, 6, 7], [1, 9, 9, 4, 4]])
 PAIRS = torch.tensor([[1, 4, 8, 3, 8], [1, 5, 6, 6, 2], [1, 8, 3, 6, 7], [1, 9, 4, 4, 4]])

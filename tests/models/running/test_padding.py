@@ -17,7 +17,8 @@ from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.prompts import right_packed
 from tlspectral.models.running.text import text_tokens
-from tlspectral.tasks import induction_loss, language, language_loss, scored_sequences
+from tlspectral.tasks import induction_loss, language, language_loss
+from tlspectral.tasks.scoring import scored_sequences
 
 
 def with_tokenizer(**ids):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
-from tlspectral.models.reading import AttentionView, attention_view
-from tlspectral.models.reading.view import require_one_run
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView, require_one_run
 from tlspectral.models.running.padding import PackedTokens, even_rows
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar

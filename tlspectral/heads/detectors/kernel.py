@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
-from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import even_rows
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.selection import Heads, heads_by_layer, whole_number

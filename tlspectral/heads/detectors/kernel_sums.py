@@ -23,7 +23,8 @@ from tlspectral.heads.detectors.rotated_keys import at_pattern
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.run_scores import require_own_pattern
 from tlspectral.models.hooking.hooks_on_model import user_hooks
-from tlspectral.models.reading import AttentionView, softcapped
+from tlspectral.models.reading.layer import softcapped
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import PackedTokens
 
 BATCH = 25

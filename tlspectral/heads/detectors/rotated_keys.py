@@ -26,8 +26,9 @@ from tlspectral.models.attention.head_scores import HeadScores, key_side, rotati
 from tlspectral.models.attention.run_scores import visible_keys
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.hooks_on_model import holding
-from tlspectral.models.reading import AttentionLayer, AttentionView, Latent
-from tlspectral.models.reading.layer import require_even_scale
+from tlspectral.models.reading.latent import Latent
+from tlspectral.models.reading.layer import AttentionLayer, require_even_scale
+from tlspectral.models.reading.view import AttentionView
 
 TIE = 1e-6
 """Relative difference up to which a draw reaches the observed score. Rounding to float32 is 1e-7, and a score that no

@@ -15,14 +15,9 @@ from tlspectral.algebra.records import one_line
 from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.models.reading import (
-    AttentionLayer,
-    AttentionView,
-    OutputFactors,
-    RawAttention,
-    attention_view,
-    fold_output,
-)
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import AttentionLayer, OutputFactors, RawAttention, fold_output
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import head_pair, heads_by_layer, whole_number
 
 

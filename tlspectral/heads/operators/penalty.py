@@ -14,7 +14,9 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import phase_squares
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
-from tlspectral.models.reading import AttentionView, LiveFactors, attention_view
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import LiveFactors
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import Heads, Symbol, chosen_part, head_name, heads_by_layer
 
 PenalizedPart = Literal["symmetric", "antisymmetric", "rope_phase"]

@@ -11,7 +11,8 @@ from torch import Tensor
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.tolerances import require_close
-from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import PackedTokens, even_rows
 
 CHECK_LENGTH = 24

@@ -12,9 +12,9 @@ from torch import Tensor
 from tlspectral.hooks.attribution.score_form import PARTS, head_form, pair_parts, removed_key_sources, removed_pairs
 from tlspectral.hooks.attribution.two_tokens import QueryRow, TwoTokens, query_row, trace
 from tlspectral.models.attention.head_scores import rotation_tables
-from tlspectral.models.reading import AttentionView, attention_view, require_even_scale
-from tlspectral.models.reading.layer import require_own_projections
-from tlspectral.models.reading.view import require_stream
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import require_even_scale, require_own_projections
+from tlspectral.models.reading.view import AttentionView, require_stream
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.selection import Head, head_name, heads_by_layer, whole_number
 from tlspectral.tables.measurement import Measurement

@@ -20,16 +20,10 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, with_gain_and_phase
 from tlspectral.models.attention.head_scores import Tables
-from tlspectral.models.reading import (
-    AttentionView,
-    Latent,
-    QueryKeyNorm,
-    RawAttention,
-    fold_attention,
-    key_value_groups,
-    softcapped,
-)
-from tlspectral.models.reading.layer import LayerSettings
+from tlspectral.models.reading.latent import Latent
+from tlspectral.models.reading.layer import LayerSettings, RawAttention, fold_attention, key_value_groups, softcapped
+from tlspectral.models.reading.norms import QueryKeyNorm
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.writes import LayerReads
 
 PARTS = ("symmetric", "antisymmetric", "phase", "outside_m")

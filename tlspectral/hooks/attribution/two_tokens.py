@@ -16,7 +16,7 @@ from tlspectral.models.attention.head_scores import Tables
 from tlspectral.models.attention.run_scores import require_own_pattern, row_scores
 from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, noise_of, require_close
 from tlspectral.models.hooking.hooks_on_model import holding
-from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, mixed, require_equal_streams, z_of
 from tlspectral.selection import head_name
 

@@ -17,8 +17,8 @@ from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.required import require, require_one_row
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tasks import Score, Task, standard_error
-from tlspectral.tasks.score import row_sums
+from tlspectral.tasks import Score, Task
+from tlspectral.tasks.score import row_sums, standard_error
 
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of all edges."""

@@ -15,8 +15,8 @@ from tlspectral.hooks.edges.cut import Reader, readers
 from tlspectral.hooks.edges.measuring import Edge
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.hooks.edges.senders import EMBEDDING, Sender
-from tlspectral.models.reading import AttentionView
 from tlspectral.models.reading.layer import require_own_projections
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.mlp import MlpReads, mlp_reads
 from tlspectral.models.stream.writes import HeadWrites, head_writes
 from tlspectral.selection import Receiver

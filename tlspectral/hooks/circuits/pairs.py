@@ -23,15 +23,16 @@ from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.edges.cut import Cut
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.hooks_on_model import Hook, holding
-from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import require_every_key
-from tlspectral.models.reading.view import require_stream
+from tlspectral.models.reading.view import AttentionView, require_stream
 from tlspectral.models.running.padding import PackedTokens
 from tlspectral.models.running.partial_runs import Positions, logits_at
 from tlspectral.models.stream.writes import HeadWrites, mixed, z_of
 from tlspectral.tables.progress import bar
-from tlspectral.tasks import ScoredSequences, Task, score_of, scored_sequences, task_of
-from tlspectral.tasks.scoring import Scores
+from tlspectral.tasks import Task
+from tlspectral.tasks.scoring import ScoredSequences, Scores, score_of, scored_sequences
+from tlspectral.tasks.task import task_of
 
 _MOST_BYTES = 2**29  # of what all senders write in one batch, of which a run holds up to three copies
 

@@ -18,13 +18,15 @@ from tlspectral.hooks.edges.senders import CachedRun, Sender
 from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern, row_scores, visible_keys
 from tlspectral.models.hooking.hooks_on_model import Hook
-from tlspectral.models.reading import AttentionLayer, AttentionView, Latent, require_even_scale
+from tlspectral.models.reading.latent import Latent
+from tlspectral.models.reading.layer import AttentionLayer, require_even_scale
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.models.stream.mlp import mlp_reads
 from tlspectral.models.stream.writes import Input, LayerReads, change_of_reads, layer_reads
 from tlspectral.selection import head_name
-from tlspectral.tasks import ScoredSequences, replayed_values, standard_error
-from tlspectral.tasks.score import beside_control
+from tlspectral.tasks.score import beside_control, standard_error
+from tlspectral.tasks.scoring import ScoredSequences, replayed_values
 
 Deltas = Float64[np.ndarray, "edges draws sequences"]
 

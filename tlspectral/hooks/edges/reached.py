@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tlspectral.errors import BadHead, warn_caller
-from tlspectral.models.reading import AttentionView
 from tlspectral.models.reading.layer import require_own_projections
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.mlp import mlp_reads
 from tlspectral.selection import Receiver, Receivers, head_name, receivers_in
 

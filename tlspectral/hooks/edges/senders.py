@@ -13,7 +13,7 @@ from tlspectral.algebra.nulls import haar_frame
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import BadHead
 from tlspectral.hooks.parts.output import Output
-from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import PackedTokens
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, head_writes, mixed, z_of
 from tlspectral.selection import head_name, heads_by_layer

@@ -9,8 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from tlspectral.hooks.parts.part import Part
-from tlspectral.models.reading import AttentionView
-from tlspectral.models.reading.view import require_causal
+from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.selection import whole_number
 
 

@@ -27,7 +27,7 @@ from tlspectral.algebra.rotary import RotaryGeometry, pair_mask
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention.head_scores import HeadScores
-from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.view import AttentionView
 
 Frequencies = Iterable[Any] | Tensor
 

@@ -14,23 +14,19 @@ from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.sweeps.effects import unpadded
 from tlspectral.hooks.sweeps.sweep import SEQUENCES
-from tlspectral.models.reading import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import AttentionLayer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, heads_by_layer, whole_number
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tasks import (
-    ScoredSequences,
-    Task,
-    intact_values,
-    replayed_values,
-    scored_sequences,
-    standard_error,
-    task_of,
-)
-from tlspectral.tasks.score import beside_control
+from tlspectral.tasks import Task
+from tlspectral.tasks.score import beside_control, standard_error
+from tlspectral.tasks.scoring import ScoredSequences, intact_values, replayed_values, scored_sequences
+from tlspectral.tasks.task import task_of
 
 BANDS = ("high", "middle", "low")
 _TRIES = 200  # orders of the frequencies tried for one random set

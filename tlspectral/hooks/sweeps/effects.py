@@ -22,11 +22,11 @@ from tlspectral.hooks.parts import Bound, Output, Part
 from tlspectral.hooks.parts.blocks import BlockPart
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.hooking.hooks_on_model import Hook
-from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, head_name, heads_by_layer
-from tlspectral.tasks import ScoredSequences, replayed_values, sign_flip_p, standard_error
-from tlspectral.tasks.score import beside_control
+from tlspectral.tasks.score import beside_control, sign_flip_p, standard_error
+from tlspectral.tasks.scoring import ScoredSequences, replayed_values
 
 HeadSet = list[tuple[int, int]]
 

@@ -25,24 +25,20 @@ from tlspectral.hooks.sweeps.effects import (
     set_table,
 )
 from tlspectral.hooks.sweeps.screen import gradient_screen
-from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, heads_by_layer, whole_number
-from tlspectral.tables import WorkPart, stacked
 from tlspectral.tables.head_columns import HEAD, PART
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tasks import (
-    Score,
-    ScoredSequences,
-    Task,
-    intact_values,
-    score_of,
-    scored_sequences,
-    task_of,
-)
+from tlspectral.tables.stacking import stacked
+from tlspectral.tables.work_part import WorkPart
+from tlspectral.tasks import Score, Task
 from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.score import CONTROL_COLUMNS, values_of_rows
+from tlspectral.tasks.scoring import ScoredSequences, intact_values, score_of, scored_sequences
+from tlspectral.tasks.task import task_of
 
 SEQUENCES = 16
 CONTROL_DRAWS = 5

@@ -3,7 +3,3 @@
 Only safetensors are opened. Each layer is put into a one-layer model of the checkpoint's own architecture. It is then
 read by the same code as a loaded model, and its scores are checked the same way. Only the weights asked for are read.
 """
-
-from tlspectral.models.checkpoints.layers import STREAMED_MODEL_TYPES, CheckpointLayers, Side, layer_named, opened_files
-
-__all__ = ["STREAMED_MODEL_TYPES", "CheckpointLayers", "Side", "layer_named", "opened_files"]

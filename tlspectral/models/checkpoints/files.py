@@ -20,7 +20,7 @@ from tlspectral.models.loading.weight_files import (
     safetensors_file,
     weight_names,
 )
-from tlspectral.models.reading import stored_bytes
+from tlspectral.models.reading.digests import stored_bytes
 
 
 class CheckpointFiles:

@@ -18,9 +18,10 @@ from tlspectral.models.loading.checks import OTHER_TOWERS, in_any_layer, listed,
 from tlspectral.models.loading.damage import check_settings, download_bars, empty_model, from_files, misfit
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config
-from tlspectral.models.reading import AttentionView, attention_view
+from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.blocks import SkippedLayer, kind_of, read_layers, unread
 from tlspectral.models.reading.bridge import shared_keys
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.tables.same_model import recorded_weights
 
 Side = Literal["query-key", "output", "positions"]

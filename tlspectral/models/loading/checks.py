@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture, warn_caller
 from tlspectral.models.loading.damage import first_sentence
-from tlspectral.models.reading import attention_view, stated_context
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.bridge import stated_context
 from tlspectral.models.running.key_value_cache import (
     WithoutCache,
     beyond_rounding,

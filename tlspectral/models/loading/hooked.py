@@ -18,7 +18,7 @@ import torch
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.loading.packaged import FOLDED, hooked_transformer_class
-from tlspectral.models.reading import stated_context
+from tlspectral.models.reading.bridge import stated_context
 from tlspectral.models.running.partial_runs import methods_replaced
 
 _IN_MEMORY = "<in memory>"  # no hub id: those with "llama" or "gemma" in them get hard-coded shapes

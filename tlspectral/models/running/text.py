@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.models.reading import AttentionView
+from tlspectral.models.reading.view import AttentionView
 
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
 NEWLINE = re.compile(r"\r\n?|\n")

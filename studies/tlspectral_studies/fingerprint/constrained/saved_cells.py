@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tlspectral.tables import PartFolder
+from tlspectral.tables.parts import PartFolder
 from tlspectral_studies.common.checkpoints import saved_checkpoints
 from tlspectral_studies.common.model import AttentionOnlyTransformer
 from tlspectral_studies.common.saved_training import SavedTraining, saved_model, saved_steps

@@ -9,7 +9,6 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.stats import (
-    ModelPermutation,
     PartialCorrelation,
     benjamini_hochberg,
     layer_bootstrap,
@@ -17,6 +16,7 @@ from tlspectral.stats import (
     partial_spearman,
     top_head_percentile,
 )
+from tlspectral.stats.permutation import ModelPermutation
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 from tlspectral.tables.schema import Schema, columns
 from tlspectral_studies.fingerprint.printed_pvalues import gap_pvalue, mann_whitney_pvalue

@@ -10,13 +10,13 @@ import pandas as pd
 from tlspectral.heads.analysis import require_table_of
 from tlspectral.stats import (
     PartialCorrelation,
-    TopHeadPercentile,
     attenuation,
     layer_bootstrap,
     partial_spearman,
     top_head_percentile,
 )
 from tlspectral.stats.correlations import Method
+from tlspectral.stats.top_heads import TopHeadPercentile
 from tlspectral.tables.schema import Schema, columns
 from tlspectral_studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
 from tlspectral_studies.fingerprint.statistics.rank_tests import hypergeometric_overlap

@@ -18,7 +18,9 @@ from tlspectral import stats
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import PhaseMetrics, RotaryGeometry, pair_columns
 from tlspectral.heads.measure import phase_columns
-from tlspectral.models.reading import AttentionLayer, AttentionView, attention_view
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import AttentionLayer
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 from tlspectral.tables.html_summary import html_summary
 from tlspectral.tables.schema import Schema, columns

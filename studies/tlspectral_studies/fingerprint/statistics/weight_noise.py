@@ -13,7 +13,9 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.heads.measure import measure_heads
-from tlspectral.models.reading import AttentionView, RawAttention, attention_view, fold_attention
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import RawAttention, fold_attention
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Schema, columns

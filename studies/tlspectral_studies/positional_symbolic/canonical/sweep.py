@@ -10,8 +10,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from tlspectral.tables import WorkPart, bundled, finished_parts, open_parts, stacked, unbundled
+from tlspectral.tables.parts import open_parts
 from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.stacking import bundled, stacked, unbundled
+from tlspectral.tables.work import finished_parts
+from tlspectral.tables.work_part import WorkPart
 from tlspectral_studies.common.run_folder import device_setting
 from tlspectral_studies.positional_symbolic.canonical.behaviour import CANONICAL, head_behaviour
 from tlspectral_studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit
