@@ -3,10 +3,12 @@
 Run `python benchmarks/ways.py`; some seconds. Three ways are followed: `analyze_heads` to the eigenvalues, `ablate` to
 the hook, and a prompt to its score. Counted are the functions and files of the package that run, and calls from a room
 to one that stands on a higher floor of the table in CONTRIBUTING.md: hooks and parts that were handed down, since
-imports cannot make them.
+imports cannot make them. Behind these stand the lines of the package that a process loads with its first call of three
+functions: what a reader of that function may have to open.
 """
 
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,8 +58,24 @@ def followed(run: Callable[[], Any]) -> tuple[int, int, list[str]]:
     return len(functions), len({file for file, _ in functions}), sorted(climbs)
 
 
+CALLS = {
+    "an empty ablate": "with tls.ablate(model, 'L0H0', 'output'): pass",
+    "detect_heads": "tls.detect_heads(model, n_sequences=4)",
+    "analyze_heads": "tls.analyze_heads(model, null_draws=10)",
+}
+
+
+def lines_loaded(call: str) -> int:
+    """Lines of the package that a new process has loaded when it has loaded a model and made a call."""
+    code = f"import sys\nimport tlspectral as tls\nmodel = tls.load_model('tiny-rope')\n{call}\n"
+    code += "print(*{one.__file__ for one in [*sys.modules.values()] if getattr(one, '__file__', None)}, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    files = [Path(line) for line in done.stdout.splitlines() if Path(line).is_relative_to(ROOT / "tlspectral")]
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+
+
 def main() -> None:
-    """Print the three ways."""
+    """Print the three ways, and the lines that three calls load."""
     model = tls.load_model("tiny-rope")
     prompt = torch.arange(1, 30)[None]
     task = tls.logit_difference(prompt, 3, 4)
@@ -75,6 +93,8 @@ def main() -> None:
         run()  # imports are no part of the way
         functions, files, climbs = followed(run)
         print(f"{name}: {functions} functions in {files} files, {len(climbs)} climbs {climbs or ''}")
+    for name, call in CALLS.items():
+        print(f"{name} loads {lines_loaded(call):,} lines")
 
 
 if __name__ == "__main__":

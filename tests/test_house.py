@@ -36,7 +36,7 @@ LARGER: set[str] = set()  # models and results that may be larger, by their path
 # Every product of queries and keys stands in one file, also those that a table does not need; reading skipped layers,
 # latents, the parts of a shard and runs of a layer are loaded with every model. So is what reads prompts by place, what
 # is said of them, and what compares a cached step.
-MOST_LOADED_LINES = 7_800
+MOST_LOADED_LINES = 7_500
 SAYS_NOTHING = {"common", "helpers", "misc", "utils"}
 
 

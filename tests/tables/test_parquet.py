@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tlspectral.tables import describe_columns, read_table, write_table
 from tlspectral.tables.every_table import every_schema
 from tlspectral.tables.head_columns import COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS
-from tlspectral.tables.required import require
+from tlspectral.tables.schema import require
 
 pytestmark = pytest.mark.lowest
 

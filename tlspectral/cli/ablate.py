@@ -215,7 +215,7 @@ def _task_of(path: Path, places: list[str]) -> "Task":
 
     from tlspectral.errors import did_you_mean
     from tlspectral.models.running.text import file_text
-    from tlspectral.tables.required import require
+    from tlspectral.tables.schema import require
     from tlspectral.tasks import logit_difference
 
     try:

@@ -14,7 +14,7 @@ _BESIDE = {"D_head_null_mean": "null mean", "D_head_null_pct": "null at or below
 def read_heads(path: Path) -> "pd.DataFrame":
     """Read a table of heads. Raises ValueError if it is another table."""
     from tlspectral.tables import read_table
-    from tlspectral.tables.required import require
+    from tlspectral.tables.schema import require
 
     heads = read_table(path)
     require(heads, ("layer", "head", "D_head", "dir_frac"), "analyze_heads", name=f"table in {path}")

@@ -35,8 +35,8 @@ from tlspectral.selection import Heads, heads_by_layer
 from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.progress import bar
-from tlspectral.tables.required import require
 from tlspectral.tables.same_model import recorded_weights, require_same_model
+from tlspectral.tables.schema import require
 from tlspectral.tables.stacking import stacked
 from tlspectral.tables.work_part import WorkPart
 from tlspectral.tasks.repeated import repeated_sequences

@@ -8,8 +8,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.tables.head_columns import COLUMNS, HEAD
-from tlspectral.tables.required import require
-from tlspectral.tables.schema import Column, Schema, columns
+from tlspectral.tables.schema import Column, Schema, columns, require
 
 # fmt: off
 COMPARED_COLUMNS = (

@@ -13,8 +13,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.probe import require_writes
-from tlspectral.models.hooking.gated_queries import seen_at
-from tlspectral.models.hooking.hooks_on_model import Hook, exclusive, hooks_on, open_blocks
+from tlspectral.models.hooking.hooks_on_model import Hook, exclusive, hooks_on, open_blocks, seen_at
 from tlspectral.models.hooking.interrupts import interruptible, uninterrupted_block
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_stream

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, one_panel, two_decimals
-from tlspectral.tables.required import require
+from tlspectral.tables.schema import require
 
 _PARTS = {"symmetric": BLUE, "antisymmetric": ORANGE, "phase": "#5b8f5a", "outside_m": PALE}
 _MOST_BARS = 16

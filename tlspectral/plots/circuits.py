@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, one_panel
-from tlspectral.tables.required import require
+from tlspectral.tables.schema import require
 
 _MOST_EDGES = 40
 _NODE = re.compile(r"L(\d+)(?:H(\d+)|KV(\d+)|MLP)")

@@ -12,7 +12,7 @@ from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import GREY, PALE, draw_heads, dress, legend_below, one_panel
 from tlspectral.selection import head_name
 from tlspectral.tables.head_columns import column_title, null_band
-from tlspectral.tables.required import require
+from tlspectral.tables.schema import require
 
 _RING = "#c8102e"
 _BAND_DEVIATIONS = 2.0

@@ -26,7 +26,7 @@ from tlspectral.plots.style import (
     two_decimals,
 )
 from tlspectral.selection import Heads, head_name, head_pairs
-from tlspectral.tables.required import require, require_one_row
+from tlspectral.tables.schema import require, require_one_row
 
 SCORES = ["s_pos", "s_sym"]
 POSITIONAL = r"positional $s_\mathrm{pos}$"

@@ -24,8 +24,8 @@ from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, vi
 from tlspectral.report.page import Page, card_page
 from tlspectral.selection import Head, head_name, head_pair
 from tlspectral.tables.head_columns import column_title
-from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
+from tlspectral.tables.schema import require
 
 NULL_DRAWS = 30
 """Draws of the null behind the eigenvalues: each has as many as the head, and more make the cloud a blot."""

@@ -13,8 +13,8 @@ from tlspectral.report.drawings import Rows, kernel_drawing, phase_drawing
 from tlspectral.report.head_data import NULL_METRICS, shown_columns
 from tlspectral.selection import head_name, head_pairs
 from tlspectral.tables.head_columns import column_title
-from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
+from tlspectral.tables.schema import require
 
 Pair = tuple[int, int]
 Given = pd.DataFrame | Sequence[pd.DataFrame] | None

@@ -25,7 +25,7 @@ from tlspectral.report.sections import (
 from tlspectral.selection import head_name, whole_number
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.parquet import naming_file
-from tlspectral.tables.required import require, require_one_row
+from tlspectral.tables.schema import require, require_one_row
 
 _NEEDED = ("layer", "head", "dir_frac", "D_head")
 

@@ -8,7 +8,7 @@ import pandas as pd
 from jaxtyping import Bool, Float64
 
 from tlspectral.tables.joining import KEYS
-from tlspectral.tables.required import require_one_row
+from tlspectral.tables.schema import require_one_row
 
 Values: TypeAlias = pd.Series | np.ndarray | Sequence[Any]
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.tables.required import require, require_one_row
 from tlspectral.tables.same_model import origin_of, require_same_model
-from tlspectral.tables.schema import Column, Schema, columns_of
+from tlspectral.tables.schema import Column, Schema, columns_of, require, require_one_row
 
 KEYS = ("part", "mode", "kind", "band", "frequency", "offset")
 """Columns that tell several rows of one head apart, in the order in which they stand in the new names."""

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.typing import LineStyleType
 
 from tlspectral.plots.style import GREY, INK, PALE, colour_bar, dress, new_figure, sequential_colours
-from tlspectral.tables.required import require
+from tlspectral.tables.schema import require
 
 _SPECTRAL = "an arm that has spectral parameters"
 _LANGUAGES = "the experiment languages"

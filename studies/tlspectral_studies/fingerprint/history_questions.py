@@ -15,8 +15,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.tables.html_summary import html_summary
-from tlspectral.tables.required import require
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, require
 
 EVENTUAL_HEAD_RANK = Schema(
     "eventual_head_rank",

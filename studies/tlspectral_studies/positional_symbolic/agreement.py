@@ -7,9 +7,8 @@ from jaxtyping import Float64
 from numpy.random import Generator, default_rng
 
 from tlspectral.tables.head_columns import HEAD
-from tlspectral.tables.required import require
 from tlspectral.tables.same_model import origin_of, require_same_model
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, require
 
 _SCORES = ("s_pos", "s_sym", "exclusion_index")
 _INTERVAL = (0.025, 0.975)

@@ -14,9 +14,8 @@ from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
 from tlspectral.selection import whole_number
 from tlspectral.tables.measurement import Measurement
-from tlspectral.tables.required import require, require_one_row
 from tlspectral.tables.same_model import require_same_model
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, require, require_one_row
 from tlspectral.tasks import Score, Task
 from tlspectral.tasks.score import row_sums, standard_error
 

@@ -20,7 +20,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.mlp import MlpReads, mlp_reads
 from tlspectral.models.stream.writes import HeadWrites, head_writes
 from tlspectral.selection import Receiver
-from tlspectral.tables.required import require
+from tlspectral.tables.schema import require
 
 
 @dataclass(frozen=True)

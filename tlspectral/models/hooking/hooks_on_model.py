@@ -15,9 +15,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from tlspectral.errors import EditNotHonored, warn_caller
-from tlspectral.models.hooking.gated_queries import OfQueries, seen_at
 from tlspectral.models.hooking.interrupts import interruptible, undoing, uninterrupted
 from tlspectral.tables.work_part import in_worker
 
@@ -338,3 +338,33 @@ def send_captures_by_name() -> None:
 def model_name(model: Any) -> str:
     """Return the name of a model for messages."""
     return str(getattr(model.cfg, "model_name", None) or type(model).__name__)
+
+
+class GatedQueries(str):
+    """Name of a point that hands on each head's queries, then its gate (Qwen3-Next); our hooks see queries alone."""
+
+    d_head: int
+
+
+class OfQueries:
+    """A hook that sees and edits the queries of such a point."""
+
+    def __init__(self, hook: Callable[..., Any], d_head: int):
+        self.hook, self.d_head = hook, d_head
+
+    def __call__(self, activation: Tensor, hook: Any) -> Tensor | None:
+        """Run the hook on the queries, [batch, pos, heads, d_head]."""
+        whole = activation.reshape(*activation.shape[:2], -1, 2, self.d_head)
+        edited = self.hook(whole[:, :, :, 0], hook=hook)
+        if edited is None:
+            return None
+        both = whole.clone()
+        both[:, :, :, 0] = edited
+        return both.reshape(activation.shape)
+
+
+def seen_at(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook for a point of `hook_names` as the model is to run it."""
+    if isinstance(name, GatedQueries) and not isinstance(hook, OfQueries):
+        return OfQueries(hook, name.d_head)
+    return hook

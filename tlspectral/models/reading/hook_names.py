@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tlspectral.models.hooking.gated_queries import GatedQueries
+from tlspectral.models.hooking.hooks_on_model import GatedQueries
 from tlspectral.models.reading.blocks import Block, writes_more
 from tlspectral.models.reading.latent import latent_points
 

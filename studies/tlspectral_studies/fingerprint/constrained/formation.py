@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.stats import benjamini_hochberg
-from tlspectral.tables.required import require
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, require
 from tlspectral_studies.common.seed_intervals import RUN_COLUMNS
 from tlspectral_studies.fingerprint.constrained.presets import INDUCTION_THRESHOLD, loss_threshold
 from tlspectral_studies.fingerprint.printed_pvalues import mann_whitney_pvalue, q_without_minimum

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
-from tlspectral.tables.required import require
+from tlspectral.tables.schema import require
 from tlspectral_studies.fingerprint.history_questions import formation_crossing
 
 # Colour, dashes and marker of each model: models differ without colour too.

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure
-from tlspectral.tables.required import require
+from tlspectral.tables.schema import require
 
 # Okabe and Ito's colours. Markers and dashes tell arms apart without colour.
 _ARMS = {

@@ -7,8 +7,7 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.stats import benjamini_hochberg
-from tlspectral.tables.required import require
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, require
 from tlspectral_studies.fingerprint.constrained import formation, formation_tests, previous_token_heads, rerouting
 from tlspectral_studies.fingerprint.published import CONSTRAINED, published_constrained
 from tlspectral_studies.fingerprint.replication.claims import Claim, PublishedTables

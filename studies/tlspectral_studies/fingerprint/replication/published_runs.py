@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from tlspectral.selection import head_name
-from tlspectral.tables.required import require
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, require
 from tlspectral_studies.common.seed_intervals import RUN_COLUMNS
 from tlspectral_studies.fingerprint.constrained import PRESETS, formation, previous_token_heads
 from tlspectral_studies.fingerprint.published import CONSTRAINED, ConstrainedTables, published_constrained

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tlspectral.tables.required import require
 from tlspectral.tables.same_model import require_same_model
+from tlspectral.tables.schema import require
 
 
 def drawn_columns(layer: int, heads: int, draws: Iterable[Mapping[str, Any]], first: int = 0) -> pd.DataFrame:

@@ -2,8 +2,7 @@
 
 import pandas as pd
 
-from tlspectral.tables.required import require
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, require
 from tlspectral_studies.common.seed_intervals import intervals
 from tlspectral_studies.positional_symbolic.canonical.behaviour import CANONICAL
 

@@ -16,7 +16,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, dress, new_figure
-from tlspectral.tables.required import require
+from tlspectral.tables.schema import require
 
 _KEY = ORANGE
 _PATH = "#8fb4d3"

@@ -27,7 +27,7 @@ from tlspectral.plots.style import (
     sequential_colours,
 )
 from tlspectral.selection import Head, head_name, head_pair
-from tlspectral.tables.required import require, require_one_row
+from tlspectral.tables.schema import require, require_one_row
 from tlspectral_studies.positional_symbolic.figures.profiles import (
     FREQUENCY_AXIS,
     frequency_ticks,

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from tlspectral.plots.positional import POSITIONAL, SCORES, SYMBOLIC, without_nan
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
 from tlspectral.selection import Head, Heads, head_name, head_pair, head_pairs
-from tlspectral.tables.required import require, require_one_row
+from tlspectral.tables.schema import require, require_one_row
 
 _KEYS = ["layer", "head", "frequency"]
 _ONE_ROW = "give one row per head and frequency"

@@ -39,7 +39,7 @@ from tlspectral.plots.style import (
     sequential_colours,
     two_decimals,
 )
-from tlspectral.tables.required import require
+from tlspectral.tables.schema import require
 from tlspectral_studies.positional_symbolic.figures.frequencies import frequency_grid
 
 _AGREEMENT = {

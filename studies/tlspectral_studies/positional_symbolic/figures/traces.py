@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from tlspectral.plots.positional import without_nan
 from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure
 from tlspectral.selection import head_name
-from tlspectral.tables.required import require, require_one_row
+from tlspectral.tables.schema import require, require_one_row
 
 _TRACE = ["layer", "head", "frequency", "swap_i", "swap_j", "block", "before", "after"]
 _LOOKS: dict[str, dict[str, Any]] = {
