@@ -119,14 +119,18 @@ test-newest: .venv-newest/test ## models of each kind, generation and a notebook
 coverage: .venv/coverage ## branch coverage of the core by the tests not marked slow, file by file
 	.venv/bin/python -m pytest $(PARALLEL) --cov --cov-report=term:skip-covered $(ARGS)
 
-wheel: .venv/build ## build sdist and wheel, look into them, install the wheel elsewhere and run it
+wheel: .venv/build ## build sdist and wheels, look into them, install the wheels elsewhere and run them
 	rm -rf dist build/wheel build/again
 	.venv/bin/python -m build --outdir dist . > /dev/null
 	.venv/bin/python -m build --outdir build/again . > /dev/null
 	.venv/bin/python tests/support/wheel_contents.py dist build/again
+	.venv/bin/python -m build --wheel --outdir dist/studies studies > /dev/null
 	$(PYTHON) -m venv build/wheel
 	$(call install,build/wheel) constraints.txt dist/*.whl
 	cd build/wheel && bin/tlspectral analyze tiny-rope
+	$(call install,build/wheel) constraints.txt dist/*.whl dist/studies/*.whl
+	cd build/wheel && bin/tlspectral study --help > /dev/null
+	cd build/wheel && bin/python -c "from tlspectral_studies.fingerprint import published as it; it.published_heads('gpt2')"
 
 docs: .venv/docs ## build the site into build/site; any warning is an error
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet
