@@ -260,7 +260,10 @@ def test_a_model_that_fails_as_another_job_finishes_it_has_not_failed(models, fi
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
-@pytest.mark.parametrize(("module", "function"), [(many_models, "analyze_heads"), (streamed, "measure_heads")])
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [pytest.param(many_models, "analyze_heads", marks=pytest.mark.full), (streamed, "measure_heads")],
+)
 def test_a_dask_cluster_gives_the_same_dataset(models, tmp_path, request, monkeypatch, module, function):
     settings = {"detectors": module is many_models}
     assert analyze(models, tmp_path / "alone", **settings).empty

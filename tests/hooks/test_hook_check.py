@@ -109,7 +109,8 @@ def second_hooks(view):
     ("backend", "name"),
     [
         ("bridge", "llama"),
-        *zoo.also_slow(("bridge", "gpt2"), ("bridge", "gemma3"), ("bridge", "gptj"), ("bridge", "opt")),
+        *zoo.also_slow(("bridge", "gpt2"), ("bridge", "gptj"), ("bridge", "opt")),
+        pytest.param("bridge", "gemma3", marks=[pytest.mark.slow, pytest.mark.full]),
         *(pytest.param("hooked", one, marks=[pytest.mark.slow, zoo.needs_hooked]) for one in ("gpt2", "qwen2")),
     ],
 )
