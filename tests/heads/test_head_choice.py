@@ -6,7 +6,7 @@ from streamed_checkpoints import analyze
 from zoo import shared
 
 from tlspectral.errors import BadHead
-from tlspectral.models import checkpoints
+from tlspectral.models.checkpoints import layers as checkpoints
 
 HEADS = [(1, 3), (0, 2), (1, 0)]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 import tlspectral as tls
-from tlspectral.models import checkpoints
+from tlspectral.models.checkpoints import layers as checkpoints
 
 NOT_STREAMED = ["outside_m", "self_match", "copying", "positivity"]
 

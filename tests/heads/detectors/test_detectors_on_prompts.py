@@ -11,7 +11,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.heads import detectors
-from tlspectral.heads.detectors.targets import PATTERNS, WINDOW
+from tlspectral.heads.detectors.patterns import PATTERNS, WINDOW
 
 LENGTHS = (9, 14, 3, 14, 2)
 

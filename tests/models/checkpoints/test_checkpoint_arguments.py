@@ -16,7 +16,7 @@ from streamed_checkpoints import analyze
 
 import tlspectral as tls
 from tlspectral.errors import BadHead
-from tlspectral.models import checkpoints
+from tlspectral.models.checkpoints import layers as checkpoints
 from tlspectral.tables import read_table
 
 

@@ -13,7 +13,7 @@ from zoo_shapes import LLAMA_SHAPE, MORE_SHAPES, SHAPES
 
 import tlspectral as tls
 from tlspectral.errors import ScoreMismatch
-from tlspectral.models import checkpoints
+from tlspectral.models.checkpoints import layers as checkpoints
 from tlspectral.models.reading import bridge as reader
 
 # HRM's files hold queries, keys, values and a gate in one matrix: it is loaded.

@@ -270,7 +270,7 @@ def _statistics(
 
     `scorer` gives the scores of a batch, which are 0 where a sequence does not count, and which do. Hooks reduce the
     patterns, so that none is stored. `copies` says how many sequences are equal to each, itself among them: these are
-    one observation, and the error is that of `tasks.standard_error`. None: all are observations.
+    one observation, and the error is that of `tasks.score.standard_error`. None: all are observations.
     """
     of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads], mean over the times that the layer runs
     reduce_batch: Reduce
