@@ -33,9 +33,8 @@ MAY_IMPORT = {  # the other rooms do without; what an extra installs is needed b
 LONGEST_FILE = 600
 LARGEST_TRACKED = 1_000_000  # bytes
 LARGER: set[str] = set()  # models and results that may be larger, by their path; none is
-# Every product of queries and keys stands in one file, also those that a table does not need; reading skipped layers,
-# latents, the parts of a shard and runs of a layer are loaded with every model. So is what reads prompts by place, what
-# is said of them, and what compares a cached step.
+# Every product of queries and keys stands in one file, also those that a table does not need. What reads skipped layers
+# and latents, and prompts by place, is loaded with every model.
 MOST_LOADED_LINES = 7_500
 SAYS_NOTHING = {"common", "helpers", "misc", "utils"}
 

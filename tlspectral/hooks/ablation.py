@@ -191,7 +191,7 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A part to be removed from heads, by layer, in the whole model or (not None) in what `Reached` ones read."""
+    """A part to remove from heads, by layer: in the whole model, or in what the receivers `ends` (`Reached`) read."""
 
     view: AttentionView
     by_layer: dict[int, list[int]]
