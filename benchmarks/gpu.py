@@ -210,7 +210,7 @@ def conformance(run: Run) -> None:
     limit = min(run.left(), CONFORMANCE_SHARE * (run.end - run.began))
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "studies"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/test_conformance_devices.py"]
-    command += ["--device", run.device, "-k", "on_the_device and float32"]
+    command += ["--device", run.device, "-m", "slow or not slow", "-k", "on_the_device and float32"]
     log = Path(run.log.name).with_name("conformance.log")
     with log.open("w") as said, contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(
