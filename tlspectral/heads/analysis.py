@@ -27,7 +27,6 @@ from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.layer import layer_digest
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.given import given_prompts
 from tlspectral.models.running.padding import even_rows
@@ -199,7 +198,7 @@ def _loaded_layers(
             if streams is not None and "score_asym" in extras:
                 columns["score_asym"] = streams.score_asymmetry(layer)
             del layer, output  # before the next layer is read
-            digest = layer_digest(view.raw(index)) + ends_digest
+            digest = view.layer_digest(index) + ends_digest
             attrs = heads.attrs | {"check": checks[index].record, "digest": digest}
             measured = of_heads([replace(heads, columns=columns, attrs=attrs)], wanted)
             parts.append(WorkPart(f"L{index:03d}", partial(with_null, measured, null)))
