@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
+from tlspectral.algebra.rotary import in_float64
 from tlspectral.algebra.spectra import NILPOTENT_SHARE, rank_tolerance
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import OutputFactors
@@ -106,7 +107,7 @@ def folded_unembedding(view: AttentionView) -> Iterator[Float64[Tensor, "d_model
     w_u, norm = view.unembedding()
     total = torch.zeros((), dtype=torch.float64)
     mean = sum((chunk.sum(1, keepdim=True) for chunk in vocabulary_chunks(w_u, axis=1)), total) / w_u.shape[1]
-    gain = torch.ones_like(mean) if norm.gain is None else norm.gain.detach()[:, None].to(mean)
+    gain = torch.ones_like(mean) if norm.gain is None else in_float64(norm.gain.detach())[:, None].to(mean.device)
     for chunk in vocabulary_chunks(w_u, axis=1):
         folded = gain * (chunk - mean)
         yield folded - folded.mean(0) if norm.kind == "LN" else folded
