@@ -109,8 +109,8 @@ def analyze_heads(
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read; the message says where.
         BadHead: a layer or head that does not exist, or none at all.
         IncompatibleCheckpoint: `folder` holds layers of other weights or settings.
-        ValueError: an unknown extra, kind of block or dtype, fewer than two draws, or an argument that does not fit the
-            model; for a name also as `load_model`.
+        ValueError: an unknown extra, kind of block or dtype, fewer than two draws or sequences, a `max_se` that is not
+            above 0, or an argument that does not fit the model; for a name also as `load_model`.
 
     What it does not establish: what a head is for. Spectra are properties of weights; detectors of behaviour on random
     tokens; only an ablation shows that a part of an operator is used.
@@ -125,11 +125,14 @@ def analyze_heads(
     chosen = heads_by_layer(source, heads)
     if not chosen:
         raise BadHead("heads= chooses none: a table has one head at least")
+    sequences = None
     if isinstance(source, AttentionView):
         if folder is not None:
             raise ValueError(
                 "folder= is for a model that is read from its files with detectors=False; this one is loaded"
             )
+        if detectors:  # drawn first, so that a wrong number of them is refused before the null is computed
+            sequences = even_rows(repeated_sequences(source, n_sequences, seed=seed))
         warn_of_hooks(source.model)
         identity, parts = {}, _loaded_layers(source, chosen, prompts, extras, null)
     else:
@@ -147,8 +150,7 @@ def analyze_heads(
     layer_attrs = [layer_table.attrs for layer_table in tables]
     table = stacked(tables)
     detected = None
-    if detectors and isinstance(source, AttentionView):
-        sequences = even_rows(repeated_sequences(source, n_sequences, seed=seed))
+    if isinstance(source, AttentionView) and sequences is not None:
         detected = measured_detectors(source, sequences, max_se=max_se, seed=seed)
         table = table.merge(detected.drop(columns="name"), on=["layer", "head"], how="left", validate="one_to_one")
     table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()

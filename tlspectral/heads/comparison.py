@@ -99,9 +99,9 @@ def compare_heads(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
     The floor is there because a band says only what noise explains. Attention of most heads on random sequences is
     known to .001, so that many a difference exceeds its band; the null of `dir_frac` is as narrow. Tables of equal
-    `max_se` are compared, whatever number of sequences each needed. Of a spectrum 0.02 is what
-    rounding may move: between the stored 4-bit weights of SmolLM2-135M and a copy moved within the steps, 99 % of the
-    heads move by at most 0.019 in `D_head` and 0.010 in every other ranked column.
+    `max_se` are compared, whatever number of sequences each needed. Of a spectrum 0.02 is what rounding may move:
+    between the stored 4-bit weights of SmolLM2-135M and a copy moved within the steps, 99 % of the heads move by at
+    most 0.019 in `D_head` and 0.010 in every other ranked column.
 
     Raises:
         ValueError: columns, rows or provenance are missing, or the tables have no head in common or are of other

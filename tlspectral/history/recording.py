@@ -117,8 +117,8 @@ def head_history(
     if isinstance(labelled, Sequence):  # all of them, before the first is measured
         check_labels([label for label, _ in labelled])
     require_max_se(max_se)
-    options: dict[str, Any] = {"null_draws": null_draws, "null_dtype": null_dtype, "detectors": detectors, "seed": seed}
-    options["max_se"] = max_se
+    options: dict[str, Any] = {"null_draws": null_draws, "null_dtype": null_dtype, "seed": seed}
+    options |= {"detectors": detectors, "max_se": max_se}
     settings: dict[str, Any] = {"pairs": [[list(head) for head in pair] for pair in wanted], **options}
     scored = None if task is None else task_of(task)
     if scored is not None:

@@ -151,6 +151,15 @@ def test_a_standard_error_that_no_draw_reaches_is_refused(call, max_se):
         getattr(tls, call)(shared("bridge", "llama"), max_se=max_se)
 
 
+def test_too_few_sequences_are_refused_before_anything_is_measured(monkeypatch):
+    def measured(*given, **named):
+        raise AssertionError("the heads were measured first")
+
+    monkeypatch.setattr("tlspectral.heads.analysis._loaded_layers", measured)
+    with pytest.raises(ValueError, match="found 1 sequences"):
+        tls.analyze_heads(shared("bridge", "llama"), n_sequences=1)
+
+
 # --- the scores ---
 
 
