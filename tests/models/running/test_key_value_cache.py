@@ -22,6 +22,7 @@ from tlspectral.models.loading import load_model
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running import key_value_cache
 from tlspectral.models.running.key_value_cache import (
+    HeldLayers,
     beyond_rounding,
     cached_step_difference,
     generation_difference,
@@ -294,3 +295,19 @@ def test_positions_that_are_lost_are_found_in_16_bits(dtype):
     model = zoo.converted(zoo.hooked("gpt2"), dtype)
     assert beyond_rounding(model, generation_difference(attention_view(model)))  # measured 0.3; the bound is 0.07
     assert not beyond_rounding(model, cached_step_difference(attention_view(model)))
+
+
+def test_layers_that_hand_on_a_list_are_compared():
+    """Those of OpenAI GPT do; it takes no cache, so none is lost."""
+    config = transformers.OpenAIGPTConfig(vocab_size=96, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    model = load_model(transformers.OpenAIGPTLMHeadModel(config))
+    assert cached_step_difference(attention_view(model)) is None
+    held = HeldLayers([block.module for block in attention_view(model).blocks])
+    tokens = torch.arange(5, 15)[None]
+    with torch.no_grad():
+        with held.noted():
+            expected = model(tokens, return_type="logits")
+        held.end = tokens.shape[1]
+        with held.compared():
+            assert torch.equal(model(tokens, return_type="logits"), expected)
+    assert held.difference == 0

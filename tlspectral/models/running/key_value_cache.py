@@ -208,11 +208,11 @@ class HeldLayers:
         off, size, whole = (_root_mean_square(one) for one in (found - expected, written, expected))
         # A layer that writes little is rounded with the stream that it writes to.
         of_pass.append(off / (size + torch.finfo(found.dtype).eps / _tolerance(found.dtype) * whole))
-        return (expected, *output[1:]) if isinstance(output, tuple) else expected
+        return expected if isinstance(output, Tensor) else type(output)((expected, *output[1:]))
 
 
 def _stream_of(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def _root_mean_square(values: Tensor) -> float:
