@@ -210,6 +210,7 @@ def hashed_sides(raw: RawAttention) -> tuple[list[Tensor | None], list[Tensor | 
 
     Raises BadWeights for a weight on the meta device, such as one that accelerate loads when it is used.
     """
+    sides: tuple[list[Tensor | None], list[Tensor | None]]
     sides = list(_query_key_parameters(raw).values()), [raw.w_v, raw.w_o]
     if any(value is not None and value.is_meta for side in sides for value in side):
         raise BadWeights("a weight is on the meta device, so the layer has no hash; load the model with its weights")
