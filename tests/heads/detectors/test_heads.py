@@ -85,7 +85,15 @@ def test_detect_heads_runs_on_these_sequences_and_says_so():
     assert (found[SCORES] != tls.detect_heads(model, **SMALL, seed=4)[SCORES]).all(axis=None)
     assert list(zip(found["layer"], found["head"], strict=True)) == [(i, j) for i in range(2) for j in range(4)]
     chance = np.mean([1 / (p + 1) for p in range(11, 21)])
-    said = {"n_sequences": 7, "segment_length": 10, "bos": 0, "seed": 3, "chance": chance, "table": "detect_heads"}
+    said = {
+        "n_sequences": 7,
+        "batch": 25,
+        "segment_length": 10,
+        "bos": 0,
+        "seed": 3,
+        "chance": chance,
+        "table": "detect_heads",
+    }
     assert found.attrs == {**view_of().origin(), **said, "reliability": found.attrs["reliability"]}
     alone = tls.detect_heads(model, prompts=tokens[:1])
     assert (list(alone), alone[["prev_se", "ind_se"]].isna().all(axis=None)) == (list(found), True)

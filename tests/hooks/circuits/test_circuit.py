@@ -13,6 +13,7 @@ from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import Stream, pairs_of, run_with, written_by
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running import batches
 from tlspectral.selection import Receiver
 
 
@@ -152,9 +153,9 @@ def test_several_batches_give_what_one_does(monkeypatch):
     edges, kept = np.argwhere(pairs.graph.possible)[::9], some_edges(pairs, 0.8)
     results = []
     for size in (2**29, 11 * 11 * 48 * 4 * 2):
-        monkeypatch.setattr("tlspectral.hooks.circuits.pairs._MOST_BYTES", size)
+        monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(held=size))
         results.append((edge_estimates(pairs, "EAP-IG")[0], pairs.scores([kept]), single_cuts(pairs, edges)))
-    assert len(list(pairs.batches())) == 3
+    assert pairs.rows_at_once == 2
     for whole, parts in zip(*results, strict=True):
         np.testing.assert_allclose(parts, whole, atol=2e-6)  # float32 in other batches: 1e-7, effects of 1e-2
 
@@ -181,7 +182,7 @@ def partly_cut(pairs, row, column, share):
     cut = torch.zeros(pairs.graph.possible.shape, dtype=torch.float64)
     cut[row, column] = share
     then = written_by(pairs.graph, pairs.other.tokens)
-    stream = Stream(pairs.graph, torch.empty_like(then), then, cut)
+    stream = Stream(pairs.graph, torch.empty_like(then), then, cut[None])
     with torch.no_grad():
         logits = run_with(stream, pairs.sequences.tokens, pairs.sequences.scored)
     return float((pairs.sequences.measured(logits).numpy() - pairs.plain_scores()[0]).mean())

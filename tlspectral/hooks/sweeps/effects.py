@@ -97,6 +97,7 @@ def layer_effects(
         return replaced
 
     def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
+        squares[chunk, batch] *= 0.0  # of a run that memory ran out in; NaN stays
         heads = [head for head, _ in jobs[chunk]]
         ablation = LayerAblation(view, folded, heads, part.of_rows(batch), stacked=True)
         if scored:

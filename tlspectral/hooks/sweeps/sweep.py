@@ -238,6 +238,7 @@ def ablation_sweep(
         draws=per_head,
         higher_is_better=sequences.higher_is_better,
         n_sequences=len(sequences.tokens),
+        batch=sequences.rows_at_once(view),
         tokens_sha256=sequences.digest,
         **sequences.noted,
     )

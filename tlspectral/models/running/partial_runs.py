@@ -18,6 +18,7 @@ from torch import Tensor
 from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, exclusive, model_name
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.batches import in_batches
 
 Positions = slice | Int[Tensor, "sequences scored"]
 """Positions whose logits are wanted: the same in every prompt, or those of each."""
@@ -124,14 +125,18 @@ def intact_run(
 
         return keep
 
+    def run(sequences: slice) -> None:
+        nonlocal current
+        current = sequences
+        reduce(current, logits_at(view, tokens[current], scored if whole else scored[current]))
+
     whole = isinstance(scored, slice)
     wanted = set() if _begins_whole(view) else set(layers)
     blocks = view.blocks
     keeping = [(blocks[layer].module.register_forward_hook, keeper(layer)) for layer in range(max(wanted, default=0))]
     with exclusive(view.model), torch.no_grad(), module_hooks(keeping):
-        for start in range(0, len(tokens), batch):
-            current = slice(start, min(start + batch, len(tokens)))
-            reduce(current, logits_at(view, tokens[current], scored if whole else scored[current]))
+        for _ in in_batches(len(tokens), batch, run):
+            pass
     return IntactRun(view, tokens, scored, entering, companions)
 
 
