@@ -137,14 +137,16 @@ def test_any_set_of_edges_is_that_of_nested_loops(double, name):
         loops.biases[with_heads] = beside
         count = with_heads + (graph.mlps[layer] is not None)
         loops.biases[count] = beside
-    for share, seed in ((0.5, 0), (0.9, 1)):
-        kept = some_edges(pairs, share, seed)
+    circuits = [some_edges(pairs, share, seed) for share, seed in ((0.5, 0), (0.9, 1), (0.1, 2))]
+    assert not graph.useful(circuits[2]).all()  # receivers from which no path leads on, which are not edited
+    found = pairs.scores(circuits)  # stacked
+    for kept, scores in zip(circuits, found, strict=True):
         logits = loops.circuit(graph, kept, then)[:, -1]
         expected = (logits[:, 7] - logits[:, 10]).numpy()
-        [found] = pairs.scores([kept])
         # Rounding in float64: 2e-14 measured. A norm that is held moves the score by hundredths.
-        np.testing.assert_allclose(found, expected, atol=1e-10)
-        assert np.abs(found - pairs.plain_scores()).min() > 1e-4  # neither end
+        np.testing.assert_allclose(scores, expected, atol=1e-10)
+        np.testing.assert_allclose(pairs.scores([kept])[0], expected, atol=1e-10)
+    assert np.abs(found[:2, None] - pairs.plain_scores()).min() > 1e-4  # neither end
 
 
 def test_several_batches_give_what_one_does(monkeypatch):

@@ -171,15 +171,34 @@ class Graph:
             reached[index] |= bool((mask[reads] & reached).any())
         return mask & reached & self.useful(mask)[:, None]
 
-    def useful(self, mask: Bool[np.ndarray, "receivers senders"]) -> Bool[np.ndarray, "receivers"]:
-        """Return the receivers from which a path of a circuit's edges leads to the logits, these among them."""
+    @cached_property
+    def coupled(self) -> list[bool]:
+        """Layers of which one head has a part in what another writes: by a norm over all heads, or behind them."""
+        found = []
+        for layer, writes in enumerate(self.writes):
+            norms = () if writes is None else (self.view.raw(layer).q_norm, self.view.raw(layer).k_norm)
+            over_heads = any(norm is not None and norm.over_heads for norm in norms)
+            found.append(over_heads or (writes is not None and writes.norm.kind != "none"))
+        return found
+
+    def useful(
+        self, mask: Bool[np.ndarray, "receivers senders"], *, by_norms: bool = False
+    ) -> Bool[np.ndarray, "receivers"]:
+        """Return the receivers from which a path of a circuit's edges leads to the logits, these among them.
+
+        `by_norms`: a path may also lead from one head to another of its layer, where this is `coupled`.
+        """
         read_whole = False  # by a mixer that is useful
         useful = np.zeros(len(self.receivers), dtype=bool)
         useful[-1] = True
         for index in reversed(range(1, len(self.senders))):
             if read_whole or mask[useful, index].any():
+                layer, _, kind = self.senders[index]
                 useful[self._reads[index]] = True
-                read_whole |= self.senders[index].kind == "mix"
+                if by_norms and kind == "head" and self.coupled[layer]:
+                    for what in ("q", "k", "v"):
+                        useful[self.kinds[layer, what]] = True
+                read_whole |= kind == "mix"
         return useful
 
     @cached_property

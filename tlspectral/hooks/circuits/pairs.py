@@ -266,12 +266,12 @@ def cut_logits(
     """Return the logits of the clean prompts when only the edges that a circuit keeps carry what the run computes.
 
     Receivers from which no path leads to the logits are left as they are, since all that they change is cut behind
-    them; `whole`: all are edited.
+    them. With `whole` all are edited.
     """
     cut = graph.possible & ~kept
     acting = cut.any((0, 2))
     if not whole:
-        acting &= np.any([graph.useful(one) for one in kept], axis=0)
+        acting &= np.any([graph.useful(one, by_norms=True) for one in kept], axis=0)
     tokens = tokens.repeat(len(kept), 1)
     scored = scored if isinstance(scored, slice) else scored.repeat(len(kept), 1)
     stream = Stream(graph, _room(graph, tokens), then, torch.as_tensor(cut).to(then), acting)
