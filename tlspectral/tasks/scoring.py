@@ -15,6 +15,7 @@ from tlspectral.errors import warn_caller
 from tlspectral.models.hooking.hooks_on_model import Hook
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.batches import batch_on, in_batches
+from tlspectral.models.running.continued_runs import ContinuedRun, rows_at_once
 from tlspectral.models.running.padding import Note, PackedTokens, attention_positions, position_of, positions_in
 from tlspectral.models.running.partial_runs import IntactRun, Positions, intact_run, logits_at
 from tlspectral.models.running.prompt_notes import distinct_rows, equality_notes
@@ -67,8 +68,10 @@ class ScoredSequences(PackedTokens):
 
     def rows_at_once(self, view: AttentionView) -> int:
         """Number of sequences in one run, which bounds its tokens and scored logits by the device."""
-        batch = batch_on(view.device)
-        return max(1, min(batch.tokens // self.tokens.shape[1], batch.logits // (self.n_scored * view.d_vocab)))
+        return max(1, min(batch_on(view.device).tokens // self.tokens.shape[1], self._rows_scored(view)))
+
+    def _rows_scored(self, view: AttentionView) -> int:
+        return batch_on(view.device).logits // (self.n_scored * view.d_vocab)
 
     def in_batches(self, view: AttentionView, run: Callable[[slice], _Found], share: int = 1) -> Iterator[_Found]:
         """Yield what `run` returns for batches of `rows_at_once // share` sequences, see `batches.in_batches`."""
@@ -313,7 +316,7 @@ def intact_values(
 
 
 def replayed_values(
-    intact: IntactRun,
+    intact: IntactRun | ContinuedRun,
     sequences: ScoredSequences,
     layer: int,
     n_jobs: int,
@@ -325,7 +328,7 @@ def replayed_values(
     numbers by rounding only. `hooks_of` returns the hooks of some of the jobs on some of the sequences.
     """
     view, n = intact.view, len(sequences.tokens)
-    rows = sequences.rows_at_once(view)
+    rows = max(1, min(rows_at_once(intact), sequences._rows_scored(view)))
 
     def of_jobs(jobs: slice) -> Tensor:
         scores = Scores(sequences, jobs.stop - jobs.start)

@@ -4,7 +4,7 @@ The control of a part of the scores is a random part of the same RMS. That of wh
 output or its attention to far keys, is other heads. Blocks are replayed from the layer, several heads in a batch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import comb, prod
@@ -21,8 +21,10 @@ from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Bound, Output, Part
 from tlspectral.hooks.parts.blocks import BlockPart
 from tlspectral.hooks.parts.query_key import QueryKeyPart
+from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.hooking.hooks_on_model import Hook
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.continued_runs import ContinuedRun, continued_run
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, head_name, heads_by_layer
 from tlspectral.tasks.score import beside_control, sign_flip_p, standard_error
@@ -70,7 +72,8 @@ def layer_effects(
 ) -> LayerEffects:
     """Ablate each of the heads in turn, on all sequences, by a part that is bound to them.
 
-    A job is a head and either the part itself (draw -1) or a random part.
+    A job is a head and either the part itself (draw -1) or a random part. Of a part at one position of each sequence
+    blocks are replayed from that position on, where that can be: see `continued_run`.
     """
     view, folded = intact.view, intact.view.layer(layer)
     jobs = [(head, draw) for head in heads for draw in range(-1, draws)]
@@ -96,18 +99,70 @@ def layer_effects(
             replaced[:, random] = random_difference(removal, random, frames)
         return replaced
 
-    def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
+    def hooks_of(chunk: slice, batch: slice, *, stacked: bool = True) -> list[Hook]:
         squares[chunk, batch] *= 0.0  # of a run that memory ran out in; NaN stays
-        heads = [head for head, _ in jobs[chunk]]
-        ablation = LayerAblation(view, folded, heads, part.of_rows(batch), stacked=True)
+        chosen = [head for head, _ in jobs[chunk]]
+        ablation = LayerAblation(view, folded, chosen, part.of_rows(batch), stacked=stacked)
         if scored:
             ablation.alter = partial(altered, chunk, batch)
         return ablation.hooks()
 
-    values = replayed_values(intact, sequences, layer, len(jobs), hooks_of)
+    run = None if part.at is None else continued_run(intact, int(part.at.min()))
+    if run is None:
+        values = replayed_values(intact, sequences, layer, len(jobs), hooks_of)
+    else:
+        one_of_each = [slice(draw, None, draws + 1) for draw in range(draws + 1)]  # jobs of one draw, every head once
+        values = _continued_values(run, sequences, layer, jobs, part.at, one_of_each, partial(hooks_of, stacked=False))
     by_head = values.view(len(heads), draws + 1, n).numpy()
     score_rms = (squares / view.blocks[layer].runs).view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
     return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
+
+
+def _continued_values(
+    run: ContinuedRun,
+    sequences: ScoredSequences,
+    layer: int,
+    jobs: list[tuple[int, int]],
+    at: Int[Tensor, "sequences"],
+    at_once: list[slice],
+    hooks_of: Callable[[slice, slice], list[Hook]],
+) -> Float64[Tensor, "jobs sequences"]:
+    """Score jobs that change what heads of a layer write at one position of each sequence, `at`, and nothing before.
+
+    Of the jobs in each slice of `at_once`, which are of different heads, z is computed in one run of the layer under
+    all their hooks; then each is put in the place of the intact one in a run from the position on.
+    """
+    view, intact, n_heads = run.view, run.intact, run.view.n_heads(layer)
+    require_honoured(view, layer, "z")
+    names = view.hook_names(layer)
+
+    def outputs_of(batch: slice) -> Float[Tensor, "jobs batch d_head"]:
+        found: Any = None
+        for chunk in at_once:
+            hooks = hooks_of(chunk, batch)  # whose proofs are whole passes
+            with intact.skipped(layer, batch, 1), view.hooks_on(hooks):
+                # Behind z some layers hand on an edited pattern.
+                z = view.capture(intact.tokens[batch], [names["z"]], last=names["attention_out"])[names["z"]]
+            z = z.reshape(*z.shape[:2], n_heads, -1)[range(len(z)), at[batch]]
+            found = z.new_empty(len(jobs), len(z), z.shape[-1]) if found is None else found
+            found[chunk] = z[:, [head for head, _ in jobs[chunk]]].transpose(0, 1)
+        return found
+
+    outputs = torch.cat([*sequences.in_batches(view, outputs_of)], dim=1)
+
+    def placing(chunk: slice, batch: slice) -> list[Hook]:
+        written = outputs[chunk, batch]
+        places = (at[batch] - run.first).repeat(len(written))
+        heads = torch.tensor([head for head, _ in jobs[chunk]]).repeat_interleave(written.shape[1])
+
+        def put(z: Tensor, hook: Any) -> Tensor:
+            by_head = z.reshape(*z.shape[:2], n_heads, -1).clone()
+            by_head[torch.arange(len(z)), places, heads] = written.flatten(0, 1)
+            return by_head.reshape(z.shape)
+
+        return [(names["z"], put)]
+
+    return replayed_values(run, sequences, layer, len(jobs), placing)
 
 
 def effects_of(
