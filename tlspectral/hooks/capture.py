@@ -15,7 +15,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, side
 from tlspectral.models.attention.tolerances import require_close
-from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.hooking.hooks_on_model import Hook, holding
 from tlspectral.models.reading.latent import HeadInputs, Latent
 from tlspectral.models.reading.layer import AttentionLayer, folded_bias, projection, require_even_scale, softcapped
 from tlspectral.models.reading.norms import QueryKeyNorm
@@ -182,13 +182,7 @@ class HeadCapture:
 
     def prove_scores(self) -> None:
         """Prove by a short run that edits of the layer's scores count, and that they are those of its operators."""
-        every_head = HeadCapture(self.view, self.layer, list(range(self.layer.n_heads)))
-
-        def compare(scores: Tensor, hook: Any) -> None:
-            every_head.require_own_scores(scores, every_head.scores_of_run())
-
-        check = [*every_head.holders("query", "key", "cos", "sin"), (self.names["scores"], compare)]
-        require_honoured(self.view, self.layer.layer, "scores", during=check)
+        require_honoured(self.view, self.layer.layer, "scores", checks=partial(own_scores_required, self.view))
 
     def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
         """Return the values that the heads read, from what passes `hook_v`, in the type and on the device of `like`."""
@@ -225,6 +219,23 @@ class HeadCapture:
             "look for a key/value cache (run with use_past_kv_cache=False), padding, or another hook or open block "
             "that edits these heads, or ablate on another backend",
         )
+
+
+def own_scores_required(view: AttentionView, layer: int) -> list[Hook]:
+    """Return hooks that refuse a run in which the scores of a layer are not those of its operators."""
+    names, held = view.hook_names(layer), {}
+
+    def compare(scores: Tensor, hook: Any) -> None:
+        # Read here, so that hooks of all layers hold one layer's weights at a time.
+        folded = view.layer(layer)
+        every_head = HeadCapture(view, folded, list(range(folded.n_heads)))
+        for point in points:
+            if names[point] in held:
+                every_head.hold(point, held.pop(names[point]))
+        every_head.require_own_scores(scores, every_head.scores_of_run())
+
+    points = [point for point in ("query", "key", "cos", "sin") if point in names]
+    return [*holding(held, (names[point] for point in points)), (names["scores"], compare)]
 
 
 def acts_first(point: Any, edit: Callable[..., Any]) -> bool:

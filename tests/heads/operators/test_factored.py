@@ -16,7 +16,6 @@ from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.heads.operators.factored import QKOperator, QKOperators, ov_operators, qk_operators
 from tlspectral.models.reading import attention_view, view
-from tlspectral.models.reading.layer import layer_digest
 
 invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
@@ -240,10 +239,10 @@ def test_a_16_bit_gain_is_not_rounded_again(name):
 
 def test_digest_tells_weights_apart():
     model = fresh("bridge", "qwen2")
-    read = attention_view(model).raw
-    first = [layer_digest(read(index)) for index in range(2)]
-    assert first == [layer_digest(attention_view(shared("bridge", "qwen2")).raw(index)) for index in range(2)]
+    digest = attention_view(model).layer_digest
+    first = [digest(index) for index in range(2)]
+    assert first == [attention_view(shared("bridge", "qwen2")).layer_digest(index) for index in range(2)]
     assert first[0] != first[1]
     poke(model.blocks[0].attn.original_component.k_proj.bias, 0.25)
-    assert layer_digest(read(0)) != first[0]
-    assert layer_digest(read(1)) == first[1]
+    assert digest(0) != first[0]
+    assert digest(1) == first[1]

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from tlspectral.algebra.rotary import RotaryGeometry, per_pair, turned_further
+from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.hooking.hooks_on_model import (
     Hook,
@@ -33,7 +33,7 @@ from tlspectral.models.reading.blocks import (
     skipped_among,
     writes_more,
 )
-from tlspectral.models.reading.digests import digest_of, digest_of_named
+from tlspectral.models.reading.digests import digest_of, digest_of_named, kept_digest
 from tlspectral.models.reading.hook_names import hook_names
 from tlspectral.models.reading.layer import (
     AttentionLayer,
@@ -42,7 +42,7 @@ from tlspectral.models.reading.layer import (
     RawAttention,
     fold_attention,
     fold_output,
-    layer_digest,
+    hashed_sides,
     live_factors,
     require_readable,
 )
@@ -304,16 +304,33 @@ class AttentionView:
         how deep a bridge has wrapped a component.
         """
         weights = {name.replace("._original_component", ""): value for name, value in self.model.named_parameters()}
-        return digest_of_named(
-            {name: value for name, value in weights.items() if not name.endswith("bias") or bool(value.any())}
-        )
+
+        def make() -> str:
+            return digest_of_named(
+                {name: value for name, value in weights.items() if not name.endswith("bias") or bool(value.any())}
+            )
+
+        return kept_digest(self.model, tuple(weights), weights.values(), make)
 
     def ends_digest(self) -> str:
         """Return the SHA-256 of embedding, unembedding and the norm in front of it, as stored; of an encoder W_E's."""
         w_u, norm = self.unembedding() if self.causal else (None, NO_NORM)
-        for value, role in ((self.embedding(), "W_E"), (w_u, "W_U"), (norm.gain, "final norm gain")):
-            require_readable(value, role)
-        return digest_of([self.embedding(), w_u, norm.gain])
+        ends = {"W_E": self.embedding(), "W_U": w_u, "final norm gain": norm.gain}
+
+        def make() -> str:
+            for role, value in ends.items():
+                require_readable(value, role)
+            return digest_of(ends.values())
+
+        return kept_digest(self.model, "ends", ends.values(), make)
+
+    def layer_digest(self, index: int) -> str:
+        """Return the SHA-256 of a layer's query-key side as stored, then that of its values and output.
+
+        Raises as `raw`, and BadWeights for a weight on the meta device.
+        """
+        sides = enumerate(hashed_sides(self.raw(index)))
+        return "".join(kept_digest(self.model, (index, n), side, partial(digest_of, side)) for n, side in sides)
 
     def origin(self, layers: Iterable[int] | None = None, *, runs: bool = False) -> dict[str, Any]:
         """Return `source` and the `recorded_weights` of some layers (None: all), which a table carries in its `attrs`.
@@ -327,7 +344,7 @@ class AttentionView:
         try:
             ends = self.ends_digest()
             chosen = self.layers if layers is None else sorted({*layers} & {*self.layers})
-            digests = {index: layer_digest(self.raw(index)) + ends for index in chosen}
+            digests = {index: self.layer_digest(index) + ends for index in chosen}
         except (UnsupportedArchitecture, BadWeights):
             return {**self.source, "n_layers": self.n_layers}
         return {**self.source, **recorded_weights(digests, self.n_layers)}
@@ -427,9 +444,13 @@ def attention_view(model: Any) -> AttentionView:
 
 
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
-    """Yield chunks of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
+    """Yield chunks of an embedding along its vocabulary axis, in float64; it is never copied whole.
+
+    They are on the embedding's device, or on the CPU if the device has no float64. Products of a large vocabulary take
+    minutes on one thread, and a part of a second on a card.
+    """
     for chunk in weight.detach().split(size, dim=axis):
-        yield chunk.cpu().double()
+        yield in_float64(chunk)
 
 
 def require_causal(view: AttentionView, why: str) -> None:
