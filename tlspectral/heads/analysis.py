@@ -173,7 +173,7 @@ def _loaded_layers(
     All else is measured here, layer by layer: one layer's factors are in memory at a time.
     """
     parts = []
-    with one_thread(), bar(len(chosen), "spectra", "layer") as shown:
+    with one_thread(), view.read_once(), bar(len(chosen), "spectra", "layer") as shown:
         prompts = None if prompts is None else given_prompts(prompts)  # a generator can be read once
         checks = check_scores(view, prompts)
         streams = read_streams(view, prompts) if {*extras} & {*_OF_ACTIVATIONS} else None

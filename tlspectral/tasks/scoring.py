@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import warn_caller
-from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.hooking.hooks_on_model import Hook, evaluating
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.padding import Note, PackedTokens, attention_positions, position_of, positions_in
 from tlspectral.models.running.partial_runs import IntactRun, Positions, intact_run, logits_at
@@ -288,7 +288,7 @@ def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: 
 def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:
     """Score the model as it is now, batch by batch, without gradients."""
     scores = Scores(sequences, 1)
-    with torch.no_grad():
+    with evaluating(view.model), torch.no_grad():
         for batch in sequences.batches(view):
             scores.add(batch, logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)))
     return Score(scores.result()[0].numpy(), sequences.labels, sequences.digest, sequences.distinct)
@@ -319,7 +319,7 @@ def replayed_values(
     view, n = intact.view, len(sequences.tokens)
     values = torch.zeros(n_jobs, n, dtype=torch.float64)
     stack = max(1, sequences.rows_at_once(view) // n)
-    with torch.no_grad():
+    with evaluating(view.model), torch.no_grad():
         for first in range(0, n_jobs, stack):
             jobs = slice(first, min(first + stack, n_jobs))
             scores = Scores(sequences, jobs.stop - first)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, without_hooks
 from tlspectral.models.hooking.interrupts import uninterrupted
+from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import probe_tokens
 from tlspectral.models.running.partial_runs import LAST, last_logits, methods_replaced, unembedding_only
@@ -90,7 +91,7 @@ def cached_step_difference(view: AttentionView) -> float | None:
 
 def _measured(view: AttentionView) -> float | None:
     tokens = probe_tokens(view.d_vocab, min(_PROBED_TOKENS, view.n_ctx))
-    with without_hooks(view.model):
+    with without_hooks(view.model, view.hook_points):
         expected = last_logits(view, tokens)
         try:
             read = _prefill(view, tokens[:, :-1])
@@ -122,7 +123,12 @@ def generation_difference(view: AttentionView) -> float | None:
         return passes[-1]
 
     tokens = probe_tokens(view.d_vocab, min(_PROBED_TOKENS, view.n_ctx - 2)).to(view.device)
-    with without_hooks(view.model), evaluating(view.model), torch.no_grad(), warnings.catch_warnings():
+    with (
+        without_hooks(view.model, view.hook_points),
+        evaluating(view.model),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         try:
             with methods_replaced(owner, {"forward": kept}):
@@ -177,5 +183,5 @@ def generating_without_cache(model: Any) -> dict[str, WithoutCache]:
 
 @uninterrupted
 def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
-    with torch.no_grad(), evaluating(view.model), view.hooks_on(hooks), unembedding_only(view, LAST):
+    with checked_at_end(), torch.no_grad(), evaluating(view.model), view.hooks_on(hooks), unembedding_only(view, LAST):
         yield

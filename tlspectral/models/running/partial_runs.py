@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, exclusive, model_name
+from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, model_name
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
+from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading.view import AttentionView
 
 Positions = slice | Int[Tensor, "sequences scored"]
@@ -128,7 +129,7 @@ def intact_run(
     wanted = set() if _begins_whole(view) else set(layers)
     blocks = view.blocks
     keeping = [(blocks[layer].module.register_forward_hook, keeper(layer)) for layer in range(max(wanted, default=0))]
-    with exclusive(view.model), torch.no_grad(), module_hooks(keeping):
+    with evaluating(view.model), torch.no_grad(), module_hooks(keeping):
         for start in range(0, len(tokens), batch):
             current = slice(start, min(start + batch, len(tokens)))
             reduce(current, logits_at(view, tokens[current], scored if whole else scored[current]))
@@ -143,7 +144,7 @@ def logits_at(
     Hooks on the unembedding itself see the scored positions alone. Whether gradients are recorded is left to the
     caller.
     """
-    with evaluating(view.model), unembedding_only(view, scored) as selected:
+    with checked_at_end(), evaluating(view.model), unembedding_only(view, scored) as selected:
         logits = view.model(tokens.to(view.device), return_type="logits")
     # A model that unembeds without its unembedding module returns all positions.
     return logits if selected else _at(logits, scored)
