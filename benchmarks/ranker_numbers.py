@@ -19,7 +19,6 @@ from torch import Tensor
 import tlspectral as tls
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import rotate
-from tlspectral.heads.composition import composition_into
 from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
@@ -175,11 +174,7 @@ def _concentration(layer: AttentionLayer, query: Tensor, key: Tensor) -> Tensor:
 
 def _composition(view: AttentionView) -> pd.DataFrame:
     """Return each head's largest K-composition, with what it feeds or what feeds it."""
-    largest = {layer: torch.zeros(view.n_heads(layer), dtype=torch.float64) for layer in view.layers}
-    for layer in view.layers[1:]:
-        heads, earlier = list(range(view.n_heads(layer))), [one for one in view.layers if one < layer]
-        for other, scores in composition_into(view, layer, heads, "k", earlier).items():
-            largest[layer] = torch.maximum(largest[layer], scores.amax(1))
-            largest[other] = torch.maximum(largest[other], scores.amax(0))
-    rows = [(layer, head, float(value)) for layer, each in largest.items() for head, value in enumerate(each)]
-    return pd.DataFrame(rows, columns=[*HEAD, "k_composition"])
+    pairs = tls.k_composition(view.model)
+    receiving = pairs[["receiver_layer", "receiver_head", "score"]].set_axis([*HEAD, "score"], axis=1)
+    largest = pd.concat([pairs[[*HEAD, "score"]], receiving]).groupby(HEAD, as_index=False)["score"].max()
+    return largest.rename(columns={"score": "k_composition"})

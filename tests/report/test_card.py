@@ -82,6 +82,8 @@ def test_every_table_given_is_a_section_and_no_other():
     strongest = edges().loc[edges()["delta"].abs().idxmax()]
     assert section(card, "Edges in").text.splitlines()[1].split()[0] == strongest["sender"]
     assert section(card, "K-composition").text.splitlines()[1].split()[0] == "L0H3"
+    of_all = tls.report.head_card(heads(), "L1H0", composition=tls.k_composition(model()))
+    assert section(of_all, "K-composition").text == section(card, "K-composition").text
     assert "predicted" in section(card, "By distance").body
     assert (
         section(tls.report.head_card(heads(), "L0H3", edges=edges()), "Edges out")
@@ -216,6 +218,7 @@ def of_other_weights():
         (lambda: {"sweep": kernels((1, 0))}, ValueError, "no column part, delta: give .* ablation_sweep"),
         (lambda: {"sweep": of_other_weights()}, ValueError, "made from other weights than the sweeps"),
         (lambda: {"composition": tls.k_composition(model(), "L0H0")}, ValueError, "composition has no rows"),
+        (lambda: {"composition": composition().assign(receiver="L1H1.k")}, ValueError, "composition has no rows"),
         (lambda: {"composition": composition().assign(layer=3)}, ValueError, "ends with layer 3, and L1H0 reads"),
         (lambda: {"prompt": "a"}, ValueError, "give model= too"),
         (lambda: {"model": model(), "prompt": torch.ones(2, 4, dtype=torch.long)}, ValueError, "found 2 of 4"),

@@ -95,6 +95,7 @@ ROWS = [
     ("relative_position_kernel", lambda model: tls.relative_position_kernel(model, "L1H1", PROMPT), None, None),
     ("kernel_prediction", lambda model: kernel_prediction(model, "L1H1", PROMPT), None, None),
     ("k_composition", lambda model: tls.k_composition(model, "L1H1"), [0, 1], None),
+    ("k_composition", tls.k_composition, None, "those of a sender"),
     ("copying_scores", tls.heads.copying_scores, None, None),
     ("ablation_sweep", sweep, None, None),
     ("band_effects", lambda model: tls.hooks.band_effects(model, "L1H1", task=TASK, draws=1), None, None),

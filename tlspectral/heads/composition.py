@@ -11,13 +11,12 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
-from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.heads.operators.factored import centred_output
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading.layer import RawAttention, fold_attention, key_value_groups
 from tlspectral.models.reading.view import AttentionView, require_one_run
 from tlspectral.models.stream.writes import Input
-from tlspectral.selection import Head, Receiver, head_receiver, heads_by_layer
+from tlspectral.selection import Head, Receiver, head_name, head_receiver, heads_by_layer
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 
@@ -31,11 +30,21 @@ COMPOSITION = columns("""
     rank   | index | Rank of the score among all heads of all earlier layers; 1 is the strongest.
 """)
 K_COMPOSITION = Schema(
-    "k_composition", (*HEAD, *COMPOSITION), "`tls.k_composition`; layer and head are those of the earlier head"
+    "k_composition",
+    (
+        *HEAD,
+        *columns("""
+            receiver?       | label | What reads: the keys of a head (L18H6.k). This and the next two of all pairs.
+            receiver_layer? | index | Layer of the head that reads.
+            receiver_head?  | index | Index of the head that reads within its layer.
+        """),
+        *COMPOSITION,
+    ),
+    "`tls.k_composition`; layer and head are those of the earlier head",
 )
 
 
-def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
+def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.DataFrame:
     """Score how strongly each head of an earlier layer can feed a receiver (Elhage et al. 2021; FP section 4).
 
     `score = ||M OV^T|| / (||M|| ||OV||)` for the keys of a head, with M^T in place of M for its queries and
@@ -44,17 +53,22 @@ def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
 
         tls.k_composition(model, "L5H1.q")  # who feeds its queries
         tls.k_composition(model, "L5H1")  # its keys: the same as "L5H1.k"
+        tls.k_composition(model).nlargest(10, "score")  # the strongest of all pairs of heads
 
     Args:
         model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path. A folder of
             safetensors or a hub model is read from its files, one layer's values and output at a time, without loading
             it (architectures: `models.checkpoints.layers.STREAMED_MODEL_TYPES`); other names are loaded.
         receiver: what a head reads: `"L5H1.k"`, `"L5H1.q"`, `"L5H1.v"` or a `Receiver`. A head alone, "L5H1", (5, 1) or
-            a table row, means its keys.
+            a table row, means its keys. None: the keys of every head, all pairs in one pass over the layers, with the
+            numbers of a call for each receiver. The pass holds W_K of all layers in float64 and d_head x d_head numbers
+            of every head: 35 MB for SmolLM2-135M, 1.2 GB for Llama-3-8B.
 
     Returns:
-        DataFrame, best first; empty for a receiver in layer 0. Columns: `layer, head, name, score, chance, rank`.
-        `attrs` hold where the model came from, with hashes of the receiver's layer and all earlier ones.
+        DataFrame, best first; empty for a receiver in layer 0. Of all pairs it has a row per sender and receiver: the
+        receivers in the order of the model, the senders of each best first.
+        Columns: `layer, head, name, receiver?, receiver_layer?, receiver_head?, score, chance, rank`.
+        `attrs` hold where the model came from, with hashes of the (last) receiver's layer and all earlier ones.
 
     Raises:
         BadHead: no such head, or keys or values of a group (`"L5KV0.k"`), which have several operators.
@@ -65,28 +79,54 @@ def k_composition(model: Any, receiver: Head | Receiver) -> pd.DataFrame:
     threshold. The gain of a norm behind the attention (Gemma 2 and 3, OLMo 2) or on the stream (GPT, OPT 350M, BERT),
     which weighs what a head writes, is left out.
     """
-    end = head_receiver(receiver)
+    end = None if receiver is None else head_receiver(receiver)
     source = open_layers(model)
     if isinstance(source, AttentionView):
         require_one_run(source, "no layer is earlier than all runs of another")
-    [(layer, [head])] = heads_by_layer(source, [end]).items()
-    side: Side = "output" if end.input == "v" else "query-key"
-    earlier_layers = [index for index in source.layers if index < layer]
+    chosen = heads_by_layer(source, None if end is None else [end])
+    what: Input = "k" if end is None else end.input
+    side: Side = "output" if what == "v" else "query-key"
+    layers = [index for index in source.layers if index <= max(chosen)]
     if not isinstance(source, AttentionView):
-        source.prepare([layer], side)
-        source.prepare(earlier_layers, "output")
-    rows = []
+        source.prepare(chosen, side)
+        source.prepare(layers[:-1], "output")
+    readings: dict[int, _Readings] = {}
+    found = []
     with one_thread():
-        with _layer(source, layer, side) as raw:
-            reading = _reading(raw, layer, head, end.input)
-        for earlier in earlier_layers:
-            with _layer(source, earlier, "output") as raw:
-                scores = _scores_of_layer(raw, earlier, [reading])[0]
-            rows += [(earlier, i, score) for i, score in enumerate(scores.tolist())]
-    table = pd.DataFrame(rows, columns=["layer", "head", "score"])
-    table = table.sort_values(["score", "layer", "head"], ascending=[False, True, True], ignore_index=True)
-    table = table.assign(chance=source.d_model**-0.5, rank=np.arange(1, len(table) + 1))
-    return K_COMPOSITION.frame(table, source.origin(range(layer + 1)))
+        # The last layer first: what is held are readings, of which heads share a part, and one layer's writes.
+        for index in reversed(layers):
+            if readings:
+                with _layer(source, index, "output") as raw:
+                    written = _written(raw, index)
+                found += [(later, index, _scores(written, of_later).numpy()) for later, of_later in readings.items()]
+            if index in chosen:
+                with _layer(source, index, side) as raw:
+                    readings[index] = _readings(raw, index, chosen[index], what)
+    table = _ranked(found, chosen).assign(chance=source.d_model**-0.5)
+    if end is None:
+        names = [f"{head_name(*pair)}.k" for pair in zip(table["receiver_layer"], table["receiver_head"], strict=True)]
+        table.insert(0, "receiver", names)
+    else:
+        table = table.drop(columns=["receiver_layer", "receiver_head"])
+    return K_COMPOSITION.frame(table, source.origin(range(layers[-1] + 1)))
+
+
+def _ranked(
+    found: list[tuple[int, int, Float64[np.ndarray, "receivers heads"]]], chosen: dict[int, list[int]]
+) -> pd.DataFrame:
+    """Return a row for each score, of a layer of receivers and an earlier layer, the senders of a receiver ranked."""
+    places = [np.empty((4, 0), dtype=np.int64)]
+    for receiver_layer, layer, scores in found:
+        receivers = np.array(chosen[receiver_layer])[:, None]
+        ends = np.broadcast_arrays(receiver_layer, receivers, layer, np.arange(scores.shape[1]))
+        places.append(np.stack(ends).reshape(4, -1))
+    of_receiver = ["receiver_layer", "receiver_head"]
+    table = pd.DataFrame(np.concatenate(places, axis=1).T, columns=[*of_receiver, "layer", "head"])
+    table["score"] = np.concatenate([np.empty(0), *(scores.ravel() for _, _, scores in found)])
+    table = table.sort_values(
+        [*of_receiver, "score", "layer", "head"], ascending=[True, True, False, True, True], ignore_index=True
+    )
+    return table.assign(rank=table.groupby(of_receiver).cumcount() + 1)
 
 
 @contextmanager
@@ -103,43 +143,69 @@ def _layer(source: "AttentionView | CheckpointLayers", index: int, side: "Side")
 def composition_into(
     view: AttentionView, layer: int, heads: list[int], what: Input, earlier: Iterable[int]
 ) -> dict[int, Float64[Tensor, "receivers heads"]]:
-    """Return the scores of `k_composition` of all heads of some earlier layers with heads of one layer, by layer."""
+    """Return the scores of `k_composition` of all heads of some earlier layers with heads of one layer, by layer.
+
+    `heads` ascend.
+    """
     with one_thread():
-        raw = view.raw(layer)
-        readings = [_reading(raw, layer, head, what) for head in heads]
-        return {index: _scores_of_layer(view.raw(index), index, readings) for index in earlier}
+        readings = _readings(view.raw(layer), layer, heads, what)
+        return {index: _scores(_written(view.raw(index), index), readings) for index in earlier}
 
 
-class _Reading(NamedTuple):
-    """A head's operator as it reads an earlier head: the factor that reads, the triangle of the other, the norm."""
+class _Readings(NamedTuple):
+    """The operators by which heads of a layer read the stream, of norm 1, an orthogonal factor on the right left out.
 
-    factor: Float64[Tensor, "d_model d_head"]
-    triangle: Float64[Tensor, "m d_head"]
-    norm: float
+    They are `factor @ triangle^T`, a factor and the triangles of the heads that share it. Factors stand side by side.
+    """
+
+    factors: Float64[Tensor, "d_model columns"]
+    triangles: list[Float64[Tensor, "receivers m d_head"]]
 
 
-def _reading(raw: RawAttention, layer: int, head: int, what: Input) -> _Reading:
-    heads, group = next((heads, group) for heads, group in key_value_groups(raw) if head < heads.stop)
-    index = head - heads.start
-    if what == "v":
+def _readings(raw: RawAttention, layer: int, heads: list[int], what: Input) -> _Readings:
+    """Return how some heads of a layer, ascending, read the stream."""
+    factors, triangles = [], []
+    for group_heads, group in key_value_groups(raw):
+        asked = [head - group_heads.start for head in heads if group_heads.start <= head < group_heads.stop]
+        if not asked:
+            continue
+        if what == "v":
+            output = centred_output(group, layer)
+            shared, other = output.w_v, output.w_o[asked].mT
+        else:
+            w_q, w_k = fold_attention(group, layer).operator_factors()
+            shared, other = (w_k[:1], w_q[asked]) if what == "k" else (w_q[asked], w_k[:1])
+        triangle = _triangle(other)
+        sizes = torch.linalg.matrix_norm(_triangle(shared) @ triangle.mT)
+        triangle = triangle / sizes[:, None, None]
+        factors += [*shared]
+        triangles += [triangle] if len(shared) == 1 else triangle.split(1)
+    return _Readings(torch.cat(factors, dim=1), triangles)
+
+
+def _triangle(factor: Float64[Tensor, "heads rows columns"]) -> Float64[Tensor, "heads m columns"]:
+    return torch.linalg.qr(factor, mode="r").R
+
+
+def _written(raw: RawAttention, layer: int) -> Float64[Tensor, "heads m d_model"]:
+    """Return what each head of a layer writes: OV, of norm 1, an orthogonal factor on the left left out."""
+    written = []
+    for _, group in key_value_groups(raw):  # one group in float64 at a time
         output = centred_output(group, layer)
-        reading, other = output.w_v[0], output.w_o[index].T
-    else:
-        w_q, w_k = fold_attention(group, layer).operator_factors()
-        reading, other = (w_k[index], w_q[index]) if what == "k" else (w_q[index], w_k[index])
-    return _Reading(reading, torch.linalg.qr(other, mode="r").R, ThinProduct(reading, other).norm())
+        written.append(_triangle(output.w_v) @ output.w_o)
+    joined = torch.cat(written)
+    return joined / torch.linalg.matrix_norm(joined)[:, None, None]
 
 
-def _scores_of_layer(raw: RawAttention, layer: int, readings: list[_Reading]) -> Float64[Tensor, "receivers heads"]:
-    """Return `||M OV^T|| / (||M|| ||OV||)` of every head of a layer, computed one key/value group at a time."""
+def _scores(written: Float64[Tensor, "heads m d_model"], readings: _Readings) -> Float64[Tensor, "receivers heads"]:
+    """Return `||M OV^T||` of every head of a layer with every receiver, both of norm 1."""
+
+    def times(left: Tensor, right: Tensor) -> Tensor:
+        return torch.bmm(left, right.expand(len(left), -1, -1))  # by head: equal heads have equal scores to the bit
+
+    d_head = readings.triangles[0].shape[-1]
     scores = []
-    for _, group in key_value_groups(raw):
-        output = centred_output(group, layer)
-        read = torch.linalg.qr(output.w_v[0], mode="r").R
-        sizes = torch.linalg.matrix_norm(read @ torch.linalg.qr(output.w_o.mT, mode="r").R.mT)
-        through = [
-            torch.linalg.matrix_norm(read @ (output.w_o @ reading.factor) @ reading.triangle.T) for reading in readings
-        ]
-        norms = torch.tensor([reading.norm for reading in readings], dtype=torch.float64)
-        scores.append(torch.stack(through) / sizes / norms[:, None])
-    return torch.cat(scores, dim=1)
+    for read, triangles in zip(times(written, readings.factors).split(d_head, 2), readings.triangles, strict=True):
+        product = times(read, triangles.flatten(0, 1).T).unflatten(2, triangles.shape[:2])
+        scores.append(torch.linalg.vector_norm(product, dim=(1, 3)).T)
+    return torch.cat(scores)

@@ -80,7 +80,7 @@ def head_card(
     Args:
         heads: table of `analyze_heads` or `tables.join`.
         head: "L16H0", (16, 0) or a table row.
-        composition: table of `k_composition(model, head)`, of this very head.
+        composition: table of `k_composition(model, head)`, of this very head, or of `k_composition(model)`.
         model: the TransformerBridge or HookedTransformer that `heads` was made from.
         prompt: text, or a tensor of token ids [pos], of 128 tokens at most. The model runs on it once,
             under the hooks that are on it.
@@ -157,6 +157,8 @@ def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame
 
 def _composition(heads: pd.DataFrame, pair: tuple[int, int], table: pd.DataFrame) -> Section:
     name = head_name(*pair)
+    if "receiver" in table:  # of all pairs
+        table = table[table["receiver"] == f"{name}.k"]
     require(table, ("layer", "head", "score", "chance", "rank"), f"k_composition(model, {name!r})", name="composition")
     require_same_model(heads, table.attrs, "the scores of composition")
     if table["layer"].max() != pair[0] - 1:

@@ -115,7 +115,18 @@ def test_composition_from_files(folder, sizes, name, kind):
 @pytest.mark.slow
 def test_composition_reads_values_and_outputs_of_earlier_layers_only(folder, read):
     assert len(tls.k_composition(folder("gemma2"), (2, 0))) == 8
-    assert read == [(2, "query-key"), (0, "output"), (1, "output")]
+    assert read == [(2, "query-key"), (1, "output"), (0, "output")]
+
+
+def test_all_pairs_of_composition_from_files(folder, read):
+    path = folder("gemma2")
+    streamed = tls.k_composition(path)
+    outputs, queries = ([index for index, side in read if side == one] for one in ("output", "query-key"))
+    assert outputs == [2, 1, 0]  # each layer once
+    assert queries == [3, 2, 1, 0]
+    loaded = tls.k_composition(tls.load_model(path))
+    # Measured: 4e-16 relative. A gain left out moves scores by 1e-3 and more.
+    pd.testing.assert_frame_equal(streamed, loaded, rtol=1e-12, atol=0)
 
 
 # --- the command, and threads ---

@@ -83,6 +83,7 @@ def test_every_function_lists_the_layers_that_it_skips(family):
         "sweep": tls.ablation_sweep(model, "output", heads=f"L{last}", task=task),
         "edges": tls.edge_effects(model, f"L{last}H1.k", task=task),
         "composition": tls.k_composition(model, f"L{last}H1"),
+        "all composition": tls.k_composition(model),
         "attribution": tls.qk_attribution(model, prompt()[:1], f"L{last}H1", 6, 3),
         "positional": tls.positional_symbolic(model, BLOCKS),
     }
@@ -93,6 +94,8 @@ def test_every_function_lists_the_layers_that_it_skips(family):
     for name in ("heads", "detectors", "positional"):
         assert sorted(set(tables[name]["layer"])) == [first, last], name
     assert set(tables["edges"]["layer"]) == {first}
+    pairs = tables["all composition"]
+    assert (set(pairs["layer"]), set(pairs["receiver_layer"])) == ({first}, {last})
     assert list(tls.verify_scores(model).index) == [first, last]
     alone = tls.analyze_heads(model, heads=[f"L{last}H1"], null_draws=2, detectors=False)
     assert alone["name"].tolist() == [f"L{last}H1"]

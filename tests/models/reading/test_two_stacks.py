@@ -234,6 +234,7 @@ CALLS = {
     "into": lambda: tls.ablation_hooks(model(), "L0H0", "output", into="L1H0.k"),
     "hook": lambda: tls.hooks.check_hook(model(), None, "L0H0"),
     "composition": lambda: tls.k_composition(model(), "L1H0"),
+    "all composition": lambda: tls.k_composition(model()),
     "null of detectors": lambda: tls.detect_heads(model(), n_sequences=2, segment_length=4, null_draws=2),
     "swaps": lambda: tls.positional_symbolic(model(), BLOCKS),
     "suffixes": lambda: tls.positional_symbolic(model(), BLOCKS, by="query", mode="key"),

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from tlspectral.algebra.rotary import RotaryGeometry, per_pair, turned_further
+from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.hooking.hooks_on_model import (
     Hook,
@@ -475,9 +475,13 @@ def attention_view(model: Any) -> AttentionView:
 
 
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
-    """Yield chunks of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
+    """Yield chunks of an embedding along its vocabulary axis, in float64; it is never copied whole.
+
+    They are on the embedding's device, or on the CPU if the device has no float64. Products of a large vocabulary take
+    minutes on one thread, and a part of a second on a card.
+    """
     for chunk in weight.detach().split(size, dim=axis):
-        yield chunk.cpu().double()
+        yield in_float64(chunk)
 
 
 def require_causal(view: AttentionView, why: str) -> None:
