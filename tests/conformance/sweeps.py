@@ -1,14 +1,20 @@
 """What is computed from a part of a run or summed over it, beside the whole run."""
 
 import numpy as np
+import pytest
 import torch
 import zoo
 from ablation_runs import recorded
 from described import assert_described
 
+import tlspectral as tls
 from tlspectral.heads import relative_position_kernel
-from tlspectral.models.running.partial_runs import intact_run
+from tlspectral.hooks import parts
+from tlspectral.hooks.sweeps import effects
+from tlspectral.models.running.key_value_cache import prefill
+from tlspectral.models.running.partial_runs import begins_whole, intact_run
 
+from .edits import editable
 from .rows import asked
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import warn_caller
-from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.hooking.hooks_on_model import Hook, evaluating
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.batches import batch_on, in_batches
 from tlspectral.models.running.continued_runs import ContinuedRun, rows_at_once
@@ -299,7 +299,7 @@ def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:
     def add(batch: slice) -> None:
         scores.add(batch, logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)))
 
-    with torch.no_grad():
+    with evaluating(view.model), torch.no_grad():
         for _ in sequences.in_batches(view, add):
             pass
     return Score(scores.result()[0].numpy(), sequences.labels, sequences.digest, sequences.distinct)
@@ -341,5 +341,5 @@ def replayed_values(
             pass
         return scores.result()
 
-    with torch.no_grad():
+    with evaluating(view.model), torch.no_grad():
         return torch.cat([*in_batches(n_jobs, max(1, rows // n), of_jobs)])

@@ -34,7 +34,10 @@ def whole(monkeypatch, *given, **named):
         return sweep(*given, **named)
 
 
-@pytest.mark.parametrize("scored", [slice(-1, None), slice(2, -1), torch.tensor([[1, 7], [8, 4], [3, 2], [5, 6], [0, 8]])])
+OF_EACH = torch.tensor([[1, 7], [8, 4], [3, 2], [5, 6], [0, 8]])
+
+
+@pytest.mark.parametrize("scored", [slice(-1, None), slice(2, -1), OF_EACH], ids=["end", "all", "each"])
 def test_a_replay_from_a_position_is_that_of_the_whole_sequence(scored):
     """Under an edit at the position, of logits in front of it and behind it."""
     model = zoo.shared("bridge", "llama")
@@ -76,7 +79,7 @@ def test_a_sweep_goes_on_from_the_position_and_computes_no_query_before_it(part,
     jobs = 4 * (1 + options.get("draws", 0))
     assert seen.count((5 * jobs, 1)) == 2  # both layers, all jobs at once
     # Whole: the run without ablation, its reference, proofs of one prompt, and one of layer 1 for each draw.
-    assert all(length == 9 and rows <= 5 or rows == 1 or length == 1 for rows, length in seen)
+    assert all((length == 9 and rows <= 5) or rows == 1 or length == 1 for rows, length in seen)
 
 
 def test_several_batches_of_prompts_share_one_cache(monkeypatch):
@@ -140,14 +143,12 @@ def test_a_window_that_is_lost_behind_the_probed_tokens_is_found_at_the_length_o
         dropped = (torch.arange(keys.shape[2]) < keys.shape[2] - 25)[:, None]
         return keys, values.masked_fill(dropped, 0.0)
 
-    tokens = zoo.prompt(batch=2, length=40)
-    for forgets, length, goes_on in ((False, 40, True), (True, 24, True), (True, 40, False)):
-        if forgets:
-            monkeypatch.setattr(DynamicCache, "update", forgetting)
-        intact = run_of(model, tokens[:, :length])
-        if forgets and length == 40:  # the run without a cache is right
-            intact = kept
-        elif length == 40:
-            kept = run_of(model, tokens)
-        assert (continued_run(intact, length - 2) is not None) == goes_on
-        assert prefill(attention_view(model), tokens[:, :5]) is not None
+    long = zoo.prompt(batch=2, length=40)
+    runs = {length: run_of(model, long[:, :length]) for length in (24, 40)}  # without a cache, and right
+    assert all(continued_run(intact, length - 2) is not None for length, intact in runs.items())
+    for intact in runs.values():
+        intact.continued.clear()
+    monkeypatch.setattr(DynamicCache, "update", forgetting)
+    assert prefill(attention_view(model), long[:, :5]) is not None
+    assert continued_run(runs[24], 22) is not None
+    assert continued_run(runs[40], 38) is None

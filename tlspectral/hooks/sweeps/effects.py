@@ -22,7 +22,7 @@ from tlspectral.hooks.parts import Bound, Output, Part
 from tlspectral.hooks.parts.blocks import BlockPart
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.hooking.hooks_on_model import Hook, evaluating
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.continued_runs import ContinuedRun, continued_run
 from tlspectral.models.running.partial_runs import IntactRun
@@ -148,7 +148,8 @@ def _continued_values(
             found[chunk] = z[:, [head for head, _ in jobs[chunk]]].transpose(0, 1)
         return found
 
-    outputs = torch.cat([*sequences.in_batches(view, outputs_of)], dim=1)
+    with evaluating(view.model):
+        outputs = torch.cat([*sequences.in_batches(view, outputs_of)], dim=1)
 
     def placing(chunk: slice, batch: slice) -> list[Hook]:
         written = outputs[chunk, batch]

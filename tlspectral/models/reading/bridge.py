@@ -317,12 +317,13 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     theta = inv_freq.detach().cpu().double()
     names = ("rotary_adjacent_pairs", "rotary_interleaved_cos_sin")
     adjacent = any(getattr(model.cfg, name, False) for name in names) or adjacent_pairs(wrapped)
-    real, imag = (columns[theta != 0] for columns in pair_columns(2 * len(theta), adjacent=adjacent))
+    rotating = theta.nonzero().flatten()  # most pairs of a full layer of Gemma 4 stand still
+    real, imag = (columns[rotating] for columns in pair_columns(2 * len(theta), adjacent=adjacent))
     if type(wrapped).__name__ == "NanoChatAttention":  # rotates by the negative angle: real and imaginary exchanged
         real, imag = imag, real
     first = getattr(wrapped, "qk_nope_head_dim", 0)  # columns of a latent come before those that rotate
     return RotaryGeometry(
-        theta=theta[theta != 0],  # most pairs of a full layer of Gemma 4 stand still
+        theta=theta[rotating],
         real_index=real + first,
         imag_index=imag + first,
         d_head=d_head,

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.models.hooking.hooks_on_model import evaluating, user_hooks
+from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import batch_on, in_batches
 from tlspectral.models.running.key_value_cache import Prefill, joined, prefill
@@ -67,6 +68,7 @@ class ContinuedRun:
         rows = torch.arange(len(intact.tokens))[sequences].repeat(copies)
         tokens = intact.tokens[rows, self.first :]
         with (
+            checked_at_end(),
             intact.skipped(layer, sequences, copies, self.first),
             evaluating(self.view.model),
             unembedding_only(self.view, chosen),
@@ -95,9 +97,11 @@ def continued_run(intact: IntactRun, first: int) -> ContinuedRun | None:
     which expect all positions. The latest is kept for the next call.
     """
     view = intact.view
-    if first <= 0 or begins_whole(view) or intact.unembedded is None or user_hooks(view.model):
+    if first <= 0 or begins_whole(view) or intact.unembedded is None:
         return None
     if first not in intact.continued:
+        if user_hooks(view.model):
+            return None
         at_once = max(1, batch_on(view.device).tokens // first)
         reads = [*in_batches(len(intact.tokens), at_once, lambda rows: prefill(view, intact.tokens[rows, :first]))]
         read = joined(reads)

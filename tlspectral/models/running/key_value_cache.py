@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, without_hooks
 from tlspectral.models.hooking.interrupts import uninterrupted
+from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import probe_tokens
 from tlspectral.models.running.partial_runs import (
@@ -126,7 +127,7 @@ def cached_step_difference(view: AttentionView) -> float | None:
 def _measured(view: AttentionView) -> float | None:
     tokens = probe_tokens(view.d_vocab, min(_PROBED_TOKENS, view.n_ctx))
     held = HeldLayers([block.module for block in view.blocks])
-    with without_hooks(view.model):
+    with without_hooks(view.model, view.hook_points):
         with held.noted():
             last_logits(view, tokens)
         try:
@@ -171,7 +172,8 @@ def generation_difference(view: AttentionView) -> float | None:
         chosen[..., tokens[0, -1]] = 1.0
         return chosen
 
-    with without_hooks(view.model), evaluating(view.model), torch.no_grad(), warnings.catch_warnings():
+    plain = without_hooks(view.model, view.hook_points)
+    with plain, evaluating(view.model), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with held.noted():
             last_logits(view, tokens)
@@ -286,6 +288,7 @@ def generating_without_cache(model: Any) -> dict[str, WithoutCache]:
 @uninterrupted
 def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
     with (
+        checked_at_end(),
         torch.no_grad(),
         evaluating(view.model),
         view.hooks_on(hooks),

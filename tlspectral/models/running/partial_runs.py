@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, exclusive, model_name
+from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, model_name
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
+from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import in_batches
 
@@ -157,7 +158,7 @@ def intact_run(
     wanted = set() if begins_whole(view) else set(layers)
     blocks = view.blocks
     keeping = [(blocks[layer].module.register_forward_hook, keeper(layer)) for layer in range(max(wanted, default=0))]
-    with exclusive(view.model), torch.no_grad(), module_hooks(keeping):
+    with evaluating(view.model), torch.no_grad(), module_hooks(keeping):
         for _ in in_batches(len(tokens), batch, run):
             pass
     return IntactRun(view, tokens, scored, entering, companions, unembedded[0] if unembedded else None)
@@ -177,7 +178,7 @@ def logits_at(
 def _logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], scored: Positions, chosen: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "batch scored d_vocab"]:
-    with evaluating(view.model), unembedding_only(view, chosen) as selected:
+    with checked_at_end(), evaluating(view.model), unembedding_only(view, chosen) as selected:
         logits = view.model(tokens.to(view.device), return_type="logits")
     # A model that unembeds without its unembedding module returns all positions.
     return logits if selected else at(logits, scored)
