@@ -60,7 +60,8 @@ def test_a_replay_from_a_position_is_that_of_the_whole_sequence(scored):
         torch.testing.assert_close(*replays, rtol=0, atol=1e-6)  # float32: 1e-7 measured
         with torch.no_grad():
             unedited = intact.replay(layer, slice(1, 4), 2)
-        assert (replays[1] - unedited).abs().max() > 1e-3
+        # In the last layer a position is read by itself alone.
+        assert ((replays[1] - unedited).abs().max() > 1e-3) == (layer == 0 or scored is OF_EACH or scored.start == 2)
 
 
 @pytest.mark.parametrize("part", ["output", "antisymmetric", tls.parts.LongRange(2), tls.parts.Output("mean")], ids=str)
@@ -78,8 +79,8 @@ def test_a_sweep_goes_on_from_the_position_and_computes_no_query_before_it(part,
     assert found["delta"].abs().max() > 1e-3
     jobs = 4 * (1 + options.get("draws", 0))
     assert seen.count((5 * jobs, 1)) == 2  # both layers, all jobs at once
-    # Whole: the run without ablation, its reference, proofs of one prompt, and one of layer 1 for each draw.
-    assert all((length == 9 and rows <= 5) or rows == 1 or length == 1 for rows, length in seen)
+    # Else the prompts alone: the run without ablation, its reference, their keys, and layer 1 once for each draw.
+    assert all(rows <= 5 for rows, length in seen if length > 1)
 
 
 def test_several_batches_of_prompts_share_one_cache(monkeypatch):
