@@ -3,66 +3,41 @@
     python benchmarks/positions.py smollm2-135m ../old .
 
 It removes each head of some layers at the last position of one prompt, of 18 and of 200 tokens, and at every position
-of one of 18. Counted are the CPU seconds of the effects, with one thread: proofs and the run without ablation come
-before, and with it the keys and values before the position (`keys kept` says what they take); at every position these
-are counted. Printed are the medians over runs, in which the trees take turns, and their ratio.
+of one of 18. Counted are the CPU seconds of `ablation_sweep` with one thread, after a first call with its proofs, less
+those of a call of one head of the last layer: with it go the run without ablation, the keys that are kept, and the
+table. Printed are the medians over runs, in which the trees take turns, and their ratio. `--layers` chooses layers.
 """
 
 import json
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
 from measuring import of_trees, seconds
 
 import tlspectral as tls
-from tlspectral.hooks.parts import part_of
-from tlspectral.hooks.sweeps.effects import layer_effects
-from tlspectral.models.reading import attention_view
-from tlspectral.tasks.scoring import intact_values, scored_sequences
 
-LENGTHS, PARTS, REPEATS = (18, 200), ("output", "rope_phase"), 3
+CASES = ((18, "output", -1), (18, "rope_phase", -1), (18, "output", None), (200, "output", -1), (200, "rope_phase", -1))
+REPEATS = 3
 
 
-def work(model_name: str, layers: list[int]) -> None:
-    """Print the CPU seconds of each job, and the effects' sizes, in this process."""
-    torch.set_num_threads(1)
-    model = tls.load_model(model_name)
-    view = attention_view(model)
-    found: dict[str, float] = {}
-    for length in LENGTHS:
-        tokens = torch.randint(5, view.d_vocab - 5, (1, length), generator=torch.Generator().manual_seed(length))
-        sequences = scored_sequences(view, tls.logit_difference(tokens, [20], [40]))
-        intact, _ = intact_values(view, sequences, layers)
-        for name in PARTS:
-            for places in ([-1], range(length))[: 1 + (length < 100 and name == "output")]:
-
-                def sweep(places: object = places, name: str = name) -> list[np.ndarray]:
-                    values = []
-                    for at in places:  # pyright: ignore[reportGeneralTypeIssues]
-                        part = type(part_of(name))(at=at).fixed(view, sequences)
-                        for layer in layers:
-                            heads = list(range(view.n_heads(layer)))
-                            bound = part.on(view, {layer: heads})[layer]
-                            values.append(layer_effects(intact, sequences, layer, heads, bound).values)
-                    return values
-
-                alone = len(places) == 1
-                first = seconds(sweep) if alone else 0.0  # proofs among it
-                taken = min(seconds(sweep) for _ in range(REPEATS if alone else 1))
-                job = f"{name}, {length} tokens, {'the last position' if alone else 'every position'}"
-                found[job] = taken
-                kept = getattr(intact, "continued", None)
-                if kept is not None and alone:
-                    from tlspectral.models.running.continued_runs import continued_run
-
-                    kept.clear()
-                    found[f"{job}: keys kept"] = seconds(lambda: continued_run(intact, length - 1))
-                    assert first >= 0
-    print(json.dumps(found))
+def effects_in(model: Any, length: int, part: str, at: int | None, layers: list[str]) -> float:
+    """CPU seconds of the effects of all heads of some layers but one."""
+    generator = torch.Generator().manual_seed(length)
+    tokens = torch.randint(5, model.cfg.d_vocab - 5, (1, length), generator=generator)
+    task = tls.logit_difference(tokens, [20], [40])
+    places = [at] if at is not None else list(range(length))
+    one = f"L{model.cfg.n_layers - 1}H0"
+    tls.ablation_sweep(model, part, task=task, at=places[:1], heads=layers)
+    repeats = REPEATS if len(places) == 1 else 1
+    calls = [
+        min(seconds(lambda heads=heads: tls.ablation_sweep(model, part, task=task, at=places, heads=heads))
+            for _ in range(repeats))
+        for heads in (layers, one)
+    ]  # fmt: skip
+    return calls[0] - calls[1]
 
 
 def main(
@@ -72,15 +47,20 @@ def main(
     runs: int = 3,
 ) -> None:
     """Run the trees in turns and print seconds and ratios."""
-    if trees is None:
-        work(model_name, [int(layer) for layer in layers.split(",")])
+    if trees is None:  # in a process of `of_trees`
+        torch.set_num_threads(1)
+        model, chosen = tls.load_model(model_name), [f"L{layer}" for layer in layers.split(",")]
+        said = {
+            f"{part}, {length} tokens, {'every position' if at is None else 'the last position'}": effects_in(
+                model, length, part, at, chosen
+            )
+            for length, part, at in CASES
+        }
+        print(json.dumps(said))
         return
     for job, of_tree in of_trees(__file__, trees, runs, model_name, "--layers", layers).items():
-        old, new = (median(one) if one else None for one in of_tree)
-        if old is None or new is None:
-            typer.echo(f"{job}: {old or new:.3f} s")
-        else:
-            typer.echo(f"{job}: {old:.3f} s -> {new:.3f} s, {old / new:.1f} times as fast")
+        old, new = map(median, of_tree)
+        typer.echo(f"{job}: {old:.3f} s -> {new:.3f} s, {old / new:.1f} times as fast")
 
 
 if __name__ == "__main__":

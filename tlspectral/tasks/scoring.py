@@ -1,6 +1,6 @@
 """A task as it is run on one model: token ids, positions whose logits are needed, and the score of each sequence."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -318,13 +318,13 @@ def intact_values(
 def replayed_values(
     intact: IntactRun | ContinuedRun,
     sequences: ScoredSequences,
-    layer: int,
-    n_jobs: int,
+    layers: Sequence[int],
     hooks_of: Callable[[slice, slice], list[Hook]],
 ) -> Float64[Tensor, "jobs sequences"]:
-    """Score every job on all sequences, the blocks from a layer on run again under its hooks, without gradients.
+    """Score every job on all sequences, the blocks from its layer on run again under its hooks, without gradients.
 
-    As many jobs as memory allows are stacked on the batch axis, one copy of the sequences after the other: that changes
+    `layers` are those of the jobs, which do not decrease: jobs that are run together begin at the first of theirs. As
+    many jobs as memory allows are stacked on the batch axis, one copy of the sequences after the other: that changes
     numbers by rounding only. `hooks_of` returns the hooks of some of the jobs on some of the sequences.
     """
     view, n = intact.view, len(sequences.tokens)
@@ -335,11 +335,11 @@ def replayed_values(
 
         def add(batch: slice) -> None:
             with view.hooks_on(hooks_of(jobs, batch)):
-                scores.add(batch, intact.replay(layer, batch, scores.copies))
+                scores.add(batch, intact.replay(layers[jobs.start], batch, scores.copies))
 
         for _ in in_batches(n, max(1, rows // scores.copies), add):
             pass
         return scores.result()
 
     with evaluating(view.model), torch.no_grad():
-        return torch.cat([*in_batches(n_jobs, max(1, rows // n), of_jobs)])
+        return torch.cat([*in_batches(len(layers), max(1, rows // n), of_jobs)])

@@ -151,7 +151,7 @@ def _head_rows(
         sets = equal_sets(products, chosen, draws, rng)
         bands = [Band(np.flatnonzero(pairs)).on(intact.view, {layer.layer: [head]}) for pairs in [chosen, *sets]]
         hooks = [LayerAblation(intact.view, layer, [head], band[layer.layer]).hooks() for band in bands]
-        replayed = [replayed_values(intact, sequences, layer.layer, 1, lambda *_, each=each: each) for each in hooks]
+        replayed = [replayed_values(intact, sequences, [layer.layer], lambda *_, each=each: each) for each in hooks]
         values = np.concatenate(replayed)
         delta, random = values[0] - intact_value, values[1:] - intact_value  # [sequences], [sets, sequences]
         rows.append(

@@ -219,12 +219,17 @@ def joined_caches(caches: list[Any]) -> Any:
         return caches[0]
     joined = _copied(caches[0])
     for layer, *others in zip(joined.layers, *(cache.layers for cache in caches[1:]), strict=True):
-        kept = {name for name, value in vars(layer).items() if isinstance(value, Tensor) and value.ndim}
-        if kept != {"keys", "values"}:
+        if not _plain(layer):
             return None
-        for name in kept:
+        for name in ("keys", "values"):
             setattr(layer, name, torch.cat([getattr(one, name) for one in (layer, *others)]))
     return joined
+
+
+def _plain(layer: Any) -> bool:
+    """Return whether a layer of a cache keeps keys and values alone."""
+    tensors = {name for name, value in vars(layer).items() if isinstance(value, Tensor) and value.ndim}
+    return tensors == {"keys", "values"} and not any(isinstance(value, dict) for value in vars(layer).values())
 
 
 def cache_bytes(cache: Any) -> int:
@@ -239,7 +244,10 @@ def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, first
     """
     copied_cache = _copied(cache)  # a pass extends the cache it is given
     for layer in copied_cache.layers[first_layer:]:
-        layer.reorder_cache(rows)
+        if _plain(layer) and len(layer.keys) == 1:  # a step copies them anyway
+            layer.keys, layer.values = (kept.expand(len(rows), -1, -1, -1) for kept in (layer.keys, layer.values))
+        else:
+            layer.reorder_cache(rows)
     return model(tokens, past_key_values=copied_cache, use_cache=True, return_type="logits")
 
 
