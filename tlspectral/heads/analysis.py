@@ -184,9 +184,10 @@ def _loaded_layers(
     """
     parts = []
     prompts = None if prompts is None else given_prompts(prompts)  # a generator can be read once
-    checks = check_scores(view, prompts)
+    with view.read_once():
+        checks = check_scores(view, prompts)
     moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)  # large products, on all threads
-    with one_thread(), bar(len(chosen), "spectra", "layer") as shown:
+    with one_thread(), view.read_once(), bar(len(chosen), "spectra", "layer") as shown:
         streams = read_streams(view, prompts) if {*extras} & {*_OF_ACTIVATIONS} else None
         ends_digest = view.ends_digest()
         directions = position_directions(view) if "position_share" in extras else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from threading import get_ident
 from typing import Any
 
@@ -65,19 +65,19 @@ class HeadCapture:
     def selected(self, whole: Tensor, *, heads_axis: int, heads: list[int] | None = None) -> Tensor:
         """Select the heads of a tensor. In a stacked batch, head i is taken from copy i."""
         heads = self.heads if heads is None else heads
+        copy, head = head_indices(tuple(heads), whole.device)
         if not self.stacked:
-            return whole.index_select(heads_axis, torch.tensor(heads, device=whole.device))
-        copies = whole.unflatten(0, (len(heads), -1)).movedim(heads_axis + 1, 1)
-        return copies[range(len(heads)), heads].movedim(0, heads_axis)
+            return whole.index_select(heads_axis, head)
+        return whole.unflatten(0, (len(heads), -1)).movedim(heads_axis + 1, 1)[copy, head].movedim(0, heads_axis)
 
     def with_replaced(self, whole: Tensor, replacement: Tensor, *, heads_axis: int) -> Tensor:
         """Return a copy of `whole` with the heads replaced."""
-        edited = whole.clone()
+        edited, (copy, head) = whole.clone(), head_indices(tuple(self.heads), whole.device)
         if not self.stacked:
-            edited.movedim(heads_axis, 0)[self.heads] = replacement.movedim(heads_axis, 0)
+            edited.movedim(heads_axis, 0)[head] = replacement.movedim(heads_axis, 0)
             return edited
         copies = edited.unflatten(0, (len(self.heads), -1)).movedim(heads_axis + 1, 1)
-        copies[range(len(self.heads)), self.heads] = replacement.movedim(heads_axis, 0)
+        copies[copy, head] = replacement.movedim(heads_axis, 0)
         return edited
 
     def scores_of_run(self) -> HeadScores:
@@ -236,6 +236,13 @@ def own_scores_required(view: AttentionView, layer: int) -> list[Hook]:
 
     points = [point for point in ("query", "key", "cos", "sin") if point in names]
     return [*holding(held, (names[point] for point in points)), (names["scores"], compare)]
+
+
+@lru_cache(maxsize=256)
+def head_indices(heads: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return indices of copies of a batch, and of the head of each. Lists would be copied to a GPU at each use."""
+    with torch.inference_mode(False):
+        return torch.arange(len(heads), device=device), torch.tensor(heads, dtype=torch.long, device=device)
 
 
 def acts_first(point: Any, edit: Callable[..., Any]) -> bool:

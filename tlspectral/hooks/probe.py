@@ -15,7 +15,8 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored, TlspectralError, UnsupportedArchitecture
-from tlspectral.models.hooking.hooks_on_model import Hook, without_hooks
+from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, without_hooks
+from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import probe_tokens
 from tlspectral.models.running.partial_runs import LAST, logits_at
@@ -57,7 +58,7 @@ def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Che
     proofs = _proofs.setdefault(view.model, defaultdict(_Proofs))[route]
     if layer in proofs.layers:
         return
-    with without_hooks(view.model), torch.no_grad():
+    with without_hooks(view.model, view.hook_points), evaluating(view.model), torch.no_grad():
         if proofs.layers and not proofs.together:
             proofs.together = True
             proofs.layers |= _honoured_together(view, route, checks)
@@ -104,7 +105,8 @@ def _honoured_together(view: AttentionView, route: str, checks: Checks | None) -
 def _noted(failed: set[int], layer: int, check: Callable[..., Any], activation: Tensor, hook: Any) -> None:
     """Run a check, and note its layer where it raises."""
     try:
-        check(activation, hook=hook)
+        with checked_at_end():
+            check(activation, hook=hook)
     except TlspectralError:
         failed.add(layer)
 
@@ -147,7 +149,7 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     following = [layer + 1 for layer in missing if layer + 1 < view.n_layers]
     names += [view.hook_names(layer)["residual"] for layer in following]
     last = view.hook_names(max(following, default=missing[-1]))["residual" if following else "residual_after"]
-    with without_hooks(view.model):
+    with without_hooks(view.model, view.hook_points):
         captured = view.capture(probe_tokens(view.d_vocab), dict.fromkeys(names), last=last)
         for layer in missing:
             checked_writes(view, layer, captured, widened)

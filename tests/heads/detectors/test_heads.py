@@ -86,7 +86,8 @@ def test_detect_heads_runs_on_these_sequences_and_says_so():
     assert list(zip(found["layer"], found["head"], strict=True)) == [(i, j) for i in range(2) for j in range(4)]
     chance = np.mean([1 / (p + 1) for p in range(11, 21)])
     said = {"n_sequences": 7, "segment_length": 10, "bos": 0, "seed": 3, "chance": chance, "table": "detect_heads"}
-    assert found.attrs == {**view_of().origin(), **said, "max_se": 0.02, "reliability": found.attrs["reliability"]}
+    said |= {"max_se": 0.02, "batch": 25}
+    assert found.attrs == {**view_of().origin(), **said, "reliability": found.attrs["reliability"]}
     assert given.attrs["max_se"] is None  # all of the caller's prompts are run
     alone = tls.detect_heads(model, prompts=tokens[:1])
     assert (list(alone), alone[["prev_se", "ind_se"]].isna().all(axis=None)) == (list(found), True)

@@ -16,6 +16,7 @@ from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.heads.operators.factored import QKOperator, QKOperators, ov_operators, qk_operators
 from tlspectral.models.reading import attention_view, view
+from tlspectral.models.reading import bridge as bridge_reader
 
 invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
@@ -193,6 +194,14 @@ def test_layers_are_folded_when_asked_for_and_one_is_kept(spied):
     reads.clear()
     list(ops)
     assert reads == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("key", "read"), [("L0H3", {0}), (0, {0}), ((2, 1), {0, 2}), (5, {0, 1}), (-1, {0, 1, 2, 3})])
+def test_one_operator_is_read_without_the_layers_behind_it(spied, key, read):
+    reads = spied(bridge_reader, "read_attention", at=1)
+    # Not by `qk_operators`, of which the check of types reads some item.
+    QKOperators(attention_view(shared("bridge", "smollm3")))[key]
+    assert {*reads} == read
 
 
 def test_operators_and_views_are_one_line():

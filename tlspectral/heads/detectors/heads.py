@@ -18,6 +18,7 @@ from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_one_run
+from tlspectral.models.running.batches import batch_on
 from tlspectral.models.running.padding import PackedTokens, even_rows
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
@@ -28,9 +29,8 @@ DETECTORS = ("prev", "dup", "ind")
 BATCH = 25
 FIRST_STOP = 25
 """Sequences after which the standard errors are first compared with `max_se`; then after twice as many, and so on."""
-_MOST_TOKENS = 2**12
-NULL_SEQUENCES = 16
-"""Sequences that scores are compared with their null on, as far as they have `_MOST_TOKENS` together."""
+NULL_SEQUENCES, _NULL_TOKENS = 16, 2**12
+"""Sequences that scores are compared with their null on, as far as they have so many tokens together."""
 
 Pattern = Callable[[Tensor], Any] | Any
 
@@ -208,7 +208,7 @@ def measured_detectors(
     """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`."""
     tokens = sequences.tokens
     length = None if on_prompts else segment_length_of(tokens)
-    attrs: dict[str, Any] = {}
+    attrs: dict[str, Any] = {"batch": _rows_at_once(view, tokens.shape[1])}
     if length is None:
         patterns: dict[str, Any] = {"prev": "previous_token", "dup": "duplicate", "self": "self"}
         patterns |= {} if view.causal else {"next": "next_token"}
@@ -245,7 +245,7 @@ def measured_detectors(
     if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
         from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
 
-        n_compared = min(len(tokens), NULL_SEQUENCES, max(1, _MOST_TOKENS // tokens.shape[1]))
+        n_compared = min(len(tokens), NULL_SEQUENCES, max(1, _NULL_TOKENS // tokens.shape[1]))
         attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
         scored = marks.scorer(slice(0, n_compared))
         with bar(null_draws * len(view.layers), "detectors, null", "draw") as shown:
@@ -287,6 +287,10 @@ class _Statistics(NamedTuple):
     n_run: int
 
 
+def _rows_at_once(view: AttentionView, width: int) -> int:
+    return max(1, min(BATCH, 2 * batch_on(view.device).tokens // width))  # no logits are made
+
+
 def _statistics(
     view: AttentionView,
     sequences: PackedTokens,
@@ -310,7 +314,7 @@ def _statistics(
 
     hooks = [(view.hook_names(layer)["pattern"], partial(reduce, layer)) for layer in view.layers]
     n_sequences, width = sequences.tokens.shape
-    rows_at_once = BATCH if width * BATCH <= _MOST_TOKENS else max(1, _MOST_TOKENS // width)
+    rows_at_once = _rows_at_once(view, width)
     by_half = square = sizes = torch.zeros(1, dtype=torch.float64)  # [2 halves, scores, heads], but sizes without heads
     by_row: list[Any] = [0.0] * 4  # scores and their squares times copies, copies, and distinct rows
     n_heads: list[int] = []

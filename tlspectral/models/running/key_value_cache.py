@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,10 +21,12 @@ from torch import Tensor
 
 from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, without_hooks
 from tlspectral.models.hooking.interrupts import uninterrupted
+from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import probe_tokens
 from tlspectral.models.running.partial_runs import (
     LAST,
+    at,
     last_logits,
     methods_replaced,
     module_hooks,
@@ -63,10 +65,25 @@ class Prefill:
         Their row is `prompt * len(suffixes) + suffix`. Hooks see the positions of the suffix alone, except that
         patterns and scores have a column for each key that the layer keeps.
         """
-        rows = suffixes.repeat(len(self.tokens), 1).to(self.view.device)
+        tokens = suffixes.repeat(len(self.tokens), 1)
         with _cached_pass(self.view, hooks):
-            logits = self.view._reader.continued_logits(self.view.model, self.cache, rows, len(suffixes))
+            logits = self.logits(tokens, torch.arange(len(self.tokens)).repeat_interleave(len(suffixes)))
         return logits[:, -1]
+
+    def logits(
+        self, tokens: Int[Tensor, "rows pos"], prompts: Int[Tensor, "rows"], first_layer: int = 0
+    ) -> Float[Tensor, "rows unembedded d_vocab"]:
+        """Return logits of tokens that each follow the prompt whose index is given, under the contexts of the caller.
+
+        Keys of layers below the first are not read, for a caller that skips these.
+        """
+        read, device = self.view._reader, self.view.device
+        return read.continued_logits(self.view.model, self.cache, tokens.to(device), prompts.to(device), first_layer)
+
+    @property
+    def bytes_of_prompt(self) -> int:
+        """Size of the keys and values of one prompt."""
+        return self.view._reader.cache_bytes(self.cache) // len(self.tokens)
 
 
 def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
@@ -77,6 +94,16 @@ def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iter
     """
     difference = cached_step_difference(view)
     return None if difference is None or beyond_rounding(view.model, difference) else _prefill(view, tokens, hooks)
+
+
+def joined(reads: list[Prefill | None]) -> Prefill | None:
+    """Return batches of prompts of one length as one; None where one has no cache, or they cannot be joined."""
+    found = [read for read in reads if read is not None]
+    if not found or len(found) < len(reads):
+        return None
+    view = found[0].view
+    cache = view._reader.joined_caches([read.cache for read in found])
+    return None if cache is None else Prefill(view, torch.cat([read.tokens for read in found]), cache)
 
 
 def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
@@ -100,7 +127,7 @@ def cached_step_difference(view: AttentionView) -> float | None:
 def _measured(view: AttentionView) -> float | None:
     tokens = probe_tokens(view.d_vocab, min(_PROBED_TOKENS, view.n_ctx))
     held = HeldLayers([block.module for block in view.blocks])
-    with without_hooks(view.model):
+    with without_hooks(view.model, view.hook_points):
         with held.noted():
             last_logits(view, tokens)
         try:
@@ -145,7 +172,8 @@ def generation_difference(view: AttentionView) -> float | None:
         chosen[..., tokens[0, -1]] = 1.0
         return chosen
 
-    with without_hooks(view.model), evaluating(view.model), torch.no_grad(), warnings.catch_warnings():
+    plain = without_hooks(view.model, view.hook_points)
+    with plain, evaluating(view.model), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with held.noted():
             last_logits(view, tokens)
@@ -259,5 +287,11 @@ def generating_without_cache(model: Any) -> dict[str, WithoutCache]:
 
 @uninterrupted
 def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
-    with torch.no_grad(), evaluating(view.model), view.hooks_on(hooks), unembedding_only(view, LAST):
+    with (
+        checked_at_end(),
+        torch.no_grad(),
+        evaluating(view.model),
+        view.hooks_on(hooks),
+        unembedding_only(view, partial(at, scored=LAST)),
+    ):
         yield
