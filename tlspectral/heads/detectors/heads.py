@@ -208,7 +208,7 @@ def measured_detectors(
     """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`."""
     tokens = sequences.tokens
     length = None if on_prompts else segment_length_of(tokens)
-    attrs: dict[str, Any] = {"batch": _rows_at_once(view, tokens.shape[1])}
+    attrs: dict[str, Any] = {"batch": rows_at_once(view, tokens.shape[1])}
     if length is None:
         patterns: dict[str, Any] = {"prev": "previous_token", "dup": "duplicate", "self": "self"}
         patterns |= {} if view.causal else {"next": "next_token"}
@@ -287,7 +287,8 @@ class _Statistics(NamedTuple):
     n_run: int
 
 
-def _rows_at_once(view: AttentionView, width: int) -> int:
+def rows_at_once(view: AttentionView, width: int) -> int:
+    """Return how many sequences of a width run together where attention alone is read."""
     return max(1, min(BATCH, 2 * batch_on(view.device).tokens // width))  # no logits are made
 
 
@@ -314,14 +315,14 @@ def _statistics(
 
     hooks = [(view.hook_names(layer)["pattern"], partial(reduce, layer)) for layer in view.layers]
     n_sequences, width = sequences.tokens.shape
-    rows_at_once = _rows_at_once(view, width)
+    at_once = rows_at_once(view, width)
     by_half = square = sizes = torch.zeros(1, dtype=torch.float64)  # [2 halves, scores, heads], but sizes without heads
     by_row: list[Any] = [0.0] * 4  # scores and their squares times copies, copies, and distinct rows
     n_heads: list[int] = []
     next_look = n_sequences if stop is None else min(FIRST_STOP, n_sequences)
     n_run = 0
     while True:
-        rows = slice(n_run, min(n_run + rows_at_once, next_look))
+        rows = slice(n_run, min(n_run + at_once, next_look))
         odd = torch.arange(rows.start, rows.stop) % 2 == 1
         reduce_batch, counts = scorer(rows)
         view.run(sequences.tokens[rows], hooks, last=hooks[-1][0])
