@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         k_composition,
         qk_operators,
         relative_position_kernel,
+        top_pairs,
         verify_scores,
     )
     from tlspectral.history import head_history
@@ -75,6 +76,7 @@ __all__ = [
     "relative_position_kernel",
     "run_circuit",
     "to_spectral",
+    "top_pairs",
     "verify_scores",
     "write_table",
 ]

@@ -235,6 +235,10 @@ class Calls:
             pattern = lambda row: torch.eye(len(row)).roll(2, 0).tril()  # noqa: E731
         return self.quiet("detect_heads", model, pattern=pattern, **settings)
 
+    def top_pairs(self, model: Any, **settings: Any) -> Any:
+        """The largest pairs of each head, of prompts of unequal length."""
+        return self.get("top_pairs")(model, None, rows_for(model, 4), **settings)
+
     def kernels(self, model: Any, *, function: str, padded: bool = False, **settings: Any) -> Any:
         """Relative-position kernels and how they are predicted."""
         prompts = rows_for(model, 4) if padded else tokens_for(model, 4, 20, seed=5)

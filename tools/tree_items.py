@@ -58,6 +58,7 @@ def detector_items(heads: list[str]) -> Iterator[Item]:
     for pattern in ("first_token", "local", "self", "two back"):
         yield Item(f"detect-{pattern.replace(' ', '-')}", "detect_heads", {**drawn, "pattern": pattern})
     yield Item("detect-prompts-pattern", "detect_heads", {"prompts": 4, "pattern": "two back"})
+    yield Item("pairs", "top_pairs", {"n": 3})
     yield Item("kernel", "kernels", {"function": "relative_position_kernel"})
     yield Item("kernel-padded", "kernels", {"function": "relative_position_kernel", "padded": True, "offsets": [-3, 0]})
     yield Item("kernel-judged", "kernels", {"function": "kernel_prediction"})

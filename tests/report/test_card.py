@@ -67,6 +67,7 @@ def test_a_card_of_the_row_alone_shows_the_row_and_nothing_else():
 
 def test_every_table_given_is_a_section_and_no_other():
     given = {
+        "pairs": tls.top_pairs(model(), "L1", torch.randint(0, 32, (3, 20), generator=zoo.generator()), n=3),
         "kernels": tls.relative_position_kernel(model()),
         "prediction": tls.heads.kernel_prediction(model()),
         "sweep": [tls.ablation_sweep(model(), part) for part in ("rope_phase", "output")],
@@ -74,7 +75,7 @@ def test_every_table_given_is_a_section_and_no_other():
         "directions": tls.head_directions(model(), "L1H0", "qk", n_words=3),
     }
     card = tls.report.head_card(heads(), "L1H0", **given, composition=composition())
-    assert titles(card) == ["By distance", "Prediction by distance", "Ablation", "Edges in",
+    assert titles(card) == ["Where on text", "By distance", "Prediction by distance", "Ablation", "Edges in",
                             "Directions in words", "K-composition", "Row"]  # fmt: skip
     for sweep in given["sweep"]:
         row = sweep.set_index(["layer", "head"]).loc[1, 0]
@@ -102,6 +103,37 @@ def test_every_table_given_is_a_section_and_no_other():
     evidence = Evidence(made_up_heads(), {"kernels": kernels((0, 1)), "sweep": None})
     assert [one.title for one in evidence.sections((0, 1))] == ["By distance"]
     assert evidence.sections((0, 0)) == []
+
+
+def made_up_pairs():
+    rows = [
+        ("top", 0.96, 5, 2, " cat", "the", "start", "<s> of[the] big< cat> sat"),
+        ("high", 0.31, 4, 4, "[x", "[x", "self", "a[<[x>] b"),
+    ]
+    names = ["interval", "attention", "query", "key", "query_token", "key_token", "kind", "context"]
+    return pd.DataFrame(rows, columns=names).assign(layer=0, head=1)
+
+
+def test_the_text_where_a_head_attends_stands_first_and_is_shaded():
+    table = made_up_pairs()
+    card = tls.report.head_card(made_up_heads(), (0, 1), pairs=table, sweep=sweep_of(layer=0, head=1))
+    found = card.sections[0]
+    assert found.title == "Where on text"
+    assert '&lt;s&gt; of<mark class="shade9">the</mark> big<u> cat</u> sat' in found.body
+    assert 'a<mark class="shade3"><u>[x</u></mark> b' in found.body
+    assert [line.split()[:3] for line in found.text.splitlines()[1:]] == [
+        ["top", "0.960", "start"],
+        ["high", "0.310", "self"],
+    ]
+    assert "The first token of a prompt is left out." in found.note
+    table.attrs["sink"] = True
+    assert "left out" not in tls.report.head_card(made_up_heads(), (0, 1), pairs=table).sections[0].note
+    page = tls.report.report(made_up_heads(), pairs=table)
+    assert "Where on text" in page
+    for shade in range(10):
+        assert f".shade{shade} {{" in page
+    with_model = tls.report.head_card(heads(), "L0H1", pairs=table, model=model())
+    assert titles(with_model)[:2] == ["Where on text", "Eigenvalues"]
 
 
 def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
@@ -174,7 +206,8 @@ def hostile():
     edge = pd.DataFrame([{"layer": 0, "head": 0, "sender": INK, "receiver": INK, "receiver_layer": 0,
                           "receiver_head": 1, "reached": "L0H0, L0H1, L9H0", "attention": np.nan,
                           "delta": 1.0}])  # fmt: skip
-    return {"sweep": sweep, "edges": edge, "directions": words}
+    pairs = made_up_pairs().assign(interval=INK, kind=INK, key_token=INK, query_token=INK, context=f"[{INK}]<{INK}>")
+    return {"pairs": pairs, "sweep": sweep, "edges": edge, "directions": words}
 
 
 def test_text_of_tables_and_tokens_stays_text():

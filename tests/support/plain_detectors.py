@@ -15,7 +15,13 @@ def marked_keys(row, *, prompts=False, causal=True):
     if prompts:
         queries = range(2, len(row))
         duplicates = {query: [key for key in range(query) if row[key] == row[query]] for query in queries}
-        return {"prev": {q: [q - 1] for q in queries}, "dup": duplicates, "self": {q: [q] for q in queries}}
+        followed = {q: [key for key in range(1, q) if row[key - 1] == row[q]] for q in queries}
+        return {
+            "prev": {q: [q - 1] for q in queries},
+            "dup": duplicates,
+            "ind": followed,
+            "self": {q: [q] for q in queries},
+        }
     length = (len(row) - 1) // 2
     copy, segment = range(length + 1, 2 * length + 1), range(2, length + 1)
     wanted = {"prev": (copy, 1), "dup": (copy, length), "ind": (copy, length - 1), "prev_first": (segment, 1)}

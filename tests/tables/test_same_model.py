@@ -93,6 +93,7 @@ ROWS = [
     ("detect_heads", lambda model: tls.detect_heads(model, n_sequences=2), None, None),
     ("detect_heads.prompts", lambda model: tls.detect_heads(model, prompts=PROMPT), None, None),
     ("relative_position_kernel", lambda model: tls.relative_position_kernel(model, "L1H1", PROMPT), None, None),
+    ("top_pairs", lambda model: tls.top_pairs(model, "L1H1", PROMPT), None, "several rows for layer 1, head 1"),
     ("kernel_prediction", lambda model: kernel_prediction(model, "L1H1", PROMPT), None, None),
     ("k_composition", lambda model: tls.k_composition(model, "L1H1"), [0, 1], None),
     ("k_composition", tls.k_composition, None, "those of a sender"),

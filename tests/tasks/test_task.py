@@ -214,6 +214,7 @@ READERS = {
     "language": lambda model, tokens: tls.tasks.language_loss(model, tokens),
     "prompts": lambda model, tokens: tls.detect_heads(model, prompts=tokens),
     "kernels": lambda model, tokens: tls.relative_position_kernel(model, prompts=tokens),
+    "pairs": lambda model, tokens: tls.top_pairs(model, prompts=tokens),
     "scores": lambda model, tokens: tls.verify_scores(model, tokens),
     "attribution": lambda model, tokens: tls.qk_attribution(model, tokens[0], "L1H1", query=5, key=2),
     "blocks": lambda model, tokens: BlockPrompt(tokens[0, :1], list(tokens[0, 1:4, None]), tokens[0, 4:]).tokenized(

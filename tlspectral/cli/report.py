@@ -40,6 +40,7 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER|FILE", help="Folder of a model, HTML file of a table.")
     ],
+    pairs: Annotated[list[Path] | None, _further("top_pairs")] = None,
     kernels: Annotated[list[Path] | None, _further("relative_position_kernel")] = None,
     positional: Annotated[list[Path] | None, _further("positional_symbolic")] = None,
     sweep: Annotated[list[Path] | None, _further("ablation_sweep")] = None,
@@ -63,8 +64,9 @@ def report(
     times.
 
     Of a model, FOLDER gets heads, kernels, kernel_prediction, directions (of the two strongest heads of each detector)
-    and, for a model with a tokenizer, positional, each as .parquet when it is finished; then report.html. What is given
-    as an option is not measured. The same command continues there, and refuses a folder of another model or seed.
+    and, for a model with a tokenizer, pairs and positional, each as .parquet when it is finished; then report.html.
+    What is given as an option is not measured. The same command continues there, and refuses a folder of another model
+    or seed.
     Without a head table the command stops. Any other table that cannot be made of this model is named at the end, and
     the exit status is then 1.
     """
@@ -80,7 +82,8 @@ def report(
     from tlspectral.report import report as write_report
     from tlspectral.tables import read_table
 
-    given = {"kernels": kernels, "positional": positional, "sweep": sweep, "edges": edges, "directions": directions}
+    given: dict[str, list[Path] | None] = {"pairs": pairs, "kernels": kernels}
+    given |= {"positional": positional, "sweep": sweep, "edges": edges, "directions": directions}
     further: dict[str, Any] = {name: [read_table(path) for path in paths] for name, paths in given.items() if paths}
     failures: dict[str, PartFailure] = {}
     if from_table:
@@ -140,6 +143,7 @@ def _makers(model: Any, seed: int) -> "dict[str, Callable[[], pd.DataFrame]]":
         "kernel_prediction": partial(kernel_prediction, model),
     }
     if getattr(model, "tokenizer", None) is not None:
+        makers["pairs"] = partial(tlspectral.top_pairs, model)
         task = BindingTask("plain", 16, queries=3, draws=2)
         makers["positional"] = partial(tlspectral.positional_symbolic, model, task, seed=seed)
     return makers

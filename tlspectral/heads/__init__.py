@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tlspectral.heads.copying import copying_scores
     from tlspectral.heads.detectors.heads import detect_heads
     from tlspectral.heads.detectors.kernel import kernel_prediction, relative_position_kernel
+    from tlspectral.heads.detectors.top_pairs import top_pairs
     from tlspectral.heads.directions import head_directions
     from tlspectral.heads.frequencies import frequency_table
     from tlspectral.heads.many_models import analyze_models
@@ -35,6 +36,7 @@ __all__ = [
     "qk_operators",
     "qk_penalty",
     "relative_position_kernel",
+    "top_pairs",
     "verify_scores",
 ]
 

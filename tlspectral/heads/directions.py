@@ -27,6 +27,7 @@ from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
 from tlspectral.models.running.padding import attention_positions
 from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.models.running.text import token_text
 from tlspectral.selection import Head, heads_by_layer
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
@@ -315,11 +316,3 @@ def _tokens(view: AttentionView, side: Side) -> Iterator[Float64[Tensor, "chunk 
         return
     for chunk in folded_unembedding(view):
         yield _unit(chunk).T
-
-
-def token_text(view: AttentionView, token: int) -> str:
-    """Return a token as text, its id without a tokenizer or beyond its vocabulary."""
-    tokenizer = getattr(view.model, "tokenizer", None)
-    if tokenizer is None or token >= len(tokenizer):
-        return str(token)
-    return str(tokenizer.decode([token]))

@@ -12,13 +12,13 @@ from torch import Tensor
 from tlspectral.algebra.nulls import block_generator, haar_blocks, one_thread
 from tlspectral.errors import BadHead
 from tlspectral.heads.analysis import require_table_of
-from tlspectral.heads.directions import token_text
 from tlspectral.heads.frequencies import frequency_table
 from tlspectral.heads.operators.factored import qk_operators
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.models.running.text import token_text
 from tlspectral.report.card_sections import Evidence, Given, Section, composition_section, row_section
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, visible
 from tlspectral.report.page import Page, card_page
@@ -70,7 +70,8 @@ def head_card(
         heads = tls.analyze_heads(model)
         phase = tls.ablation_sweep(model, "rope_phase", heads="L16H0")
         text = "The cat sat on the mat, and the cat slept"
-        tls.report.head_card(heads, "L16H0", sweep=phase, model=model, prompt=text)
+        pairs = tls.top_pairs(model, "L16H0")
+        tls.report.head_card(heads, "L16H0", pairs=pairs, sweep=phase, model=model, prompt=text)
 
     What is not given is not on the card: nothing is measured for it but, with `model`, what takes no long work: the
     eigenvalues of M in the complex plane over those of 30 draws of its null (FP section 3: its own singular values,
@@ -84,7 +85,8 @@ def head_card(
         model: the TransformerBridge or HookedTransformer that `heads` was made from.
         prompt: text, or a tensor of token ids [pos], of 128 tokens at most. The model runs on it once,
             under the hooks that are on it.
-        tables: `kernels=`, `sweep=` and the others of `report`, of this head or of more.
+        tables: `pairs=`, `kernels=`, `sweep=` and the others of `report`, of this head or of more. Pairs stand first,
+            each as text with the key shaded by its attention.
 
     Returns:
         `HeadCard`, with `sections` and `html`.
@@ -106,15 +108,18 @@ def head_card(
         raise BadHead(f"{head_name(*pair)} is not in the table of heads, which has {len(heads)}: choose one of them")
     if prompt is not None and model is None:
         raise ValueError("the attention on a prompt is the model's: give model= too")
-    sections: list[Section] = []
+    of_model: list[Section] = []
     if model is not None:
         require_table_of(model, heads)
         view = attention_view(model)
-        sections.append(_eigenvalues(view, pair, heads))
+        of_model.append(_eigenvalues(view, pair, heads))
         if tables.get("frequencies") is None and view.layer(pair[0]).rotary is not None:
             of_all = frequency_table(model)
             tables["frequencies"] = of_all.loc[(of_all["layer"] == pair[0]) & (of_all["head"] == pair[1])]
-    sections += Evidence(heads, tables).sections(pair)
+    evidence = Evidence(heads, tables)
+    sections = evidence.sections(pair)
+    first = int(pair in evidence.rows("pairs"))  # where on text it attends stands in front of all others
+    sections[first:first] = of_model
     if composition is not None:
         sections.append(_composition(heads, pair, composition))
     if prompt is not None:

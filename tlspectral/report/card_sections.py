@@ -118,7 +118,7 @@ def _checked(
     require_same_model(heads, table.attrs, f"the {kind.plural}")
     fields = ("receiver_layer", "receiver_head") if name == "edges" else _OF_HEAD
     rows = table.to_dict("records")
-    said = {key: table.attrs[key] for key in ("task", "replace") if key in table.attrs and key not in table}
+    said = {key: table.attrs[key] for key in ("task", "replace", "sink") if key in table.attrs and key not in table}
     pairs = [(int(row[fields[0]]), int(row[fields[1]])) for row in rows]
     for pair in dict.fromkeys(pairs):
         if pair not in known:
@@ -163,6 +163,28 @@ def composition_section(rows: Rows) -> Section:
     cells = [{"sender": head_name(row["layer"], row["head"]), **_chosen(row, *shown)} for row in best]
     note = "From weights: which earlier heads this head's keys can read. Not that they do."
     return Section("K-composition", note, *listing(cells))
+
+
+def _pairs(name: str, rows: Rows) -> list[Section]:
+    cells = [_chosen(row, "interval", "attention", "kind", "context") for row in rows]
+    note = (
+        "Text where this head attends: the key shaded by its attention, the query underlined. top: the largest pairs; "
+        "high, middle, low: draws from thirds below them. "
+    )
+    note += "" if rows[0].get("sink") else "The first token of a prompt is left out. "
+    shaded = [{**cell, "context": _shaded(row)} for cell, row in zip(cells, rows, strict=True)]
+    body = listing(shaded)[0]
+    return [Section("Where on text", f"{note}Not that the model needs it.", body, listing(cells)[1], wide=True)]
+
+
+def _shaded(row: Mapping[Any, Any]) -> Html:
+    """Return the text around a pair with its key and query marked, the key in one of ten shades."""
+    query, key = (escape(row[f"{side}_token"]) for side in ("query", "key"))
+    marked = f"<u>{query}</u>"
+    text = escape(row["context"]).replace(escape(f"<{row['query_token']}>"), marked, 1)
+    inner = marked if row["query"] == row["key"] else key
+    shade = min(9, int(10 * row["attention"]))
+    return Html(text.replace(f"[{inner}]", f'<mark class="shade{shade}">{inner}</mark>', 1))
 
 
 def _kernel(name: str, rows: Rows) -> list[Section]:
@@ -244,7 +266,9 @@ def _positional(name: str, rows: Rows) -> list[Section]:
 _OF_HEAD = ("layer", "head")
 _TOLD = ("part", "mode", "task", "replace")
 _EDGE = (*_OF_HEAD, "sender", "receiver", "receiver_layer", "receiver_head", "reached", "attention", "delta")
+_PAIR = (*_OF_HEAD, "interval", "attention", "query", "key", "query_token", "key_token", "kind", "context")
 _KINDS = {
+    "pairs": _Kind("pairs", "top_pairs", _PAIR, _pairs),
     "kernels": _Kind("kernels", "relative_position_kernel", (*_OF_HEAD, "offset", "score"), _kernel),
     "prediction": _Kind("predictions", "heads.kernel_prediction", (*_OF_HEAD, "r", "peak"), _prediction),
     "frequencies": _Kind(

@@ -44,14 +44,16 @@ def report(heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, **ta
     """One self-contained page about a table of heads.
 
         heads = tls.analyze_heads(model)
+        pairs = tls.top_pairs(model)
         kernels = tls.relative_position_kernel(model)
         phase = tls.ablation_sweep(model, "rope_phase")
-        tls.report.report(heads, "report.html", kernels=kernels, sweep=phase)
+        tls.report.report(heads, "report.html", pairs=pairs, kernels=kernels, sweep=phase)
 
     On it: the strongest heads of each detector, the heads as a grid that can be coloured by any column and by what
     sweeps, positional scores and predictions say of each, the plane of dir_frac and D_head with the null, kernels, the
     heads against their nulls, statuses, provenance, and the meaning of every column. Pointing at a head shows its row.
-    A click pins it and opens its card, with what the other tables hold of it (`head_card` shows the same). The page's
+    A click pins it and opens its card, with what the other tables hold of it, first the text where it attends most
+    (`head_card` shows the same). The page's
     address then ends in its name (`#L16H0`), and a link with it leads to the card. Style, script and data are in the
     file, whose policy forbids every request and every other script. Without scripts the tables remain.
 
@@ -59,10 +61,11 @@ def report(heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, **ta
         heads: table of `analyze_heads` or `tables.join`. Needed: `layer, head, dir_frac, D_head`; what else is there is
             shown, with "not computed" for NaN. Columns of your own can be chosen in the grid if they are numeric.
         path: file to write; None writes none.
-        tables: `kernels=` of `relative_position_kernel`, `prediction=` of `heads.kernel_prediction`, `frequencies=`
-            of `frequency_table`, `positional=` of `positional_symbolic`, `sweep=` of `ablation_sweep`, `edges=` of
-            `edge_effects`, `directions=` of `head_directions`; of each one table or a list of tables. What is not given
-            is not on the cards. Kernels are also drawn for the heads that lead a detector.
+        tables: `pairs=` of `top_pairs`, `kernels=` of `relative_position_kernel`, `prediction=` of
+            `heads.kernel_prediction`, `frequencies=` of `frequency_table`, `positional=` of `positional_symbolic`,
+            `sweep=` of `ablation_sweep`, `edges=` of `edge_effects`, `directions=` of `head_directions`; of each one
+            table or a list of tables. What is not given is not on the cards. Kernels are also drawn for the heads that
+            lead a detector.
 
     Returns:
         The page's HTML, a string that a notebook shows as the page.

@@ -12,6 +12,7 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.heads import detectors
 from tlspectral.heads.detectors.patterns import PATTERNS, WINDOW
+from tlspectral.heads.detectors.spread import MEASURES
 
 LENGTHS = (9, 14, 3, 14, 2)
 
@@ -30,8 +31,9 @@ def test_scores_on_prompts_are_those_of_kept_patterns(monkeypatch):
     uniform = [np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None] for n in LENGTHS]
     plain, chance = ([scores_of(*pair) for pair in zip(given, marked, strict=True)] for given in (patterns, uniform))
     table = tls.detect_heads(model, prompts=rows)
-    assert list(table) == ["layer", "head", "name", "prev", "prev_se", "dup", "dup_se", "self", "self_se"]
-    for name in ("prev", "dup", "self"):
+    names = ["prev", "dup", "ind", "self", *MEASURES]
+    assert {"name", *names, *(f"{name}_se" for name in names)} == set(table) - {"layer", "head"}
+    for name in ("prev", "dup", "ind", "self"):
         by_prompt = np.array([scores[name] for scores in plain]).reshape(len(rows), -1)
         by_prompt = by_prompt[~np.isnan(by_prompt[:, 0])]
         n = len(by_prompt)
@@ -133,7 +135,10 @@ def duplicates(row):
     return equal
 
 
-@pytest.mark.parametrize(("pattern", "column"), [("previous_token", "prev"), ("duplicate", "dup"), (duplicates, "dup")])
+NAMED = [("previous_token", "prev"), ("duplicate", "dup"), (duplicates, "dup"), ("induction", "ind")]
+
+
+@pytest.mark.parametrize(("pattern", "column"), NAMED)
 def test_a_named_pattern_or_a_function_of_the_tokens_is_the_column_that_measures_it(pattern, column):
     table = tls.detect_heads(shared("bridge", "llama"), prompts=rows_of_ids(), pattern=pattern)
     pd.testing.assert_series_equal(table["pattern"], table[column], check_names=False, check_exact=True)

@@ -229,6 +229,7 @@ def test_tables_name_the_stacks_and_what_is_measured_is_a_mean_over_runs():
 
 CALLS = {
     "edges": lambda: tls.edge_effects(model(), "L1H1.k", task=TASK),
+    "pairs": lambda: tls.top_pairs(model(), None, TOKENS),
     "circuit": lambda: tls.run_circuit(model(), [("L0H0", "L1H0.k")], TASK),
     "one score": lambda: tls.qk_attribution(model(), TOKENS[:1], "L1H0", 10, 3),
     "into": lambda: tls.ablation_hooks(model(), "L0H0", "output", into="L1H0.k"),

@@ -2,6 +2,7 @@
 
 `relative_position_kernel` gives mean scores by offset, beside what a mean query and key predict, and
 `kernel_prediction` judges that per head. All take random sequences or prompts of one's own.
+`top_pairs` lists the largest weights of each head on text, with the words around them.
 """
 
 from tlspectral.heads.detectors.heads import DETECTORS, detect_heads

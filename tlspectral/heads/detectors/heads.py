@@ -15,6 +15,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
+from tlspectral.heads.detectors.spread import Spread
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_one_run
@@ -68,9 +69,28 @@ DETECT_HEADS_ON_PROMPTS = Schema(
         *HEAD,
         *_scored("prev", "Mean attention from each query to the token before it. NaN where no query counts."),
         *_scored("dup", "Mean attention to earlier tokens equal to the query's, where there are any; else NaN."),
+        *_scored(
+            "ind", "Mean attention to the tokens behind these, where there are any; else, and in an encoder, NaN."
+        ),
         *_scored("self", "Mean attention from each query to its own token. NaN where no query counts."),
         *_at_times("next", _NEXT),
         *_PATTERN,
+        *columns("""
+            entropy              | nat                   | Mean entropy of a query's attention.
+            entropy_se           | nat                   | Its standard error over distinct prompts.
+            distance             | token                 | Mean distance of query and key, weighted by attention.
+            distance_se          | token                 | Its standard error over distinct prompts.
+            start_share          | attention probability | Mean attention to position 0.
+            start_share_se       | attention probability | Its standard error over distinct prompts.
+            entropy_sinkless     | nat                   | Mean entropy of a query's attention to all keys but position
+                                 |                       | 0, scaled to 1, over queries that give these at least .05.
+            entropy_sinkless_se  | nat                   | Its standard error over distinct prompts, as of a ratio.
+            distance_sinkless    | token                 | Sum of attention times distance over all queries and all keys
+                                 |                       | but position 0, over the sum of that attention.
+            distance_sinkless_se | token                 | Its standard error over distinct prompts, as of a ratio.
+            sinkless_rows        | share                 | Queries that give keys other than position 0 at least .05.
+            sinkless_rows_se     | share                 | Its standard error over distinct prompts.
+        """),
     ),
     "`tls.detect_heads` with `prompts=` other than repeated segments",
 )
@@ -92,9 +112,15 @@ def detect_heads(
     On sequences [BOS, r, r] with a segment of L tokens, queries are positions L+1 .. 2L and the mass is read on p - 1
     (`prev`), p - L (`dup`, the same token before) and p - L + 1 (`ind`, the token that followed it). On `prompts`,
     queries are all real tokens from position 2 on, and the mass is read on the token before (`prev`), on all earlier
-    tokens equal to the query's (`dup`, over the queries that have one) and on the query's own (`self`). Prompts that
-    are token ids [sequences, 1 + 2 L], an opening token, a segment of two or more and the same segment again in every
-    row, are measured as the drawn sequences are. Hooks that are on the model stay in force.
+    tokens equal to the query's (`dup`, over the queries that have one), on the tokens that followed these (`ind`) and
+    on the query's own (`self`). Prompts that are token ids [sequences, 1 + 2 L], an opening token, a segment of two or
+    more and the same segment again in every row, are measured as the drawn sequences are. Hooks that are on the model
+    stay in force.
+
+    On prompts the table also says how widely a head attends (`entropy`), how far (`distance`) and how much to the first
+    token (`start_share`). Many heads attend to that token when they have nothing to do, and then `distance` says how
+    often they do so. `entropy_sinkless` and `distance_sinkless` are therefore of all other keys. They are ratios of
+    sums over all prompts, so that a prompt in which the head attends to the first token alone hardly counts.
 
     After 25, 50, 100, ... drawn sequences the standard errors are looked at, and no more are run once the largest of
     `prev`, `dup`, `ind` and the pattern over all heads of the model is below `max_se`: the table is then that of so
@@ -135,12 +161,15 @@ def detect_heads(
     Returns:
         DataFrame sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?,
         ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?, pattern?, pattern_se?,
-        pattern_p?`; on other prompts: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?, self, self_se,
-        self_p?, pattern?, pattern_se?, pattern_p?`. A p is NaN where none of the compared sequences counts. `attrs`
-        hold where the model came from, with hashes of its weights, L, `max_se`, the number of sequences that were run,
-        the opening token, `chance`, what uniform attention would score, `reliability`, the rank correlation over heads
-        of each score between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On other prompts or with
-        a pattern `chance` is a dictionary by score, and `n_counted` says how many sequences have a query for it. With a
+        pattern_p?`; on other prompts those of how widely a head attends too. Columns of `detect_heads.prompts`:
+        `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?, ind, ind_se, ind_p?, self, self_se, self_p?,
+        next?, next_se?, next_p?, pattern?, pattern_se?, pattern_p?, entropy, entropy_se, distance, distance_se,
+        start_share, start_share_se, entropy_sinkless, entropy_sinkless_se, distance_sinkless, distance_sinkless_se,
+        sinkless_rows, sinkless_rows_se`. A p is NaN where none of the compared sequences counts. `attrs` hold where the
+        model came from, with hashes of its weights, L, `max_se`, the number of sequences that were run, the opening
+        token, `chance`, what uniform attention would score, `reliability`, the rank correlation over heads of each
+        score between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On other prompts or with a
+        pattern `chance` is a dictionary by score, and `n_counted` says how many sequences have a query for it. With a
         null also `null_draws`, and `null_sequences`, how many are compared.
 
     Raises:
@@ -208,9 +237,11 @@ def measured_detectors(
     """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`."""
     tokens = sequences.tokens
     length = None if on_prompts else segment_length_of(tokens)
-    attrs: dict[str, Any] = {"batch": _rows_at_once(view, tokens.shape[1])}
+    attrs: dict[str, Any] = {"batch": rows_at_once(view, tokens.shape[1])}
     if length is None:
-        patterns: dict[str, Any] = {"prev": "previous_token", "dup": "duplicate", "self": "self"}
+        no_key = torch.zeros(tokens.shape[1], tokens.shape[1])
+        patterns: dict[str, Any] = {"prev": "previous_token", "dup": "duplicate"}
+        patterns |= {"ind": "induction" if view.causal else no_key, "self": "self"}
         patterns |= {} if view.causal else {"next": "next_token"}
     else:
         attrs |= {"max_se": max_se, "segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
@@ -228,8 +259,9 @@ def measured_detectors(
                 if name == "pattern" or (name in DETECTORS and bool(patterns[name].any()))
             ],
         )
+    spread = Spread(view, sequences, copies) if length is None else None
     with bar(len(sequences.tokens), "detectors", "seq") as shown:
-        statistics = _statistics(view, sequences, marks.scorer, shown.update, copies, stop)
+        statistics = _statistics(view, sequences, marks.scorer, shown.update, copies, stop, spread)
     attrs = {"n_sequences": statistics.n_run} | attrs
     if pattern is not None and not statistics.n_counted[-1]:
         raise ValueError("pattern marks no key of any sequence")
@@ -238,8 +270,11 @@ def measured_detectors(
         chance = float(np.mean(1.0 / np.arange(length + 2, 2 * length + 2))) if view.causal else 1.0 / (1 + 2 * length)
     if length is None or pattern is not None:
         uniform = torch.cat(marks.uniform, dim=1).sum(1) / statistics.n_counted
-        by_mark = [*zip(names, uniform.tolist(), strict=True)]
+        by_mark = [
+            (name, value if value == value else None) for name, value in zip(names, uniform.tolist(), strict=True)
+        ]
         chance = dict.fromkeys(DETECTORS, chance) | dict(by_mark[-1:]) if length is not None else dict(by_mark)
+        chance |= {} if spread is None else spread.uniform()
         attrs["n_counted"] = dict(zip(names, statistics.n_counted.long().tolist(), strict=True))
     pvalues: Any = [None] * len(names)
     if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
@@ -255,6 +290,7 @@ def measured_detectors(
     scores: dict[str, Any] = {"layer": statistics.layer, "head": statistics.head}
     for name, mean, error, pvalue in zip(names, statistics.mean, statistics.error, pvalues, strict=True):
         scores |= {name: mean, f"{name}_se": error} | ({} if pvalue is None else {f"{name}_p": pvalue})
+    scores |= {} if spread is None else spread.measured()
     attrs |= {"chance": chance, "reliability": _reliability(statistics.halves, names)}
     attrs |= {key: value for key, value in view.source.items() if key == "user_hooks"} | sequences.noted
     return (DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS).frame(scores, attrs)
@@ -287,7 +323,8 @@ class _Statistics(NamedTuple):
     n_run: int
 
 
-def _rows_at_once(view: AttentionView, width: int) -> int:
+def rows_at_once(view: AttentionView, width: int) -> int:
+    """Return how many sequences of a width run together where attention alone is read."""
     return max(1, min(BATCH, 2 * batch_on(view.device).tokens // width))  # no logits are made
 
 
@@ -298,30 +335,34 @@ def _statistics(
     advance: Callable[[int], Any],
     copies: Float64[Tensor, "sequences"] | None,
     stop: tuple[float, list[int]] | None,
+    spread: Spread | None,
 ) -> _Statistics:
     """Return mean and standard error of each score, and the means over even and over odd sequences.
 
     `scorer` gives the scores of a batch, which are 0 where a sequence does not count, and which do. Hooks reduce the
     patterns, so that none is stored. `copies` says how many sequences are equal to each, itself among them: these are
     one observation, and the error is that of `tasks.score.standard_error`. None: all are observations. `stop`: the
-    standard error below which no more sequences are run, and the scores whose errors have to be below it.
+    standard error below which no more sequences are run, and the scores whose errors have to be below it. `spread`
+    reads the same patterns.
     """
     of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads], mean over the times that the layer runs
     reduce_batch: Reduce
 
     def reduce(layer: int, pattern: Tensor, hook: Any) -> None:
         of_batch[layer] = reduce_batch(pattern) / view.blocks[layer].runs + of_batch.get(layer, 0)
+        if spread is not None:
+            spread.read(layer, pattern, rows)
 
     hooks = [(view.hook_names(layer)["pattern"], partial(reduce, layer)) for layer in view.layers]
     n_sequences, width = sequences.tokens.shape
-    rows_at_once = _rows_at_once(view, width)
+    at_once = rows_at_once(view, width)
     by_half = square = sizes = torch.zeros(1, dtype=torch.float64)  # [2 halves, scores, heads], but sizes without heads
     by_row: list[Any] = [0.0] * 4  # scores and their squares times copies, copies, and distinct rows
     n_heads: list[int] = []
     next_look = n_sequences if stop is None else min(FIRST_STOP, n_sequences)
     n_run = 0
     while True:
-        rows = slice(n_run, min(n_run + rows_at_once, next_look))
+        rows = slice(n_run, min(n_run + at_once, next_look))
         odd = torch.arange(rows.start, rows.stop) % 2 == 1
         reduce_batch, counts = scorer(rows)
         view.run(sequences.tokens[rows], hooks, last=hooks[-1][0])
@@ -332,6 +373,8 @@ def _statistics(
                     'load the model with attn_implementation="eager"'
                 )
         n_heads = [of_batch[layer].shape[-1] for layer in view.layers]
+        if spread is not None:
+            spread.end_batch(rows)
         scores = torch.cat([of_batch.pop(layer) for layer in view.layers], dim=-1)
         by_half = by_half + torch.stack([scores[:, half].sum(1) for half in (~odd, odd)])
         sizes = sizes + torch.stack([counts[:, half].sum(1) for half in (~odd, odd)])

@@ -1,4 +1,4 @@
-"""Rows of tokens cut from text: the book that comes with the package, documents, or a data set."""
+"""Rows of tokens cut from text: the book that comes with the package, documents, or a data set; and tokens as text."""
 
 import codecs
 import os
@@ -98,6 +98,14 @@ def text_tokens(
     rows = max(1, min(n_sequences, len(ids) // width))
     body = torch.tensor(ids[: rows * width]).view(rows, -1)
     return torch.cat([torch.full((rows, 1), view.start_token), body], dim=1)
+
+
+def token_text(view: AttentionView, token: int) -> str:
+    """Return a token as text, its id without a tokenizer or beyond its vocabulary."""
+    tokenizer = getattr(view.model, "tokenizer", None)
+    if tokenizer is None or token >= len(tokenizer):
+        return str(token)
+    return str(tokenizer.decode([token]))
 
 
 def _documents(text: Any) -> Iterable[str]:

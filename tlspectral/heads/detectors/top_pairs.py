@@ -1,0 +1,277 @@
+"""`top_pairs`: where on text a head attends most, as pairs of a query and a key with the text around them."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float32, Int32
+from torch import Tensor
+
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.heads.detectors.heads import rows_at_once
+from tlspectral.heads.detectors.patterns import PATTERNS
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView, require_one_run
+from tlspectral.models.running.batches import in_batches
+from tlspectral.models.running.padding import PackedTokens, even_rows
+from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.models.running.text import text_tokens, token_text
+from tlspectral.selection import Heads, heads_by_layer, whole_number
+from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.progress import bar
+from tlspectral.tables.schema import Schema, columns
+
+SEQUENCES, LENGTH = 64, 128
+"""Rows of the packaged text, and tokens in each."""
+
+LOWER, DRAWN = ("high", "middle", "low"), 3
+"""Intervals below the largest pairs, each a third of their least attention, and pairs drawn from each."""
+
+KINDS = {
+    "start": "first_token",
+    "previous": "previous_token",
+    "self": "self",
+    "induction": "induction",
+    "duplicate": "duplicate",
+}
+"""Kinds of a pair and the patterns that mark them; a pair is of the first that does."""
+
+_OF_ONE_QUERY = 2
+_BEFORE, _BEHIND = 6, 1  # tokens of the context before and behind the pair
+_ON_ONE_LINE = str.maketrans({"\n": "\N{RETURN SYMBOL}", "\r": "", "\t": " "})
+
+TOP_PAIRS = Schema(
+    "top_pairs",
+    (
+        *HEAD,
+        *columns("""
+            rank        | index       | Place among the head's pairs by attention, 1 for the largest, at most two of
+                        |             | one query; missing for drawn pairs.
+            interval    | label       | top for the ranked pairs. Of drawn ones the third below the least attention of
+                        |             | these, from 0 on, that they lie in: high, middle or low.
+            attention   | probability | Attention of the query to the key, as the model has it.
+            prompt      | index       | Prompt, from 0.
+            query       | index       | Position of the query in its prompt, from 0.
+            key         | index       | Position of the key.
+            query_token | text        | Text of the query's token where it stands, a line end as one sign; its id
+                        |             | without a tokenizer.
+            key_token   | text        | The same of the key's token.
+            offset      | token       | Position of the key less that of the query; -1 is the previous token.
+            kind        | label       | start (position 0), previous, self, induction (behind an earlier token equal to
+                        |             | the query's) or duplicate (an earlier token equal to the query's), the first
+                        |             | that holds, or other. In an encoder next, and no induction.
+            context     | text        | The text around the pair: [key], <query>. What lies far from both is " ... ".
+        """),
+    ),
+    "`tls.top_pairs`",
+)
+
+
+def top_pairs(
+    model: Any, heads: Heads | None = None, prompts: Any = None, *, n: int = 10, sink: bool = False
+) -> pd.DataFrame:
+    """Return the pairs of a query and a key that each head attends to most on text, and draws from below them.
+
+        pairs = tls.top_pairs(model)  # all heads, packaged text
+        pairs[(pairs["name"] == "L6H5") & (pairs["kind"] == "other")]["context"]
+
+    The `n` pairs with the largest attention have ranks, at most two of them of one query. They flatter the head, so
+    draws stand below them: the range from 0 to the attention at the last rank is cut into thirds (`high`, `middle`,
+    `low`), and of the queries whose largest pair lies in a third three are drawn, of fewer all. Draws are seeded by
+    layer and head, and are the same for every batch.
+
+    Left out are pairs without attention, and queries that see no other key than one, such as the first. Many heads
+    attend to the first token of a prompt when they have nothing to do. Its pairs are therefore left out too, without
+    scaling up the rest, unless `sink` is set. A kind is that of `detect_heads`: patterns by token ids alone, the first
+    of `start, previous, self, induction, duplicate` that marks the pair.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer. Hooks that are on it stay in force.
+        heads: as in `ablate`; None is every head. All are read in one pass.
+        prompts: in any form that `Task` takes; padding is never counted. None: 64 rows of 128 tokens of the packaged
+            text (Carroll 1865), each opened by BOS.
+        n: pairs with a rank.
+        sink: whether pairs with the first token of a prompt as their key are among them.
+
+    Returns:
+        DataFrame sorted by layer and head, then by falling attention within an interval. Columns: `layer, head, name,
+        rank, interval, attention, prompt, query, key, query_token, key_token, offset, kind, context`. No pattern is
+        kept, but two pairs of each query: 16 bytes a head and token. `attrs` say which model and weights, and `n`,
+        `sink`, `n_sequences`, `seed` (of the draws) and `batch`.
+
+    Raises:
+        BadHead: a head that does not exist.
+        ValueError: `n` below 1; no prompts, and the model has no tokenizer.
+        TypeError, ValueError: prompts that cannot be read (see `Task`).
+        UnsupportedArchitecture: the model exposes no attention pattern, or its layers run several times in a pass
+            (HRM).
+
+    What it does not establish: that the model needs what the head attends to, or that a head does on other text what it
+    does here. The largest pairs are the extremes of thousands: `detect_heads(prompts=)` gives means with errors. A kind
+    says what the tokens are, not why the head attends to them: a head that looks for the token before a verb has
+    `previous` pairs.
+    """
+    if (whole_number(n) or 0) < 1:
+        raise ValueError(f"n is the number of pairs with a rank, at least 1; found {n!r}")
+    view = attention_view(model)
+    require_one_run(view, "a pair has one attention of a head in each, so there is no largest pair")
+    chosen = heads_by_layer(view, heads)
+    if prompts is None:
+        packed = even_rows(text_tokens(view, None, n_sequences=SEQUENCES, sequence_length=LENGTH))
+    else:
+        packed = packed_prompts(view, prompts)
+    at_once = rows_at_once(view, packed.tokens.shape[1])
+    rows: list[tuple[Any, ...]] = []
+    for layer, (attention, keys) in _largest_of_queries(view, chosen, packed, sink, at_once).items():
+        for column, head in enumerate(chosen[layer]):
+            rows += _chosen(attention[:, column], keys[:, column], n, (layer, head))
+    known = ["layer", "head", "rank", "interval", "attention", "prompt", "query", "key"]
+    table = pd.DataFrame(rows, columns=known).astype({"rank": "Int64"})
+    table["offset"] = table["key"] - table["query"]
+    attrs = {"n_sequences": len(packed.tokens), "n": int(n), "sink": bool(sink), "seed": 0, "batch": at_once}
+    described = _with_words(view, packed, _with_kinds(table, packed, view.causal))
+    return TOP_PAIRS.frame(described, {**view.origin(runs=True), **attrs, **packed.noted})
+
+
+def _largest_of_queries(
+    view: AttentionView, chosen: dict[int, list[int]], packed: PackedTokens, sink: bool, at_once: int
+) -> dict[int, tuple[Float32[Tensor, "prompts heads queries 2"], Int32[Tensor, "prompts heads queries 2"]]]:
+    """Return, by layer, the two largest weights of each query and their keys, the larger first; 0 where there are none.
+
+    Raises UnsupportedArchitecture for a layer that exposes no pattern.
+    """
+    if not chosen:
+        return {}
+    (n_prompts, width), first = packed.tokens.shape, 0 if sink else 1
+    shape = {layer: (n_prompts, len(some), width, _OF_ONE_QUERY) for layer, some in chosen.items()}
+    found = {layer: (torch.zeros(size), torch.zeros(size, dtype=torch.int32)) for layer, size in shape.items()}
+    choice = {layer: view.seen_keys(layer, width).cpu().sum(1) > 1 for layer in chosen}
+    fired: set[int] = set()
+
+    def keep(layer: int, rows: slice, pattern: Tensor, hook: Any) -> None:
+        fired.add(layer)
+        seen = pattern.detach()[..., first:]
+        if len(chosen[layer]) < seen.shape[1]:
+            seen = seen[:, chosen[layer]]
+        counted = (packed.real[rows] & choice[layer])[:, None, :]
+        attention, keys = found[layer]
+        for place in range(_OF_ONE_QUERY if seen.shape[-1] else 0):  # twice max takes half the time of topk
+            largest, where = seen.max(-1)
+            attention[rows, ..., place] = largest.cpu().float().where(counted, 0.0)
+            keys[rows, ..., place] = where.cpu().int() + first
+            if place == 0:
+                seen = seen.scatter(-1, where[..., None], 0.0)
+
+    def run(rows: slice) -> int:
+        hooks = [(view.hook_names(layer)["pattern"], partial(keep, layer, rows)) for layer in chosen]
+        view.run(packed.tokens[rows], hooks, last=hooks[-1][0])
+        return rows.stop - rows.start
+
+    with bar(n_prompts, "top pairs", "seq") as shown:
+        for done in in_batches(n_prompts, at_once, run):
+            shown.update(done)
+    for layer in chosen:
+        if layer not in fired:
+            raise UnsupportedArchitecture(
+                f"layer {layer}: the attention never returned its pattern; "
+                'load the model with attn_implementation="eager"'
+            )
+    return found
+
+
+def _chosen(
+    attention: Float32[Tensor, "prompts queries 2"],
+    keys: Int32[Tensor, "prompts queries 2"],
+    n: int,
+    head: tuple[int, int],
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of one head, `layer, head, rank, interval, attention, prompt, query, key`: ranked, then drawn.
+
+    Of equal weights that of the earlier prompt and query comes first.
+    """
+    weights, places = attention.flatten().numpy(), keys.flatten().numpy()
+    n_queries = attention.shape[1]
+
+    def rows(pairs: Any, interval: str, ranked: bool) -> Iterator[tuple[Any, ...]]:
+        for rank, pair in enumerate(pairs[np.argsort(-weights[pairs], kind="stable")], 1):
+            prompt, query = divmod(int(pair) // _OF_ONE_QUERY, n_queries)
+            which = (rank if ranked else None, interval, float(weights[pair]), prompt, query, int(places[pair]))
+            yield (*head, *which)
+
+    nth = min(n, weights.size)
+    some = np.flatnonzero((weights > 0) & (weights >= np.partition(weights, -nth)[-nth]))
+    top = some[np.argsort(-weights[some], kind="stable")[:n]]
+    yield from rows(top, "top", ranked=True)
+    if not len(top):
+        return
+    # One order of all queries, so that rounding, which moves a query over a bound, changes no other draw.
+    order = np.random.default_rng([0, *head]).permutation(weights.size // _OF_ONE_QUERY) * _OF_ONE_QUERY
+    largest, least = weights[order], weights[top[-1]]
+    bounds = [least * share / len(LOWER) for share in range(len(LOWER), -1, -1)]
+    for interval, (high, low) in zip(LOWER, pairwise(bounds), strict=True):
+        yield from rows(order[(largest < high) & (largest >= low) & (largest > 0)][:DRAWN], interval, ranked=False)
+
+
+def _with_kinds(table: pd.DataFrame, packed: PackedTokens, causal: bool) -> pd.DataFrame:
+    """Return the table with the kind of each pair."""
+    kinds = KINDS if causal else {**KINDS, "next": "next_token"}
+    kind = np.full(len(table), "other", dtype=object)
+    for prompt, places in table.groupby("prompt").indices.items():
+        tokens = packed.tokens[prompt : prompt + 1]  # type: ignore[operator]
+        query, key = (torch.from_numpy(table[side].to_numpy()[places]) for side in ("query", "key"))
+        for name in reversed(kinds):
+            if causal or name != "induction":  # what follows a token is seen in an encoder, and not remembered
+                kind[places[PATTERNS[kinds[name]](tokens)[0][query, key].numpy()]] = name
+    return table.assign(kind=kind)
+
+
+def _with_words(view: AttentionView, packed: PackedTokens, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with the tokens of each pair as text, and its context."""
+    ids, lengths = packed.tokens.tolist(), packed.lengths.tolist()
+    known: dict[tuple[int | None, int], str] = {}
+    between = "" if getattr(view.model, "tokenizer", None) is not None else " "
+
+    def word(prompt: int, position: int) -> str:
+        pair = (ids[prompt][position - 1] if position else None, ids[prompt][position])
+        if pair not in known:
+            known[pair] = _text_behind(view, *pair).translate(_ON_ONE_LINE)
+        return known[pair]
+
+    def context(prompt: int, query: int, key: int) -> str:
+        near, far = min(query, key), max(query, key)
+        words, left_out = [], False
+        for position in range(max(0, near - _BEFORE), min(lengths[prompt], far + 1 + _BEHIND)):
+            if near + _BEFORE < position < far - _BEFORE:
+                words += [] if left_out else [" ... "]
+                left_out = True
+                continue
+            text = word(prompt, position)
+            text = f"<{text}>" if position == query else text
+            words.append(f"[{text}]" if position == key else text)
+        return between.join(words)
+
+    places = list(table[["prompt", "query", "key"]].itertuples(index=False, name=None))
+    return table.assign(
+        query_token=[word(prompt, query) for prompt, query, _ in places],
+        key_token=[word(prompt, key) for prompt, _, key in places],
+        context=[context(*place) for place in places],
+    )
+
+
+def _text_behind(view: AttentionView, before: int | None, token: int) -> str:
+    """Return a token's text behind another token.
+
+    Some tokenizers write no space in front of a text's first token, and others one that no token has. So the two are
+    read together, and the text of the first is taken off.
+    """
+    alone = token_text(view, token)
+    tokenizer: Any = getattr(view.model, "tokenizer", None)
+    if tokenizer is None or before is None or max(before, token) >= len(tokenizer):
+        return alone
+    read: Callable[..., str] = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+    front, both = read([before]), read([before, token])
+    return both[len(front) :] if both.startswith(front) and len(both) > len(front) else alone
