@@ -8,12 +8,14 @@ import numpy as np
 import pandas as pd
 import plotted_tables
 import pytest
+import torch
 from figure_parts import part
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from plotted_tables import terms
 from positional_tables import by_query, head_scores, joined, norms, per_frequency, traces
 from tlspectral_studies.positional_symbolic import figures
+from zoo import shared
 
 from tlspectral import plots
 from tlspectral.plots.style import one_panel
@@ -39,6 +41,7 @@ ONE_PANEL = {
     ),
     "plane": (lambda **ax: plots.plane(plotted_tables.heads(), **ax), "antisymmetric"),
     "exclusion_plane": (lambda **ax: plots.exclusion_plane(head_scores(), **ax), "0 symbolic"),
+    "heads": (lambda **ax: plots.heads(plotted_tables.heads(), "D_head_z", **ax), "layer"),
     "kernel": (lambda **ax: plots.kernel(plotted_tables.KERNELS.iloc[:4], **ax), "tokens"),
     "positional_symbolic_plane": (
         lambda **ax: plots.positional_symbolic_plane(head_scores(), highlight="L1H2", **ax), "(cosine)",
@@ -47,7 +50,7 @@ ONE_PANEL = {
 }  # fmt: skip
 OF_THE_STUDY = {
     "frequency_profile": (lambda: figures.frequency_profile(per_frequency(), [(0, 0), (1, 2), (3, 1)]), "(cosine)"),
-    "score_heatmaps": (lambda: figures.score_heatmaps(head_scores()), "(cosine)"),
+    "score_heatmaps": (lambda: figures.score_heatmaps(head_scores()), "positional score"),
     "score_histograms": (lambda: figures.score_histograms(by_query()), "(cosine)"),
     "plane_by_query": (lambda: figures.plane_by_query(by_query()), "(cosine)"),
     "frequency_grid": (lambda **ax: figures.frequency_grid(per_frequency(), **ax), "score 0 to 1 up"),
@@ -58,12 +61,19 @@ OF_THE_STUDY = {
     "exclusion_heatmap": (lambda: figures.exclusion_heatmap(head_scores()), "0 symbolic"),
     "exclusion_histograms": (lambda: figures.exclusion_histograms(by_query()), "0 symbolic"),
 }
-FIGURES = {**ONE_PANEL, **OF_THE_STUDY}
+OF_A_MODEL = {
+    "patterns": (
+        lambda: plots.patterns(shared("bridge", "gpt2"), torch.arange(9), ["L0H1", "L1H0"]),
+        "without the first",
+    ),
+    "eigenvalues": (lambda: plots.eigenvalues(shared("bridge", "gpt2"), ["L0H1", "L1H0"]), "draws of its null"),
+}
+FIGURES = {**ONE_PANEL, **OF_A_MODEL, **OF_THE_STUDY}
 SLOW = {name: pytest.param(name, marks=pytest.mark.slow) for name in OF_THE_STUDY}
 
 
 def test_a_notebook_shows_every_figure():
-    assert set(plots.__all__) == {*ONE_PANEL}
+    assert set(plots.__all__) == {*ONE_PANEL, *OF_A_MODEL}
     stream = FIGURES["kernel"][0]()._repr_png_()
     assert stream.startswith(b"\x89PNG")
 

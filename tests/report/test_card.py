@@ -13,9 +13,8 @@ from made_up_heads import heads as made_up_heads
 
 import tlspectral as tls
 from tlspectral.errors import BadHead
-from tlspectral.models.reading import attention_view
-from tlspectral.report import card as room
-from tlspectral.report.card import NULL_DRAWS, null_cloud
+from tlspectral.models.attention import prompt_patterns as room
+from tlspectral.report.card import NULL_DRAWS
 from tlspectral.report.card_sections import Evidence
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, phase_drawing
 
@@ -164,22 +163,6 @@ def test_the_model_adds_eigenvalues_over_their_null_phase_and_attention():
     rounding = tls.report.head_card(few, "L1H0", model=model())  # a table of some layers is enough
     assert titles(rounding) == ["Eigenvalues", "Phase by frequency", "Row"]
     assert "D_head" not in section(rounding, "Eigenvalues").text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_the_cloud_is_the_null_of_the_table(name):
-    """The same draws, also under LayerNorm, where frames have a dimension less: the table's percentile comes out."""
-    bridge = zoo.shared("bridge", name)
-    table = tls.analyze_heads(bridge, null_draws=NULL_DRAWS, detectors=False, seed=5)
-    ops = tls.qk_operators(bridge)
-    for row in table.itertuples():
-        singular = ops[row.layer, row.head].spectrum().singular_values
-        cloud = null_cloud(attention_view(bridge).layer(row.layer), singular, 5).numpy()
-        drawn = np.abs(cloud.imag).sum(1) / np.abs(cloud).sum(1)
-        assert (drawn <= row.D_head).mean() == row.D_head_null_pct
-    card = tls.report.head_card(table, (1, 1), model=bridge)
-    assert titles(card) == ["Eigenvalues"] + ["Phase by frequency"] * (name == "llama") + ["Row"]
 
 
 def test_drawings_stand_where_the_numbers_are():

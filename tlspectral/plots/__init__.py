@@ -1,4 +1,4 @@
-"""Figures of the tables: a DataFrame in, a matplotlib Figure out, which a notebook shows as the last line of a cell.
+"""Figures of tables, and of heads of a model: a matplotlib Figure, which a notebook shows as the last line of a cell.
 
 A figure of one panel draws into `ax`, axes of the caller's, and returns their figure; those of several panels lay
 themselves out and take none.
@@ -8,18 +8,24 @@ from tlspectral.errors import require_package
 
 require_package("matplotlib", "A figure", '"tlspectral[plots]"')
 
+from tlspectral.plots.attention_maps import patterns
 from tlspectral.plots.attribution import qk_attribution
 from tlspectral.plots.circuits import circuit, faithfulness
+from tlspectral.plots.complex_plane import eigenvalues
 from tlspectral.plots.content_direction import plane
 from tlspectral.plots.effects import ablation_effects, kernel
+from tlspectral.plots.head_map import heads
 from tlspectral.plots.positional import exclusion_plane, positional_symbolic_plane
 
 __all__ = [
     "ablation_effects",
     "circuit",
+    "eigenvalues",
     "exclusion_plane",
     "faithfulness",
+    "heads",
     "kernel",
+    "patterns",
     "plane",
     "positional_symbolic_plane",
     "qk_attribution",

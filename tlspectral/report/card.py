@@ -5,20 +5,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Complex128, Float64
-from torch import Tensor
 
-from tlspectral.algebra.nulls import block_generator, haar_blocks, one_thread
 from tlspectral.errors import BadHead
 from tlspectral.heads.analysis import require_table_of
 from tlspectral.heads.frequencies import frequency_table
 from tlspectral.heads.operators.factored import qk_operators
+from tlspectral.heads.operators.null_eigenvalues import null_eigenvalues
+from tlspectral.models.attention.prompt_patterns import prompt_patterns
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.prompts import packed_prompts
-from tlspectral.models.running.text import token_text
 from tlspectral.report.card_sections import Evidence, Given, Section, composition_section, row_section
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, visible
 from tlspectral.report.page import Page, card_page
@@ -29,9 +24,6 @@ from tlspectral.tables.schema import require
 
 NULL_DRAWS = 30
 """Draws of the null behind the eigenvalues: each has as many as the head, and more make the cloud a blot."""
-
-MOST_TOKENS = 128
-"""Of a prompt whose attention is drawn; beyond it the squares cannot be told apart."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,20 +121,11 @@ def head_card(
     return HeadCard(name, tuple(sections), card_page(name, heads, sections))
 
 
-def null_cloud(
-    layer: AttentionLayer, singular_values: Float64[Tensor, "k"], seed: int
-) -> Complex128[Tensor, "draws k"]:
-    """Return the eigenvalues of `NULL_DRAWS` draws of a head's null; the draws of a table with shared blocks."""
-    n = layer.effective_dimension
-    k = min(len(singular_values), n)  # under LayerNorm a head as wide as the model has one direction less
-    blocks = haar_blocks(n, k, NULL_DRAWS, block_generator(seed, n, k))
-    with one_thread():
-        return torch.linalg.eigvals(singular_values[:k, None] * blocks)
-
-
 def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame) -> Section:
     spectrum = qk_operators(view.model)[pair].spectrum()
-    cloud = null_cloud(view.layer(pair[0]), spectrum.singular_values, int(heads.attrs.get("seed") or 0))
+    cloud = null_eigenvalues(
+        view.layer(pair[0]), spectrum.singular_values, NULL_DRAWS, int(heads.attrs.get("seed") or 0)
+    )
     values = spectrum.eigenvalues.numpy()
     name = head_name(*pair)
     (row,) = heads.loc[(heads["layer"] == pair[0]) & (heads["head"] == pair[1])].to_dict("records")
@@ -175,14 +158,7 @@ def _composition(heads: pd.DataFrame, pair: tuple[int, int], table: pd.DataFrame
 
 
 def _attention(view: AttentionView, pair: tuple[int, int], prompt: Any) -> Section:
-    layer, head = pair
-    packed = packed_prompts(view, prompt)
-    n_sequences, length = packed.tokens.shape
-    if n_sequences != 1 or length > MOST_TOKENS:
-        raise ValueError(f"one prompt of up to {MOST_TOKENS} tokens can be drawn; found {n_sequences} of {length}")
-    pattern = view.hook_names(layer)["pattern"]
-    weights = view.capture(packed.tokens, [pattern], last=pattern)[pattern].float().mean(0)[head].cpu().numpy()
-    tokens = [token_text(view, int(token)) for token in packed.tokens[0]]
+    (weights,), tokens = prompt_patterns(view, {pair[0]: [pair[1]]}, prompt)
     strongest = weights.argmax(1)
     lines = [
         f"{visible(tokens[query])} looks at {visible(tokens[key])} ({key - query}): {weights[query, key]:.2f}"

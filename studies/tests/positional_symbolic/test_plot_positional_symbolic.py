@@ -124,12 +124,13 @@ def test_heat_maps_hold_each_score_at_its_layer_and_head():
     figure = figures.score_heatmaps(table)
     for within, score in ((figure, "s_pos"), (figure, "s_sym"), (figures.exclusion_heatmap(table), "exclusion_index")):
         (mesh,) = part(within, score)
-        values = np.ma.filled(mesh.get_array().reshape(N_HEADS, N_LAYERS), np.nan)
-        expected = np.full((N_HEADS, N_LAYERS), np.nan)
-        expected[table["head"], table["layer"]] = table[score]
+        values = np.ma.filled(mesh.get_array().reshape(N_LAYERS, N_HEADS), np.nan)
+        expected = np.full((N_LAYERS, N_HEADS), np.nan)
+        expected[table["layer"], table["head"]] = table[score]
         np.testing.assert_array_equal(values, expected)
         assert (mesh.norm.vmin, mesh.norm.vmax) == (0, 1)
-    assert "blank: 1 row with NaN in s_sym" in said(figure)
+    (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend() is not None)
+    assert [text.get_text() for text in legend.get_texts()] == [f"NaN (1 of {len(table)})"]
 
 
 @pytest.mark.slow

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from tlspectral.plots.head_map import heads
 from tlspectral.plots.positional import (
     POSITIONAL,
     POSITIONAL_AXIS,
@@ -53,11 +51,11 @@ _STATISTICS = ["score", "column", "spearman", "null_low", "null_high", "null_sha
 
 
 def score_heatmaps(scores: pd.DataFrame) -> Figure:
-    """Both scores of every head, layers across and heads up, on one scale from 0 to 1.
+    """Both scores of every head, layers down and heads across, on one scale from 0 to 1.
 
     Args:
         scores: table of `positional_symbolic`, one row per head: `layer, head, s_pos, s_sym`. Heads
-            with NaN are blank and counted in a note; heads without a row are blank too.
+            with NaN are grey and counted; heads without a row are blank.
 
     Source: PS, "Decoupling Positional and Symbolic Attention Behavior", section 3.3, Figure 1B.
 
@@ -65,49 +63,31 @@ def score_heatmaps(scores: pd.DataFrame) -> Figure:
     makes them so by itself; `positional_symbolic_plane` shows the null of that.
     """
     titles = (r"positional score $s_\mathrm{pos}$", r"symbolic score $s_\mathrm{sym}$")
-    return _heatmaps(scores, dict(zip(SCORES, titles, strict=True)), "score (cosine)")
+    return _heatmaps(scores, dict(zip(SCORES, titles, strict=True)))
 
 
 def exclusion_heatmap(scores: pd.DataFrame) -> Figure:
-    """The exclusion index of every head, layers across and heads up: 0 symbolic, 1 positional.
+    """The exclusion index of every head, layers down and heads across: 0 symbolic, 1 positional.
 
     Args:
         scores: table of `positional_symbolic`, one row per head: `layer, head, exclusion_index`. Heads
-            with NaN are blank and counted in a note.
+            with NaN are grey and counted.
 
     Source: PS, "Decoupling Positional and Symbolic Attention Behavior", Theorem 1.
 
     What it does not establish: that a head matters. The index is a ratio, also of a head with flat logits;
     `exclusion_plane` shows their spread.
     """
-    return _heatmaps(scores, {"exclusion_index": "0 symbolic, 1 positional"}, _INDEX)
+    return _heatmaps(scores, {"exclusion_index": "0 symbolic, 1 positional"})
 
 
-def _heatmaps(scores: pd.DataFrame, titles: dict[str, str], scale: str) -> Figure:
-    """One panel of cells per column, on a scale from 0 to 1."""
+def _heatmaps(scores: pd.DataFrame, titles: dict[str, str]) -> Figure:
+    """One map per column, on a scale from 0 to 1."""
     require_heads(scores, titles, "positional_symbolic")
-    _, note = without_nan(scores, list(titles))
-    layers, heads = np.arange(scores["layer"].max() + 1), np.arange(scores["head"].max() + 1)
-    cell = float(np.clip(5.6 / len(layers), 0.09, 0.4))
-    height = float(np.clip(cell * len(heads), 0.8, 4.0))
-    figure = new_figure(max(cell * len(layers), 2.4) + 1.3, len(titles) * height + 1.2)
-    panels = np.atleast_1d(figure.subplots(len(titles), 1, sharex=True, sharey=True)).tolist()
-    colours = ScalarMappable(Normalize(0, 1), colormaps["cividis"])
-    for axes, (score, title) in zip(panels, titles.items(), strict=True):
-        values = scores.pivot(index="head", columns="layer", values=score).reindex(index=heads, columns=layers)
-        down, across = (np.arange(count + 1) - 0.5 for count in values.shape)
-        look = {"cmap": colours.cmap, "norm": colours.norm, "edgecolors": "white", "linewidth": 0.3}
-        axes.pcolormesh(across, down, np.ma.masked_invalid(values.to_numpy(float)), gid=score, **look)
+    figure = new_figure(4.8 * len(titles), 5.2)
+    for axes, (score, title) in zip(figure.subplots(1, len(titles), squeeze=False)[0], titles.items(), strict=True):
+        heads(scores, score, limits=(0.0, 1.0), ax=axes)
         axes.set_title(title, fontsize=10, color=INK, loc="left")
-        axes.set_ylabel("head")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 5, 10]))
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
-        dress(axes)
-        axes.spines[["left", "bottom"]].set_visible(False)
-    panels[-1].set_xlabel("layer")
-    panels[-1].xaxis.label.set(color=INK, fontsize=10)
-    colour_bar(figure, colours, panels, scale, whole=False)
-    legend_below(figure, [], [note and note.replace("not drawn", "blank")])
     return figure
 
 

@@ -1,0 +1,35 @@
+"""The attention of some heads on one prompt, as the model computes it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.models.running.text import token_text
+
+MOST_TOKENS = 128
+"""Of a prompt whose attention is drawn; beyond it the squares cannot be told apart."""
+
+
+def prompt_patterns(
+    view: AttentionView, by_layer: Mapping[int, list[int]], prompt: Any
+) -> tuple[list[Float[np.ndarray, "query key"]], list[str]]:
+    """Return the attention of each head, in the order of layers, and the tokens of the prompt as text.
+
+    The model runs once, under the hooks that are on it. Raises ValueError for more than one prompt, or more than
+    `MOST_TOKENS` tokens, and UnsupportedArchitecture where a layer does not return its attention.
+    """
+    packed = packed_prompts(view, prompt)
+    n_sequences, length = packed.tokens.shape
+    if n_sequences != 1 or length > MOST_TOKENS:
+        raise ValueError(f"one prompt of up to {MOST_TOKENS} tokens can be drawn; found {n_sequences} of {length}")
+    names = {layer: view.hook_names(layer)["pattern"] for layer in sorted(by_layer)}
+    captured = view.capture(packed.tokens, [*names.values()], last=[*names.values()][-1])
+    whole = {layer: captured[name].float().mean(0).cpu().numpy() for layer, name in names.items()}
+    return (
+        [whole[layer][head] for layer in names for head in by_layer[layer]],
+        [token_text(view, int(token)) for token in packed.tokens[0]],
+    )

@@ -1,0 +1,92 @@
+"""A column of a head table as a map of layers and heads."""
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from tlspectral.plots.labels import name_points
+from tlspectral.plots.style import INK, colour_bar, dress, legend_below, one_panel, sequential_colours
+from tlspectral.selection import head_name
+from tlspectral.tables.head_columns import column_title
+from tlspectral.tables.schema import require, require_one_row
+
+_NAMED = 3
+_NOT_A_NUMBER = "#b9bec5"
+
+
+def heads(
+    table: pd.DataFrame, column: str, *, limits: tuple[float, float] | None = None, ax: Axes | None = None
+) -> Figure:
+    """Draw one column of a table of heads, layers down and heads across; the three largest are named.
+
+        tls.plots.heads(tls.analyze_heads(model), "D_head_z")
+
+    Where the column has both signs, the colours are orange above 0 and blue below, of one scale, and the largest are
+    those in absolute value. A head with NaN is grey, one without a row is white.
+
+    Args:
+        table: one row per head: `layer, head` and the column, of numbers.
+        column: the one that is drawn.
+        limits: the ends of the scale of colours; None takes those of the column.
+        ax: matplotlib Axes to draw into; None makes a new figure.
+
+    Raises:
+        ValueError: a missing column, one that holds no numbers, no rows, or a head with several rows.
+
+    What it does not establish: that a head stands out. The largest of many heads is large by chance as well; the null
+    columns and the errors of the table bear on that.
+    """
+    require(table, ("layer", "head", column), "analyze_heads")
+    require_one_row(table, ["layer", "head"], "give one row per head")
+    if not pd.api.types.is_numeric_dtype(table[column]) and not pd.api.types.is_bool_dtype(table[column]):
+        raise ValueError(f"column {column} holds {table[column].dtype}: choose one of numbers")
+    layer, head = (table[name].to_numpy(int) for name in ("layer", "head"))
+    values = np.full((layer.max() + 1, head.max() + 1), np.nan)
+    values[layer, head] = table[column].to_numpy(float, na_value=np.nan)
+    given = np.zeros(values.shape, dtype=bool)
+    given[layer, head] = True
+    missing = given & ~np.isfinite(values)
+
+    cell = float(np.clip(7.0 / max(values.shape), 0.14, 0.5))
+    size = cell * np.array(values.shape[::-1])
+    figure, axes = one_panel(ax, max(size[0], 2.6) + 1.6, max(size[1], 1.8) + 1.3)
+    colours = _colours(values, limits)
+    down, across = (np.arange(count + 1) - 0.5 for count in values.shape)
+    look = {"edgecolors": "white", "linewidth": 0.3, "cmap": colours.cmap, "norm": colours.norm}
+    axes.pcolormesh(across, down, np.ma.masked_invalid(values), gid=column, **look)
+    axes.scatter(*np.argwhere(missing)[:, ::-1].T, marker="s", s=(60 * cell) ** 2, color=_NOT_A_NUMBER, gid="NaN")
+    axes.set(xlim=across[[0, -1]], ylim=down[[-1, 0]], xlabel="head", ylabel="layer")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 5, 10]))
+    dress(axes)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.set_title(str(table.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
+    colour_bar(figure, colours, axes, column_title(column), whole=False)
+    grey = [(Patch(facecolor=_NOT_A_NUMBER), f"NaN ({missing.sum()} of {len(table)})")] if missing.any() else []
+    legend_below(figure, grey, [], ax=ax)
+    sizes = np.abs(values) if np.nanmin(values, initial=0.0) < 0 else values
+    n_named = min(_NAMED, int(np.isfinite(values).sum()))
+    largest = np.argsort(np.where(np.isfinite(values), sizes, -np.inf), axis=None)[::-1][:n_named]
+    if len(largest):
+        pairs = np.array(np.unravel_index(largest, values.shape)).T
+        places = pairs[:, ::-1].astype(float)
+        names = [head_name(int(one), int(other)) for one, other in pairs]
+        name_points(figure, axes, names, places, places, colours=[INK] * len(names), gid="largest")
+    return figure
+
+
+def _colours(values: np.ndarray, limits: tuple[float, float] | None) -> ScalarMappable:
+    """Return two-sided colours for values of both signs, else pale to dark."""
+    finite = values[np.isfinite(values)]
+    low, high = limits or ((float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0))
+    if low < 0 < high:
+        reach = max(-low, high)
+        return ScalarMappable(Normalize(-reach, reach), colormaps["PuOr_r"])
+    colours = sequential_colours(pd.Series([low, high]))
+    return ScalarMappable(colours.norm, colours.cmap.reversed())
