@@ -62,8 +62,10 @@ def assert_equal_to(expected, table, n, least_drawn=3):
         ):
             drawn = own[own["interval"] == interval]
             assert drawn["rank"].isna().all()
-            within = own_largest[own_largest["attention"].between(low, high, inclusive="left")]
-            assert len(drawn) == min(DRAWN, len(within))
+            # A query on a bound lies on either side of it, by rounding; of saturated heads many lie on the upper one.
+            within = own_largest[own_largest["attention"].between(low - 1e-5, high + 1e-5)]
+            inside = own_largest["attention"].between(low + 1e-5, high - 1e-5).sum()
+            assert min(DRAWN, inside) <= len(drawn) <= min(DRAWN, len(within))
             same = drawn.merge(within, on=["prompt", "query", "key"], suffixes=("", "_kept"))
             assert len(same) == len(drawn)
             np.testing.assert_allclose(same["attention"], same["attention_kept"], rtol=0, atol=1e-5)
