@@ -51,7 +51,7 @@ def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
     for axes, pair in zip(panels, pairs, strict=False):
         spectrum = operators[pair].spectrum()
         values: Any = spectrum.eigenvalues.numpy()
-        cloud = null_eigenvalues(view.layer(pair[0]), spectrum.singular_values, _DRAWS, seed).numpy()
+        cloud: Any = null_eigenvalues(view.layer(pair[0]), spectrum.singular_values, _DRAWS, seed).numpy()
         axes.axhline(0.0, color=PALE, linewidth=0.8, zorder=0)
         axes.axvline(0.0, color=PALE, linewidth=0.8, zorder=0)
         axes.plot(cloud.real.ravel(), cloud.imag.ravel(), ".", color=PALE, markersize=2.5, gid="null", zorder=1)

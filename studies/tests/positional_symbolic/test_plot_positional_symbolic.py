@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-from figure_parts import offsets, part, said
+from figure_parts import offsets, part
 from positional_tables import (
     N_FREQUENCIES,
     N_HEADS,
