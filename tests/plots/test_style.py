@@ -18,7 +18,7 @@ from tlspectral_studies.positional_symbolic import figures
 from zoo import shared
 
 from tlspectral import plots
-from tlspectral.plots.style import one_panel
+from tlspectral.plots.style import one_panel, two_decimals
 
 pytestmark = pytest.mark.lowest
 
@@ -162,6 +162,50 @@ def test_the_largest_edges_are_drawn_by_size_and_sign():
     assert max(heights, key=heights.get) == "logits"
     with pytest.raises(ValueError, match="no edges to draw"):
         plots.circuit(EDGES.assign(estimate=np.nan, delta=np.nan))
+
+
+def many_edges(n_layers: int, n_heads: int):
+    """Edges from every head to the queries of every later head, some of both signs."""
+    rows = [(f"L{low}H{one}", f"L{high}H{other}.q") for high in range(n_layers) for low in range(high)
+            for one in range(n_heads) for other in range(n_heads)]  # fmt: skip
+    effects = np.random.default_rng(0).normal(size=len(rows))
+    return pd.DataFrame(rows, columns=["sender", "receiver"]).assign(delta=effects)
+
+
+def test_lines_pass_between_boxes_and_the_largest_have_their_number():
+    edges = many_edges(6, 4)
+    figure = plots.circuit(edges, most=24)
+    figure.draw_without_rendering()
+    boxes = {text.get_text(): text.get_bbox_patch().get_window_extent() for text in part(figure, "node")}
+    (axes,) = figure.axes
+    largest = edges.sort_values("delta", key=np.abs, ascending=False).head(24)
+    crossed = []
+    for line, (_, row) in zip(part(figure, "edge"), largest.iterrows(), strict=True):
+        points = axes.transData.transform(line._path_original.interpolated(8).cleaned(curves=False).vertices[:-1])
+        ends = {row["sender"], row["receiver"].removesuffix(".q")}
+        crossed += [name for name, box in boxes.items() if name not in ends and box.count_contains(points)]
+    assert crossed == []
+    numbers = [text.get_text() for text in part(figure, "effect")]
+    assert numbers == [two_decimals(effect) for effect in largest["delta"].iloc[:5]]
+
+
+def test_from_25_edges_on_senders_and_receivers_are_a_matrix_in_the_order_of_layers():
+    edges = many_edges(3, 3)
+    figure = plots.circuit(edges, most=25)
+    (mesh,) = part(figure, "edges")
+    axes = mesh.axes
+    across, down = (
+        [label.get_text() for label in labels] for labels in (axes.get_xticklabels(), axes.get_yticklabels())
+    )
+    assert across == sorted(across)
+    assert down == sorted(down, reverse=True)
+    values = np.ma.filled(mesh.get_array(), np.nan).reshape(len(down), len(across))
+    shown = edges.sort_values("delta", key=np.abs, ascending=False).head(25)
+    expected = np.full(values.shape, np.nan)
+    for _, row in shown.iterrows():
+        expected[down.index(row["receiver"]), across.index(row["sender"])] = row["delta"]
+    np.testing.assert_array_equal(values, expected)
+    assert mesh.norm.vmax == -mesh.norm.vmin == shown["delta"].abs().max()
 
 
 def test_every_circuit_of_a_curve_is_a_point():

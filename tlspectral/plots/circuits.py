@@ -1,19 +1,39 @@
 """Figures of circuits: their edges as a graph, and how much of a behaviour they carry over their number."""
 
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
+from matplotlib.path import Path
 
-from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, one_panel
+from tlspectral.plots.labels import name_points
+from tlspectral.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    colour_bar,
+    dress,
+    legend_below,
+    one_panel,
+    two_decimals,
+)
 from tlspectral.tables.schema import require
 
 _MOST_EDGES = 40
+_MATRIX_FROM = 25  # edges: lines of more cannot be followed
+_NUMBERED = 5
+_HALF_ROW = 0.24  # of the height from row to row, in which a box stands
 _NODE = re.compile(r"L(\d+)(?:H(\d+)|KV(\d+)|MLP)")
 _INPUTS: dict[str, Any] = {"q": "-", "k": "--", "v": ":"}
 
@@ -56,10 +76,12 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = None) -> Figure:
-    """Edges of a circuit from the embedding at the bottom to the logits at the top, a row for the heads of a layer.
+    """Edges of a circuit, the largest: a graph of up to 24, from 25 on a matrix of senders and receivers.
 
-    The width of a line is the size of the effect, its colour the sign, its stroke what of a head is read: queries,
-    keys or values. Heads that share keys or values are reached by one line each.
+    The graph leads from the embedding at the bottom to the logits at the top, with a row for the heads of a layer. Lines
+    pass between the boxes. Their width is the size of the effect, their colour the sign, their stroke what of a head is
+    read: queries, keys or values. The largest have their number. Heads that share keys or values are one box there. In
+    the matrix both are in the order of layers, and colour is the effect.
 
     Args:
         edges: a table with `sender`, `receiver` and `delta` or `estimate`, such as one of `edge_effects`.
@@ -68,6 +90,9 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
 
     Raises:
         ValueError: a missing column, or no edges.
+
+    What it does not establish: that edges which are not drawn do not matter, nor that those which are do together what
+    each does alone; `faithfulness` bears on both.
     """
     require(edges, ("sender", "receiver"), "edge_effects")
     effect = edges["delta"] if "delta" in edges else edges["estimate"]
@@ -76,28 +101,100 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
     shown = shown.sort_values("effect", key=np.abs, ascending=False).head(most)
     if shown.empty:
         raise ValueError("there are no edges to draw")
+    note = f"the {len(shown)} largest of {len(edges)} edges"
+    return _matrix(shown, note, ax) if len(shown) >= _MATRIX_FROM else _graph(shown, note, ax)
+
+
+def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
+    """Draw edges as cells: senders across, receivers down from the logits."""
+    across = sorted(shown["sender"].unique(), key=_order)
+    down = sorted(shown["receiver"].unique(), key=_order, reverse=True)
+    values = shown.pivot_table(index="receiver", columns="sender", values="effect", aggfunc="sum")
+    values = values.reindex(index=down, columns=across).to_numpy(float)
+    figure, axes = one_panel(ax, 2.6 + 0.19 * len(across), 1.9 + 0.19 * len(down))
+    reach = float(np.nanmax(np.abs(values))) or 1.0
+    colours = ScalarMappable(Normalize(-reach, reach), colormaps["PuOr_r"])
+    look = {"edgecolors": PALE, "linewidth": 0.3, "cmap": colours.cmap, "norm": colours.norm}
+    axes.pcolormesh(np.ma.masked_invalid(values), gid="edges", **look)
+    axes.set_xticks(np.arange(len(across)) + 0.5, across, rotation=90)
+    axes.set_yticks(np.arange(len(down)) + 0.5, down)
+    axes.set(xlabel="sender", ylabel="receiver", ylim=(len(down), 0))
+    dress(axes)
+    axes.tick_params(labelsize=8)
+    colour_bar(figure, colours, axes, "change of the score when it is cut", whole=False)
+    legend_below(figure, [], [note], ax=ax)
+    return figure
+
+
+def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
+    """Draw edges as lines between boxes, rows by layer."""
     ends = shown["receiver"].str.split(".").str[0]
     places = _places([*shown["sender"], *ends])
     height = max(y for _, y in places.values())
-    figure, axes = one_panel(ax, 6.4, 1.5 + 0.45 * height)
+    most_in_row = max(Counter(y for _, y in places.values()).values())
+    figure, axes = one_panel(ax, max(6.4, 0.95 * most_in_row), 1.7 + 0.6 * height)
+    axes.set(xlim=(-1.1, 1.1), ylim=(-0.7, height + 0.7))
+    axes.axis("off")
+    half = min(0.11, 0.8 / (most_in_row + 1))  # of a box, in units of the axes
     largest = float(shown["effect"].abs().max()) or 1.0
+    middles = []
     for (_, row), end in zip(shown.iterrows(), ends, strict=True):
         what = str(row["receiver"]).rpartition(".")[2]
         colour, width = BLUE if row["effect"] < 0 else ORANGE, 0.4 + 2.6 * abs(row["effect"]) / largest
-        arrow = FancyArrowPatch(places[row["sender"]], places[end], arrowstyle="-|>", mutation_scale=8, shrinkA=9,
-            shrinkB=9, color=colour, linewidth=width, linestyle=_INPUTS.get(what, "-"), alpha=0.8,
-            connectionstyle="arc3,rad=0.08", gid="edge")  # fmt: skip
+        path = _between_boxes(places[row["sender"]], places[end], [*places.values()], half)
+        arrow = FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=8, color=colour, linewidth=width,
+            linestyle=_INPUTS.get(what, "-"), alpha=0.8, gid="edge")  # fmt: skip
         axes.add_patch(arrow)
+        middles.append(path.interpolated(12).vertices[6])
     for name, (x, y) in places.items():
         box = {"boxstyle": "square,pad=0.25" if name.endswith("MLP") else "round,pad=0.25", "fc": "white", "ec": GREY}
         axes.text(x, y, name, ha="center", va="center", fontsize=8, color=INK, bbox=box, zorder=5, gid="node")
-    axes.set(xlim=(-1.0, 1.0), ylim=(-0.7, height + 0.7))
-    axes.axis("off")
     handles = [(Line2D([], [], color=colour), said) for colour, said in (
         (BLUE, "cutting it lowers the score"), (ORANGE, "raises it"))]  # fmt: skip
     handles += [(Line2D([], [], color=GREY, linestyle=stroke), f"into {what}") for what, stroke in _INPUTS.items()]
-    legend_below(figure, handles, [f"the {len(shown)} largest of {len(edges)} edges"], columns=5, ax=ax)
+    legend_below(figure, handles, [note], columns=5, ax=ax)
+    numbers = [two_decimals(effect) for effect in shown["effect"].iloc[:_NUMBERED]]
+    boxes = np.array([*places.values()])
+    name_points(figure, axes, numbers, np.array(middles[:_NUMBERED]), boxes, colours=[INK] * len(numbers), gid="effect")
     return figure
+
+
+def _between_boxes(
+    start: tuple[float, float], end: tuple[float, float], boxes: list[tuple[float, float]], half: float
+) -> Path:
+    """Return a curve from the top of one box to the bottom of another, through the gaps of the rows between them."""
+    if end[1] <= start[1]:  # within a row, or back: a line of its own shape
+        return Path([start, end])
+    points = [(start[0], start[1] + _HALF_ROW)]
+    for row in range(int(start[1]) + 1, int(end[1])):
+        straight = start[0] + (end[0] - start[0]) * (row - start[1]) / (end[1] - start[1])
+        x = _nearest_gap(straight, [place for place, height in boxes if height == row], 1.25 * half)
+        points += [(x, row - _HALF_ROW), (x, row + _HALF_ROW)]
+    points.append((end[0], end[1] - _HALF_ROW))
+    vertices, codes = [points[0]], [Path.MOVETO]
+    for low, high in zip(points[::2], points[1::2], strict=True):
+        middle = (low[1] + high[1]) / 2  # upright at both rows, and between them in height
+        vertices += [(low[0], middle), (high[0], middle), high]
+        codes += [Path.CURVE4] * 3
+        if high != points[-1]:
+            vertices.append((high[0], high[1] + 2 * _HALF_ROW))
+            codes.append(Path.LINETO)
+    return Path(vertices, codes)
+
+
+def _nearest_gap(x: float, boxes: list[float], half: float) -> float:
+    """Return the place nearest x that is at least `half` away from every box of a row."""
+    free = [place for place in (x, *(box + side * half for box in boxes for side in (-1.0, 1.0)))
+            if all(abs(place - box) >= half - 1e-9 for box in boxes)]  # fmt: skip
+    return min(free, key=lambda place: abs(place - x))
+
+
+def _order(name: str) -> tuple[int, int, int, str]:
+    """Return the order of senders and receivers: by layer, heads before MLPs, the embedding first, the logits last."""
+    match = _NODE.match(name)
+    if match is None:
+        return (-1, 0, 0, name) if name.startswith("embedding") else (10**6, 0, 0, name)
+    return int(match[1]), int("MLP" in name), int(match[2] or match[3] or 0), name
 
 
 def _places(names: list[str]) -> dict[str, tuple[float, float]]:
