@@ -5,7 +5,8 @@ PYTHON ?= python3
 
 # Tests run on all cores, one process per core, each file's tests in one process: what a file builds it builds once.
 # `make test ARGS="-n 0 -k rotary"` runs in one process, where print and a debugger work.
-PARALLEL := --numprocesses logical --dist loadfile
+# At the end stands what each file cost in CPU seconds.
+PARALLEL := --numprocesses logical --dist loadfile --cpu-seconds
 
 # Types and shapes are checked at the first calls of a function in each file of tests: `make test` makes these checks,
 # the other suites, which call the same functions, do not.
@@ -114,7 +115,7 @@ test-lowest: .venv-lowest/test ## tests in which dependencies do most of the wor
 test-newest: .venv-newest/test ## models of each kind, generation and a notebook, on the newest versions that pyproject.toml allows
 	.venv-newest/bin/python -m pytest $(PARALLEL) $(UNCHECKED) $(NEWEST) $(ARGS)
 	.venv-newest/bin/python tests/support/short_notebooks.py build/newest
-	.venv-newest/bin/python -m pytest --nbmake --nbmake-timeout=900 build/newest/$(NEWEST_NOTEBOOK)
+	.venv-newest/bin/python -m pytest --nbmake --nbmake-timeout=900 --cpu-seconds build/newest/$(NEWEST_NOTEBOOK)
 
 coverage: .venv/coverage ## branch coverage of the core by the tests not marked slow, file by file
 	.venv/bin/python -m pytest $(PARALLEL) --cov --cov-report=term:skip-covered $(ARGS)
