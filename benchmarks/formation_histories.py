@@ -37,7 +37,7 @@ RANKED = ("D_head_pct", "rope_imag_frac_pct")
 
 def of_run(folder: Path, arm: str, seed: int, formed: float, work: Path) -> dict[str, object]:
     """Return the answers of one run."""
-    history = tls.head_history(cell_checkpoints(folder, arm, seed), folder=work / f"{arm}-{seed}")
+    history = tls.head_history(cell_checkpoints(folder, arm, seed), max_se=None, folder=work / f"{arm}-{seed}")
     summary, track = history.summary, history.track()
     before = summary.loc[summary["step"] < formed].iloc[-1]
     heads = history.heads.loc[history.heads["step"] == before["step"]]

@@ -99,7 +99,8 @@ def head_numbers(view: AttentionView, name: str) -> pd.DataFrame:
     """Return all that the heads are ranked by: a row per head."""
     began = time.process_time()
     file = PUBLISHED / name / "heads.parquet"
-    table = numbers_of_heads(view, tls.read_table(file) if file.exists() else tls.analyze_heads(view.model))
+    full = {"null_draws": 300, "max_se": None}  # as the published tables
+    table = numbers_of_heads(view, tls.read_table(file) if file.exists() else tls.analyze_heads(view.model, **full))
     for task in dict(truth[::-1] for truth in truths(view)):
         estimates = gradient_estimates(view, drawn_task(view, task, HALVES))
         table = table.merge(estimates.rename(columns={"estimate": f"{GRADIENT}, {task}"}), on=HEAD)

@@ -1,8 +1,13 @@
-"""Measurements shared by the benchmarks: CPU seconds and the memory of tensors."""
+"""Measurements shared by the benchmarks: CPU seconds, of two source trees beside each other, and memory of tensors."""
 
 import gc
+import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
@@ -14,6 +19,29 @@ def seconds(job: Callable[[], object]) -> float:
     start = time.process_time()
     job()
     return time.process_time() - start
+
+
+def of_trees(script: str, trees: Sequence[Path], runs: int, *arguments: str) -> dict[str, list[list[float]]]:
+    """CPU seconds by job, for each tree a list over runs, of a script that prints its jobs' seconds as a line of JSON.
+
+    A run is a process with one thread that imports the tree; the trees take turns at going first.
+    """
+    found: dict[str, list[list[float]]] = {}
+    for run in range(runs):
+        for place in (0, 1) if run % 2 == 0 else (1, 0):
+            here = {
+                **os.environ,
+                "PYTHONPATH": str(trees[place].resolve()),
+                "OMP_NUM_THREADS": "1",
+                "TQDM_DISABLE": "1",
+            }
+            command = [sys.executable, script, *arguments]
+            done = subprocess.run(command, env={**os.environ, **set_here}, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(done.stderr)
+            for job, seconds_of_job in json.loads(done.stdout.splitlines()[-1]).items():
+                found.setdefault(job, [[], []])[place].append(seconds_of_job)
+    return found
 
 
 def peak(job: Callable[[], object]) -> float:

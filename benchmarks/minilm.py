@@ -114,7 +114,7 @@ def main() -> None:
     seen = neighbours(model, text)
     with one_thread():
         positions = on_positions(model)
-    heads = tls.analyze_heads(model).drop(columns=["prev"])
+    heads = tls.analyze_heads(model, null_draws=300, max_se=None).drop(columns=["prev"])
     heads = heads.merge(seen.drop(columns="name"), on=["layer", "head"]).merge(positions, on=["layer", "head"])
     chosen = heads.loc[[*heads["prev"].nlargest(5).index, *heads["next"].nlargest(5).index]].drop_duplicates("name")
     without = []

@@ -104,7 +104,7 @@ def main(folder: Annotated[Path, typer.Argument(help="Where tables and what was 
     profiles, correlations, pairs, agreements = [], [], [], []
     for model_name in MODELS:
         model = tls.load_model(model_name)
-        heads = tls.analyze_heads(model, null_draws=2)
+        heads = tls.analyze_heads(model, null_draws=2, max_se=None)
         tables = {}
         for name, task in TASKS.items():
             row = {"model": model_name, "task": name, **answers(model, name)}

@@ -89,7 +89,7 @@ def main(
         if strength is not None:
             arm = {"name": name, "part": part, "head": head, "penalty": strength, "steps": steps, "rate": rate}
             train(model, weight, slice(index * width, (index + 1) * width), train_rows, arm)
-        tables[name] = tls.analyze_heads(model, null_draws=20)
+        tables[name] = tls.analyze_heads(model, null_draws=20, max_se=None)
         losses[name] = tls.tasks.language_loss(model, held_out)
     report(tables, losses, head_name(layer, index))
 

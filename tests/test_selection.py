@@ -79,7 +79,7 @@ def test_what_is_no_pair_is_refused_with_the_forms_that_are_read(head):
     for call in (
         lambda: head_pair(head),
         lambda: chosen([head]),
-        lambda: unchecked(tls.k_composition)(shared("bridge", "llama"), "" if head is None else head),
+        lambda: unchecked(tls.k_composition)(shared("bridge", "llama"), "" if head is None else head),  # None: all
         lambda: unchecked(_checked_pairs)([((0, 1), head)]),
         lambda: unchecked(HeadHistory.track)(history, "" if head is None else head),
     ):

@@ -1,10 +1,11 @@
 """Circuits: both ends are plain runs, and a single cut edge is its circuit."""
 
 import numpy as np
+import torch
 from pair_prompts import prompt_pairs, single_cuts
 
 import tlspectral as tls
-from tlspectral.hooks.circuits.pairs import pairs_of
+from tlspectral.hooks.circuits.pairs import cut_logits, pairs_of, written_by
 
 from .rows import asked
 
@@ -24,3 +25,19 @@ def all_edges_are_the_clean_run_none_the_counterfactual_one_and_a_cut_edge_its_c
     np.testing.assert_allclose(found[:2], [intact, none], atol=1e-5)
     assert np.abs(intact - none).max() > 1e-3
     np.testing.assert_allclose(single_cuts(pairs, edges), found[2:] - intact, atol=5e-6)
+
+
+@asked(every=6)
+def receivers_that_lead_nowhere_need_no_edit(row):
+    clean, other = prompt_pairs(2, 11, seed=0)
+    pairs = pairs_of(row.model, tls.logit_difference(clean, 7, 10, counterfactual=other))
+    possible, rng = pairs.graph.possible, np.random.default_rng(3)
+    few = possible & (rng.random(possible.shape) < 0.1)
+    few[-1] = possible[-1] & (rng.random(possible.shape[1]) < 0.5)  # some writers are read by the logits
+    assert not pairs.graph.useful(few).all()
+    then, circuits = written_by(pairs.graph, other), np.stack([few, few])
+    found, whole = (
+        cut_logits(pairs.graph, clean, then, circuits, slice(-1, None), whole=all_) for all_ in (False, True)
+    )
+    # Rounding of float32: 1e-6 measured. A norm behind all heads moves logits by 1e-3 where one head is left as it is.
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-5)

@@ -154,10 +154,16 @@ class PlacedRow(Row):
             assert difference.isna().all() or difference.median() <= allowed, name
 
     def gradients_agree(self, expected: Iterable[Any], found: Iterable[Any]) -> None:
-        """A term that is left out is a tenth of a gradient."""
-        for one, other in zip(expected, found, strict=True):
+        """A term that is left out is a tenth of a gradient.
+
+        One that is 0 but for rounding, such as that of a bias of all keys, is compared with a millionth of the largest.
+        """
+        pairs = [*zip(expected, found, strict=True)]
+        least = 1e-6 * max(float(one.norm()) for one, _ in pairs)
+        for one, other in pairs:
             assert other.device.type == torch.device(self.place.device).type
-            assert float((one - other.cpu().float()).norm()) <= self.place.gradients * float(one.norm())
+            allowed = max(self.place.gradients * float(one.norm()), least)
+            assert float((one - other.cpu().float()).norm()) <= allowed
 
 
 def on(model: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -409,7 +415,9 @@ def spectral_models_learn_on_the_device(row, log_omega, tmp_path):
     row.agree(*logits)
     row.agree(*losses)
     row.gradients_agree(*gradients)
-    row.tables_agree(*tables, of_weights=row.place.dtype == torch.float32)
+    # A card rounds the exponential of the shift otherwise than the CPU does, by 6e-8 of a frequency.
+    exact = row.place.dtype == torch.float32 and (row.place.logits == 0 or not log_omega)
+    row.tables_agree(*tables, of_weights=exact)
 
 
 @asked(lambda row: (row.backend, row.name) == ("bridge", "llama"))

@@ -1,14 +1,20 @@
 """What is computed from a part of a run or summed over it, beside the whole run."""
 
 import numpy as np
+import pytest
 import torch
 import zoo
 from ablation_runs import recorded
 from described import assert_described
 
+import tlspectral as tls
 from tlspectral.heads import relative_position_kernel
-from tlspectral.models.running.partial_runs import intact_run
+from tlspectral.hooks import parts
+from tlspectral.hooks.sweeps import sweep as sweep_module
+from tlspectral.models.running.key_value_cache import prefill
+from tlspectral.models.running.partial_runs import begins_whole, intact_run
 
+from .edits import editable
 from .rows import asked
 
 
@@ -53,3 +59,30 @@ def the_kernel_is_the_mean_of_the_kept_scores(row):
         np.testing.assert_allclose(one["score"], plain_kernel(row.model, layer, head, tokens), rtol=0, atol=1e-9)
     if row.name == "mistral":  # a window of 8: nothing farther is ever seen
         assert (found["score"].isna() == (found["offset"] <= -zoo.WINDOW)).all()
+
+
+@asked(editable, every=9, part=("output", "antisymmetric", "long_range"))
+def a_sweep_at_a_position_is_one_of_whole_runs(row, part):
+    """Of prompts of unequal length, at a position of each and at their ends, scored before and behind it."""
+    rows = zoo.prompt(4, 24)
+    prompts = [ids[:length] for ids, length in zip(rows, (24, 22, 24, 19), strict=True)]
+    probability = lambda logits, tokens, mask: logits.double().log_softmax(-1)[..., 5].mean(1)  # noqa: E731
+    task = tls.Task(prompts, probability, predict=[9, -2, -1])
+    removed = parts.LongRange(3) if part == "long_range" else part
+    asked_for, tables, own = [], [], sweep_module.continued_run
+
+    def noted(intact, first):
+        asked_for.append(own(intact, first))
+        return asked_for[-1]
+
+    for continued in (noted, lambda intact, first: None):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sweep_module, "continued_run", continued)
+            tables.append(tls.ablation_sweep(row.model, removed, task=task, at=[[5, 9, 7, 12], -1]))
+    for column in ("value", "delta", "score_rms"):
+        # Measured in float32: 1e-7 at most over the zoo.
+        np.testing.assert_allclose(*(table[column] for table in tables), rtol=0, atol=1e-6)
+    assert tables[0]["delta"].abs().max() > 5e-4
+    goes_on = not begins_whole(row.view) and prefill(row.view, rows) is not None
+    assert [run is not None for run in asked_for] == [goes_on] * len(asked_for)
+    assert asked_for

@@ -95,9 +95,20 @@ def test_behaviour_is_compared_where_both_ran_the_same_detectors():
     assert {"prev_band", "dup_band", "ind_band"} <= set(table)
     assert table.attrs["settings"]["detectors"]["segment_length"] == heads.attrs["detectors"]["segment_length"]
     for detectors, said in (({**heads.attrs["detectors"], "segment_length": 16}, "' segment_length is .* and 16"),
+                            ({**heads.attrs["detectors"], "max_se": None}, "' max_se is 0.02 in a and None"),
                             (None, " is .* in a and None")):  # fmt: skip
         with pytest.raises(ValueError, match=f"other settings: detectors{said} in b"):
             compare_heads(heads, with_attrs(heads, detectors=detectors))
+
+
+def test_tables_that_ran_as_many_sequences_as_their_heads_needed_are_compared():
+    model = tls.load_model("tiny-rope")
+    few, more = (analyzed(model, detectors=True, n_sequences=n, max_se=0.05) for n in (20, 23))
+    counts = [table.attrs["detectors"]["n_sequences"] for table in (few, more)]
+    assert counts == [20, 23]
+    table = compare_heads(few, more)
+    assert (table["prev_diff"] != 0).any()
+    assert table.attrs["settings"]["detectors"] == {"max_se": 0.05, "segment_length": 31, "bos": 0, "seed": 0}
 
 
 def with_attrs(heads, **attrs):

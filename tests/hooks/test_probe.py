@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from ablation_runs import DELEGATED, SCORES, ablated, intact, logits, some_model
 from attention_models import make_deaf
 from model_state import assert_unchanged, state_of, warm
 
-from tlspectral.errors import EditNotHonored
+from tlspectral.errors import BadWeights, EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.hooks.parts import RopePhase
 from tlspectral.models.reading import attention_view
@@ -59,6 +60,97 @@ def test_the_probe_runs_once_per_layer_and_route(spied):
     assert probes(other, [(0, 0)], "symmetric") == each
     assert probes(model, [], "symmetric") == 0
     assert probes(zoo.bridge("llama"), [(0, 0)], RopePhase([])) == 0
+
+
+EVERY_LAYER = ["L0", "L1", "L2", "L3"]
+
+
+@pytest.mark.parametrize("part", ["symmetric", "output"])
+def test_all_layers_are_proved_by_the_runs_of_two(spied, part):
+    model = zoo.bridge("smollm3")  # four layers
+    logits(model)
+    rows = [len(tokens) for tokens in runs(spied, model, lambda: ablation_hooks(model, EVERY_LAYER, part))]
+    # The first layer with and without its edit. Then all: what is checked of scores, and two rows of each.
+    assert rows == ([1, 1, 1, 8] if part == "symmetric" else [1, 1, 8])
+    assert runs(spied, model, lambda: ablation_hooks(model, EVERY_LAYER, part)) == []
+
+
+def runs(spied, model, job):
+    """The tokens of each pass of a model that a job makes."""
+    seen = spied(type(model), "forward", at=1)
+    job()
+    return list(seen)
+
+
+@pytest.mark.parametrize(("part", "point"), [("symmetric", "scores"), ("output", "z")])
+def test_of_all_layers_the_one_that_discards_edits_is_refused_alone(part, point):
+    model = zoo.bridge("smollm3")
+    hook = attention_view(model).hook_names(2)[point]
+    make_deaf(model, hook)
+    message = f"an edit of {hook}"
+    with pytest.raises(EditNotHonored, match=message):
+        ablation_hooks(model, EVERY_LAYER, part)
+    assert len(ablation_hooks(model, ["L0", "L1", "L3"], part)) >= 3
+    with pytest.raises(EditNotHonored, match=message):  # a refusal is not remembered as a proof
+        ablation_hooks(model, "L2", part)
+
+
+@pytest.mark.parametrize("into", [None, {"q": "L2"}, {"k": "L2"}])
+def test_edits_are_proved_where_the_softmax_is_saturated(into):
+    # A score of 1e6 leaves the other keys nothing, so that a shift of one is no edit that is seen.
+    saturated, deaf = zoo.bridge("smollm3"), zoo.bridge("smollm3")
+    point = attention_view(deaf).hook_names(2)["scores" if into is None else "query" if "q" in into else "key"]
+    for model in (saturated, deaf):
+        with torch.no_grad():
+            for block in model.blocks:
+                block.attn.q.weight *= 1e4
+                block.attn.k.weight *= 1e4
+    scores = attention_view(saturated).hook_names(2)["scores"]
+    tokens = zoo.prompt(length=4)
+    shifted = saturated.run_with_hooks(tokens, fwd_hooks=[(scores, shift_of_first_key)])
+    assert torch.equal(shifted, logits(saturated, tokens))
+    heads = EVERY_LAYER if into is None else ["L0", "L1"]
+    assert ablation_hooks(saturated, heads, "symmetric", into=into)
+    make_deaf(deaf, point)
+    with pytest.raises(EditNotHonored, match=f"an edit of {point}"):
+        ablation_hooks(deaf, heads, "symmetric", into=into)
+
+
+def shift_of_first_key(scores, hook):
+    scores = scores.clone()
+    scores[..., 0] += 1.0
+    return scores
+
+
+def test_edits_of_large_outputs_are_not_rounded_away():
+    model = zoo.bridge("smollm3").to(torch.bfloat16)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.v.weight *= 1e9
+    z, tokens = attention_view(model).hook_names(1)["z"], zoo.prompt(length=4)
+    added = model.run_with_hooks(tokens, fwd_hooks=[(z, lambda z, hook: z + 1.0)])
+    assert torch.equal(added, logits(model, tokens))
+    assert ablation_hooks(model, EVERY_LAYER, "output")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(EditNotHonored, r"layer 2, head \d: the model's scores are not those"), (BadWeights, "layer 2 is not read")],
+)
+def test_of_all_layers_the_one_that_fails_its_check_is_refused_alone(monkeypatch, spied, error, message):
+    model, real = zoo.bridge("smollm3"), AttentionView.layer
+
+    def failing(self, index):
+        if index == 2 and error is BadWeights:
+            raise BadWeights(message)
+        layer = real(self, index)
+        return replace(layer, score_scale=1.01 * layer.score_scale) if index == 2 else layer
+
+    monkeypatch.setattr(AttentionView, "layer", failing)
+    passes = runs(spied, model, lambda: ablation_hooks(model, ["L0", "L1", "L3"], "symmetric"))
+    assert len(passes) == 4  # of the first layer, and of all
+    with pytest.raises(error, match=message):
+        ablation_hooks(model, "L2", "symmetric")
 
 
 def test_the_probe_keeps_no_model_alive():

@@ -9,6 +9,7 @@ import zoo
 from positional_measurements import agreement_of_shared_prefill, block_prompt, differ, measure_queries, modes, tiny
 from zoo import shared
 
+from tlspectral.models.running import batches
 from tlspectral.positional.block_weights import QueryPasses
 from tlspectral.positional.exclusion import swapped_key_means
 
@@ -28,7 +29,7 @@ def test_small_batches_give_what_large_ones_do(monkeypatch, spied):
     measure(per_frequency=True)
     assert [len(batch) for batch in contexts] == [1, 6]
     contexts.clear()
-    monkeypatch.setattr("tlspectral.positional.block_weights._BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(held=2))
     small = measure(per_frequency=True)
     assert [len(batch) for batch in contexts] == [1] * 7
     for first, second in zip(large, small, strict=True):

@@ -24,7 +24,6 @@ from tlspectral.hooks.parts import Band
 from tlspectral.hooks.path_patching import edge_effects
 from tlspectral.models.loading import load_model
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.layer import layer_digest
 from tlspectral.positional.exclusion import frequency_exclusion, head_exclusion
 from tlspectral.positional.readout import LastQuery
 from tlspectral.spectral_rope import SpectralHookedTransformer, merge, to_spectral
@@ -106,7 +105,7 @@ def test_moved_frequencies_are_in_the_tables():
 @pytest.mark.parametrize("only", ["omega", "phase", "gain"])
 def test_the_digest_of_a_layer_knows_its_spectral_parameters(only):
     models = to_spectral(base("bridge", "llama")), moved("bridge", "llama", (only,))
-    digests = {layer_digest(attention_view(model).raw(1)) for model in (base("bridge", "llama"), *models)}
+    digests = {attention_view(model).layer_digest(1) for model in (base("bridge", "llama"), *models)}
     assert len(digests) == 3
 
 

@@ -21,6 +21,7 @@ import torch
 import zoo
 
 from tlspectral.hooks import ablate, ablation_hooks
+from tlspectral.models.hooking import pass_checks
 from tlspectral.models.hooking.hooks_on_model import evaluating, hooks_on, without_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import methods_replaced, unembedding_only
@@ -66,10 +67,11 @@ class Blocks:
             hooks_on(self.model, self.points, self.prepared),
             methods_replaced(self.model, {"generate": print}),
             evaluating(self.model),
+            pass_checks.checked_at_end(),
             unembedding_only(self.view, slice(-1, None)),
             methods_replaced(self.model, {"generate": print, "generate_stream": print}),
         ):
-            with without_hooks(self.model):
+            with without_hooks(self.model, self.points):
                 pass
             inside()
 
@@ -85,6 +87,8 @@ class Blocks:
             left.append("state")
         if not torch.equal(logits(self.model), self.plain):
             left.append("outputs")
+        if pass_checks._waiting:
+            left.append("checks")
         if signal.getsignal(signal.SIGINT) is not handler:
             left.append("handler")
         return left

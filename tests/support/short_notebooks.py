@@ -14,7 +14,6 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 FEWER = """
 from importlib import import_module
 
-import_module("tlspectral.tasks.repeated").repeated_sequences.__defaults__ = (16, 64)
 import_module("tlspectral.heads.detectors.kernel")._KERNEL_SEQUENCES = 6
 import_module("tlspectral.hooks.sweeps.sweep").SEQUENCES = 4
 import_module("tlspectral.hooks.path_patching").MEASURED = 8

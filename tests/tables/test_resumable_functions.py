@@ -303,7 +303,7 @@ ROWS = {
         2,
         options={"pairs": [((0, 1), (1, 2))], "task": margin(TWO), "blocks": BLOCKS},
         foreign=[
-            *each(null_draws=4, null_dtype="float64", seed=1, detectors=True, pairs=[], blocks=None),
+            *each(null_draws=4, null_dtype="float64", seed=1, detectors=True, max_se=None, pairs=[], blocks=None),
             (other("metric, predict, prompts, task"), {"task": None}),
             *each(blocks=BLOCKS.swapped(0, 1)),
             (other("prompts"), {"task": margin([[1, 2, 3, 1], [4, 5, 6, 9]])}),
@@ -320,7 +320,7 @@ ROWS = {
         many,
         6,
         4,
-        foreign=each(null_draws=4, seed=1, null_dtype="float64", detectors=True),
+        foreign=each(null_draws=4, seed=1, null_dtype="float64", detectors=True, max_se=None),
     ),
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from zoo import shared
 import tlspectral.tasks.scoring as scoring
 from tlspectral.hooks import ablate
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running import batches
 from tlspectral.models.running.text import packaged_text, text_tokens
 from tlspectral.tasks import Score, induction, induction_loss, language_loss, paired_effect
 
@@ -48,7 +49,7 @@ def test_an_active_ablation_and_a_users_hook_act():
 
 def test_logits_do_not_pile_up(monkeypatch):
     """Scored positions alone are unembedded, and a batch's logits are gone when the next batch's come."""
-    monkeypatch.setattr(scoring, "_CPU_TOKENS", 3 * 21)
+    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=3 * 21))
     model, seen = shared("bridge", "llama"), []
 
     def count(logits, hook):

@@ -14,6 +14,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running import batches
 from tlspectral.positional import BlockPrompt
 from tlspectral.tasks import Score, paired_effect
 from tlspectral.tasks.metrics import next_token_loss
@@ -101,7 +102,7 @@ def test_text_past_the_context_is_refused_and_not_cut(tmp_path, backend):
 
 def test_a_metric_gets_all_prompts_at_once_in_their_order(monkeypatch):
     """So that answers of each prompt may be closed over, however the model is run."""
-    monkeypatch.setattr("tlspectral.tasks.scoring._CPU_TOKENS", 5)  # one prompt at a time
+    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=5))  # one prompt at a time
     answers, sizes = torch.tensor([3, 5, 7]), []
 
     def metric(logits, tokens, mask):

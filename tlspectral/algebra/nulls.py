@@ -17,8 +17,9 @@ NULL_COLUMNS = ("dir_frac", "D_head", "imag_mass", "henrici")
 # Blocks are drawn, and their eigenvalues taken, this many at a time: small enough for the cache, and bounded memory.
 CHUNK = 16
 
-# MKL's float32 eigenvalues are faster from this size on (1.7 times at 128, 1.5 to 1.8 up to 256), and slower up to 112.
-FLOAT32_FROM = 128
+# Eigenvalues in float32 take .65 of the time at this size and .5 at 256 on one processor; on another they are slower up
+# to 112. One number for all, so that a table does not depend on the processor that made it.
+FLOAT32_FROM = 64
 
 # All blocks are kept at a time, in float64. 2^33 bytes are 262,144 draws of size 64, whose error of z is .002.
 _MOST_BYTES = 2**33
@@ -69,7 +70,7 @@ def haar_blocks(n: int, k: int, draws: int, rng: np.random.Generator) -> Float64
         raise ValueError(
             f"{draws:,} draws of the null, blocks of {k} x {k} in float64, would take {8 * draws * k * k / 2**30:,.1f} "
             f"GiB of memory: give null_draws of {most:,} at most (8 GiB); the error of z is about "
-            "sqrt((1 + z^2/2) / null_draws), and 300 are the default"
+            "sqrt((1 + z^2/2) / null_draws), and 100 are the default"
         )
     rows = min(k, n - k)
     upper = torch.triu_indices(rows, k, offset=1)

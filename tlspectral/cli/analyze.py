@@ -39,7 +39,7 @@ def analyze(
             help="Table to write, .parquet or .csv, none: only print; of several models the folder of their dataset.",
         ),
     ] = None,
-    null_draws: Annotated[int, typer.Option(min=2, help="Draws of the random null per head.")] = 300,
+    null_draws: Annotated[int, typer.Option(min=2, help="Draws of the random null per head.")] = 100,
     no_detectors: Annotated[
         bool,
         typer.Option("--no-detectors", help="Weights only: no previous-token, duplicate and induction scores."),

@@ -30,7 +30,7 @@ CHANGE_FLOOR = 0.02
 _HEAD = ["layer", "head"]
 _ARCHITECTURE = ("kv_head", "bilinear", "rotary_fraction")
 _SETTINGS = ("seed", "null_draws", "null_blocks")
-_DETECTOR_SETTINGS = ("n_sequences", "segment_length", "bos", "seed")
+_DETECTOR_SETTINGS = ("max_se", "segment_length", "bos", "seed")
 _DETECTORS = ["prev", "dup", "ind"]
 _ORIGIN = ("model", "revision", "sha256", "commit", "weights_sha256")
 _WIDTH = 2.0  # standard deviations
@@ -97,10 +97,11 @@ def compare_heads(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         and `attrs["b"]` name the models, `attrs["settings"]` how they were measured, `attrs["left_out"]` the columns,
         each with the reason, and the number of heads of each table.
 
-    The floor is there because a band says only what noise explains. Attention on random sequences is known to 1e-5, so
-    that nearly every difference exceeds its band; the null of `dir_frac` is as narrow. Of a spectrum 0.02 is what
-    rounding may move: between the stored 4-bit weights of SmolLM2-135M and a copy moved within the steps, 99 % of the
-    heads move by at most 0.019 in `D_head` and 0.010 in every other ranked column.
+    The floor is there because a band says only what noise explains. Attention of most heads on random sequences is
+    known to .001, so that many a difference exceeds its band; the null of `dir_frac` is as narrow. Tables of equal
+    `max_se` are compared, whatever number of sequences each needed. Of a spectrum 0.02 is what rounding may move:
+    between the stored 4-bit weights of SmolLM2-135M and a copy moved within the steps, 99 % of the heads move by at
+    most 0.019 in `D_head` and 0.010 in every other ranked column.
 
     Raises:
         ValueError: columns, rows or provenance are missing, or the tables have no head in common or are of other

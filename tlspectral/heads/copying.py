@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
+from tlspectral.algebra.rotary import in_float64
 from tlspectral.algebra.spectra import NILPOTENT_SHARE, rank_tolerance
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import OutputFactors
@@ -92,12 +93,9 @@ def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model
     """
     if not view.causal or view.unembedding()[0].shape[1] != len(view.embedding()):
         return None
-    circuit = torch.zeros(view.d_model, view.d_model, dtype=torch.float64)
-    for unembedding, embedding in zip(
-        folded_unembedding(view), vocabulary_chunks(view.embedding(), axis=0), strict=True
-    ):
-        circuit += unembedding @ embedding
-    return circuit
+    pieces = zip(folded_unembedding(view), vocabulary_chunks(view.embedding(), axis=0), strict=True)
+    products = (unembedding @ embedding.to(unembedding.device) for unembedding, embedding in pieces)
+    return sum(products, torch.zeros((), dtype=torch.float64)).cpu()
 
 
 def folded_unembedding(view: AttentionView) -> Iterator[Float64[Tensor, "d_model chunk"]]:
@@ -107,9 +105,9 @@ def folded_unembedding(view: AttentionView) -> Iterator[Float64[Tensor, "d_model
     softcap. Under LayerNorm each token's vector is centred too.
     """
     w_u, norm = view.unembedding()
-    gain = 1.0 if norm.gain is None else norm.gain.detach().cpu().double()[:, None]
-    total = torch.zeros(view.d_model, 1, dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
     mean = sum((chunk.sum(1, keepdim=True) for chunk in vocabulary_chunks(w_u, axis=1)), total) / w_u.shape[1]
+    gain = torch.ones_like(mean) if norm.gain is None else in_float64(norm.gain.detach())[:, None].to(mean.device)
     for chunk in vocabulary_chunks(w_u, axis=1):
         folded = gain * (chunk - mean)
         yield folded - folded.mean(0) if norm.kind == "LN" else folded
@@ -122,12 +120,10 @@ class EmbeddingMoments:
     """
 
     def __init__(self, view: AttentionView):
-        self.gram = torch.zeros(view.d_model, view.d_model, dtype=torch.float64)
-        self.total = torch.zeros(view.d_model, dtype=torch.float64)
-        self.count = view.d_vocab
+        gram = total = torch.zeros((), dtype=torch.float64)
         for chunk in vocabulary_chunks(view.embedding(), axis=0):
-            self.gram += chunk.T @ chunk
-            self.total += chunk.sum(0)
+            gram, total = gram + chunk.T @ chunk, total + chunk.sum(0)
+        self.gram, self.total, self.count = gram.cpu(), total.cpu(), view.d_vocab
 
     def self_match(
         self, w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "heads d_model d_head"]

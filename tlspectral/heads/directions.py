@@ -300,7 +300,7 @@ def _loadings(view: AttentionView, side: Side, n_words: int, random: np.ndarray 
     start = 0
     for tokens in _tokens(view, side):
         new_ids = torch.arange(start, start + len(tokens))[:, None].expand(-1, both.shape[1])
-        best, ids = torch.cat([best, tokens @ both]), torch.cat([ids, new_ids])
+        best, ids = torch.cat([best, (tokens @ both.to(tokens.device)).cpu()]), torch.cat([ids, new_ids])
         chosen = best.abs().topk(min(n_words, len(best)), dim=0).indices
         best, ids = best.gather(0, chosen), ids.gather(0, chosen)
         start += len(tokens)

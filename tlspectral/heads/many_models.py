@@ -17,6 +17,7 @@ import pandas as pd
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint, MissingParts
 from tlspectral.heads.analysis import analyze_heads
+from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.heads.measure import NullSettings
 from tlspectral.models.loading.finding import PACKAGED, find_source
 from tlspectral.models.loading.weight_files import file_name, files_state, model_files
@@ -86,9 +87,10 @@ def analyze_models(
     models: Iterable[str | os.PathLike[str]],
     folder: str | os.PathLike[str],
     *,
-    null_draws: int = 300,
+    null_draws: int = 100,
     null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
+    max_se: float | None = 0.02,
     n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -107,7 +109,7 @@ def analyze_models(
             is named twice is analysed once. With `detectors=False` folders and hub models are read layer by layer,
             as by `analyze_heads`.
         folder: an empty or new folder, or that of an earlier call with the same settings.
-        null_draws, null_dtype, detectors: as for `analyze_heads`.
+        null_draws, null_dtype, detectors, max_se: as for `analyze_heads`.
         n_jobs: workers within a model, as for `analyze_heads`; one model follows another. Where the caller configured
             `joblib.parallel_config` and models are loaded for detectors, the workers take a model each. The tables are
             the same for any number.
@@ -136,7 +138,8 @@ def analyze_models(
     if folder.suffix.lower() in _TABLES or folder.is_file():
         raise ValueError(f"{folder} is a file, and several models make a dataset: name a folder")
     shared_out = n_jobs != 1 and detectors and backend_configured()
-    settings = {**asdict(null), "detectors": detectors}
+    require_max_se(max_se)
+    settings = {**asdict(null), "detectors": detectors, "max_se": max_se}
     identity = {"tlspectral": __version__}
     measurement = Measurement(ANALYZE_MODELS_HEADS, settings, {}, identity, folder, n_jobs=n_jobs if shared_out else 1)
     kept = measurement.kept

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
+from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.history.measure import HEAD_HISTORY, Head, HeadHistory, measure_step, population_medians
 from tlspectral.history.sources import Label, called, check_labels, identity_of, labelled_checkpoints, source_of
 from tlspectral.models.loaders import Source
@@ -39,6 +40,7 @@ def head_history(
     null_draws: int = 100,
     null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
+    max_se: float | None = 0.02,
     task: Task | str | None = None,
     blocks: BlockPrompt | None = None,
     folder: str | os.PathLike[str] | None = None,
@@ -65,6 +67,8 @@ def head_history(
             which a median over heads does not average out. See `analyze_heads` for the error of a single z.
         null_dtype: as for `analyze_heads`.
         detectors: run the model on repeated sequences, for detector scores and the in-context score.
+        max_se: as for `analyze_heads`. Steps may need unequal numbers of sequences; the in-context score is of 200 at
+            every step.
         task: also score every checkpoint on a `Task`, or on `"induction"` or `"language"`: `value, value_se` of the
             summary.
         blocks: a prompt whose blocks swap by their keys at every checkpoint, with the defaults of
@@ -81,9 +85,9 @@ def head_history(
 
     Raises:
         TypeError: checkpoints or blocks of another kind.
-        ValueError: no checkpoints, steps that do not rise, labels that come twice, steps mixed with names, models of
-            different shapes, something that is no model, steps of which nothing is known, or a pair whose sender is not
-            in an earlier layer.
+        ValueError: a `max_se` that is not above 0, no checkpoints, steps that do not rise, labels that come twice,
+            steps mixed with names, models of different shapes, something that is no model, steps of which nothing is
+            known, or a pair whose sender is not in an earlier layer.
         IncompatibleCheckpoint: the folder was made with other settings, or a step in it from other weights.
         BadHead: a pair of heads that the model does not have.
         ScoreMismatch, UnsupportedArchitecture, BadWeights: as `analyze_heads`.
@@ -112,7 +116,9 @@ def head_history(
     labelled = labelled_checkpoints(checkpoints)
     if isinstance(labelled, Sequence):  # all of them, before the first is measured
         check_labels([label for label, _ in labelled])
-    options = {"null_draws": null_draws, "null_dtype": null_dtype, "detectors": detectors, "seed": seed}
+    require_max_se(max_se)
+    options: dict[str, Any] = {"null_draws": null_draws, "null_dtype": null_dtype, "seed": seed}
+    options |= {"detectors": detectors, "max_se": max_se}
     settings: dict[str, Any] = {"pairs": [[list(head) for head in pair] for pair in wanted], **options}
     scored = None if task is None else task_of(task)
     if scored is not None:

@@ -126,7 +126,7 @@ def _block(model: Any, asked: "_Asked") -> Iterator[Any]:
         ahead = {name for name, _ in hooks if name.endswith(("hook_pattern", "hook_embed"))}
         # A part of a score needs the unrotated queries and keys of all positions, and a cache holds rotated keys.
         generating = generating_without_cache(model)
-        with hooks_on(model, model.hook_dict, hooks, ahead=ahead), methods_replaced(model, generating):
+        with hooks_on(model, asked.view.hook_points, hooks, ahead=ahead), methods_replaced(model, generating):
             yield model
 
 

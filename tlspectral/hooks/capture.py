@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from threading import get_ident
 from typing import Any
 
@@ -15,7 +15,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, side
 from tlspectral.models.attention.tolerances import require_close
-from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.hooking.hooks_on_model import Hook, holding
 from tlspectral.models.reading.latent import HeadInputs, Latent
 from tlspectral.models.reading.layer import AttentionLayer, folded_bias, projection, require_even_scale, softcapped
 from tlspectral.models.reading.norms import QueryKeyNorm
@@ -65,19 +65,19 @@ class HeadCapture:
     def selected(self, whole: Tensor, *, heads_axis: int, heads: list[int] | None = None) -> Tensor:
         """Select the heads of a tensor. In a stacked batch, head i is taken from copy i."""
         heads = self.heads if heads is None else heads
+        copy, head = head_indices(tuple(heads), whole.device)
         if not self.stacked:
-            return whole.index_select(heads_axis, torch.tensor(heads, device=whole.device))
-        copies = whole.unflatten(0, (len(heads), -1)).movedim(heads_axis + 1, 1)
-        return copies[range(len(heads)), heads].movedim(0, heads_axis)
+            return whole.index_select(heads_axis, head)
+        return whole.unflatten(0, (len(heads), -1)).movedim(heads_axis + 1, 1)[copy, head].movedim(0, heads_axis)
 
     def with_replaced(self, whole: Tensor, replacement: Tensor, *, heads_axis: int) -> Tensor:
         """Return a copy of `whole` with the heads replaced."""
-        edited = whole.clone()
+        edited, (copy, head) = whole.clone(), head_indices(tuple(self.heads), whole.device)
         if not self.stacked:
-            edited.movedim(heads_axis, 0)[self.heads] = replacement.movedim(heads_axis, 0)
+            edited.movedim(heads_axis, 0)[head] = replacement.movedim(heads_axis, 0)
             return edited
         copies = edited.unflatten(0, (len(self.heads), -1)).movedim(heads_axis + 1, 1)
-        copies[range(len(self.heads)), self.heads] = replacement.movedim(heads_axis, 0)
+        copies[copy, head] = replacement.movedim(heads_axis, 0)
         return edited
 
     def scores_of_run(self) -> HeadScores:
@@ -182,13 +182,7 @@ class HeadCapture:
 
     def prove_scores(self) -> None:
         """Prove by a short run that edits of the layer's scores count, and that they are those of its operators."""
-        every_head = HeadCapture(self.view, self.layer, list(range(self.layer.n_heads)))
-
-        def compare(scores: Tensor, hook: Any) -> None:
-            every_head.require_own_scores(scores, every_head.scores_of_run())
-
-        check = [*every_head.holders("query", "key", "cos", "sin"), (self.names["scores"], compare)]
-        require_honoured(self.view, self.layer.layer, "scores", during=check)
+        require_honoured(self.view, self.layer.layer, "scores", checks=partial(own_scores_required, self.view))
 
     def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
         """Return the values that the heads read, from what passes `hook_v`, in the type and on the device of `like`."""
@@ -225,6 +219,30 @@ class HeadCapture:
             "look for a key/value cache (run with use_past_kv_cache=False), padding, or another hook or open block "
             "that edits these heads, or ablate on another backend",
         )
+
+
+def own_scores_required(view: AttentionView, layer: int) -> list[Hook]:
+    """Return hooks that refuse a run in which the scores of a layer are not those of its operators."""
+    names, held = view.hook_names(layer), {}
+
+    def compare(scores: Tensor, hook: Any) -> None:
+        # Read here, so that hooks of all layers hold one layer's weights at a time.
+        folded = view.layer(layer)
+        every_head = HeadCapture(view, folded, list(range(folded.n_heads)))
+        for point in points:
+            if names[point] in held:
+                every_head.hold(point, held.pop(names[point]))
+        every_head.require_own_scores(scores, every_head.scores_of_run())
+
+    points = [point for point in ("query", "key", "cos", "sin") if point in names]
+    return [*holding(held, (names[point] for point in points)), (names["scores"], compare)]
+
+
+@lru_cache(maxsize=256)
+def head_indices(heads: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return indices of copies of a batch, and of the head of each. Lists would be copied to a GPU at each use."""
+    with torch.inference_mode(False):
+        return torch.arange(len(heads), device=device), torch.tensor(heads, dtype=torch.long, device=device)
 
 
 def acts_first(point: Any, edit: Callable[..., Any]) -> bool:

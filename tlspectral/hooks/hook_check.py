@@ -104,7 +104,7 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
     with torch.no_grad():
         if hook is None:
             under = _run(view, tokens, ())
-            with _without_own_hooks(view.model), without_hooks(view.model):
+            with _without_own_hooks(view.model), without_hooks(view.model, view.hook_points):
                 plain = _run(view, tokens, (), under)
                 alone = _run(view, tokens, [_head_alone(view, layer, index, under)])
         else:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.capture import HeadCapture, acts_first
+from tlspectral.hooks.capture import HeadCapture, acts_first, head_indices
 from tlspectral.hooks.parts import Bound, LongRange
 from tlspectral.hooks.parts.blocks import BlockPart
 from tlspectral.hooks.parts.output import Replacement
@@ -143,10 +143,11 @@ class LayerAblation(HeadCapture):
         # Masked entries stay equal to the bit; where nothing is removed, adding 0 keeps them so. In place, so that at
         # most two matrices of the scores' size are in memory.
         change = difference.to(scores).masked_fill_(~allowed, 0.0)
+        copy, head = head_indices(tuple(self.heads), scores.device)
         if not self.stacked:
-            return scores.index_add(1, torch.tensor(self.heads, device=scores.device), change)
+            return scores.index_add(1, head, change)
         edited = scores.clone()
-        edited.unflatten(0, (len(self.heads), -1))[range(len(self.heads)), :, self.heads] += change.transpose(0, 1)
+        edited.unflatten(0, (len(self.heads), -1))[copy, :, head] += change.transpose(0, 1)
         return edited
 
     def _weights(self, *lengths: int) -> tuple[Tensor, Tensor]:

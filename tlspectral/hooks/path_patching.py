@@ -269,6 +269,7 @@ def edge_effects(
     return measurement.table(
         table,
         n_sequences=len(sequences.tokens),
+        batch=sequences.rows_at_once(view),
         tokens_sha256=sequences.digest,
         **sequences.noted,
         norm_behind_held=[layer for layer in view.layers if layer < below and view.behind(layer)[1].kind != "none"],

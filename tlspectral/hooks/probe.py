@@ -3,7 +3,10 @@
 Some bridges compute attention elsewhere and discard the edit.
 """
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,50 +14,126 @@ import torch
 from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
-from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
-from tlspectral.models.hooking.hooks_on_model import Hook, without_hooks
+from tlspectral.errors import EditNotHonored, TlspectralError, UnsupportedArchitecture
+from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, without_hooks
+from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.running.partial_runs import LAST, logits_at
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes
 
-_honoured: WeakKeyDictionary[Any, set[tuple[int, str]]] = WeakKeyDictionary()
+Checks = Callable[[int], Iterable[Hook]]
+"""Hooks of a layer that raise where its activations in a run without an edit are not as expected."""
+
+
+@dataclass
+class _Proofs:
+    """Layers of a model whose edits on one route were proved, and whether the run of all layers was made."""
+
+    layers: set[int] = field(default_factory=set)
+    together: bool = False
+
+
+_proofs: WeakKeyDictionary[Any, dict[str, _Proofs]] = WeakKeyDictionary()
 _summed: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 
+_BEYOND_ROUNDING = 100.0
+"""How many times the largest difference between rows without an edit the logits of an edited row have to move.
 
-def require_honoured(view: AttentionView, layer: int, route: str, *, during: Iterable[Hook] = ()) -> None:
-    """Prove by one short run, once per model, layer and route, that an edit moves the logits, else EditNotHonored.
+Measured: 0 between rows without an edit on a CPU, where an edit moves logits of SmolLM2-135M by 3.8 and more.
+"""
+
+
+def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Checks | None = None) -> None:
+    """Prove by a short run, once per model, layer and route, that an edit moves the logits, else EditNotHonored.
 
     The route is a hook point of scores, pattern, z or what heads read, by its name in `AttentionView.hook_names`.
-    The probe runs without the user's hooks, so that they do not record it. The hooks `during` are on the model in the
-    run without the edit, and may raise.
+    The probe runs without the user's hooks, so that they do not record it. The `checks` of a layer are on the model in
+    a run without the edit, and may raise.
+
+    The first layer of a route is proved alone. When a second one is asked for, all layers are proved in one run, each
+    by a row of the batch that is edited in this layer. A layer that this leaves in doubt is proved alone when it is
+    asked for, so that only its own ablations are refused.
     """
-    known = _honoured.setdefault(view.model, set())
-    if (layer, route) in known:
+    proofs = _proofs.setdefault(view.model, defaultdict(_Proofs))[route]
+    if layer in proofs.layers:
         return
+    with without_hooks(view.model, view.hook_points), evaluating(view.model), torch.no_grad():
+        if proofs.layers and not proofs.together:
+            proofs.together = True
+            proofs.layers |= _honoured_together(view, route, checks)
+        if layer not in proofs.layers:
+            _require_alone(view, layer, route, checks)
+    proofs.layers.add(layer)
+
+
+def _require_alone(view: AttentionView, layer: int, route: str, checks: Checks | None) -> None:
     tokens = probe_tokens(view.d_vocab)
     name = view.hook_names(layer)[route]
+    with view.hooks_on(() if checks is None else checks(layer)):
+        intact = view.logits(tokens)
+    for sign in (1.0, -1.0):
+        with view.hooks_on([(name, partial(_edited, view, layer, route, slice(None), sign))]):
+            if not torch.equal(intact, view.logits(tokens)):
+                return
+    raise EditNotHonored(f"an edit of {name} does not change the logits of this model, so an ablation there cannot")
 
-    def edit(activation: Tensor, hook: Any) -> Tensor:
-        if route == "z":
-            return activation + 1.0
-        edited = activation.clone()
-        if route in ("scores", "pattern"):
-            edited[..., 0] += 1.0  # a shift of one key, which the softmax sees
-            return edited
+
+def _honoured_together(view: AttentionView, route: str, checks: Checks | None) -> set[int]:
+    """Return layers that pass their checks and whose edit moves the logits of its row clearly beyond rounding.
+
+    Behind the row of each layer stands one without an edit. What these rows differ by is rounding.
+    """
+    tokens = probe_tokens(view.d_vocab)
+    layers = [layer for layer in view.layers if route in view.hook_names(layer)]
+    failed: set[int] = set()
+    if checks is not None:
+        checking = [(name, partial(_noted, failed, one, check)) for one in layers for name, check in checks(one)]
+        with view.hooks_on(checking):
+            view.logits(tokens)
+    edits = [
+        (view.hook_names(layer)[route], partial(_edited, view, layer, route, slice(2 * row, 2 * row + 1), 1.0))
+        for row, layer in enumerate(layers)
+    ]
+    with view.hooks_on(edits):
+        logits = logits_at(view, tokens.repeat(2 * len(layers), 1), LAST)
+    edited, intact = logits.flatten(1).unflatten(0, (-1, 2)).unbind(1)
+    moved = (edited - intact).abs().amax(1) > _BEYOND_ROUNDING * (intact - intact[0]).abs().amax()
+    return {layer for layer, one in zip(layers, moved.tolist(), strict=True) if one} - failed
+
+
+def _noted(failed: set[int], layer: int, check: Callable[..., Any], activation: Tensor, hook: Any) -> None:
+    """Run a check, and note its layer where it raises."""
+    try:
+        with checked_at_end():
+            check(activation, hook=hook)
+    except TlspectralError:
+        failed.add(layer)
+
+
+def _edited(
+    view: AttentionView, layer: int, route: str, rows: slice, sign: float, activation: Tensor, hook: Any
+) -> Tensor:
+    """Return an activation with an edit of some rows, larger than what it edits.
+
+    A small edit can be lost: a softmax with one large score hides it, and so does rounding of large numbers. One edit
+    may move what is largest already, that with the other sign does not.
+    """
+    edited = activation.clone()
+    chosen = edited[rows]
+    counted = chosen.masked_fill(~view.unmasked(layer, chosen), 0.0) if route == "scores" else chosen
+    size = sign * counted.abs().amax().clamp_min(1.0)
+    if route == "z":
+        chosen += size
+    elif route in ("scores", "pattern"):
+        chosen[..., 0] += 3.0 * size  # of one key, as the softmax sees no shift of all
+    else:
         # The last query, the first key: an edit of the first query, or of all keys alike, need not change a pattern.
         # A ramp, since the norm of queries and keys may take off a constant.
         at = 0 if route == "key" else -1
-        edited[:, at] += torch.arange(1, activation.shape[-1] + 1, device=activation.device).to(activation)
-        return edited
-
-    with without_hooks(view.model), torch.no_grad():
-        with view.hooks_on(during):
-            intact = view.logits(tokens)
-        with view.hooks_on([(name, edit)]):
-            edited = view.logits(tokens)
-    if torch.equal(intact, edited):
-        raise EditNotHonored(f"an edit of {name} does not change the logits of this model, so an ablation there cannot")
-    known.add((layer, route))
+        width = activation.shape[-1]
+        chosen[:, at] += 4.0 * size * torch.arange(1, width + 1, device=activation.device).to(activation) / width
+    return edited
 
 
 def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
@@ -70,7 +149,7 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     following = [layer + 1 for layer in missing if layer + 1 < view.n_layers]
     names += [view.hook_names(layer)["residual"] for layer in following]
     last = view.hook_names(max(following, default=missing[-1]))["residual" if following else "residual_after"]
-    with without_hooks(view.model):
+    with without_hooks(view.model, view.hook_points):
         captured = view.capture(probe_tokens(view.d_vocab), dict.fromkeys(names), last=last)
         for layer in missing:
             checked_writes(view, layer, captured, widened)

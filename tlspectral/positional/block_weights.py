@@ -20,6 +20,7 @@ from torch import Tensor
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading.layer import RawAttention
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.batches import batch_on
 from tlspectral.models.running.key_value_cache import prefill
 from tlspectral.models.running.partial_runs import last_logits
 from tlspectral.positional.exclusion import ExclusionSplit, frequency_exclusion, head_exclusion, swapped_key_means
@@ -50,7 +51,6 @@ _RESOLUTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[LastQuery], Exclu
 
 # A model's own eager attention holds about four matrices [heads, pos, pos] in float32 at a time.
 _PATTERN_BYTES = 4 * 4
-_BYTES_AT_ONCE = 2**28
 
 _Columns = dict[str, Tensor]
 _Found = dict[str, dict[tuple[int, int], _Columns]]  # by resolution, then query and layer
@@ -82,7 +82,7 @@ class QueryPasses:
         if len(self.suffixes) > 1:
             read = prefill(self.view, contexts, context_hooks(self.view, front))
         if read is not None:
-            at_once = max(1, _BYTES_AT_ONCE // (len(contexts) * self._cache_bytes(contexts.shape[1])))
+            at_once = max(1, self._held // (len(contexts) * self._cache_bytes(contexts.shape[1])))
         logits_of = {}
         for numbers in self._groups(at_once):
 
@@ -105,7 +105,11 @@ class QueryPasses:
         """Number of prompts of a length in one batch, so that the memory for their patterns and keys stays bounded."""
         patterns = _PATTERN_BYTES * max(len(raw.w_q) for raw in self.layers.values()) * n_tokens**2
         cached = self._cache_bytes(n_tokens) if len(self.suffixes) > 1 else 0
-        return max(1, _BYTES_AT_ONCE // (patterns + cached))
+        return max(1, self._held // (patterns + cached))
+
+    @property
+    def _held(self) -> int:
+        return batch_on(self.view.device).held // 2
 
     def _groups(self, at_once: int) -> Iterator[list[int]]:
         """Indices of suffixes of equal length, at most `at_once` of them at a time."""

@@ -158,7 +158,7 @@ def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame
 def _composition(heads: pd.DataFrame, pair: tuple[int, int], table: pd.DataFrame) -> Section:
     name = head_name(*pair)
     if "receiver" in table:  # of all pairs
-        table = table[table["receiver"] == f"{name}.k"]
+        table = table.loc[table["receiver"] == f"{name}.k"]
     require(table, ("layer", "head", "score", "chance", "rank"), f"k_composition(model, {name!r})", name="composition")
     require_same_model(heads, table.attrs, "the scores of composition")
     if table["layer"].max() != pair[0] - 1:

@@ -21,7 +21,7 @@ from tlspectral.errors import IncompatibleCheckpoint, UnsupportedArchitecture, w
 from tlspectral.models.hooking.hooks_on_model import evaluating
 from tlspectral.models.loading.copies import copy_of_object
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.key_value_cache import beyond_rounding, relative_difference
+from tlspectral.models.running.key_value_cache import HeldLayers, beyond_rounding
 from tlspectral.models.running.partial_runs import methods_replaced
 from tlspectral.spectral_rope.identity import (
     IDENTITY,
@@ -173,17 +173,23 @@ def avoid_lost_cache_of_object(model: Any, tokens: Int64[Tensor, "1 pos"]) -> No
 
     It is compared with the uncached pass of the same tokens.
     """
+    held = HeldLayers([layer for layer in model.modules() if any(map(_is_rotated, layer.children()))])
     with evaluating(model), torch.no_grad():
-        read = model(input_ids=tokens[:, :-1].to(model.device), use_cache=True)
-        named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-        found = model(input_ids=tokens[:, -1:].to(model.device), use_cache=True, **{named: read[named]}).logits
-        difference = relative_difference(found[:, -1], logits_of(model, tokens)[:, -1])
+        with held.noted():
+            logits_of(model, tokens)
+        with held.compared():
+            held.end = tokens.shape[1] - 1
+            read = model(input_ids=tokens[:, :-1].to(model.device), use_cache=True)
+            held.end += 1
+            named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+            model(input_ids=tokens[:, -1:].to(model.device), use_cache=True, **{named: read[named]})
+    difference = held.difference
     if beyond_rounding(model, difference):
         model.config.use_cache = model.generation_config.use_cache = False
         warn_caller(
             f"{type(model).__name__}: the spectral model loses the key/value cache under transformers "
-            f"{version('transformers')} (log-probabilities behind cached tokens differ from those of an uncached pass "
-            f"by {difference:.1e} of the largest), so its config says use_cache=False and it generates without one; "
+            f"{version('transformers')} (what its layers write behind cached tokens differs from an uncached pass by "
+            f"{difference:.1e} of its size), so its config says use_cache=False and it generates without one; "
             "try another version of transformers"
         )
 

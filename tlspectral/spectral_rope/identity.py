@@ -157,7 +157,8 @@ def _log_probabilities(model: Any, tokens: Int64[Tensor, "1 pos"]) -> Float64[Te
     if _of_transformers(model):
         logits = logits_of(model, tokens)
     else:
-        with without_hooks(model):
-            logits = attention_view(model).logits(tokens)
+        view = attention_view(model)
+        with without_hooks(model, view.hook_points):
+            logits = view.logits(tokens)
     of_all = logits[0, :-1].cpu().double().log_softmax(-1)
     return of_all.gather(-1, tokens[0, 1:, None])[:, 0]

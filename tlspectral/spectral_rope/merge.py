@@ -67,8 +67,9 @@ def merge(model: Any) -> Any:
         merged = _with_frequencies(merged, target, layers)
         _require_equal(lambda: logits_of(model, tokens), lambda: logits_of(merged, tokens))
         return merged
-    with without_hooks(merged), without_hooks(model):
-        _require_equal(lambda: attention_view(model).logits(tokens), lambda: target.logits(tokens))
+    given = attention_view(model)
+    with without_hooks(merged, target.hook_points), without_hooks(model, given.hook_points):
+        _require_equal(lambda: given.logits(tokens), lambda: target.logits(tokens))
     return merged
 
 

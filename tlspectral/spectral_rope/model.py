@@ -234,7 +234,7 @@ def to_spectral(
     rotated = _copied(model, shared=share_weights)
     place(attention_view(rotated), by_layer(layers))
     spectral = SpectralModel(model, rotated, layers)
-    with without_hooks(model):
+    with without_hooks(model, view.hook_points):
         _prove(attention_view(spectral).logits, view.logits, layers, view.d_vocab, not phase_noise)
     avoid_lost_cache(spectral)
     return spectral
@@ -253,7 +253,7 @@ def _copied(model: Any, *, shared: bool) -> Any:
         for parameter in weights.values():
             parameter.requires_grad_(False)
         memo |= weights | {id(buffer): buffer for buffer in root.buffers()}
-    with without_hooks(model):
+    with without_hooks(model, model.hook_dict):
         copied = deep_copy(model, memo)
     for point in copied.hook_dict.values():
         point.fwd_hooks, point.bwd_hooks = [], []

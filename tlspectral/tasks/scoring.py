@@ -1,8 +1,8 @@
 """A task as it is run on one model: token ids, positions whose logits are needed, and the score of each sequence."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import warn_caller
-from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.hooking.hooks_on_model import Hook, evaluating
 from tlspectral.models.reading.view import AttentionView, require_causal
+from tlspectral.models.running.batches import batch_on, in_batches
+from tlspectral.models.running.continued_runs import ContinuedRun, rows_at_once
 from tlspectral.models.running.padding import Note, PackedTokens, attention_positions, position_of, positions_in
 from tlspectral.models.running.partial_runs import IntactRun, Positions, intact_run, logits_at
 from tlspectral.models.running.prompt_notes import distinct_rows, equality_notes
@@ -23,9 +25,8 @@ from tlspectral.tasks.prompts import RepeatedSegments
 from tlspectral.tasks.score import Score
 from tlspectral.tasks.task import Task
 
-# Measured on two cores: larger batches are no faster, and logits of 2^26 entries are 256 MB in float32.
-_CPU_TOKENS, _CPU_LOGITS = 2**11, 2**26
-_GPU_TOKENS, _GPU_LOGITS = 2**16, 2**29
+_Found = TypeVar("_Found")
+
 _MOST_LOGITS = 2**31  # 8 GiB in float32
 
 
@@ -66,16 +67,15 @@ class ScoredSequences(PackedTokens):
         return self.scored if isinstance(self.scored, slice) else self.scored[sequences]
 
     def rows_at_once(self, view: AttentionView) -> int:
-        """Number of sequences in one run, which bounds its tokens and scored logits by the kind of device."""
-        on_cpu = view.device.type == "cpu"
-        tokens, logits = (_CPU_TOKENS, _CPU_LOGITS) if on_cpu else (_GPU_TOKENS, _GPU_LOGITS)
-        return max(1, min(tokens // self.tokens.shape[1], logits // (self.n_scored * view.d_vocab)))
+        """Number of sequences in one run, which bounds its tokens and scored logits by the device."""
+        return max(1, min(batch_on(view.device).tokens // self.tokens.shape[1], self._rows_scored(view)))
 
-    def batches(self, view: AttentionView, share: int = 1) -> Iterator[slice]:
-        """Yield the sequences in batches of `rows_at_once // share`."""
-        rows = max(1, self.rows_at_once(view) // share)
-        for start in range(0, len(self.tokens), rows):
-            yield slice(start, min(start + rows, len(self.tokens)))
+    def _rows_scored(self, view: AttentionView) -> int:
+        return batch_on(view.device).logits // (self.n_scored * view.d_vocab)
+
+    def in_batches(self, view: AttentionView, run: Callable[[slice], _Found], share: int = 1) -> Iterator[_Found]:
+        """Yield what `run` returns for batches of `rows_at_once // share` sequences, see `batches.in_batches`."""
+        return in_batches(len(self.tokens), max(1, self.rows_at_once(view) // share), run)
 
     def measured(
         self, logits: Float[Tensor, "rows scored d_vocab"], sequences: slice = slice(None)
@@ -121,19 +121,26 @@ class Scores:
 
     sequences: ScoredSequences
     copies: int
-    _batches: list[tuple[slice, Tensor]] = field(default_factory=list)
+    _batches: list[Tensor] = field(default_factory=list)
 
     def add(self, batch: slice, logits: Float[Tensor, "rows scored d_vocab"]) -> None:
         """Take the logits of a batch: copy after copy of the same sequences."""
-        by_copy = logits.unflatten(0, (self.copies, -1))
-        if self.sequences.by_rows:
-            by_copy = torch.stack([self.sequences.measured(copy, batch) for copy in by_copy]).cpu()
-        self._batches.append((batch, by_copy))
+        self.keep(self.read(batch, logits.unflatten(0, (self.copies, -1))))
+
+    def read(self, batch: slice, logits: Float[Tensor, "copies rows scored d_vocab"]) -> Tensor:
+        """Return the scores of some copies of a batch, or the logits where a metric has to see all sequences."""
+        if not self.sequences.by_rows and batch.stop - batch.start < len(self.sequences.tokens):
+            return logits
+        return torch.stack([self.sequences.measured(copy, batch) for copy in logits]).cpu()
+
+    def keep(self, of_batch: Tensor) -> None:
+        """Take what `read` returned of all copies of the next batch."""
+        self._batches.append(of_batch)
 
     def result(self) -> Float64[Tensor, "copies sequences"]:
         """Return the score of each sequence in each copy. Raises ValueError for one that is not finite."""
-        values = torch.cat([value for _, value in self._batches], dim=1)
-        if not self.sequences.by_rows:
+        values = torch.cat(self._batches, dim=1)
+        if values.ndim > 2:  # logits
             values = torch.stack([self.sequences.measured(copy) for copy in values]).cpu()
         wrong = (~values.isfinite()).nonzero()
         if len(wrong):
@@ -288,9 +295,13 @@ def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: 
 def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:
     """Score the model as it is now, batch by batch, without gradients."""
     scores = Scores(sequences, 1)
-    with torch.no_grad():
-        for batch in sequences.batches(view):
-            scores.add(batch, logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)))
+
+    def add(batch: slice) -> None:
+        scores.add(batch, logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)))
+
+    with evaluating(view.model), torch.no_grad():
+        for _ in sequences.in_batches(view, add):
+            pass
     return Score(scores.result()[0].numpy(), sequences.labels, sequences.digest, sequences.distinct)
 
 
@@ -305,26 +316,30 @@ def intact_values(
 
 
 def replayed_values(
-    intact: IntactRun,
+    intact: IntactRun | ContinuedRun,
     sequences: ScoredSequences,
-    layer: int,
-    n_jobs: int,
+    layers: Sequence[int],
     hooks_of: Callable[[slice, slice], list[Hook]],
 ) -> Float64[Tensor, "jobs sequences"]:
-    """Score every job on all sequences, the blocks from a layer on run again under its hooks, without gradients.
+    """Score every job on all sequences, the blocks from its layer on run again under its hooks, without gradients.
 
-    As many jobs as memory allows are stacked on the batch axis, one copy of the sequences after the other: that changes
+    `layers` are those of the jobs, which do not decrease: jobs that are run together begin at the first of theirs. As
+    many jobs as memory allows are stacked on the batch axis, one copy of the sequences after the other: that changes
     numbers by rounding only. `hooks_of` returns the hooks of some of the jobs on some of the sequences.
     """
     view, n = intact.view, len(sequences.tokens)
-    values = torch.zeros(n_jobs, n, dtype=torch.float64)
-    stack = max(1, sequences.rows_at_once(view) // n)
-    with torch.no_grad():
-        for first in range(0, n_jobs, stack):
-            jobs = slice(first, min(first + stack, n_jobs))
-            scores = Scores(sequences, jobs.stop - first)
-            for batch in sequences.batches(view):
-                with view.hooks_on(hooks_of(jobs, batch)):
-                    scores.add(batch, intact.replay(layer, batch, scores.copies))
-            values[jobs] = scores.result()
-    return values
+    rows = max(1, min(rows_at_once(intact), sequences._rows_scored(view)))
+
+    def of_jobs(jobs: slice) -> Tensor:
+        scores = Scores(sequences, jobs.stop - jobs.start)
+
+        def add(batch: slice) -> None:
+            with view.hooks_on(hooks_of(jobs, batch)):
+                scores.add(batch, intact.replay(layers[jobs.start], batch, scores.copies))
+
+        for _ in in_batches(n, max(1, rows // scores.copies), add):
+            pass
+        return scores.result()
+
+    with evaluating(view.model), torch.no_grad():
+        return torch.cat([*in_batches(len(layers), max(1, rows // n), of_jobs)])

@@ -39,7 +39,7 @@ def loaded(name, backend="bridge"):
 
 @functools.cache
 def detected(name, backend="bridge"):
-    return tls.detect_heads(loaded(name, backend))
+    return tls.detect_heads(loaded(name, backend), max_se=None)  # as the record's
 
 
 @functools.cache

@@ -139,7 +139,7 @@ def _metrics(name: str, recipe: Recipe, run: TrainingRun) -> dict[str, Any]:
         raise RuntimeError(
             f"{name}: TransformerLens' logits differ by {difference:.1e} from those of the trained model"
         )
-    heads = detect_heads(bridge)
+    heads = detect_heads(bridge, max_se=None)
     last = run.history.iloc[-1].drop("step").round(_DIGITS)
     metrics = {
         **last.to_dict(),

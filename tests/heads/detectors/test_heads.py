@@ -87,11 +87,79 @@ def test_detect_heads_runs_on_these_sequences_and_says_so():
     assert list(zip(found["layer"], found["head"], strict=True)) == [(i, j) for i in range(2) for j in range(4)]
     chance = np.mean([1 / (p + 1) for p in range(11, 21)])
     said = {"n_sequences": 7, "segment_length": 10, "bos": 0, "seed": 3, "chance": chance, "table": "detect_heads"}
+    said |= {"max_se": 0.02, "batch": 25}
     assert found.attrs == {**view_of().origin(), **said, "reliability": found.attrs["reliability"]}
+    assert given.attrs["max_se"] is None  # all of the caller's prompts are run
     alone = tls.detect_heads(model, prompts=tokens[:1])
     assert (list(alone), alone[["prev_se", "ind_se"]].isna().all(axis=None)) == (list(found), True)
     assert alone["prev"].notna().all()
     assert alone.attrs["reliability"]["prev"] is None
+
+
+# --- where the draws end ---
+
+LARGEST = ["prev_se", "dup_se", "ind_se"]
+
+
+def detected(model=None, **arguments):
+    """Scores of a small Llama on sequences of 21 tokens."""
+    return tls.detect_heads(model or shared("bridge", "llama"), segment_length=10, **arguments)
+
+
+@pytest.mark.parametrize("batch", [25, 7])
+@pytest.mark.parametrize("stop", [25, 50, 100, 130])
+def test_detectors_stop_at_the_first_look_at_which_every_head_is_known(monkeypatch, stop, batch):
+    """The table is then that of so many sequences, to the bit, whatever the batch."""
+    tables = {n: detected(n_sequences=n, max_se=None) for n in (25, 50, 100, 130)}
+    worst = {n: float(table[LARGEST].to_numpy().max()) for n, table in tables.items()}
+    monkeypatch.setattr(detectors.heads, "BATCH", batch)
+    assert list(worst.values()) == sorted(worst.values(), reverse=True)
+    found = detected(n_sequences=130, max_se=worst[stop] * (1 + 1e-6))
+    assert found.attrs["n_sequences"] == stop
+    assert detected(n_sequences=130, max_se=worst[stop] * (1 - 1e-6)).attrs["n_sequences"] == min(2 * stop, 130)
+    if batch == 25:
+        pd.testing.assert_frame_equal(found, tables[stop], check_exact=True)
+    # Measured: 1e-8, the float32 sums of other batches; a sequence more moves a score by 1e-4.
+    pd.testing.assert_frame_equal(found, tables[stop], rtol=0, atol=1e-6)
+
+
+def test_a_head_that_is_not_chosen_and_a_pattern_keep_detectors_running():
+    model = shared("bridge", "llama")
+    known = tls.detect_heads(model, n_sequences=25, max_se=None)
+    errors = known[LARGEST].max(axis=1)
+    limit = float(np.sort(errors)[-2:].mean())  # one head alone is above it
+    quiet = known.loc[errors.idxmin(), "name"]
+    assert tls.detect_heads(model, n_sequences=60, max_se=limit).attrs["n_sequences"] > 25
+    table = tls.analyze_heads(model, heads=quiet, null_draws=2, n_sequences=60, max_se=limit)
+    assert table.attrs["detectors"]["n_sequences"] > 25
+    late = torch.zeros(60, 21, 21)
+    late[40:, 20, 3] = 1.0  # no sequence of the first look has a query of it
+    above = 2 * float(detected(n_sequences=25, max_se=None)[LARGEST].max(axis=None))
+    found = detected(n_sequences=60, max_se=above, pattern=late)
+    assert (found.attrs["n_sequences"], found.attrs["n_counted"]["pattern"]) == (60, 20)
+    assert detected(n_sequences=60, max_se=above).attrs["n_sequences"] == 25
+
+
+def test_detectors_of_an_encoder_stop_though_it_has_no_induction():
+    found = detected(shared("bridge", "bert"), max_se=1.0)
+    assert found["ind"].isna().all()
+    assert found.attrs["n_sequences"] == 25
+
+
+@pytest.mark.parametrize("call", ["detect_heads", "analyze_heads"])
+@pytest.mark.parametrize("max_se", [0.0, -0.1, np.nan])
+def test_a_standard_error_that_no_draw_reaches_is_refused(call, max_se):
+    with pytest.raises(ValueError, match=r"max_se is a standard error above 0, or None"):
+        getattr(tls, call)(shared("bridge", "llama"), max_se=max_se)
+
+
+def test_too_few_sequences_are_refused_before_anything_is_measured(monkeypatch):
+    def measured(*given, **named):
+        raise AssertionError("the heads were measured first")
+
+    monkeypatch.setattr("tlspectral.heads.analysis._loaded_layers", measured)
+    with pytest.raises(ValueError, match="found 1 sequences"):
+        tls.analyze_heads(shared("bridge", "llama"), n_sequences=1)
 
 
 # --- the scores ---

@@ -223,7 +223,7 @@ def test_a_score_without_a_compared_sequence_has_no_p_and_one_that_cannot_vary_h
 @pytest.mark.slow
 @zoo.needs_hooked
 def test_both_backends_have_the_same_p_and_long_prompts_are_compared_as_far_as_they_fit(monkeypatch):
-    monkeypatch.setattr(detectors_heads, "_MOST_TOKENS", 50)
+    monkeypatch.setattr(detectors_heads, "_NULL_TOKENS", 50)
     bridge, hooked = (tls.detect_heads(shared(one, "gpt2"), **SMALL, null_draws=19) for one in ("bridge", "hooked"))
     for score in FOUR:
         assert bridge[f"{score}_p"].equals(hooked[f"{score}_p"])

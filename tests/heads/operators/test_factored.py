@@ -16,7 +16,7 @@ from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.heads.operators.factored import QKOperator, QKOperators, ov_operators, qk_operators
 from tlspectral.models.reading import attention_view, view
-from tlspectral.models.reading.layer import layer_digest
+from tlspectral.models.reading import bridge as bridge_reader
 
 invariant = settings(max_examples=30, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
@@ -196,6 +196,14 @@ def test_layers_are_folded_when_asked_for_and_one_is_kept(spied):
     assert reads == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(("key", "read"), [("L0H3", {0}), (0, {0}), ((2, 1), {0, 2}), (5, {0, 1}), (-1, {0, 1, 2, 3})])
+def test_one_operator_is_read_without_the_layers_behind_it(spied, key, read):
+    reads = spied(bridge_reader, "read_attention", at=1)
+    # Not by `qk_operators`, of which the check of types reads some item.
+    QKOperators(attention_view(shared("bridge", "smollm3")))[key]
+    assert {*reads} == read
+
+
 def test_operators_and_views_are_one_line():
     model = zoo.shared("bridge", "llama")
     view, operators = attention_view(model), qk_operators(model)
@@ -240,10 +248,10 @@ def test_a_16_bit_gain_is_not_rounded_again(name):
 
 def test_digest_tells_weights_apart():
     model = fresh("bridge", "qwen2")
-    read = attention_view(model).raw
-    first = [layer_digest(read(index)) for index in range(2)]
-    assert first == [layer_digest(attention_view(shared("bridge", "qwen2")).raw(index)) for index in range(2)]
+    digest = attention_view(model).layer_digest
+    first = [digest(index) for index in range(2)]
+    assert first == [attention_view(shared("bridge", "qwen2")).layer_digest(index) for index in range(2)]
     assert first[0] != first[1]
     poke(model.blocks[0].attn.original_component.k_proj.bias, 0.25)
-    assert layer_digest(read(0)) != first[0]
-    assert layer_digest(read(1)) == first[1]
+    assert digest(0) != first[0]
+    assert digest(1) == first[1]

@@ -13,6 +13,7 @@ from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import Stream, pairs_of, run_with, written_by
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running import batches
 from tlspectral.selection import Receiver
 
 
@@ -136,14 +137,16 @@ def test_any_set_of_edges_is_that_of_nested_loops(double, name):
         loops.biases[with_heads] = beside
         count = with_heads + (graph.mlps[layer] is not None)
         loops.biases[count] = beside
-    for share, seed in ((0.5, 0), (0.9, 1)):
-        kept = some_edges(pairs, share, seed)
+    circuits = [some_edges(pairs, share, seed) for share, seed in ((0.5, 0), (0.9, 1), (0.1, 2))]
+    assert not graph.useful(circuits[2]).all()  # receivers from which no path leads on, which are not edited
+    found = pairs.scores(circuits)  # stacked
+    for kept, scores in zip(circuits, found, strict=True):
         logits = loops.circuit(graph, kept, then)[:, -1]
         expected = (logits[:, 7] - logits[:, 10]).numpy()
-        [found] = pairs.scores([kept])
         # Rounding in float64: 2e-14 measured. A norm that is held moves the score by hundredths.
-        np.testing.assert_allclose(found, expected, atol=1e-10)
-        assert np.abs(found - pairs.plain_scores()).min() > 1e-4  # neither end
+        np.testing.assert_allclose(scores, expected, atol=1e-10)
+        np.testing.assert_allclose(pairs.scores([kept])[0], expected, atol=1e-10)
+    assert np.abs(found[:2, None] - pairs.plain_scores()).min() > 1e-4  # neither end
 
 
 def test_several_batches_give_what_one_does(monkeypatch):
@@ -152,9 +155,9 @@ def test_several_batches_give_what_one_does(monkeypatch):
     edges, kept = np.argwhere(pairs.graph.possible)[::9], some_edges(pairs, 0.8)
     results = []
     for size in (2**29, 11 * 11 * 48 * 4 * 2):
-        monkeypatch.setattr("tlspectral.hooks.circuits.pairs._MOST_BYTES", size)
+        monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(held=size))
         results.append((edge_estimates(pairs, "EAP-IG")[0], pairs.scores([kept]), single_cuts(pairs, edges)))
-    assert len(list(pairs.batches())) == 3
+    assert pairs.rows_at_once == 2
     for whole, parts in zip(*results, strict=True):
         np.testing.assert_allclose(parts, whole, atol=2e-6)  # float32 in other batches: 1e-7, effects of 1e-2
 
@@ -181,7 +184,7 @@ def partly_cut(pairs, row, column, share):
     cut = torch.zeros(pairs.graph.possible.shape, dtype=torch.float64)
     cut[row, column] = share
     then = written_by(pairs.graph, pairs.other.tokens)
-    stream = Stream(pairs.graph, torch.empty_like(then), then, cut)
+    stream = Stream(pairs.graph, torch.empty_like(then), then, cut[None])
     with torch.no_grad():
         logits = run_with(stream, pairs.sequences.tokens, pairs.sequences.scored)
     return float((pairs.sequences.measured(logits).numpy() - pairs.plain_scores()[0]).mean())

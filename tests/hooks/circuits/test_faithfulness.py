@@ -219,6 +219,7 @@ def test_numbers_of_any_library_are_sizes_and_a_null(planted):
     given = inspect.unwrap(tls.faithfulness)(planted, table, asked, sizes=np.array([0.25, 0.5]), null=np.int64(1))
     pd.testing.assert_frame_equal(given, plain)
     assert given.attrs["null"] == 1
+    assert given.attrs["batch"] == pairs_of(planted, task_of(planted)).rows_at_once
 
 
 def test_a_table_of_other_edges_than_the_circuits_is_refused_or_named(planted):

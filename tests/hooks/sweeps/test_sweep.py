@@ -12,7 +12,6 @@ from ablation_runs import rows_are_ablated_runs
 from zoo import shared
 
 import tlspectral.hooks.sweeps.sweep as sweep_module
-import tlspectral.tasks.scoring as scoring
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks import ablate
 from tlspectral.hooks import ablation_sweep as sweep
@@ -20,6 +19,7 @@ from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Antisymmetric, LongRange, Output, Symmetric
 from tlspectral.hooks.sweeps.effects import random_difference, root_mean_square
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running import batches
 from tlspectral.models.running.partial_runs import intact_run, logits_at
 from tlspectral.tasks import evaluate, induction, induction_loss
 
@@ -43,7 +43,7 @@ def test_a_sweep_is_one_ablated_forward_per_head(backend, name, monkeypatch):
 
     Each part is compared at one head of every layer, another head for each part.
     """
-    monkeypatch.setattr(scoring, "_CPU_TOKENS", 2 * 21)
+    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=2 * 21))
     model, tokens = shared(backend, name), drawn(count=3)
     n_heads, n_layers = attention_view(model).n_heads(0), attention_view(model).n_layers
     for number, part in enumerate(parts_of(name)):
@@ -174,7 +174,7 @@ def test_a_control_is_seeded_and_leaves_the_effects_alone(monkeypatch):
     table = sweep(model, "rope_phase", task=induction(tokens), control="random")
     assert list(table) == [*COLUMNS, "control_delta", "control_delta_se", "control_excess", "control_p"]
     pd.testing.assert_frame_equal(table[COLUMNS], plain, rtol=0, atol=1e-6)
-    monkeypatch.setattr(scoring, "_CPU_TOKENS", 3 * 21 * 5)
+    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=3 * 21 * 5))
     stacked = sweep(model, "rope_phase", task=induction(tokens), control="random")
     pd.testing.assert_frame_equal(stacked, table, rtol=0, atol=1e-5)
     other = sweep(model, "rope_phase", task=induction(tokens), control="random", seed=1)

@@ -11,6 +11,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.hooks.parts import Band, LongRange, Output, RopePhase, Symmetric
+from tlspectral.models.running import batches
 
 UNEQUAL = [[1, 4, 9, 3], [1, 5, 2], [1, 8, 2, 6, 7], [1, 3, 3, 9]]
 EQUAL = [[1, 4, 9, 3], [1, 5, 2, 7], [1, 8, 2, 6], [1, 3, 3, 9]]
@@ -68,8 +69,7 @@ def test_a_sweep_of_a_task_is_a_loop_of_ablations(backend, name, prompts, part, 
 def test_batches_do_not_change_a_sweep(part, options, monkeypatch):
     model = shared("bridge", "llama")
     whole = sweep(model, part, heads=["L0H1", "L1H2"], **options)
-    monkeypatch.setattr("tlspectral.tasks.scoring._CPU_TOKENS", 10)  # two prompts at a time
-    monkeypatch.setattr("tlspectral.hooks.parts.output._TOKENS", 8)
+    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=10))  # two prompts at a time
     found = sweep(model, part, heads=["L0H1", "L1H2"], **options)
     pd.testing.assert_frame_equal(found, whole, atol=NOISE, rtol=0)
 
@@ -113,7 +113,7 @@ def test_filling_is_not_counted_in_the_size_of_an_edit():
 def test_a_screen_estimates_the_effect_on_the_task(monkeypatch):
     """The derivative is that of a small step along the same edit."""
     model, task = shared("bridge", "llama"), margin_task()
-    monkeypatch.setattr("tlspectral.tasks.scoring._CPU_TOKENS", 40)  # several batches of the backward pass
+    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=40))  # several batches of the backward pass
     screened = sweep(model, screen="gradient")
     intact = tls.evaluate(model, task).value
     row = screened.loc[screened["estimate"].abs().idxmax()]

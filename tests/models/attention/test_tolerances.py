@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tlspectral.models.attention.tolerances import NOISE, noise_of, require_close
+from tlspectral.models.attention.tolerances import NOISE, nearest_bound, noise_of, require_close
 
 
 class Refused(Exception):
@@ -16,7 +16,7 @@ def test_what_is_allowed_passes_and_a_hair_more_is_refused(what, stored):
     absolute, relative = noise_of(what, stored)
     size = torch.tensor([0.5, 3.0], dtype=torch.float64)
     allowed = absolute + relative * size
-    found, most = require_close(allowed, size, stored, what, "it differs", "so", Refused)
+    found, most = nearest_bound(allowed, size, stored, what, "it differs", "so", Refused)
     assert found in allowed
     assert found == most
     for index in (0, 1):

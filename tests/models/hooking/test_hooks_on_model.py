@@ -2,17 +2,21 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier, Event
 
 import pytest
 import torch
 import zoo
-from ablation_runs import ablated, intact, logits, some_models
+from ablation_runs import ablated, intact, logits, repetitions, some_models
 from model_state import assert_unchanged, state_of
 
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks import ablate, ablation_hooks
+from tlspectral.hooks import ablate, ablation_hooks, ablation_sweep
+from tlspectral.models.hooking import hooks_on_model
+from tlspectral.models.hooking.hooks_on_model import evaluating, modules_of
 from tlspectral.models.reading import attention_view
+from tlspectral.tasks import induction
 
 ROUNDS = 6  # of four threads that start together
 
@@ -123,3 +127,42 @@ def test_half_of_the_hooks_left_by_others_is_told(backend, name):
         model.hook_dict["blocks.0.attn.hook_q"].remove_hooks()
         with pytest.raises(EditNotHonored, match=r"layer 0: the query of this run was not seen.*reset_hooks"):
             logits(model)
+
+
+def test_a_model_is_walked_through_as_often_for_many_heads_as_for_one(spied):
+    model = zoo.bridge("smollm3")  # four layers
+    task = induction(repetitions("smollm3", count=3))
+    sweep = partial(ablation_sweep, model, "output", task=task)
+    sweep(heads=["L0", "L1", "L2"])  # what is proved once per model is proved now
+    walks = spied(hooks_on_model, "modules_of")
+    counts = []
+    for heads in ("L1H0", "L1", ["L1H0", "L2H0"], ["L1", "L2"]):
+        walks.clear()
+        sweep(heads=heads)
+        counts.append(len(walks))
+    # Two look for hooks of the user, one is of the run without ablation and one of each layer.
+    assert counts == [4, 4, 5, 5]
+
+
+def test_within_evaluation_a_model_is_in_evaluation_mode_until_the_outer_context_ends():
+    model = zoo.bridge("gpt2").train()
+    before = [module.training for module in modules_of(model)]
+    assert any(before)
+    with evaluating(model):
+        with evaluating(model):
+            assert not any(module.training for module in modules_of(model))
+        assert not any(module.training for module in modules_of(model))
+    assert [module.training for module in modules_of(model)] == before
+    model.eval()
+    with evaluating(model):
+        pass
+    assert not any(module.training for module in model.modules())
+
+
+@some_models
+def test_modules_are_those_of_the_model_and_of_what_it_wraps(backend, name):
+    model = zoo.shared(backend, name)
+    roots = {model, getattr(model, "original_model", model)}
+    found = modules_of(model)
+    assert {*found} == {module for root in roots for module in root.modules()}
+    assert len(found) == len({*found})

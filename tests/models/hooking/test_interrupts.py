@@ -101,7 +101,7 @@ def test_blocks_that_are_never_left_end_when_they_are_collected(model, first):
 
 
 def test_hooks_that_were_taken_off_meanwhile_are_not_put_back(model):
-    inner, outer = hooks_on(model, model.hook_dict, [(Z, lambda z, hook: 2 * z)]), without_hooks(model)
+    inner, outer = hooks_on(model, model.hook_dict, [(Z, lambda z, hook: 2 * z)]), without_hooks(model, model.hook_dict)
     inner.__enter__()
     outer.__enter__()
     assert torch.equal(logits(model), intact("bridge", "llama"))

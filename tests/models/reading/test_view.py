@@ -1,6 +1,7 @@
 """What the view of a model tells: tokens, embeddings, positions, rotary frequencies; nothing in the model changes."""
 
 import contextlib
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import attention_view, bridge
 from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
 
 
@@ -190,3 +191,41 @@ def test_other_weights_and_another_bias_have_another_digest():
         changed += 1e-3
         found.append(attention_view(model).weights_digest())
     assert len({*found}) == len(found)
+
+
+# --- how often layers are read ---
+
+
+def test_layers_are_read_once_in_the_context_alone(spied):
+    view = attention_view(fresh("bridge", "llama"))
+    reads = spied(bridge, "read_attention", at=1)
+    with view.read_once():
+        first = view.raw(1)
+        with view.read_once():
+            assert view.raw(1) is first
+        assert view.raw(1) is first
+        assert view.layer(1).n_heads == view.n_heads(1)
+        with torch.no_grad():  # a layer that is read without gradients has none
+            view.raw(1)
+        assert reads == [1, 1]
+    view.raw(1)
+    assert reads == [1, 1, 1]
+    view.model.blocks[1].attn.k.original_component.weight = torch.nn.Parameter(torch.zeros(24, zoo.WIDTH))
+    assert not view.raw(1).w_k.any()
+
+
+def test_tables_read_each_layer_a_few_times(spied):
+    model = fresh("bridge", "smollm3")  # four layers
+    reads = spied(bridge, "read_attention", at=1)
+
+    def most(call):
+        reads.clear()
+        call()
+        return max(map(reads.count, range(4)))
+
+    assert most(lambda: tls.analyze_heads(model, detectors=False, null_draws=2)) <= 3
+    assert most(attention_view(model).origin) == 1
+    sweep = partial(tls.ablation_sweep, model, "output", task=tls.tasks.logit_difference(zoo.prompt(), 7, 10))
+    sweep(heads="L1H0")
+    assert most(lambda: sweep(heads="L1H0")) <= 4
+    assert [reads.count(layer) for layer in (0, 2, 3)] == [1, 1, 1]

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+import transformers
 import zoo
 from ablation_runs import a_part
 from families import save
@@ -19,12 +20,15 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate
 from tlspectral.models.loading import load_model
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running import key_value_cache
 from tlspectral.models.running.key_value_cache import (
+    HeldLayers,
     beyond_rounding,
     cached_step_difference,
     generation_difference,
     prefill,
 )
+from tlspectral.models.running.partial_runs import last_logits
 from tlspectral.spectral_rope import to_spectral
 
 GENERATING = [("bridge", "gemma2"), ("bridge", "gptj"), ("bridge", "gptneo")]
@@ -173,7 +177,7 @@ def test_a_spectral_model_of_transformers_that_loses_the_cache_generates_without
 def test_positional_scores_of_several_queries_of_any_model_are_those_of_each(name):
     model = zoo.bridge(name)  # not made by load_model
     difference = cached_step_difference(attention_view(model))
-    assert difference > 0.01
+    assert difference > 0.1  # measured 1.1 and 0.36
     assert prefill(attention_view(model), zoo.prompt()) is None
     # Passes without a cache: what is left is rounding between batches, 1e-5. A prefix that is lost moves scores by .1.
     assert agreement_of_shared_prefill(model, "prompt", name == "llama") < 1e-3
@@ -183,10 +187,10 @@ def test_positional_scores_of_several_queries_of_any_model_are_those_of_each(nam
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 def test_a_cached_step_that_is_right_is_used(backend):
     model = shared(backend, "qwen2")
-    # Rounding: 1.8e-7 at most over tiny models. Without the tokens in front of it the step is off by 0.2.
+    # Rounding: 9e-7 at most over tiny models. Without the tokens in front of it the step is off by 0.1 to 1.7.
     difference = cached_step_difference(attention_view(model))
-    assert difference < 1e-6
-    assert generation_difference(attention_view(model)) < 1e-6
+    assert difference < 1e-5
+    assert generation_difference(attention_view(model)) < 1e-5
     assert prefill(attention_view(model), zoo.prompt()) is not None
     assert not beyond_rounding(model, difference)
     assert beyond_rounding(model, float("nan"))
@@ -205,8 +209,8 @@ def test_bridges_that_lose_the_cache_in_every_version_generate_greedily():
 def test_a_hookedtransformer_with_learned_positions_generates_as_without_a_cache(folder):
     """TransformerLens 3.9 counts the positions of cached tokens twice in `generate`, if no mask comes with them."""
     view = attention_view(shared("hooked", "gpt2"))
-    assert generation_difference(view) > 0.01  # measured 0.06
-    assert cached_step_difference(view) < 1e-6  # its cache is right
+    assert generation_difference(view) > 0.1  # measured 0.5
+    assert cached_step_difference(view) < 1e-5  # its cache is right
     with pytest.warns(UserWarning, match="loses the key/value cache of this model, or its positions"):
         model = load_model(folder("gpt2"), backend="hooked")
     lengths, prompt = [], zoo.prompt(batch=1)
@@ -234,5 +238,76 @@ def test_a_model_that_takes_no_cache_is_run_without_one_and_nothing_is_said(monk
 def test_the_probe_of_the_cache_is_not_seen_by_the_users_hooks():
     model, seen = zoo.bridge("llama"), []
     model.add_hook("blocks.0.attn.hook_q", lambda q, hook: seen.append(q.shape))
-    assert cached_step_difference(attention_view(model)) < 1e-6
+    assert cached_step_difference(attention_view(model)) < 1e-5
     assert seen == []
+
+
+# --- models that make much of rounding ---
+
+
+def deep(dtype):
+    """A llama of many layers whose scores are so large that rounding of one layer is an effect behind the last."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        shape = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 24, "num_attention_heads": 4}
+        sizes = {"num_key_value_heads": 2, "vocab_size": zoo.VOCABULARY, "tie_word_embeddings": False}
+        config = transformers.LlamaConfig(**shape, **sizes, attn_implementation="eager")
+        model = transformers.LlamaForCausalLM(config).eval()
+        for name, weight in model.named_parameters():
+            weight *= 40 if "q_proj" in name or "k_proj" in name else 1
+    return zoo.wrapped(model.to(dtype))
+
+
+def summed_in_halves(x, weight, bias=None, own=torch.nn.functional.linear):
+    """A linear map that sums one row of tokens in another order than several, as kernels of an accelerator do."""
+    if x.shape[-2] > 1:
+        return own(x, weight, bias)
+    half = x.shape[-1] // 2
+    found = own(x[..., :half], weight[:, :half]) + own(x[..., half:], weight[:, half:])
+    return found if bias is None else found + bias
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rounding_is_no_lost_cache_and_a_lost_cache_is_found_beside_it(monkeypatch, dtype):
+    monkeypatch.setattr(torch.nn.functional, "linear", summed_in_halves)
+    view = attention_view(deep(dtype))
+    tokens = zoo.prompt(batch=1)
+    found = key_value_cache._prefill(view, tokens[:, :-1]).last_logits(tokens[:, -1:])
+    expected = last_logits(view, tokens)
+    # What makes a bound on logits useless: 0.02 to 0.05 of the largest in 16 bits.
+    assert float((found - expected).abs().max() / expected.abs().max()) > (0 if dtype == torch.float32 else 0.01)
+    for difference in (cached_step_difference(view), generation_difference(view)):
+        assert difference > 0
+        assert not beyond_rounding(view.model, difference)  # measured: 0.02 in bfloat16, 0.004, 9e-7
+
+    update = DynamicCache.update
+    lose = lambda self, *given, **named: (update(self, *given, **named), given[:2])[1]  # noqa: E731
+    monkeypatch.setattr(DynamicCache, "update", lose)
+    other = attention_view(copy.deepcopy(view.model))
+    for difference in (cached_step_difference(other), generation_difference(other)):
+        assert difference > 0.5  # measured 1.0 to 1.3
+        assert beyond_rounding(other.model, difference)
+
+
+@zoo.needs_hooked
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_positions_that_are_lost_are_found_in_16_bits(dtype):
+    model = zoo.converted(zoo.hooked("gpt2"), dtype)
+    assert beyond_rounding(model, generation_difference(attention_view(model)))  # measured 0.3; the bound is 0.07
+    assert not beyond_rounding(model, cached_step_difference(attention_view(model)))
+
+
+def test_layers_that_hand_on_a_list_are_compared():
+    """Those of OpenAI GPT do; it takes no cache, so none is lost."""
+    config = transformers.OpenAIGPTConfig(vocab_size=96, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    model = load_model(transformers.OpenAIGPTLMHeadModel(config))
+    assert cached_step_difference(attention_view(model)) is None
+    held = HeldLayers([block.module for block in attention_view(model).blocks])
+    tokens = torch.arange(5, 15)[None]
+    with torch.no_grad():
+        with held.noted():
+            expected = model(tokens, return_type="logits")
+        held.end = tokens.shape[1]
+        with held.compared():
+            assert torch.equal(model(tokens, return_type="logits"), expected)
+    assert held.difference == 0

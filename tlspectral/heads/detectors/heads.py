@@ -18,6 +18,7 @@ from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_one_run
+from tlspectral.models.running.batches import batch_on
 from tlspectral.models.running.padding import PackedTokens, even_rows
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
@@ -26,9 +27,10 @@ from tlspectral.tasks.repeated import repeated_ids, repeated_marks, repeated_seq
 
 DETECTORS = ("prev", "dup", "ind")
 BATCH = 25
-_MOST_TOKENS = 2**12
-NULL_SEQUENCES = 16
-"""Sequences that scores are compared with their null on, as far as they have `_MOST_TOKENS` together."""
+FIRST_STOP = 25
+"""Sequences after which the standard errors are first compared with `max_se`; then after twice as many, and so on."""
+NULL_SEQUENCES, _NULL_TOKENS = 16, 2**12
+"""Sequences that scores are compared with their null on, as far as they have so many tokens together."""
 
 Pattern = Callable[[Tensor], Any] | Any
 
@@ -78,6 +80,7 @@ def detect_heads(
     model: Any,
     *,
     n_sequences: int = 200,
+    max_se: float | None = 0.02,
     segment_length: int = 64,
     prompts: Any = None,
     pattern: Pattern | None = None,
@@ -93,6 +96,12 @@ def detect_heads(
     are token ids [sequences, 1 + 2 L], an opening token, a segment of two or more and the same segment again in every
     row, are measured as the drawn sequences are. Hooks that are on the model stay in force.
 
+    After 25, 50, 100, ... drawn sequences the standard errors are looked at, and no more are run once the largest of
+    `prev`, `dup`, `ind` and the pattern over all heads of the model is below `max_se`: the table is then that of so
+    many sequences. In SmolLM2-135M 25 suffice, and scores differ from those of 200 by at most .022. Errors after such a
+    stop are too small for heads that fire in few sequences: a model whose only such head attends fully in 5 % of them
+    reads .034 for it in the mean, and .05 lies more than two errors away in 30 % of the seeds.
+
     With `null_draws` each score also gets a p: how often a head that reads its keys from random directions reaches it.
     W_K becomes O W_K, O a Haar-random rotation of the residual stream, and all else stays. Score and draws are compared
     on the first 16 sequences (of prompts beyond 256 tokens, on as many as have 4,096 tokens together). P of many heads
@@ -107,7 +116,9 @@ def detect_heads(
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        n_sequences: sequences drawn; standard errors are over them.
+        n_sequences: sequences drawn, at most; standard errors are over those that are run.
+        max_se: the standard error below which no more sequences are run; None runs all. Prompts of your own are all
+            run.
         segment_length: L, at most (n_ctx - 1) // 2.
         prompts: in place of the drawn sequences, in any form that `Task` takes: strings, token ids, lists of unequal
             length, or a tokenizer's batch with its `attention_mask`. Padding is never counted. Equal prompts are one
@@ -126,15 +137,15 @@ def detect_heads(
         ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?, pattern?, pattern_se?,
         pattern_p?`; on other prompts: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?, self, self_se,
         self_p?, pattern?, pattern_se?, pattern_p?`. A p is NaN where none of the compared sequences counts. `attrs`
-        hold where the model came from, with hashes of its weights, L, the number of sequences, the opening token,
-        `chance`, what uniform attention would score, `reliability`, the rank correlation over heads of each score
-        between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On other prompts or with a pattern
-        `chance` is a dictionary by score, and `n_counted` says how many sequences have a query for it. With a null also
-        `null_draws`, and `null_sequences`, how many are compared.
+        hold where the model came from, with hashes of its weights, L, `max_se`, the number of sequences that were run,
+        the opening token, `chance`, what uniform attention would score, `reliability`, the rank correlation over heads
+        of each score between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On other prompts or with
+        a pattern `chance` is a dictionary by score, and `n_counted` says how many sequences have a query for it. With a
+        null also `null_draws`, and `null_sequences`, how many are compared.
 
     Raises:
-        ValueError: fewer than two sequences are drawn, or a pattern of another shape, without a mark, or with a key
-            after its query.
+        ValueError: fewer than two sequences are drawn, a `max_se` that is not above 0, or a pattern of another shape,
+            without a mark, or with a key after its query.
         TypeError, ValueError: prompts that cannot be read (see `Task`), or a pattern that is no matrix.
         UnsupportedArchitecture: the model exposes no attention pattern; with `null_draws`, a layer cannot be read.
         ScoreMismatch: with `null_draws`, a layer's pattern is not that of its weights (learned sinks, hooks or an
@@ -147,6 +158,7 @@ def detect_heads(
     """
     if null_draws < 0:
         raise ValueError(f"null_draws is the number of draws of the null, 0 for none; found {null_draws}")
+    require_max_se(max_se)
     view = attention_view(model)
     if null_draws:
         require_one_run(view, "a draw is compared with one pattern of a head, so leave null_draws out")
@@ -154,6 +166,7 @@ def detect_heads(
         repeated = repeated_sequences(view, n_sequences, segment_length, seed=seed)
         sequences, copies = even_rows(repeated), None
     else:
+        max_se = None
         from tlspectral.models.running.given import given_prompts
         from tlspectral.models.running.prompt_notes import distinct_rows, equality_notes
         from tlspectral.models.running.prompts import packed_prompts, packed_rows
@@ -171,6 +184,7 @@ def detect_heads(
         view,
         sequences,
         on_prompts=repeated is None,
+        max_se=max_se,
         copies=copies,
         pattern=pattern,
         null_draws=null_draws,
@@ -185,6 +199,7 @@ def measured_detectors(
     sequences: PackedTokens,
     *,
     on_prompts: bool = False,
+    max_se: float | None = None,
     copies: Float64[Tensor, "sequences"] | None = None,
     pattern: Pattern | None = None,
     null_draws: int = 0,
@@ -193,17 +208,29 @@ def measured_detectors(
     """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`."""
     tokens = sequences.tokens
     length = None if on_prompts else segment_length_of(tokens)
-    attrs: dict[str, Any] = {"n_sequences": len(tokens)}
+    attrs: dict[str, Any] = {"batch": _rows_at_once(view, tokens.shape[1])}
     if length is None:
         patterns: dict[str, Any] = {"prev": "previous_token", "dup": "duplicate", "self": "self"}
         patterns |= {} if view.causal else {"next": "next_token"}
     else:
-        attrs |= {"segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
+        attrs |= {"max_se": max_se, "segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
         patterns = {**repeated_marks(length, view.causal)}
     patterns |= {} if pattern is None else {"pattern": pattern}
     names, marks = [*patterns], Marks(sequences, [*patterns.values()], causal=view.causal)
+    if max_se is None:
+        stop: tuple[float, list[int]] | None = None
+    else:  # an encoder has no key for `ind`, and so never an error
+        stop = (
+            max_se,
+            [
+                place
+                for place, name in enumerate(names)
+                if name == "pattern" or (name in DETECTORS and bool(patterns[name].any()))
+            ],
+        )
     with bar(len(sequences.tokens), "detectors", "seq") as shown:
-        statistics = _statistics(view, sequences, marks.scorer, shown.update, copies)
+        statistics = _statistics(view, sequences, marks.scorer, shown.update, copies, stop)
+    attrs = {"n_sequences": statistics.n_run} | attrs
     if pattern is not None and not statistics.n_counted[-1]:
         raise ValueError("pattern marks no key of any sequence")
     chance: Any = None
@@ -218,7 +245,7 @@ def measured_detectors(
     if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
         from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
 
-        n_compared = min(len(tokens), NULL_SEQUENCES, max(1, _MOST_TOKENS // tokens.shape[1]))
+        n_compared = min(len(tokens), NULL_SEQUENCES, max(1, _NULL_TOKENS // tokens.shape[1]))
         attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
         scored = marks.scorer(slice(0, n_compared))
         with bar(null_draws * len(view.layers), "detectors, null", "draw") as shown:
@@ -257,6 +284,11 @@ class _Statistics(NamedTuple):
     error: Float64[np.ndarray, "scores heads"]
     halves: Float64[np.ndarray, "2 scores heads"]
     n_counted: Float64[Tensor, "scores"]
+    n_run: int
+
+
+def _rows_at_once(view: AttentionView, width: int) -> int:
+    return max(1, min(BATCH, 2 * batch_on(view.device).tokens // width))  # no logits are made
 
 
 def _statistics(
@@ -265,12 +297,14 @@ def _statistics(
     scorer: Scorer,
     advance: Callable[[int], Any],
     copies: Float64[Tensor, "sequences"] | None,
+    stop: tuple[float, list[int]] | None,
 ) -> _Statistics:
     """Return mean and standard error of each score, and the means over even and over odd sequences.
 
     `scorer` gives the scores of a batch, which are 0 where a sequence does not count, and which do. Hooks reduce the
     patterns, so that none is stored. `copies` says how many sequences are equal to each, itself among them: these are
-    one observation, and the error is that of `tasks.score.standard_error`. None: all are observations.
+    one observation, and the error is that of `tasks.score.standard_error`. None: all are observations. `stop`: the
+    standard error below which no more sequences are run, and the scores whose errors have to be below it.
     """
     of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads], mean over the times that the layer runs
     reduce_batch: Reduce
@@ -280,12 +314,14 @@ def _statistics(
 
     hooks = [(view.hook_names(layer)["pattern"], partial(reduce, layer)) for layer in view.layers]
     n_sequences, width = sequences.tokens.shape
-    rows_at_once = BATCH if width * BATCH <= _MOST_TOKENS else max(1, _MOST_TOKENS // width)
+    rows_at_once = _rows_at_once(view, width)
     by_half = square = sizes = torch.zeros(1, dtype=torch.float64)  # [2 halves, scores, heads], but sizes without heads
     by_row: list[Any] = [0.0] * 4  # scores and their squares times copies, copies, and distinct rows
     n_heads: list[int] = []
-    for start in range(0, n_sequences, rows_at_once):
-        rows = slice(start, min(start + rows_at_once, n_sequences))
+    next_look = n_sequences if stop is None else min(FIRST_STOP, n_sequences)
+    n_run = 0
+    while True:
+        rows = slice(n_run, min(n_run + rows_at_once, next_look))
         odd = torch.arange(rows.start, rows.stop) % 2 == 1
         reduce_batch, counts = scorer(rows)
         view.run(sequences.tokens[rows], hooks, last=hooks[-1][0])
@@ -306,11 +342,17 @@ def _statistics(
             by_row = [
                 sum(pair) for pair in zip(by_row, [*weighted, counted @ times, counted @ (1 / times)], strict=True)
             ]
+        n_run = rows.stop
         advance(rows.stop - rows.start)
-    n_counted = sizes.sum(0)
-    count = n_counted[:, None]
-    mean = by_half.sum(0) / count
-    variance = (square / count - mean.square()).clamp_min(0) * count / (count - 1)
+        if n_run < next_look:
+            continue
+        n_counted = sizes.sum(0)
+        count = n_counted[:, None]
+        mean = by_half.sum(0) / count
+        variance = (square / count - mean.square()).clamp_min(0) * count / (count - 1)
+        if n_run == n_sequences or (stop is not None and bool(((variance / count)[stop[1]] < stop[0] ** 2).all())):
+            break
+        next_look = min(2 * next_look, n_sequences)
     if copies is not None:
         first, second, times, n_distinct = by_row[0], by_row[1], by_row[2][:, None], by_row[3].round()[:, None]
         squares = second - 2 * mean * first + mean.square() * times
@@ -322,4 +364,11 @@ def _statistics(
         (variance / count).sqrt().numpy(),
         (by_half / sizes[:, :, None]).numpy(),
         n_counted,
+        n_run,
     )
+
+
+def require_max_se(max_se: float | None) -> None:
+    """Raise ValueError for a standard error that no sequence can reach."""
+    if max_se is not None and not max_se > 0:
+        raise ValueError(f"max_se is a standard error above 0, or None to run all n_sequences; found {max_se!r}")

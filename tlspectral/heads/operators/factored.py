@@ -1,8 +1,10 @@
 """The query-key and output-value operators of a head, W_Q W_K^T and W_V W_O, kept as thin factors (FP section 3)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,7 +129,19 @@ class QKOperators(Sequence[QKOperator]):
     def __init__(self, view: AttentionView):
         self._view = view
         self._layer = lru_cache(maxsize=1)(self._read)
-        self._pairs = [(layer, head) for layer in view.layers for head in range(view.n_heads(layer))]
+        self._n_heads = lru_cache(maxsize=None)(view.n_heads)
+        if next(self._in_order(), None) is None:
+            _ = view.layers  # raises, and says why there is none
+
+    @cached_property
+    def _pairs(self) -> list[tuple[int, int]]:
+        return list(self._in_order())
+
+    def _in_order(self) -> Iterator[tuple[int, int]]:
+        """Yield layer and head of all heads. A layer is read when its turn comes."""
+        for layer in range(self._view.n_layers):
+            with suppress(UnsupportedArchitecture):
+                yield from ((layer, head) for head in range(self._n_heads(layer)))
 
     def _read(self, index: int) -> tuple[AttentionLayer, Tensor, Tensor]:
         layer = self._view.layer(index)
@@ -147,9 +161,10 @@ class QKOperators(Sequence[QKOperator]):
             number = whole_number(key)
             if number is None:
                 raise BadHead(f"{key!r} names no head: write operators[layer, head], or one number among all heads")
-            key = self._pairs[number]
+            first = None if number < 0 else next(islice(self._in_order(), number, None), None)
+            key = self._pairs[number] if first is None else first
         layer, head = head_pair(key, self._view.n_layers)
-        if (layer, head) not in self._pairs:
+        if not (0 <= layer < self._view.n_layers and 0 <= head < self._n_heads(layer)):
             heads_by_layer(self._view, [(layer, head)])  # raises, and says what there is
         record, w_q, w_k = self._layer(layer)
         return QKOperator(layer, head, w_q[head], w_k[head], record.rotary)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention.head_scores import rebuilt_scores
-from tlspectral.models.attention.tolerances import require_close
+from tlspectral.models.attention.tolerances import nearest_bound
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import PackedTokens, even_rows
@@ -110,7 +110,7 @@ def _check_layer(
         scale = ours[allowed].abs().max()
         rebuilt = ours.masked_fill(~allowed, -torch.inf).softmax(-1)
         error = (rebuilt - pattern)[allowed].abs().max()
-    found, allowed_difference = require_close(
+    found, allowed_difference = nearest_bound(
         error,
         scale,
         raw.w_q.dtype,

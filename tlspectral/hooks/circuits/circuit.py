@@ -176,6 +176,7 @@ def faithfulness(
     return measurement.table(
         table,
         n_pairs=len(intact),
+        batch=pairs.rows_at_once,
         tokens_sha256=pairs.sequences.digest,
         **pairs.sequences.noted,
         value_all=float(intact.mean()),

@@ -43,39 +43,48 @@ def edge_estimates(
     graph, sequences, other = pairs.graph, pairs.sequences, pairs.other
     masks = [places[:, None] == torch.arange(sequences.tokens.shape[1]) for places in at] or [sequences.real]
     found = torch.zeros(len(masks), *graph.possible.shape, dtype=torch.float64)
-    batches, steps = list(pairs.batches()), STEPS[method]
-    whole = sequences.by_rows or len(batches) == 1
-    of_logits = {} if whole else {share: _logit_gradients(pairs, share) for share in steps}
-    with bar(len(batches) * len(steps), method, "pass") as shown:
-        for batch in batches:
+    steps, n = STEPS[method], len(sequences.tokens)
+    of_logits: dict[float, Tensor] = {}
+    with bar(n * len(steps), method, "run of a pair") as shown:
+
+        def estimates(batch: slice) -> Tensor:
+            of_batch = torch.zeros_like(found)
             differences = pairs.differences(batch)
             # Before the first token that differs, nothing is written that an edge could carry.
             first = int((sequences.tokens[batch] != other.tokens[batch]).any(0).float().argmax())
             for share in steps:
                 reading = _Reading(pairs, (1.0 - share) * differences[0])
-                given = of_logits[share][batch] if share in of_logits else None
+                given = None
+                if not sequences.by_rows and batch.stop - batch.start < n:  # the metric gets all prompts at once
+                    if share not in of_logits:
+                        of_logits[share] = _logit_gradients(pairs, share)
+                    given = of_logits[share][batch]
                 for rows, gradients in reading.gradients(batch, given):
                     before = graph.n_before(graph.receivers[rows.start])
                     for place, mask in enumerate(masks):
                         counted = gradients[:, :, first:] * mask[batch, first:, None].to(gradients)
                         product = torch.einsum("rbpd,sbpd->rs", counted, differences[:before, :, first:].to(gradients))
-                        share_of_mean = product.double().cpu() / (len(sequences.tokens) * len(steps))
-                        found[place, rows, :before] -= share_of_mean
-                shown.update(1)
+                        of_batch[place, rows, :before] -= product.double().cpu() / (n * len(steps))
+                shown.update(batch.stop - batch.start)
+            return of_batch
+
+        for some in pairs.in_batches(estimates):
+            found += some
     return found.numpy()
 
 
 def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs scored d_vocab"]:
     """Return the gradient in the logits of a metric that gets all prompts at once, at a share of the embedding."""
     view, point = pairs.view, pairs.view.hook_names(0)["residual"]
-    found = []
-    for batch in pairs.batches():
+
+    def logits(batch: slice) -> Tensor:
         clean, other = (
             widened(view.capture(side.tokens[batch], [point], last=point)[point])
             for side in (pairs.sequences, pairs.other)
         )
-        found.append(_Reading(pairs, (1.0 - share) * (clean - other)).logits(batch))
-    return pairs.sequences.gradients(torch.cat(found))
+        return _Reading(pairs, (1.0 - share) * (clean - other)).logits(batch)
+
+    return pairs.sequences.gradients(torch.cat([*pairs.in_batches(logits)]))
 
 
 @dataclass

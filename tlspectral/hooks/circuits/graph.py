@@ -107,7 +107,8 @@ class Graph:
         return [known.get(layer) for layer in range(self.view.n_layers)]
 
     @cached_property
-    def _n_before_layer(self) -> list[int]:
+    def n_before_layer(self) -> list[int]:
+        """How many senders write before each layer, and before the logits."""
         kinds = zip(self.n_heads, self.mixers, self.mlps, strict=True)
         return np.cumsum([1, *(n_heads + mixer + (mlp is not None) for n_heads, mixer, mlp in kinds)]).tolist()
 
@@ -115,7 +116,7 @@ class Graph:
         """Return how many senders write before a receiver reads; they are the first ones."""
         mlp = self.mlps[receiver.layer] if receiver.input == "mlp" else None
         own = 0 if mlp is None or mlp.parallel else self.n_heads[receiver.layer] + self.mixers[receiver.layer]
-        return self._n_before_layer[receiver.layer] + own
+        return self.n_before_layer[receiver.layer] + own
 
     @cached_property
     def possible(self) -> Bool[np.ndarray, "receivers senders"]:
@@ -165,18 +166,45 @@ class Graph:
 
     def on_a_path(self, mask: Bool[np.ndarray, "receivers senders"]) -> Bool[np.ndarray, "receivers senders"]:
         """Return which edges of a circuit lie on a path of its edges from the embedding to the logits."""
-        of_sender = [self._reads_of(sender) for sender in self.senders]
         reached = np.array([sender.kind in ("embedding", "mix") for sender in self.senders])
-        for index, reads in enumerate(of_sender):
+        for index, reads in enumerate(self._reads):
             reached[index] |= bool((mask[reads] & reached).any())
+        return mask & reached & self.useful(mask)[:, None]
+
+    @cached_property
+    def coupled(self) -> list[bool]:
+        """Layers of which one head has a part in what another writes: by a norm over all heads, or behind them."""
+        found = []
+        for layer, writes in enumerate(self.writes):
+            norms = () if writes is None else (self.view.raw(layer).q_norm, self.view.raw(layer).k_norm)
+            over_heads = any(norm is not None and norm.over_heads for norm in norms)
+            found.append(over_heads or (writes is not None and writes.norm.kind != "none"))
+        return found
+
+    def useful(
+        self, mask: Bool[np.ndarray, "receivers senders"], *, by_norms: bool = False
+    ) -> Bool[np.ndarray, "receivers"]:
+        """Return the receivers from which a path of a circuit's edges leads to the logits, these among them.
+
+        `by_norms`: a path may also lead from one head to another of its layer, where this is `coupled`.
+        """
         read_whole = False  # by a mixer that is useful
         useful = np.zeros(len(self.receivers), dtype=bool)
         useful[-1] = True
         for index in reversed(range(1, len(self.senders))):
             if read_whole or mask[useful, index].any():
-                useful[of_sender[index]] = True
-                read_whole |= self.senders[index].kind == "mix"
-        return mask & reached & useful[:, None]
+                layer, _, kind = self.senders[index]
+                useful[self._reads[index]] = True
+                if by_norms and kind == "head" and self.coupled[layer]:
+                    for what in ("q", "k", "v"):
+                        useful[self.kinds[layer, what]] = True
+                read_whole |= kind == "mix"
+        return useful
+
+    @cached_property
+    def _reads(self) -> list[list[int]]:
+        """Places of the receivers of each sender."""
+        return [self._reads_of(sender) for sender in self.senders]
 
     def _reads_of(self, sender: Sender) -> list[int]:
         if sender.kind in ("embedding", "mix"):

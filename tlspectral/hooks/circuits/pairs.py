@@ -7,10 +7,10 @@ over the edges that are cut. With all edges kept that is the clean run, with non
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from tlspectral.models.hooking.hooks_on_model import Hook, holding
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import require_every_key
 from tlspectral.models.reading.view import AttentionView, require_stream
+from tlspectral.models.running.batches import batch_on, in_batches
 from tlspectral.models.running.padding import PackedTokens
 from tlspectral.models.running.partial_runs import Positions, logits_at
 from tlspectral.models.stream.writes import HeadWrites, mixed, z_of
@@ -34,8 +35,7 @@ from tlspectral.tasks import Task
 from tlspectral.tasks.scoring import ScoredSequences, Scores, score_of, scored_sequences
 from tlspectral.tasks.task import task_of
 
-_MOST_BYTES = 2**29  # of what all senders write in one batch, of which a run holds up to three copies
-
+_Found = TypeVar("_Found")
 Mask = Bool[np.ndarray, "receivers senders"]
 
 
@@ -62,12 +62,15 @@ class Pairs:
         sides = (sorted(one[:n].contiguous().numpy().tobytes() for one in pair) for *pair, n in both)
         return [hashlib.sha256(b"".join(pair)).hexdigest()[:16] for pair in sides]
 
-    def batches(self) -> Iterator[slice]:
-        """Yield the pairs in batches that bound what is held of their writes."""
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of one run, which bounds what is held of their writes."""
         each = len(self.graph.senders) * self.sequences.tokens.shape[1] * self.view.d_model * 4
-        rows = max(1, min(self.sequences.rows_at_once(self.view), _MOST_BYTES // each))
-        for start in range(0, len(self.sequences.tokens), rows):
-            yield slice(start, min(start + rows, len(self.sequences.tokens)))
+        return max(1, min(self.sequences.rows_at_once(self.view), batch_on(self.view.device).held // each))
+
+    def in_batches(self, run: Callable[[slice], _Found]) -> Iterator[_Found]:
+        """Yield what `run` returns for batches of `rows_at_once` pairs, see `batches.in_batches`."""
+        return in_batches(len(self.sequences.tokens), self.rows_at_once, run)
 
     def differences(self, batch: slice) -> Float[Tensor, "senders batch pos d_model"]:
         """Return what each sender writes on the clean prompts less what it writes on the counterfactual ones."""
@@ -77,19 +80,29 @@ class Pairs:
     def scores(self, circuits: Sequence[Mask]) -> Float64[np.ndarray, "circuits pairs"]:
         """Return the score of each pair in each circuit, a mask of the edges that are kept.
 
-        A circuit takes one forward pass of the clean prompts, all circuits together one of the counterfactual ones.
+        A circuit takes one forward pass of the clean prompts, all circuits together one of the counterfactual ones. As
+        many circuits as memory allows are stacked on the batch axis, which changes numbers by rounding only.
         """
-        results = [Scores(self.sequences, 1) for _ in circuits]
-        batches = list(self.batches())
-        with bar(len(batches) * len(circuits), "circuits", "run") as shown:
-            for batch in batches:
+        scores, kept = Scores(self.sequences, len(circuits)), np.stack([*circuits])
+        with bar(len(self.sequences.tokens) * len(circuits), "circuits", "run of a pair") as shown:
+
+            def of_pairs(batch: slice) -> Tensor:
+                tokens, scored = self.sequences.tokens[batch], self.sequences.scored_of(batch)
                 then = written_by(self.graph, self.other.tokens[batch])
-                for circuit, result in zip(circuits, results, strict=True):
-                    scored = self.sequences.scored_of(batch)
-                    tokens = self.sequences.tokens[batch]
-                    result.add(batch, cut_logits(self.graph, tokens, then, circuit, scored))
-                    shown.update(1)
-        return np.stack([result.result()[0].numpy() for result in results])
+
+                def of_circuits(some: slice) -> Tensor:
+                    found = scores.read(batch, cut_logits(self.graph, tokens, then, kept[some], scored))
+                    shown.update(len(found) * len(tokens))
+                    return found
+
+                # Receivers take copies of the stream, one after the other where caches hold no more.
+                copies = batch_on(self.view.device).copied // (4 * tokens.numel() * self.view.d_model)
+                at_once = max(1, min(self.rows_at_once // len(tokens), copies))
+                return torch.cat([*in_batches(len(circuits), at_once, of_circuits)])
+
+            for found in self.in_batches(of_pairs):
+                scores.keep(found)
+        return scores.result().numpy()
 
     def plain_scores(self) -> Float64[np.ndarray, "sides pairs"]:
         """Return the metric of each pair in a plain run of the clean and of the counterfactual prompts."""
@@ -121,13 +134,17 @@ def pairs_of(model: Any, task: Task) -> Pairs:
 def _require_both_ends(pairs: Pairs) -> None:
     """Refuse a model in which all edges are not the clean run of the first pair, or none not the counterfactual one."""
     graph, tokens, other = pairs.graph, pairs.sequences.tokens[:1], pairs.other.tokens[:1]
-    then, last = written_by(graph, other), slice(-1, None)
-    for kept, expected, what in (
-        (graph.possible, tokens, "all edges kept is not the run of the clean prompt"),
-        (np.zeros_like(graph.possible), other, "no edge kept is not the run of the counterfactual prompt"),
+    last, ends = slice(-1, None), np.stack([graph.possible, np.zeros_like(graph.possible)])
+    both = cut_logits(graph, tokens, written_by(graph, other), ends, last, whole=True)
+    for plain, found, what in zip(
+        logits_at(graph.view, torch.cat([tokens, other]), last),
+        both,
+        (
+            "all edges kept is not the run of the clean prompt",
+            "no edge kept is not the run of the counterfactual prompt",
+        ),
+        strict=True,
     ):
-        plain = logits_at(graph.view, expected, last)
-        found = cut_logits(graph, tokens, then, kept, last)
         require_close(
             (found - plain).abs().max(),
             plain.abs().max(),
@@ -143,15 +160,19 @@ def _require_both_ends(pairs: Pairs) -> None:
 class Stream:
     """What every sender has written in a run, less what it wrote in an earlier run where that is given as `then`.
 
-    `cut` says which edges are cut, or what share of each: a receiver reads the stream without the difference that these
-    carry. None: nothing is changed. `held` is what a mixer reads and what stands beside it, by hook point.
+    `cut` says which edges are cut in each circuit, or what share of each: a receiver reads the stream without the
+    difference that these carry. None: nothing is changed. The batch is one copy of the prompts for each circuit. Only
+    receivers that are `acting` are edited; None: all. `held` is what a mixer reads and what stands beside it, by hook
+    point.
     """
 
     graph: Graph
     written: Float[Tensor, "senders batch pos d_model"]
-    then: Float[Tensor, "senders batch pos d_model"] | None = None
-    cut: Bool[Tensor, "receivers senders"] | Float[Tensor, "receivers senders"] | None = None
+    then: Float[Tensor, "senders prompts pos d_model"] | None = None
+    cut: Float[Tensor, "circuits receivers senders"] | None = None
+    acting: Bool[np.ndarray, "receivers"] | None = None
     held: dict[str, Tensor] = field(default_factory=dict)
+    _of_layer: tuple[int, dict[str, Tensor]] = (-1, {})
 
     def hooks(self) -> list[Hook]:
         """Return hooks that note what is written and edit what receivers read by cut edges."""
@@ -169,14 +190,20 @@ class Stream:
             if mlp is not None:
                 found.append((names["mlp_out"], partial(self._note, place[f"L{layer}MLP"])))
         if self.cut is not None:
-            found += [hook for kind, one in self.graph.readers for hook in one.hooks(partial(self._cuts, kind))]
+            acting = ((kind, one) for kind, one in self.graph.readers if self._places(kind))
+            found += [hook for kind, one in acting for hook in one.hooks(partial(self._cuts, kind))]
         return found
 
     def _note(self, first: int, written: Float[Tensor, "*some batch pos d_model"], hook: Any = None) -> None:
         written = widened(written).to(self.written)
         written = written[None] if written.ndim == 3 else written
         place = slice(first, first + len(written))
-        self.written[place] = written if self.then is None else written - self.then[place]
+        if self.then is None:
+            self.written[place] = written
+            return
+        by_circuit = (1, (-1, self.then.shape[1]))
+        now, room = (each.unflatten(*by_circuit) for each in (written, self.written[place]))
+        torch.sub(now, self.then[place, None], out=room)
 
     def _note_heads(self, first: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:
         z = z_of(z, writes.w_o)
@@ -187,12 +214,35 @@ class Stream:
         captured = {**self.held, view.hook_names(layer)[behind]: x}
         self._note(self.graph.sender_index[f"L{layer}MIX"], mixed(view, layer, captured, widened, behind))
 
+    def _places(self, kind: tuple[int, str]) -> list[int]:
+        """Return the receivers of a kind that are edited."""
+        places = range(*self.graph.kinds[kind].indices(len(self.graph.receivers)))
+        return [place for place in places if self.acting is None or self.acting[place]]
+
     def _cuts(self, kind: tuple[int, str]) -> list[Cut]:
-        rows = self.graph.kinds[kind]
-        n = self.graph.n_before(self.graph.receivers[rows.start])
+        """Return what is cut from the receivers of a kind; what those of one layer have in common is summed at once."""
+        (layer, what), graph = kind, self.graph
+        in_layer = graph.n_before_layer[layer]
+        if self._of_layer[0] != layer:
+            places = {what: self._places((layer, what)) for what in ("q", "k", "v", "mlp", "logits")
+                      if (layer, what) in graph.kinds}  # fmt: skip
+            sums = self._sums([place for some in places.values() for place in some], slice(0, in_layer))
+            self._of_layer = layer, dict(zip(places, sums.split([*map(len, places.values())]), strict=True))
+        places, removed = self._places(kind), self._of_layer[1][what]
+        n = graph.n_before(graph.receivers[places[0]])
+        if n > in_layer:
+            removed = removed + self._sums(places, slice(in_layer, n))
+        first = graph.kinds[kind].start
+        return [Cut([place - first for place in places], slice(None), removed)]
+
+    def _sums(self, receivers: list[int], senders: slice) -> Float[Tensor, "receivers batch pos d_model"]:
+        """Return the difference that cut edges of some senders carry to each of some receivers."""
         assert self.cut is not None
-        removed = torch.einsum("rs,sbpd->rbpd", self.cut[rows, :n].to(self.written), self.written[:n])
-        return [(place, slice(None), one) for place, one in enumerate(removed)]
+        weights, written = self.cut[:, receivers, senders], self.written[senders]
+        by_circuit = written.unflatten(1, (len(weights), -1)).flatten(2)  # [senders, circuits, numbers]
+        sums = written.new_empty(len(receivers), *by_circuit.shape[1:])
+        torch.bmm(weights, by_circuit.transpose(0, 1), out=sums.transpose(0, 1))
+        return sums.view(len(receivers), *written.shape[1:])
 
 
 @torch.no_grad()
@@ -208,12 +258,24 @@ def cut_logits(
     graph: Graph,
     tokens: Int[Tensor, "batch pos"],
     then: Float[Tensor, "senders batch pos d_model"],
-    kept: Bool[np.ndarray, "receivers senders"],
+    kept: Bool[np.ndarray, "circuits receivers senders"],
     scored: Positions,
-) -> Float[Tensor, "batch scored d_vocab"]:
-    """Return the logits of the clean prompts when only the kept edges carry what the run computes."""
-    cut = torch.as_tensor(graph.possible & ~kept).to(then.device)
-    return run_with(Stream(graph, _room(graph, tokens), then, cut), tokens, scored)
+    *,
+    whole: bool = False,
+) -> Float[Tensor, "circuits batch scored d_vocab"]:
+    """Return the logits of the clean prompts when only the edges that a circuit keeps carry what the run computes.
+
+    Receivers from which no path leads to the logits are left as they are, since all that they change is cut behind
+    them. With `whole` all are edited.
+    """
+    cut = graph.possible & ~kept
+    acting = cut.any((0, 2))
+    if not whole:
+        acting &= np.any([graph.useful(one, by_norms=True) for one in kept], axis=0)
+    tokens = tokens.repeat(len(kept), 1)
+    scored = scored if isinstance(scored, slice) else scored.repeat(len(kept), 1)
+    stream = Stream(graph, _room(graph, tokens), then, torch.as_tensor(cut).to(then), acting)
+    return run_with(stream, tokens, scored).unflatten(0, (len(kept), -1))
 
 
 def run_with(stream: Stream, tokens: Tensor, scored: Positions) -> Float[Tensor, "batch scored d_vocab"]:

@@ -10,7 +10,7 @@ receivers of one kind read.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -27,8 +27,21 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.mlp import MlpReads, mlp_reads
 from tlspectral.models.stream.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
 
-Cut = tuple[int, slice, Tensor]
-"""Index of a receiver among those of its kind in a layer, rows of the batch, and what is taken out of its stream."""
+_ALL = slice(None)
+
+
+class Cut(NamedTuple):
+    """What is taken out of the streams of some receivers of one kind in a layer.
+
+    Attributes:
+        receivers: their indices among those of the kind.
+        rows: of the batch.
+        removed: of each of them, or one for all.
+    """
+
+    receivers: list[int]
+    rows: slice
+    removed: Float[Tensor, "receivers rows pos d_model"]
 
 
 @dataclass
@@ -129,7 +142,7 @@ class EdgeReceiver(HeadCapture):
         Compared is the first sequence. Of values, whose bias is not read, what is left has to be the same at every
         token.
         """
-        heads = [head for one in self.heads for head in range(len(reads.weight))[reads.heads_of(one)]]
+        heads = list(range(len(reads.weight))) if reads.joint else self.heads
         by_head = reads.by_head(captured[:1])
         size = by_head.shape[2] // len(reads.weight)  # some models repeat keys per query head
         found = widened(by_head[:, :, [head * size for head in heads]])
@@ -160,7 +173,7 @@ class EdgeReceiver(HeadCapture):
         reads = next(one for one in every if one.point == self.point)
         if acts_first(hook, self._edit):
             self._require_own_reads(captured, x, reads)
-        return without(captured, x, reads, [(head, slice(None), removed) for head in self.heads])
+        return without(captured, x, reads, [Cut(self.heads, _ALL, removed[None])])
 
 
 def refuse_open_receivers(points: Iterable[Any], what: Input, heads: list[int], of: EdgeReceiver | None = None) -> None:
@@ -205,7 +218,7 @@ class Reader:
         """The points of the layer whose sum is read; none where it is what is read itself."""
         return self.reads.reads if isinstance(self.reads, MlpReads) else ("residual",) * (self.reads is not None)
 
-    def hooks(self, cuts: Callable[[], Iterable[Cut]]) -> list[Hook]:
+    def hooks(self, cuts: Callable[[], list[Cut]]) -> list[Hook]:
         """Return hooks that take what is cut out of what the receivers read; `cuts` is called while the model runs."""
         held: dict[str, Tensor] = {}
 
@@ -214,7 +227,7 @@ class Reader:
             if isinstance(self.reads, LayerReads):
                 return without(read, x, self.reads, cuts())
             removed = torch.zeros_like(x)
-            for _, rows, one in cuts():
+            for _, rows, (one,) in cuts():
                 removed[rows] += one.to(x)
             return (x - removed).to(read) if self.reads is None else self.reads.changed(read, x, removed)
 
@@ -263,10 +276,12 @@ def without(
     edited = captured.clone(memory_format=torch.contiguous_format)
     by_head = reads.by_head(edited)
     size = by_head.shape[2] // len(reads.weight)  # some models repeat keys and values, one per query head
-    for receiver, rows, removed in cuts:
-        heads = reads.heads_of(receiver)
-        held = by_head.unflatten(2, (-1, size))[rows, :, heads]
+    for receivers, rows, removed in cuts:
+        heads, of_rows = reads.heads_of(receivers), by_head.unflatten(2, (-1, size))[rows]
+        stream, removed = x[rows], removed.to(x)
+        one = len(removed) == 1
+        change = reads.change(stream, removed[0], heads) if one else reads.change_of_each(stream, removed, heads)
         # An activation of a model spread over several devices moves inside a layer.
-        change = reads.change(x[rows], removed.to(x), heads).to(edited.device)
-        held[:] = (widened(held) + change[:, :, :, None]).to(edited)
+        change = change.to(edited.device)[:, :, :, None]
+        of_rows[:, :, heads] = (widened(of_rows[:, :, heads]) + change).to(edited)
     return edited

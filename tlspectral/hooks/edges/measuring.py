@@ -165,10 +165,10 @@ def _task_deltas(edges: list[Edge], sequences: ScoredSequences, draws: int, prep
         for draw, row in jobs[chunk]:
             removed = prepared.removed(edges[row], draw)[batch]
             rows = slice(len(cuts) * len(removed), (len(cuts) + 1) * len(removed))
-            cuts.append((max(0, edges[row].end.receiver.head), rows, removed))
+            cuts.append(Cut([max(0, edges[row].end.receiver.head)], rows, removed[None]))
         return [hook for one in reading for hook in one.hooks(lambda: cuts)]
 
-    found = replayed_values(intact, sequences, reading[0].layer, len(jobs), hooks_of).numpy() - values
+    found = replayed_values(intact, sequences, [reading[0].layer] * len(jobs), hooks_of).numpy() - values
     deltas = np.empty((len(edges), draws + 1, len(values)))
     for (draw, row), effect in zip(jobs, found, strict=True):
         deltas[row, draw + 1] = effect

@@ -14,11 +14,11 @@ from tlspectral.algebra.rotary import in_float64_on_cpu, summed
 from tlspectral.errors import BadHead
 from tlspectral.hooks.parts.output import Output
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.batches import batch_on, in_batches
 from tlspectral.models.running.padding import PackedTokens
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, head_writes, mixed, z_of
 from tlspectral.selection import head_name, heads_by_layer
 
-_TOKENS = 2**11  # of one pass
 _WHOLE = re.compile(r"L?(\d+)\.?(MLP|MIX)", re.IGNORECASE)
 
 Replaced = Literal["mean", "zero", "resample", "counterfactual"]
@@ -183,10 +183,10 @@ def cached_run(
     read = ("residual", "query", "key", "cos", "sin", "scores", "pattern")
     tables = {names[layer][point] for layer in reading for point in ("cos", "sin") if point in names[layer]}
     of_reading = {names[layer][point] for layer in reading for point in read if point in names[layer]}
-    rows = max(1, _TOKENS // sequences.tokens.shape[1])
+    rows = max(1, batch_on(view.device).tokens // sequences.tokens.shape[1])
 
     def captured(tokens: Tensor, points: set[str]) -> dict[str, Tensor]:
-        runs = [view.capture(batch, points, last=last) for batch in tokens.split(rows)]
+        runs = [*in_batches(len(tokens), rows, lambda batch: view.capture(tokens[batch], points, last=last))]
         return {name: runs[0][name] if name in tables else torch.cat([run[name] for run in runs]) for name in runs[0]}
 
     other = None

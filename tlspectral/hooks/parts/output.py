@@ -11,14 +11,13 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.parts.part import Part, Placed
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.batches import batch_on, in_batches
 from tlspectral.models.running.given import given_prompts
 from tlspectral.models.running.padding import PackedTokens
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.stream.writes import z_of
 
 Replace = Literal["zero", "mean", "resample", "counterfactual"]
-
-_TOKENS = 2**11  # of one run of the reference
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -245,10 +244,12 @@ def _from_reference(
     even = not sequences.padded
     names = {layer: view.hook_names(layer)["z"] for layer in by_layer}
     outputs: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}
-    rows = max(1, _TOKENS // sequences.tokens.shape[1])
-    for start in range(0, len(sequences.tokens) if by_layer else 0, rows):
-        batch = slice(start, start + rows)
-        captured = view.capture(sequences.tokens[batch], names.values(), last=names[max(names)])
+
+    def captured_of(batch: slice) -> tuple[slice, dict[str, Tensor]]:
+        return batch, view.capture(sequences.tokens[batch], names.values(), last=names[max(names)])
+
+    rows = max(1, batch_on(view.device).tokens // sequences.tokens.shape[1])
+    for batch, captured in in_batches(len(sequences.tokens) if by_layer else 0, rows, captured_of):
         for layer, heads in by_layer.items():
             z = z_of(captured[names[layer]], view.raw(layer).w_o)[:, :, heads]
             z = z.unflatten(0, (view.blocks[layer].runs, -1))

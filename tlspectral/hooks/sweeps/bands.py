@@ -122,6 +122,7 @@ def band_effects(
     return Measurement(BAND_EFFECTS, settings, view.origin(runs=True)).table(
         pd.DataFrame(rows),
         n_sequences=len(sequences.tokens),
+        batch=sequences.rows_at_once(view),
         higher_is_better=sequences.higher_is_better,
         intact_value=float(intact_value.mean()),
         **sequences.noted,
@@ -150,7 +151,7 @@ def _head_rows(
         sets = equal_sets(products, chosen, draws, rng)
         bands = [Band(np.flatnonzero(pairs)).on(intact.view, {layer.layer: [head]}) for pairs in [chosen, *sets]]
         hooks = [LayerAblation(intact.view, layer, [head], band[layer.layer]).hooks() for band in bands]
-        replayed = [replayed_values(intact, sequences, layer.layer, 1, lambda *_, each=each: each) for each in hooks]
+        replayed = [replayed_values(intact, sequences, [layer.layer], lambda *_, each=each: each) for each in hooks]
         values = np.concatenate(replayed)
         delta, random = values[0] - intact_value, values[1:] - intact_value  # [sequences], [sets, sequences]
         rows.append(
@@ -233,9 +234,10 @@ def _score_products(
     n_pairs = layer.rotary.n_pairs
     total = torch.zeros(len(heads), n_pairs, n_pairs, dtype=torch.float64)
     batch = slice(0, 0)
+    of_batch = torch.zeros_like(total)
 
     def add_products(removal: Removal) -> Tensor:
-        """Add each sequence's mean products to `total`, and remove nothing."""
+        """Add each sequence's mean products to those of the batch, and remove nothing."""
         removal = unpadded(removal, sequences, batch)
         assert removal.scores is not None
         assert removal.allowed is not None
@@ -249,11 +251,19 @@ def _score_products(
             products = in_float64(products)
             per_sequence = unmasked.sum((-2, -1)).to(products.device)
             weights = (1.0 / per_sequence.double()).repeat_interleave(per_sequence)  # by unmasked pair of tokens
-            total[index] += (products * weights @ products.T).cpu()
+            of_batch[index] += (products * weights @ products.T).cpu()
         return torch.zeros_like(removal.difference)
 
     every = Band(range(n_pairs)).on(view, {layer.layer: heads})[layer.layer]
     hooks = LayerAblation(view, layer, heads, every, alter=add_products).hooks()
-    for batch in sequences.batches(view):
+
+    def products_of(sequences_run: slice) -> Tensor:
+        nonlocal batch
+        batch = sequences_run
+        of_batch.zero_()
         view.run(sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
+        return of_batch
+
+    for found in sequences.in_batches(view, products_of):
+        total += found
     return (total / (len(sequences.tokens) * view.blocks[layer.layer].runs)).numpy()

@@ -6,7 +6,7 @@ output or its attention to far keys, is other heads. Blocks are replayed from th
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import comb, prod
 from typing import Any
 
@@ -22,6 +22,7 @@ from tlspectral.hooks.parts import Bound, Output, Part
 from tlspectral.hooks.parts.blocks import BlockPart
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, head_name, heads_by_layer
@@ -58,6 +59,80 @@ def unpadded(removal: Removal, sequences: ScoredSequences, batch: slice) -> Remo
     return replace(removal, allowed=(removal.allowed & queries).expand_as(removal.difference))
 
 
+@dataclass(frozen=True)
+class LayerJobs:
+    """Ablations of the heads of a layer one by one, by a part that is bound to them: jobs, to be run in any order.
+
+    A job is a head and either the part itself (draw -1) or a random part of equal size. `squares` are the mean squares
+    of what was removed.
+    """
+
+    view: AttentionView
+    sequences: ScoredSequences
+    layer: int
+    heads: list[int]
+    part: Bound
+    draws: int = 0
+    seed: int = 0
+
+    @cached_property
+    def jobs(self) -> list[tuple[int, int]]:
+        """Head and draw of each job."""
+        return [(head, draw) for head in self.heads for draw in range(-1, self.draws)]
+
+    @cached_property
+    def squares(self) -> Float64[Tensor, "jobs sequences"]:
+        """Mean square of what each job removes from the scores of each sequence, as far as it ran; NaN without."""
+        return torch.full(
+            (len(self.jobs), len(self.sequences.tokens)), 0.0 if self._scored else torch.nan, dtype=torch.float64
+        )
+
+    @cached_property
+    def _scored(self) -> bool:
+        return isinstance(self.part, QueryKeyPart | BlockPart)
+
+    @cached_property
+    def _folded(self) -> AttentionLayer:
+        return self.view.layer(self.layer)
+
+    def hooks(self, chunk: slice, batch: slice, *, stacked: bool = True) -> list[Hook]:
+        """Return the hooks of some jobs on some sequences: each on its copy of them, or all at once (not `stacked`)."""
+        self.squares[chunk, batch] *= 0.0  # of a run that memory ran out in; NaN stays
+        heads = [head for head, _ in self.jobs[chunk]]
+        ablation = LayerAblation(self.view, self._folded, heads, self.part.of_rows(batch), stacked=stacked)
+        if self._scored:
+            ablation.alter = partial(self._altered, chunk, batch)
+        return ablation.hooks()
+
+    def _altered(self, chunk: slice, batch: slice, removal: Removal) -> Tensor:
+        """Add up the mean square of each removed part, and substitute random parts for the jobs of the control."""
+        removal = unpadded(removal, self.sequences, batch)
+        assert removal.allowed is not None
+        size = root_mean_square(removal.difference, removal.allowed)
+        self.squares[chunk, batch] += size.square().T.cpu().double()
+        jobs = self.jobs[chunk]
+        random = [index for index, (_, draw) in enumerate(jobs) if draw >= 0]
+        if not random:
+            return removal.difference
+        seeds = [[self.seed, self.layer, *jobs[index]] for index in random]
+        replaced = removal.difference.clone()
+        if isinstance(self.part, BlockPart):
+            replaced[:, random] = self.part.prompt.shuffled(removal.difference[:, random], seeds)
+        else:
+            assert removal.scores is not None
+            width = removal.scores.query.content.shape[-1]
+            frames = torch.stack([haar_frame(width, width, one) for one in seeds])
+            replaced[:, random] = random_difference(removal, random, frames)
+        return replaced
+
+    def effects(self, values: Float64[Tensor, "jobs sequences"]) -> LayerEffects:
+        """Return the scores of all jobs by head."""
+        shape = (len(self.heads), self.draws + 1, len(self.sequences.tokens))
+        by_head = values.view(shape).numpy()
+        squares = (self.squares / self.view.blocks[self.layer].runs).view(shape)
+        return LayerEffects(by_head[:, 0], squares[:, 0].mean(-1).sqrt().numpy(), by_head[:, 1:])
+
+
 def layer_effects(
     intact: IntactRun,
     sequences: ScoredSequences,
@@ -68,45 +143,9 @@ def layer_effects(
     draws: int = 0,
     seed: int = 0,
 ) -> LayerEffects:
-    """Ablate each of the heads in turn, on all sequences, by a part that is bound to them.
-
-    A job is a head and either the part itself (draw -1) or a random part.
-    """
-    view, folded = intact.view, intact.view.layer(layer)
-    jobs = [(head, draw) for head in heads for draw in range(-1, draws)]
-    n, scored = len(sequences.tokens), isinstance(part, QueryKeyPart | BlockPart)
-    squares = torch.full((len(jobs), n), 0.0 if scored else torch.nan, dtype=torch.float64)
-
-    def altered(chunk: slice, batch: slice, removal: Removal) -> Tensor:
-        """Add up the mean square of each removed part, and substitute random parts for the jobs of the control."""
-        removal = unpadded(removal, sequences, batch)
-        assert removal.allowed is not None
-        squares[chunk, batch] += root_mean_square(removal.difference, removal.allowed).square().T.cpu().double()
-        random = [index for index, (_, draw) in enumerate(jobs[chunk]) if draw >= 0]
-        if not random:
-            return removal.difference
-        drawn, replaced = [jobs[chunk][index] for index in random], removal.difference.clone()
-        if isinstance(part, BlockPart):
-            seeds = [[seed, layer, head, draw] for head, draw in drawn]
-            replaced[:, random] = part.prompt.shuffled(removal.difference[:, random], seeds)
-        else:
-            assert removal.scores is not None
-            size = removal.scores.query.content.shape[-1]
-            frames = torch.stack([haar_frame(size, size, [seed, layer, head, draw]) for head, draw in drawn])
-            replaced[:, random] = random_difference(removal, random, frames)
-        return replaced
-
-    def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
-        heads = [head for head, _ in jobs[chunk]]
-        ablation = LayerAblation(view, folded, heads, part.of_rows(batch), stacked=True)
-        if scored:
-            ablation.alter = partial(altered, chunk, batch)
-        return ablation.hooks()
-
-    values = replayed_values(intact, sequences, layer, len(jobs), hooks_of)
-    by_head = values.view(len(heads), draws + 1, n).numpy()
-    score_rms = (squares / view.blocks[layer].runs).view(len(heads), draws + 1, n)[:, 0].mean(-1).sqrt().numpy()
-    return LayerEffects(by_head[:, 0], score_rms, by_head[:, 1:])
+    """Ablate each of the heads in turn, on all sequences, by a part that is bound to them: see `LayerJobs`."""
+    jobs = LayerJobs(intact.view, sequences, layer, heads, part, draws, seed)
+    return jobs.effects(replayed_values(intact, sequences, [layer] * len(jobs.jobs), jobs.hooks))
 
 
 def effects_of(
@@ -206,29 +245,18 @@ def head_sets(
     return sets[1:]
 
 
-def effects_beside_heads(
-    intact: IntactRun,
-    sequences: ScoredSequences,
-    layer: int,
-    heads: list[int],
-    part: Bound,
-    *,
-    draws: int,
-    seed: int,
-) -> LayerEffects:
-    """Ablate each of the heads in turn; the controls of each are other heads of the layer, ablated in the same way.
+def other_heads(view: AttentionView, layer: int, heads: list[int], draws: int, seed: int) -> list[list[int]]:
+    """Draw up to `draws` other heads of the layer for each of the heads, as its control. Raises as `head_sets`."""
+    n_heads = {layer: view.n_heads(layer)}
+    drawn = [head_sets(n_heads, {layer: [head]}, draws, np.random.default_rng([seed, layer, head])) for head in heads]
+    return [[other for ((_, other),) in sets] for sets in drawn]
 
-    The arguments are those of `layer_effects`; `draws` is limited to the other heads. Raises as `head_sets`.
-    """
-    n_heads = {layer: intact.view.n_heads(layer)}
-    others: list[list[int]] = []
-    for head in heads:
-        sets = head_sets(n_heads, {layer: [head]}, draws, np.random.default_rng([seed, layer, head]))
-        others.append([other for ((_, other),) in sets])
-    measured = [*heads, *sorted({other for drawn in others for other in drawn}.difference(heads))]
-    values = layer_effects(intact, sequences, layer, measured, part, seed=seed).values
+
+def beside_heads(effects: LayerEffects, measured: list[int], others: list[list[int]]) -> LayerEffects:
+    """Return the effects of the first of the measured heads, whose controls are those of `others`."""
+    values = effects.values
     controls = np.stack([values[[measured.index(other) for other in drawn]] for drawn in others])
-    return LayerEffects(values[: len(heads)], np.full(len(heads), np.nan), controls)
+    return LayerEffects(values[: len(others)], np.full(len(others), np.nan), controls)
 
 
 def chosen_sets(view: AttentionView, sets: Mapping[str, Heads]) -> dict[str, dict[int, list[int]]]:
@@ -281,4 +309,4 @@ def _values(
             hooks += LayerAblation(view, view.layer(layer), heads, bound[layer].of_rows(batch)).hooks()
         return hooks
 
-    return replayed_values(intact, sequences, min(by_layer), 1, hooks_of).numpy()
+    return replayed_values(intact, sequences, [min(by_layer)], hooks_of).numpy()

@@ -40,13 +40,15 @@ def gradient_screen(
     require_gradients(view, "screen='gradient'")
     gates: dict[int, Tensor] = {}
     squares = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
+    of_batch: dict[int, Tensor] = {}
     hooks, batch = [], slice(0, 0)
     of_logits = None
     if not sequences.by_rows:
         with torch.no_grad():
-            batches = sequences.batches(view)
-            logits = [logits_at(view, sequences.tokens[each], sequences.scored_of(each)) for each in batches]
-        of_logits = sequences.gradients(torch.cat(logits))
+            logits = sequences.in_batches(
+                view, lambda each: logits_at(view, sequences.tokens[each], sequences.scored_of(each))
+            )
+            of_logits = sequences.gradients(torch.cat([*logits]))
 
     def gated(layer: int, removal: Removal) -> Tensor:
         """Note the mean square of the removed parts of a layer, and return them times their gates."""
@@ -55,7 +57,7 @@ def gradient_screen(
         if removal.allowed is None:
             squares[layer].fill_(torch.nan)
         else:
-            squares[layer].add_(root_mean_square(difference, removal.allowed).square().sum(0).cpu().double())
+            of_batch[layer] = root_mean_square(difference, removal.allowed).square().sum(0).cpu().double()
         return difference * gates[layer].to(difference)[:, None, None]
 
     bound, ablations = part.on(view, by_layer), []
@@ -72,15 +74,22 @@ def gradient_screen(
         hooks += [*ablation.measuring(), (ablation.names["z"], partial(_gated_output, ablation, gates[layer]))]
     estimates = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}
     n = len(sequences.tokens)
+
+    def gradients_of(sequences_run: slice) -> tuple[Tensor, ...]:
+        nonlocal batch
+        batch = sequences_run
+        for ablation in ablations:
+            ablation.part = bound[ablation.layer.layer].of_rows(batch)
+        logits = logits_at(view, sequences.tokens[batch], sequences.scored_of(batch))
+        whole = sequences.gradients(logits, batch) if of_logits is None else of_logits[batch]
+        return torch.autograd.grad(logits, list(gates.values()), whole.to(logits))
+
     with torch.enable_grad(), view.hooks_on(hooks):
-        for batch in sequences.batches(view, _GRAPH_TOKENS):
-            for ablation in ablations:
-                ablation.part = bound[ablation.layer.layer].of_rows(batch)
-            logits = logits_at(view, sequences.tokens[batch], sequences.scored_of(batch))
-            whole = sequences.gradients(logits, batch) if of_logits is None else of_logits[batch]
-            gradients = torch.autograd.grad(logits, list(gates.values()), whole.to(logits))
+        for gradients in sequences.in_batches(view, gradients_of, _GRAPH_TOKENS):
             for layer, gradient in zip(gates, gradients, strict=True):
                 estimates[layer] += gradient.cpu().double()
+            for layer, square in of_batch.items():
+                squares[layer] += square
     tables = [
         pd.DataFrame(
             {

@@ -15,18 +15,23 @@ from tlspectral.hooks.parts import Output, Part, PartName, part_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.positions import asked_positions, is_one_position
 from tlspectral.hooks.screening import agreement, screened
+from tlspectral.hooks.sweeps.at_position import effects_at_position, layers_together
 from tlspectral.hooks.sweeps.effects import (
     SETS,
+    LayerEffects,
+    LayerJobs,
+    beside_heads,
     chosen_sets,
     effect_rows,
-    effects_beside_heads,
     effects_of,
     layer_effects,
+    other_heads,
     set_table,
 )
 from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.continued_runs import continued_run
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, heads_by_layer, whole_number
 from tlspectral.tables.head_columns import HEAD, PART
@@ -212,8 +217,12 @@ def ablation_sweep(
         if estimated is not None:
             by_layer = heads_by_layer(view, estimated[(estimated["measured"] != "") & (estimated["place"] == index)])
         parts += [
-            WorkPart(f"{label}_L{layer:03d}", partial(_layer_table, *shared, layer, chosen), items=len(chosen))
-            for layer, chosen in by_layer.items()
+            WorkPart(
+                f"{label}_L{'-'.join(f'{layer:03d}' for layer in dict.fromkeys((min(group), max(group))))}",
+                partial(_table, *shared, group),
+                items=sum(map(len, group.values())),
+            )
+            for group in layers_together(by_layer, sequences, one.at, per_head)
         ]
         layers_of |= set(by_layer)
     layers = measurement.made(
@@ -238,6 +247,7 @@ def ablation_sweep(
         draws=per_head,
         higher_is_better=sequences.higher_is_better,
         n_sequences=len(sequences.tokens),
+        batch=sequences.rows_at_once(view),
         tokens_sha256=sequences.digest,
         **sequences.noted,
     )
@@ -298,36 +308,64 @@ def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[
     return rotary
 
 
-def _layer_table(
+def _table(
     part: Part,
     sequences: ScoredSequences,
     draws: int,
     seed: int,
-    layer: int,
-    heads: list[int],
+    by_layer: dict[int, list[int]],
     prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]],
 ) -> pd.DataFrame:
+    """Return the rows of heads of some layers, one after the other."""
     intact, intact_value = prepared
-    beside_heads = draws > 0 and part.control == "heads"
-    of_heads = list(range(intact.view.n_heads(layer))) if beside_heads else heads
-    bound = part.on(intact.view, {layer: of_heads})[layer]
-    effects = (effects_beside_heads if beside_heads else layer_effects)(
-        intact, sequences, layer, heads, bound, draws=draws, seed=seed
-    )
-    deltas = effects_of(part, sequences, effects.values, intact_value)
-    controls = effects_of(part, sequences, effects.controls, intact_value)  # [heads, draws, sequences]
-    names = {"layer": layer, "head": heads}
-    table = effect_rows(names, effects.values, deltas, controls, seed, sequences.distinct)
-    table = table.assign(score_rms=effects.score_rms)
-    sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
-    sums = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
-    if draws and not beside_heads:
-        sums["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
+    beside = draws > 0 and part.control == "heads"
+    tables, sums = [], dict[str, Any]()
+    for layer, effects in _effects(part, sequences, draws, seed, by_layer, intact).items():
+        deltas = effects_of(part, sequences, effects.values, intact_value)
+        controls = effects_of(part, sequences, effects.controls, intact_value)  # [heads, draws, sequences]
+        names = {"layer": layer, "head": by_layer[layer]}
+        rows = effect_rows(names, effects.values, deltas, controls, seed, sequences.distinct)
+        tables.append(rows.assign(score_rms=effects.score_rms))
+        sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
+        own = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
+        if draws and not beside:
+            own["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
+        sums = {name: total + sums.get(name, 0.0) for name, total in own.items()}
+    table = stacked(tables)
     table.attrs = {
         "sums_per_sequence": {name: total.tolist() for name, total in sums.items()},
         "intact_per_sequence": intact_value.tolist(),
     }
     return table
+
+
+def _effects(
+    part: Part, sequences: ScoredSequences, draws: int, seed: int, by_layer: dict[int, list[int]], intact: IntactRun
+) -> dict[int, LayerEffects]:
+    """Ablate each of some heads in turn, and random parts in their place, or other heads of their layers."""
+    view, others, measured = intact.view, dict[int, list[list[int]]](), by_layer
+    if draws and part.control == "heads":
+        others = {layer: other_heads(view, layer, heads, draws, seed) for layer, heads in by_layer.items()}
+        measured = {
+            layer: [*heads, *sorted({other for drawn in others[layer] for other in drawn}.difference(heads))]
+            for layer, heads in by_layer.items()
+        }
+        draws = 0
+    bound = part.on(view, measured)
+    run = None if part.at is None else continued_run(intact, int(part.at.min()))
+    if run is None:
+        effects = {
+            layer: layer_effects(intact, sequences, layer, heads, bound[layer], draws=draws, seed=seed)
+            for layer, heads in measured.items()
+        }
+    else:
+        jobs = [
+            LayerJobs(view, sequences, layer, heads, bound[layer], draws, seed) for layer, heads in measured.items()
+        ]
+        effects = dict(zip(measured, effects_at_position(run, sequences, part.at, jobs), strict=True))
+    return {
+        layer: beside_heads(one, measured[layer], others[layer]) if others else one for layer, one in effects.items()
+    }
 
 
 def _joined(

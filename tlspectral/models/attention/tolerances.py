@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -9,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.models.hooking.hooks_on_model import open_blocks
+from tlspectral.models.hooking.pass_checks import judged
 
 Quantity = Literal[
     "scores", "pattern", "term sum", "rotation", "live scores", "live reads", "live pattern", "live z", "stream",
@@ -86,6 +88,20 @@ def require_close(
     where: str | Sequence[str],
     advice: str,
     error: Callable[[str], Exception],
+) -> None:
+    """Refuse a difference as `nearest_bound` does; in a hook of a pass of `checked_at_end` when the pass ends."""
+    judge = partial(nearest_bound, stored=stored, what=what, where=where, advice=advice, error=error)
+    judged((difference, size), judge)
+
+
+def nearest_bound(
+    difference: Float[Tensor, "*shape"],
+    size: Float[Tensor, "*shape"],
+    stored: torch.dtype,
+    what: Quantity,
+    where: str | Sequence[str],
+    advice: str,
+    error: Callable[[str], Exception],
 ) -> tuple[float, float]:
     """Return the difference nearest its bound, and the bound. Raises `error` where it is larger, or NaN.
 
@@ -94,7 +110,7 @@ def require_close(
     from what (for all, or for each difference), and ends with `advice` and the names of open `ablate` blocks.
     """
     absolute, relative = noise_of(what, stored)
-    difference, size = (torch.as_tensor(each).detach().cpu().double() for each in (difference, size))
+    difference, size = (each.detach().cpu().double() for each in (difference, size))
     excess = (difference - absolute - relative * size).nan_to_num(torch.inf, torch.inf, -torch.inf).flatten()
     index = int(excess.argmax())
     found, of_size = float(difference.flatten()[index]), float(size.flatten()[index])

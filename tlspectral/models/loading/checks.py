@@ -136,10 +136,10 @@ def avoid_lost_cache(model: Any) -> None:
     advice = "install transformers<{}.{}".format(*LOST_FROM) if renamed else "try another version of TransformerLens"
     warn_caller(
         f"{view.source['model']}: TransformerLens {lens} loses the key/value cache of this model, or its positions, "
-        f"under transformers {transformers} (log-probabilities behind cached tokens differ from those of an uncached "
-        f"pass by {difference:.1e} of the largest). generate, generate_stream and hf_generate of this model, and "
-        "passes of tlspectral that would lose it, therefore run without a cache, which is right and slower; do not "
-        f"pass one to the model yourself. To have the cache, {advice}"
+        f"under transformers {transformers} (what its layers write behind cached tokens differs from an uncached pass "
+        f"by {difference:.1e} of its size). generate, generate_stream and hf_generate of this model, and passes of "
+        "tlspectral that would lose it, therefore run without a cache, which is right and slower; do not pass one to "
+        f"the model yourself. To have the cache, {advice}"
     )
 
 

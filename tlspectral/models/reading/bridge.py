@@ -210,14 +210,54 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
 def prefill_cache(model: Any, tokens: Tensor) -> Any:
     """Run the model on `tokens` and return its key/value cache; None where it keeps none (native models)."""
     _, cache = model(tokens, return_type="logits_and_cache", use_cache=True)
-    return cache if hasattr(cache, "batch_repeat_interleave") else None
+    return cache if hasattr(cache, "layers") and hasattr(cache, "reorder_cache") else None
 
 
-def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Tensor:
-    """Return logits of tokens that follow the cached ones, `copies` rows per cached row; the cache is not changed."""
-    copied_cache = copy.deepcopy(cache)  # a pass extends the cache it is given
-    copied_cache.batch_repeat_interleave(copies)
+def joined_caches(caches: list[Any]) -> Any:
+    """Return the cache of all rows of several; None where a layer keeps more than keys and values."""
+    if len(caches) == 1:
+        return caches[0]
+    joined = _copied(caches[0])
+    for layer, *others in zip(joined.layers, *(cache.layers for cache in caches[1:]), strict=True):
+        if not _plain(layer):
+            return None
+        for name in ("keys", "values"):
+            setattr(layer, name, torch.cat([getattr(one, name) for one in (layer, *others)]))
+    return joined
+
+
+def _plain(layer: Any) -> bool:
+    """Return whether a layer of a cache keeps keys and values alone."""
+    tensors = {name for name, value in vars(layer).items() if isinstance(value, Tensor) and value.ndim}
+    return tensors == {"keys", "values"} and not any(isinstance(value, dict) for value in vars(layer).values())
+
+
+def cache_bytes(cache: Any) -> int:
+    """Return the size of the keys and values of all rows of a cache."""
+    return sum(value.nbytes for layer in cache.layers for value in vars(layer).values() if isinstance(value, Tensor))
+
+
+def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, first_layer: int = 0) -> Tensor:
+    """Return logits of tokens that follow cached ones, of the row of the cache that `rows` names for each of theirs.
+
+    The cache is not changed. Of layers below the first nothing is read, for passes that skip them.
+    """
+    copied_cache = _copied(cache)  # a pass extends the cache it is given
+    for layer in copied_cache.layers[first_layer:]:
+        if _plain(layer) and len(layer.keys) == 1:  # a step copies them anyway
+            layer.keys, layer.values = (kept.expand(len(rows), -1, -1, -1) for kept in (layer.keys, layer.values))
+        else:
+            layer.reorder_cache(rows)
     return model(tokens, past_key_values=copied_cache, use_cache=True, return_type="logits")
+
+
+def _copied(cache: Any) -> Any:
+    """Return a cache with layers of its own, which share their tensors with those of the given one."""
+    copied = copy.copy(cache)
+    copied.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in copied.layers:  # dictionaries of states
+        vars(layer).update({name: dict(value) for name, value in vars(layer).items() if isinstance(value, dict)})
+    return copied
 
 
 def _score_scale(wrapped: Any, d_head: int) -> float:
@@ -285,12 +325,13 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     theta = inv_freq.detach().cpu().double()
     names = ("rotary_adjacent_pairs", "rotary_interleaved_cos_sin")
     adjacent = any(getattr(model.cfg, name, False) for name in names) or adjacent_pairs(wrapped)
-    real, imag = (columns[theta != 0] for columns in pair_columns(2 * len(theta), adjacent=adjacent))
+    rotating = theta.nonzero().flatten()  # most pairs of a full layer of Gemma 4 stand still
+    real, imag = (columns[rotating] for columns in pair_columns(2 * len(theta), adjacent=adjacent))
     if type(wrapped).__name__ == "NanoChatAttention":  # rotates by the negative angle: real and imaginary exchanged
         real, imag = imag, real
     first = getattr(wrapped, "qk_nope_head_dim", 0)  # columns of a latent come before those that rotate
     return RotaryGeometry(
-        theta=theta[theta != 0],  # most pairs of a full layer of Gemma 4 stand still
+        theta=theta[rotating],
         real_index=real + first,
         imag_index=imag + first,
         d_head=d_head,

@@ -1,7 +1,9 @@
 """Norms of a TransformerBridge, read from the modules that it wraps."""
 
 from dataclasses import replace
-from typing import Any
+from itertools import product
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -10,6 +12,8 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading.layer import require_readable
 from tlspectral.models.reading.norms import NO_NORM, Normalization, QueryKeyNorm, double
+
+_forms: WeakKeyDictionary[Any, tuple[tuple[Any, ...], tuple[Literal["LN", "RMS"], float]]] = WeakKeyDictionary()
 
 
 def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalization:
@@ -68,7 +72,8 @@ def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: s
     """Read a norm's parameters and find by one call of the module how they enter.
 
     Flags do not tell this reliably (Gemma and Nemotron multiply by 1 + weight, some norms have no weight), so the
-    module is given one random vector and must act as one of the known forms.
+    module is given one random vector and must act as one of the known forms. Where it acts as one alone, that is kept,
+    as code decides it and not the weights.
     """
     if isinstance(module, torch.nn.Identity):  # a native model of normalization_type None
         return NO_NORM
@@ -77,20 +82,35 @@ def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: s
     eps = next((float(value) for value in named if value is not None), 1e-5)
     require_readable(weight, f"{where} gain")
     require_readable(bias, f"{where} bias")
+    written = (type(module).forward, shape, eps, weight is None, bias is None)
+    known = _forms.get(module)
+    if known is not None and known[0] == written:
+        return _form(*known[1], weight, bias, eps)
     anchor = weight if weight is not None else next(module.parameters(), next(iter(model.parameters())))
     probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1.0
     with torch.no_grad():
         # The class's forward, so that no hook a user placed on the module sees the probe.
         response = type(module).forward(module, probe.to(anchor)[None])[0].cpu().double()
-    gains = [None] if weight is None else [weight, 1.0 + in_float64(weight)]
-    forms = [Normalization(kind, gain, bias, eps) for kind in ("LN", "RMS") for gain in gains]
+    kinds = list(product(("LN", "RMS"), (0.0,) if weight is None else (0.0, 1.0)))
+    forms = [_form(*kind, weight, bias, eps) for kind in kinds]
     errors = _norm_errors(forms, probe.double(), response)
+    best = errors.index(min(errors))
     # bf16 rounds the response by 4e-3 of its size; a missing mean or a missing 1 + moves it by far more.
-    if min(errors) <= 2e-2:
-        return forms[errors.index(min(errors))]
-    raise UnsupportedArchitecture(
-        f"{where}: {type(module).__name__} is neither a LayerNorm nor an RMS norm with a plain gain"
-    )
+    like = [error <= 2e-2 for error in errors]
+    if not any(like):
+        raise UnsupportedArchitecture(
+            f"{where}: {type(module).__name__} is neither a LayerNorm nor an RMS norm with a plain gain"
+        )
+    if sum(like) == 1:
+        _forms[module] = written, kinds[best]
+    return forms[best]
+
+
+def _form(
+    kind: Literal["LN", "RMS"], added: float, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Normalization:
+    """Return a norm whose gain is the weight, or 1.0 more."""
+    return Normalization(kind, 1.0 + in_float64(weight) if added and weight is not None else weight, bias, eps)
 
 
 def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) -> list[float]:

@@ -93,20 +93,35 @@ def prefill_cache(model: Any, tokens: Tensor) -> Any:
     return cache
 
 
-def continued_logits(model: Any, cache: Any, tokens: Tensor, copies: int) -> Tensor:
-    """Return logits of tokens that follow the cached ones, `copies` rows per cached row; the cache is not changed."""
-    repeated = replace(
-        cache,
-        entries=[
-            replace(
-                entry,
-                past_keys=entry.past_keys.repeat_interleave(copies, 0),
-                past_values=entry.past_values.repeat_interleave(copies, 0),
-            )
-            for entry in cache.entries
-        ],
-        previous_attention_mask=cache.previous_attention_mask.repeat_interleave(copies, 0),
-    )
+def joined_caches(caches: list[Any]) -> Any:
+    """Return the cache of all rows of several."""
+    entries = [
+        replace(one[0], past_keys=torch.cat([each.past_keys for each in one]),
+                past_values=torch.cat([each.past_values for each in one]))
+        for one in zip(*(cache.entries for cache in caches), strict=True)
+    ]  # fmt: skip
+    masks = torch.cat([cache.previous_attention_mask for cache in caches])
+    return replace(caches[0], entries=entries, previous_attention_mask=masks)
+
+
+def cache_bytes(cache: Any) -> int:
+    """Return the size of the keys and values of all rows of a cache."""
+    return sum(entry.past_keys.nbytes + entry.past_values.nbytes for entry in cache.entries)
+
+
+def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, first_layer: int = 0) -> Tensor:
+    """Return logits of tokens that follow cached ones, of the row of the cache that `rows` names for each of theirs.
+
+    The cache is not changed. Of layers below the first nothing is read, for passes that skip them.
+    """
+    entries = [
+        # The size of the batch is read from the first layer.
+        replace(entry, past_keys=entry.past_keys[rows], past_values=entry.past_values[rows])
+        if index in (0, *range(first_layer, len(cache.entries)))
+        else replace(entry)
+        for index, entry in enumerate(cache.entries)
+    ]
+    repeated = replace(cache, entries=entries, previous_attention_mask=cache.previous_attention_mask[rows])
     return model(tokens, past_kv_cache=repeated, attention_mask=torch.ones_like(tokens), return_type="logits")
 
 

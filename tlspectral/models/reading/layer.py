@@ -1,6 +1,5 @@
 """The parameters of one attention layer as plain tensors: as a backend stores them, and folded in float64."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
@@ -13,7 +12,6 @@ from tlspectral.algebra.records import one_line
 from tlspectral.algebra.rotary import RotaryGeometry, widened, with_gain_and_phase
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.reading.alibi import Alibi
-from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.latent import HeadInputs, Latent
 from tlspectral.models.reading.norms import Normalization, QueryKeyNorm, double, folded_bias, folded_weight
 
@@ -206,15 +204,16 @@ def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
     return parameters
 
 
-def layer_digest(raw: RawAttention) -> str:
-    """Return the SHA-256 of a layer's query-key side as stored, then that of its values and output.
+def hashed_sides(raw: RawAttention) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Return what the hash of a layer is of: the parameters of its query-key side, and those of values and output.
 
     Raises BadWeights for a weight on the meta device, such as one that accelerate loads when it is used.
     """
+    sides: tuple[list[Tensor | None], list[Tensor | None]]
     sides = list(_query_key_parameters(raw).values()), [raw.w_v, raw.w_o]
     if any(value is not None and value.is_meta for side in sides for value in side):
         raise BadWeights("a weight is on the meta device, so the layer has no hash; load the model with its weights")
-    return "".join(map(digest_of, sides))
+    return sides
 
 
 def fold_attention(raw: RawAttention, layer: int) -> AttentionLayer:
@@ -374,7 +373,7 @@ def require_readable(value: Tensor | None, where: str) -> None:
     """Refuse weights without data (meta device), quantised, NaN or infinite: BadWeights; `where` is layer and role."""
     _require_floating(value, where)
     # A NaN makes both NaN. The extremes take a twentieth of the time of isfinite on every value.
-    if value is not None and value.numel() and not all(math.isfinite(extreme) for extreme in value.detach().aminmax()):
+    if value is not None and value.numel() and not bool(torch.stack(value.detach().aminmax()).isfinite().all()):
         bad = int((~torch.isfinite(value)).sum())
         raise BadWeights(f"{where}: {bad} of {value.numel()} values are NaN or infinite; load the checkpoint again")
 

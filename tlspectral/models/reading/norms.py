@@ -48,9 +48,13 @@ class Normalization(Castable):
 
     def token_scale(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
         """Return the factor `1 / sqrt(var + eps)` of each token; 1 without a norm."""
+        return self.scale_of_centred(self.centred(x))
+
+    def scale_of_centred(self, centred: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+        """Return `token_scale` of what is without its mean already, as `centred` has it."""
         if self.kind == "none":
-            return x.new_ones(x.shape[:-1])
-        return self._root(self.centred(x)).squeeze(-1).reciprocal()
+            return centred.new_ones(centred.shape[:-1])
+        return self._root(centred).squeeze(-1).reciprocal()
 
     def gradient(
         self, of_normalized: Float[Tensor, "*receivers batch pos width"], x: Float[Tensor, "batch pos width"]

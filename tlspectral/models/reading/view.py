@@ -1,7 +1,7 @@
 """The view of a model: where it came from, its layers one by one, and runs with hooks."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from tlspectral.algebra.rotary import RotaryGeometry, per_pair, turned_further
+from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.hooking.hooks_on_model import (
     Hook,
@@ -22,6 +22,7 @@ from tlspectral.models.hooking.hooks_on_model import (
     user_hooks,
     warn_of_hooks,
 )
+from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading import bridge
 from tlspectral.models.reading.blocks import (
     Block,
@@ -33,7 +34,7 @@ from tlspectral.models.reading.blocks import (
     skipped_among,
     writes_more,
 )
-from tlspectral.models.reading.digests import digest_of, digest_of_named
+from tlspectral.models.reading.digests import digest_of, digest_of_named, kept_digest
 from tlspectral.models.reading.hook_names import hook_names
 from tlspectral.models.reading.layer import (
     AttentionLayer,
@@ -42,7 +43,7 @@ from tlspectral.models.reading.layer import (
     RawAttention,
     fold_attention,
     fold_output,
-    layer_digest,
+    hashed_sides,
     live_factors,
     require_readable,
 )
@@ -77,7 +78,8 @@ class AttentionView:
 
     def __getstate__(self) -> dict[str, Any]:
         send_captures_by_name()
-        return {name: value for name, value in self.__dict__.items() if name != "hook_points"}  # the model has them
+        of_model = ("hook_points", "_kept")
+        return {name: value for name, value in self.__dict__.items() if name not in of_model}
 
     @property
     def _reader(self) -> ModuleType:
@@ -107,10 +109,20 @@ class AttentionView:
         others["stacks"] = [{"layer": index, "name": one.name, "runs": one.runs} for index, one in blocks]
         return {**known, "backend": self.backend, **{name: value for name, value in others.items() if value}}
 
-    @cached_property
+    @property
     def skipped(self) -> list[SkippedLayer]:
         """Layers without heads that can be read: the state-space layers of a hybrid, for one."""
-        return skipped_among(range(self.n_layers), self._stored, lambda index: kind_of(self.blocks[index].module))
+        return self._found[0]
+
+    @cached_property
+    def _found(self) -> tuple[list[SkippedLayer], dict[int, int]]:
+        """The layers without heads that can be read, and the number of query heads of the others."""
+        n_heads: dict[int, int] = {}
+
+        def read(index: int) -> None:
+            n_heads[index] = len(self._stored(index).w_q)
+
+        return skipped_among(range(self.n_layers), read, lambda index: kind_of(self.blocks[index].module)), n_heads
 
     @cached_property
     def hook_points(self) -> dict[str, Any]:
@@ -155,7 +167,24 @@ class AttentionView:
     def _stored(self, index: int) -> RawAttention:
         if not 0 <= index < self.n_layers:
             raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
-        return self._reader.read_attention(self.model, index)
+        kept, gradients = self.__dict__.get("_kept"), torch.is_grad_enabled()
+        if kept is None:
+            return self._reader.read_attention(self.model, index)
+        if (index, gradients) not in kept:
+            kept[index, gradients] = self._reader.read_attention(self.model, index)
+        return kept[index, gradients]
+
+    @contextmanager
+    def read_once(self) -> Iterator[None]:
+        """Read each layer at most once until the context ends. Nothing in it may change the model."""
+        if "_kept" in self.__dict__:
+            yield
+            return
+        self.__dict__["_kept"] = {}
+        try:
+            yield
+        finally:
+            del self.__dict__["_kept"]
 
     def layer(self, index: int) -> AttentionLayer:
         """Return the query-key side of one layer, folded in float64 on the CPU.
@@ -209,7 +238,8 @@ class AttentionView:
 
     def n_heads(self, index: int) -> int:
         """Return the number of query heads of a layer. Raises as `layer`."""
-        return self.raw(index).w_q.shape[0]
+        known = self.__dict__.get("_found")  # one layer alone is read where not all have been
+        return known[1][index] if known is not None and index in known[1] else len(self.raw(index).w_q)
 
     def rotary(self, index: int) -> RotaryGeometry | None:
         """Return the rotary geometry of a layer, None where it has no rotary positions. Raises as `layer`."""
@@ -304,16 +334,33 @@ class AttentionView:
         how deep a bridge has wrapped a component.
         """
         weights = {name.replace("._original_component", ""): value for name, value in self.model.named_parameters()}
-        return digest_of_named(
-            {name: value for name, value in weights.items() if not name.endswith("bias") or bool(value.any())}
-        )
+
+        def make() -> str:
+            return digest_of_named(
+                {name: value for name, value in weights.items() if not name.endswith("bias") or bool(value.any())}
+            )
+
+        return kept_digest(self.model, tuple(weights), weights.values(), make)
 
     def ends_digest(self) -> str:
         """Return the SHA-256 of embedding, unembedding and the norm in front of it, as stored; of an encoder W_E's."""
         w_u, norm = self.unembedding() if self.causal else (None, NO_NORM)
-        for value, role in ((self.embedding(), "W_E"), (w_u, "W_U"), (norm.gain, "final norm gain")):
-            require_readable(value, role)
-        return digest_of([self.embedding(), w_u, norm.gain])
+        ends = {"W_E": self.embedding(), "W_U": w_u, "final norm gain": norm.gain}
+
+        def make() -> str:
+            for role, value in ends.items():
+                require_readable(value, role)
+            return digest_of(ends.values())
+
+        return kept_digest(self.model, "ends", ends.values(), make)
+
+    def layer_digest(self, index: int) -> str:
+        """Return the SHA-256 of a layer's query-key side as stored, then that of its values and output.
+
+        Raises as `raw`, and BadWeights for a weight on the meta device.
+        """
+        sides = enumerate(hashed_sides(self.raw(index)))
+        return "".join(kept_digest(self.model, (index, n), side, partial(digest_of, side)) for n, side in sides)
 
     def origin(self, layers: Iterable[int] | None = None, *, runs: bool = False) -> dict[str, Any]:
         """Return `source` and the `recorded_weights` of some layers (None: all), which a table carries in its `attrs`.
@@ -324,13 +371,14 @@ class AttentionView:
         """
         if runs:
             warn_of_hooks(self.model)
-        try:
-            ends = self.ends_digest()
-            chosen = self.layers if layers is None else sorted({*layers} & {*self.layers})
-            digests = {index: layer_digest(self.raw(index)) + ends for index in chosen}
-        except (UnsupportedArchitecture, BadWeights):
-            return {**self.source, "n_layers": self.n_layers}
-        return {**self.source, **recorded_weights(digests, self.n_layers)}
+        with self.read_once():
+            try:
+                ends = self.ends_digest()
+                chosen = self.layers if layers is None else sorted({*layers} & {*self.layers})
+                digests = {index: self.layer_digest(index) + ends for index in chosen}
+            except (UnsupportedArchitecture, BadWeights):
+                return {**self.source, "n_layers": self.n_layers}
+            return {**self.source, **recorded_weights(digests, self.n_layers)}
 
     def position_embedding(self) -> Tensor | None:
         """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, None elsewhere."""
@@ -344,7 +392,7 @@ class AttentionView:
         Raises ValueError for a prompt longer than the positions that the model has.
         """
         self._require_positions(tokens)
-        with evaluating(self.model):
+        with checked_at_end(), evaluating(self.model):
             return self.model(tokens.to(self.device), return_type="logits")
 
     def run(self, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook], *, last: str) -> None:
@@ -362,7 +410,7 @@ class AttentionView:
                 raise _ForwardStopped
 
         placed = self.hooks_on([*hooks, (last, stop)])
-        with torch.no_grad(), evaluating(self.model), placed, suppress(_ForwardStopped):
+        with checked_at_end(), torch.no_grad(), evaluating(self.model), placed, suppress(_ForwardStopped):
             self.model(tokens.to(self.device), return_type=None)
         if not fired:
             raise UnsupportedArchitecture(
@@ -427,9 +475,13 @@ def attention_view(model: Any) -> AttentionView:
 
 
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
-    """Yield chunks of an embedding along its vocabulary axis, in float64 on the CPU; it is never copied whole."""
+    """Yield chunks of an embedding along its vocabulary axis, in float64; it is never copied whole.
+
+    They are on the embedding's device, or on the CPU if the device has no float64. Products of a large vocabulary take
+    minutes on one thread, and a part of a second on a card.
+    """
     for chunk in weight.detach().split(size, dim=axis):
-        yield chunk.cpu().double()
+        yield in_float64(chunk)
 
 
 def require_causal(view: AttentionView, why: str) -> None:

@@ -6,7 +6,7 @@ skipped block only returns a stored residual stream.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, exclusive, model_name
+from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, model_name
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
+from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.batches import in_batches
 
 Positions = slice | Int[Tensor, "sequences scored"]
 """Positions whose logits are wanted: the same in every prompt, or those of each."""
@@ -49,6 +51,8 @@ class IntactRun:
         scored: positions whose logits are wanted.
         entering: by layer, the residual stream that enters it; layer 0 needs none.
         companions: by layer, how many values its block returns besides the residual stream; -1 for no tuple.
+        unembedded: what the unembedding read at the scored positions; None where the model does not use its module.
+        continued: the latest `ContinuedRun`, by its position.
     """
 
     view: AttentionView
@@ -56,6 +60,18 @@ class IntactRun:
     scored: Positions
     entering: dict[int, Float[Tensor, "sequences pos d_model"]]
     companions: dict[int, int]
+    unembedded: Float[Tensor, "sequences scored width"] | None = None
+    continued: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of each sequence that a replay computes."""
+        return self.tokens.shape[1]
+
+    @property
+    def bytes_kept(self) -> int:
+        """Size of the keys and values that a replay copies for each of its rows."""
+        return 0
 
     def replay(self, layer: int, sequences: slice, copies: int) -> Float[Tensor, "rows scored d_vocab"]:
         """Return logits of some sequences, computed from the given block on, under the hooks that are on the model.
@@ -65,16 +81,16 @@ class IntactRun:
         """
         tokens = self.tokens[sequences].repeat(copies, 1)
         scored = self.scored if isinstance(self.scored, slice) else self.scored[sequences].repeat(copies, 1)
-        if layer == 0 or _begins_whole(self.view):
-            return logits_at(self.view, tokens, scored)
-        residual = self.entering[layer][sequences].repeat(copies, 1, 1)
-        with self._skipped(layer, residual):
+        with self.skipped(layer, sequences, copies):
             return logits_at(self.view, tokens, scored)
 
     @uninterrupted
-    def _skipped(self, layers: int, residual: Tensor) -> Iterator[None]:
+    def skipped(self, layer: int, sequences: slice, copies: int, first: int = 0) -> Iterator[None]:
+        """Let passes over some sequences from a position on begin at a layer; at 0 where this cannot be."""
         with ExitStack() as skipped:
-            for index in range(layers):
+            none = layer == 0 or begins_whole(self.view)
+            residual = None if none else self.entering[layer][sequences, first:].repeat(copies, 1, 1)
+            for index in range(0 if residual is None else layer):
                 n_others = self.companions[index]
                 output = residual if n_others < 0 else (residual, *[None] * n_others)
                 forward = partial(_handed_on, output)
@@ -82,7 +98,7 @@ class IntactRun:
             yield
 
 
-def _begins_whole(view: AttentionView) -> bool:
+def begins_whole(view: AttentionView) -> bool:
     """Return whether later blocks need more of earlier ones than a residual stream.
 
     That is their keys (Gemma 3n and 4), the keys that their indexer picks (GLM 5), several streams (Gemma 3n), or
@@ -124,15 +140,28 @@ def intact_run(
 
         return keep
 
-    whole = isinstance(scored, slice)
-    wanted = set() if _begins_whole(view) else set(layers)
+    def run(sequences: slice) -> None:
+        nonlocal current
+        current = sequences
+        at_once = scored if whole else scored[current]
+
+        def read(values: Tensor) -> Tensor:
+            chosen = at(values, at_once)
+            if not unembedded:
+                unembedded.append(chosen.new_empty(len(tokens), *chosen.shape[1:]))
+            unembedded[0][current] = chosen
+            return chosen
+
+        reduce(current, _logits(view, tokens[current], at_once, read))
+
+    whole, unembedded = isinstance(scored, slice), list[Tensor]()
+    wanted = set() if begins_whole(view) else set(layers)
     blocks = view.blocks
     keeping = [(blocks[layer].module.register_forward_hook, keeper(layer)) for layer in range(max(wanted, default=0))]
-    with exclusive(view.model), torch.no_grad(), module_hooks(keeping):
-        for start in range(0, len(tokens), batch):
-            current = slice(start, min(start + batch, len(tokens)))
-            reduce(current, logits_at(view, tokens[current], scored if whole else scored[current]))
-    return IntactRun(view, tokens, scored, entering, companions)
+    with evaluating(view.model), torch.no_grad(), module_hooks(keeping):
+        for _ in in_batches(len(tokens), batch, run):
+            pass
+    return IntactRun(view, tokens, scored, entering, companions, unembedded[0] if unembedded else None)
 
 
 def logits_at(
@@ -143,30 +172,37 @@ def logits_at(
     Hooks on the unembedding itself see the scored positions alone. Whether gradients are recorded is left to the
     caller.
     """
-    with evaluating(view.model), unembedding_only(view, scored) as selected:
+    return _logits(view, tokens, scored, partial(at, scored=scored))
+
+
+def _logits(
+    view: AttentionView, tokens: Int[Tensor, "batch pos"], scored: Positions, chosen: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "batch scored d_vocab"]:
+    with checked_at_end(), evaluating(view.model), unembedding_only(view, chosen) as selected:
         logits = view.model(tokens.to(view.device), return_type="logits")
     # A model that unembeds without its unembedding module returns all positions.
-    return logits if selected else _at(logits, scored)
+    return logits if selected else at(logits, scored)
 
 
 @uninterrupted
-def unembedding_only(view: AttentionView, scored: Positions) -> Iterator[list[Positions]]:
-    """Let passes inside the context unembed the scored positions alone, where the model uses its unembedding module.
+def unembedding_only(view: AttentionView, chosen: Callable[[Tensor], Tensor]) -> Iterator[list[bool]]:
+    """Let passes inside the context unembed what is chosen of the last stream, where the model uses its module for it.
 
     Yields a list that is empty until a pass did so.
     """
-    selected: list[Positions] = []
+    selected: list[bool] = []
 
     def select(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        selected.append(scored)
-        return (_at(inputs[0], scored), *inputs[1:])
+        selected.append(True)
+        return (chosen(inputs[0]), *inputs[1:])
 
     unembedding = getattr(view.model, "unembed", None)  # None for an encoder alone
     with module_hooks([] if unembedding is None else [(unembedding.register_forward_pre_hook, select)]):
         yield selected
 
 
-def _at(values: Float[Tensor, "batch pos width"], scored: Positions) -> Float[Tensor, "batch scored width"]:
+def at(values: Float[Tensor, "batch pos width"], scored: Positions) -> Float[Tensor, "batch scored width"]:
+    """Return what stands at the scored positions."""
     if isinstance(scored, slice):
         return values[:, scored]
     return values.take_along_dim(scored[..., None].to(values.device), dim=1)

@@ -19,6 +19,7 @@ from tlspectral.models.reading.latent import Latent
 from tlspectral.models.reading.layer import RawAttention, projection
 from tlspectral.models.reading.norms import Normalization, folded_bias, folded_weight
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.batches import batch_on
 
 Input = Literal["q", "k", "v"]
 """What a head computes from the residual stream: its queries, keys or values."""
@@ -30,6 +31,7 @@ WRITE_POINTS = ("residual", "middle", "residual_after", "attention_out", "mlp_ou
 """The hook points of a layer that show what it writes, by their names in `AttentionView.hook_names`."""
 
 Cast = Callable[[Tensor], Tensor]
+Heads = slice | list[int]
 _ALL = slice(None)
 
 
@@ -210,19 +212,34 @@ class LayerReads:
         return projected if self.bias is None else projected + self.bias
 
     def change(
-        self, x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"], heads: slice = _ALL
+        self, x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"], heads: Heads = _ALL
     ) -> Float[Tensor, "*copies chosen d_head"]:
         """Return what heads read of `x - removed` less that of `x`, the norms taken again; 0 where 0 is removed.
 
         With P the projection without the norm, r and r' 1/rms before and after, it is `(r' - r) P x - r' P removed`.
         `removed` has the axes of `x` behind those of its own.
         """
-        if self.latent is not None:
-            x, removed = self._input(x), -self.latent.change(x, removed)[..., 0, :]
-        # Of the difference: where most of the stream is removed, a difference of squares would round the rest away.
-        before, after = (self.norm.token_scale(stream)[..., None, None] for stream in (x, x - removed))
-        of_x, of_removed = (_projected(self.norm.centred(part), self.weight[heads]) for part in (x, removed))
+        x, removed = self._centred(x, removed)
+        before, after = (self.norm.scale_of_centred(part)[..., None, None] for part in (x, x - removed))
+        of_x, of_removed = (_projected(part, self.weight[heads]) for part in (x, removed))
         return (after - before) * of_x - after * of_removed
+
+    def change_of_each(
+        self, x: Float[Tensor, "batch pos d_model"], removed: Float[Tensor, "receivers batch pos d_model"], heads: Heads
+    ) -> Float[Tensor, "batch pos chosen d_head"]:
+        """Return `change` of heads of which each has its own `removed`; `x` is projected once."""
+        x, removed = self._centred(x, removed)
+        weight, before = self.weight[heads], self.norm.scale_of_centred(x)
+        of_x = x.flatten(0, 1) @ weight  # [heads, tokens, d_head]
+        changes = torch.empty_like(of_x)
+        at_once = max(1, batch_on(x.device).copied // (x.numel() * x.element_size()))
+        for first in range(0, len(weight), at_once):
+            some = slice(first, first + at_once)
+            after = self.norm.scale_of_centred(x - removed[some])
+            of_removed = removed[some].flatten(1, 2) @ weight[some]
+            scales = (scale.flatten(1)[..., None] for scale in (after - before, after))
+            changes[some] = next(scales) * of_x[some] - next(scales) * of_removed
+        return changes.movedim(0, 1).unflatten(0, x.shape[:2])
 
     def gradient(
         self, of_heads: Float[Tensor, "batch pos heads d_head"], x: Float[Tensor, "batch pos d_model"]
@@ -240,9 +257,19 @@ class LayerReads:
         by_head = captured.reshape(*captured.shape[:2], -1, self.before + d_head + self.behind)
         return by_head[..., self.before : self.before + d_head]
 
-    def heads_of(self, receiver: int) -> slice:
-        """Return the heads of one receiver of the layer."""
-        return _ALL if self.joint else slice(receiver, receiver + 1)
+    def heads_of(self, receivers: list[int]) -> Heads:
+        """Return the heads of some receivers of the layer."""
+        if self.joint or receivers == list(range(len(self.weight))):
+            return _ALL
+        return slice(receivers[0], receivers[0] + 1) if len(receivers) == 1 else receivers
+
+    def _centred(self, x: Tensor, removed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the norm reads of the stream, and what is removed from that, both without their means."""
+        if self.latent is not None:
+            x, removed = self._input(x), -self.latent.change(x, removed)[..., 0, :]
+        # The norm is then taken of their difference: where most of the stream is removed, a difference of squares would
+        # round the rest away.
+        return self.norm.centred(x), self.norm.centred(removed)
 
     def _input(self, x: Tensor) -> Tensor:
         return x if self.latent is None else self.latent.of(x)[..., 0, :]
