@@ -159,8 +159,8 @@ def _device_of(func: Any, args: Any, tensors: list[Tensor]) -> torch.device:
     return next(iter(devices))
 
 
-OF_GAINS = {"_to_copy", "detach", "add", "aminmax"}
-"""What reads the gain of a norm, which may be stored as 1 + w: float64 numbers as many as the model is wide."""
+OF_GAINS = {"_to_copy", "detach", "add", "aminmax", "stack", "abs", "permute"}
+"""What reads, checks and hashes a norm's gain, which may be stored as 1 + w: float64 numbers as many as it has."""
 
 
 class Float64Numbers(TorchDispatchMode):
