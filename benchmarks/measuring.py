@@ -36,7 +36,7 @@ def of_trees(script: str, trees: Sequence[Path], runs: int, *arguments: str) -> 
                 "TQDM_DISABLE": "1",
             }
             command = [sys.executable, script, *arguments]
-            done = subprocess.run(command, env={**os.environ, **set_here}, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, env=here, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(done.stderr)
             for job, seconds_of_job in json.loads(done.stdout.splitlines()[-1]).items():

@@ -269,7 +269,7 @@ def cut_logits(
     them. With `whole` all are edited.
     """
     cut = graph.possible & ~kept
-    acting = cut.any((0, 2))
+    acting = np.asarray(cut.any(axis=(0, 2)))
     if not whole:
         acting &= np.any([graph.useful(one, by_norms=True) for one in kept], axis=0)
     tokens = tokens.repeat(len(kept), 1)

@@ -352,8 +352,9 @@ def _effects(
         }
         draws = 0
     bound = part.on(view, measured)
-    run = None if part.at is None else continued_run(intact, int(part.at.min()))
-    if run is None:
+    at = part.at
+    run = None if at is None else continued_run(intact, int(at.min()))
+    if at is None or run is None:
         effects = {
             layer: layer_effects(intact, sequences, layer, heads, bound[layer], draws=draws, seed=seed)
             for layer, heads in measured.items()
@@ -362,7 +363,7 @@ def _effects(
         jobs = [
             LayerJobs(view, sequences, layer, heads, bound[layer], draws, seed) for layer, heads in measured.items()
         ]
-        effects = dict(zip(measured, effects_at_position(run, sequences, part.at, jobs), strict=True))
+        effects = dict(zip(measured, effects_at_position(run, sequences, at, jobs), strict=True))
     return {
         layer: beside_heads(one, measured[layer], others[layer]) if others else one for layer, one in effects.items()
     }

@@ -143,7 +143,7 @@ def intact_run(
     def run(sequences: slice) -> None:
         nonlocal current
         current = sequences
-        at_once = scored if whole else scored[current]
+        at_once = scored if isinstance(scored, slice) else scored[current]
 
         def read(values: Tensor) -> Tensor:
             chosen = at(values, at_once)
@@ -154,7 +154,7 @@ def intact_run(
 
         reduce(current, _logits(view, tokens[current], at_once, read))
 
-    whole, unembedded = isinstance(scored, slice), list[Tensor]()
+    unembedded: list[Tensor] = []
     wanted = set() if begins_whole(view) else set(layers)
     blocks = view.blocks
     keeping = [(blocks[layer].module.register_forward_hook, keeper(layer)) for layer in range(max(wanted, default=0))]
