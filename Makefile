@@ -5,7 +5,8 @@ PYTHON ?= python3
 
 # Tests run on all cores, one process per core, each file's tests in one process: what a file builds it builds once.
 # `make test ARGS="-n 0 -k rotary"` runs in one process, where print and a debugger work.
-PARALLEL := --numprocesses logical --dist loadfile
+# At the end stands what each file cost in CPU seconds.
+PARALLEL := --numprocesses logical --dist loadfile --cpu-seconds
 
 # Types and shapes are checked at the first calls of a function in each file of tests: `make test` makes these checks,
 # the other suites, which call the same functions, do not.
@@ -81,9 +82,10 @@ test-gpu: .venv/test ## the conformance rows on CUDA, in float32 and bfloat16
 notebooks: .venv/test .venv/demo .venv/demo-gemma ## run every notebook from top to bottom
 	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) notebooks/*.ipynb $(ARGS)
 
+# The last one is the longest, so it begins: no core waits for it at the end.
 notebooks-short: .venv/test .venv/demo .venv/demo-gemma ## run copies of them with fewer draws, pairs and tokens
 	.venv/bin/python tests/support/short_notebooks.py build/notebooks
-	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) build/notebooks/*.ipynb $(ARGS)
+	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) $$(ls -r build/notebooks/*.ipynb) $(ARGS)
 
 notebooks-with-outputs: ARGS := --overwrite ## run every notebook and keep what it prints and draws in its file
 # Without the widgets of Jupyter, tqdm warns that it draws its bars as text.
@@ -114,7 +116,7 @@ test-lowest: .venv-lowest/test ## tests in which dependencies do most of the wor
 test-newest: .venv-newest/test ## models of each kind, generation and a notebook, on the newest versions that pyproject.toml allows
 	.venv-newest/bin/python -m pytest $(PARALLEL) $(UNCHECKED) $(NEWEST) $(ARGS)
 	.venv-newest/bin/python tests/support/short_notebooks.py build/newest
-	.venv-newest/bin/python -m pytest --nbmake --nbmake-timeout=900 build/newest/$(NEWEST_NOTEBOOK)
+	.venv-newest/bin/python -m pytest --nbmake --nbmake-timeout=900 --cpu-seconds build/newest/$(NEWEST_NOTEBOOK)
 
 coverage: .venv/coverage ## branch coverage of the core by the tests not marked slow, file by file
 	.venv/bin/python -m pytest $(PARALLEL) --cov --cov-report=term:skip-covered $(ARGS)

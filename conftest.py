@@ -16,6 +16,8 @@ import pytest
 import shape_checks
 import torch
 
+pytest_plugins = ["cpu_seconds"]
+
 # Modules of the tests whose asserts are to show their values, as those in test files do.
 pytest.register_assert_rewrite("ablation_runs", "conformance", "positional_measurements", "streamed_checkpoints")
 

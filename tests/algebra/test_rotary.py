@@ -10,10 +10,12 @@ from reference_spectra import complex_pairs, dense_phase
 from tlspectral.algebra.rotary import (
     PhaseNorms,
     RotaryGeometry,
+    in_float64_on_cpu,
     pair_columns,
     phase_metrics,
     phase_norms,
     rotate,
+    summed,
     turned_further,
     with_gain_and_phase,
 )
@@ -241,3 +243,24 @@ def test_centroid_of_a_spectral_layer_takes_each_heads_own_frequencies():
     metrics = phase_metrics(norms, geometry)
     assert metrics.freq_centroid.tolist() == [2.5 / 4, 2.75 / 4]  # sums of small binary fractions: exact
     assert metrics.hi_freq_dir.tolist() == [1 / 4, 3 / 4]
+
+
+# --- types on the CPU and on a device ---
+
+
+def test_sums_are_in_float64_on_the_cpu_and_on_a_device(device):
+    values = torch.tensor([[2.0**24, 1.0, 1.0], [0.5, 0.25, 2.0**-30]], dtype=torch.float32)  # float32 loses both ends
+    for axes, keepdim in ((1, False), ((0, 1), True)):
+        expected = values.double().sum(axes, keepdim=keepdim)
+        for placed in (values, values.to(device)):
+            found = summed(placed, axes, keepdim=keepdim).cpu()
+            assert found.dtype == torch.float64
+            assert torch.equal(found, expected)
+
+
+def test_float64_is_for_the_cpu(device):
+    for dtype, there in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32)):
+        values = torch.ones(3, dtype=dtype)
+        assert in_float64_on_cpu(values).dtype == torch.float64
+        placed = in_float64_on_cpu(values.to(device))
+        assert (placed.dtype, str(placed.device)) == (there, device)

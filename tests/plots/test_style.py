@@ -181,7 +181,7 @@ def test_lines_pass_between_boxes_and_the_largest_have_their_number():
     largest = edges.sort_values("delta", key=np.abs, ascending=False).head(24)
     crossed = []
     for line, (_, row) in zip(part(figure, "edge"), largest.iterrows(), strict=True):
-        points = axes.transData.transform(line._path_original.interpolated(8).cleaned(curves=False).vertices[:-1])
+        points = axes.transData.transform(line._path_original.cleaned(curves=False).vertices[:-1])
         ends = {row["sender"], row["receiver"].removesuffix(".q")}
         crossed += [name for name, box in boxes.items() if name not in ends and box.count_contains(points)]
     assert crossed == []

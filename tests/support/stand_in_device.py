@@ -14,6 +14,7 @@ As on a real accelerator, an operation raises where
 thread; `lazy:0` and `lazy:1` are two devices. The meta device would have no data: no probe and no check could run.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -156,3 +157,22 @@ def _device_of(func: Any, args: Any, tensors: list[Tensor]) -> torch.device:
         found = ", ".join(f"{tuple(x.shape)} on {x.device}" for x in tensors)
         raise WrongDevice(f"{func}: expected all tensors on one device, found {found}")
     return next(iter(devices))
+
+
+OF_GAINS = {"_to_copy", "detach", "add", "aminmax", "stack", "abs", "permute"}
+"""What reads, checks and hashes a norm's gain, which may be stored as 1 + w: float64 numbers as many as it has."""
+
+
+class Float64Numbers(TorchDispatchMode):
+    """While it is open it counts, by operation, the float64 numbers that a stand-in device computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.of: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in _leaves((out,)):
+            if isinstance(x, Placed) and x.dtype in _WIDE and x._base is None:
+                self.of[func.overloadpacket.__name__] += x.numel()
+        return out

@@ -133,6 +133,22 @@ def in_float64(values: Shaped[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
     return (values if values.device.type in _HAVE_FLOAT64 else values.cpu()).double()
 
 
+def in_float64_on_cpu(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return values in float64 on the CPU, in float32 at least on a device, where float64 can be 64 times slower.
+
+    For what is measured in products of matrices; sums over tokens are `summed`.
+    """
+    return values.double() if values.device.type == "cpu" else widened(values)
+
+
+def summed(
+    values: Float[Tensor, "*shape"], axes: int | tuple[int, ...], *, keepdim: bool = False
+) -> Float64[Tensor, "*summed"]:
+    """Return sums over axes, accumulated in float64, on the CPU if the device may have no float64 (mps has none)."""
+    values = values if values.device.type in _HAVE_FLOAT64 else values.cpu()
+    return values.sum(axes, keepdim=keepdim, dtype=torch.float64)
+
+
 def times_phase(
     real: Float[Tensor, "*shape"],
     imag: Float[Tensor, "*shape"],

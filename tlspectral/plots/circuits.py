@@ -78,8 +78,8 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = None) -> Figure:
     """Edges of a circuit, the largest: a graph of up to 24, from 25 on a matrix of senders and receivers.
 
-    The graph leads from the embedding at the bottom to the logits at the top, with a row for the heads of a layer. Lines
-    pass between the boxes. Their width is the size of the effect, their colour the sign, their stroke what of a head is
+    The graph leads from the embedding at the bottom to the logits at the top, with a row for the heads of a layer, and
+    lines pass between its boxes. Their width is the size of the effect, their colour the sign, their stroke what of a head is
     read: queries, keys or values. The largest have their number. Heads that share keys or values are one box there. In
     the matrix both are in the order of layers, and colour is the effect.
 
@@ -141,11 +141,12 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
     for (_, row), end in zip(shown.iterrows(), ends, strict=True):
         what = str(row["receiver"]).rpartition(".")[2]
         colour, width = BLUE if row["effect"] < 0 else ORANGE, 0.4 + 2.6 * abs(row["effect"]) / largest
-        path = _between_boxes(places[row["sender"]], places[end], [*places.values()], half)
+        path = _between_boxes(places[str(row["sender"])], places[str(end)], [*places.values()], half)
         arrow = FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=8, color=colour, linewidth=width,
             linestyle=_INPUTS.get(what, "-"), alpha=0.8, gid="edge")  # fmt: skip
         axes.add_patch(arrow)
-        middles.append(path.interpolated(12).vertices[6])
+        points = np.asarray(path.vertices)
+        middles.append(points[[0, min(3, len(points) - 1)]].mean(0))  # of a curve's first piece, half of its way
     for name, (x, y) in places.items():
         box = {"boxstyle": "square,pad=0.25" if name.endswith("MLP") else "round,pad=0.25", "fc": "white", "ec": GREY}
         axes.text(x, y, name, ha="center", va="center", fontsize=8, color=INK, bbox=box, zorder=5, gid="node")

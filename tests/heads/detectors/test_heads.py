@@ -11,6 +11,7 @@ import scipy.stats
 import torch
 import zoo
 from conformance.scoring import SCORES, SMALL, pattern_name
+from stand_in_device import OF_GAINS, Float64Numbers
 from zoo import shared
 
 import tlspectral as tls
@@ -265,3 +266,15 @@ def test_a_model_that_returns_no_pattern_is_refused():
     bridge.original_model.config._attn_implementation = "sdpa"
     with pytest.raises(UnsupportedArchitecture, match=r'never fired.*attn_implementation="eager"'):
         tls.detect_heads(bridge, **SMALL)
+
+
+def test_on_a_device_scores_are_those_of_the_cpu_and_none_is_computed_in_float64(device):
+    on_cpu, placed = shared("bridge", "llama"), zoo.bridge("llama").to(device)
+    marks = torch.eye(17).roll(2, 0).tril() / 3
+    for options in ({"pattern": marks}, {"prompts": zoo.prompt(3), "pattern": "local"}):
+        options |= {} if "prompts" in options else {"n_sequences": 3, "segment_length": 8}
+        with Float64Numbers() as computed:
+            found = tls.detect_heads(placed, **options)
+        # Attention of the stand-in is that of the CPU to the bit, and so are sums of it.
+        pd.testing.assert_frame_equal(found, tls.detect_heads(on_cpu, **options), check_exact=True)
+        assert set(computed.of) <= OF_GAINS

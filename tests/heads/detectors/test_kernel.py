@@ -6,6 +6,7 @@ import pytest
 import torch
 import zoo
 from conformance.sweeps import plain_kernel
+from stand_in_device import OF_GAINS, Float64Numbers
 from zoo import shared
 
 from tlspectral.errors import BadHead, EditNotHonored, ScoreMismatch
@@ -89,3 +90,14 @@ def test_padding_is_not_counted(name):
         expected = (counts[0] * short + counts[1] * long) / sum(counts)
         # Measured: 2e-16 (other batch shapes may round float32 otherwise); counting the filling moves the mean by 0.1.
         assert padded["score"].iloc[-1 - back] == pytest.approx(expected, abs=1e-5)
+
+
+def test_on_a_device_only_sums_are_in_float64(device):
+    on_cpu, placed = shared("bridge", "llama"), zoo.bridge("llama").to(device)
+    with Float64Numbers() as computed:
+        found = relative_position_kernel(placed, [(0, 1), (1, 0)], zoo.prompt(3))
+    assert set(computed.of) <= {"sum"} | OF_GAINS
+    # Scores of the stand-in are those of the CPU to the bit, and so are sums of them.
+    pd.testing.assert_frame_equal(
+        found, relative_position_kernel(on_cpu, [(0, 1), (1, 0)], zoo.prompt(3)), check_exact=True
+    )

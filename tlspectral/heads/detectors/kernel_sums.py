@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
+from tlspectral.algebra.rotary import summed, with_gain_and_phase
 from tlspectral.errors import EditNotHonored
 from tlspectral.heads.detectors.rotated_keys import at_pattern
 from tlspectral.models.attention.head_scores import rebuilt_scores
@@ -102,7 +102,7 @@ class LayerKernels:
     def _add_mean(
         self, side: Literal["query", "key"], counted: Bool[Tensor, "batch pos"], x: Tensor, hook: Any
     ) -> None:
-        total = in_float64(self.settings.normed(side, x[counted.to(x.device)])).sum(0).cpu()
+        total = summed(self.settings.normed(side, x[counted.to(x.device)]), 0).cpu()
         self.means[side] = total + self.means.get(side, 0)
 
     def _add_scores(self, scores: Tensor, real: Bool[Tensor, "batch pos"], averaged: Bool[Tensor, "batch"]) -> None:
@@ -111,8 +111,7 @@ class LayerKernels:
         for row, distance in enumerate(self.back):
             diagonal = chosen.diagonal(-distance, dim1=-2, dim2=-1)  # [batch, heads, queries]
             unmasked = self.view.unmasked(self.layer, diagonal) & real[:, None, distance:].to(diagonal.device)
-            values = in_float64(diagonal)  # on the CPU where the device lacks float64
-            sums, counts = values.where(unmasked.to(values.device), 0.0).sum(2).cpu(), unmasked.sum(2).cpu()
+            sums, counts = summed(diagonal.where(unmasked, 0.0), 2).cpu(), unmasked.sum(2).cpu()
             for part, rows in enumerate((averaged, ~averaged)):
                 self.total[part, 0, row] += sums[rows].sum(0)
                 self.total[part, 1, row] += counts[rows].sum(0)

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from tlspectral.algebra.rotary import in_float64
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.models.running.padding import PackedTokens
 
@@ -89,11 +88,25 @@ class Marks:
         weights = [_pattern_weights(pattern, self.sequences, rows, self.causal) for pattern in self.patterns]
         self.uniform.append(torch.stack([_uniform_attention(marked, self.causal) for marked in weights]))
         n_queries = torch.stack([scored_queries(marked) for marked in weights])
-        marks = [(marked.nonzero(as_tuple=True), marked[marked != 0]) for marked in weights]
+        # The marks of all patterns together, so that a layer's attention is read once.
+        marks = [one.nonzero() for one in weights]
+        target = torch.cat(
+            [index * len(one) + mark[:, 0] for index, (one, mark) in enumerate(zip(weights, marks, strict=True))]
+        )
+        where = torch.cat(marks).T
+        marked = torch.cat([one[one != 0] for one in weights])
+        placed: dict[torch.device, Tensor] = {}
 
         def reduce(attention: Tensor) -> Tensor:
-            total = torch.stack([weighted_attention(attention, *marked) for marked in marks])
-            return total / n_queries.clamp_min(1)[..., None]
+            if attention.device not in placed:
+                placed[attention.device] = where.to(attention.device)
+            row, query, key = placed[attention.device]
+            # Copied as stored, and summed in float64 on the CPU: a device computes nothing in that type.
+            seen = attention[row, :, query, key].cpu().double() * marked[:, None]
+            n_prompts, n_heads = attention.shape[:2]
+            total = torch.zeros(len(weights) * n_prompts, n_heads, dtype=torch.float64)
+            total.index_add_(0, target, seen)
+            return total.unflatten(0, (len(weights), n_prompts)) / n_queries.clamp_min(1)[..., None]
 
         return reduce, n_queries > 0
 
@@ -103,17 +116,8 @@ def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:
     return (weights != 0).any(-1).sum(-1).double()
 
 
-def weighted_attention(
-    pattern: Float[Tensor, "batch heads query key"], where: tuple[Tensor, ...], weights: Float64[Tensor, "marks"]
-) -> Float64[Tensor, "batch heads"]:
-    """Return the weighted sum of the attention of each prompt to the keys at `where`: prompt, query and key."""
-    row, query, key = (index.to(pattern.device) for index in where)
-    attention = in_float64(pattern[row, :, query, key]).cpu() * weights[:, None]
-    return torch.zeros(pattern.shape[:2], dtype=torch.float64).index_add_(0, where[0], attention)
-
-
 def _uniform_attention(weights: Weights, causal: bool) -> Float64[Tensor, "batch"]:
-    """Return the mean of `weighted_attention` for a head that attends alike to all keys that its queries see."""
+    """Return the score of each prompt for a head that attends alike to all keys that its queries see."""
     width = weights.shape[-1]
     keys_seen = torch.arange(1, width + 1) if causal else torch.tensor(width)
     return (weights.sum(-1) / keys_seen).sum(-1) / scored_queries(weights).clamp_min(1)

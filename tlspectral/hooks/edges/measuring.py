@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from tlspectral.algebra.rotary import in_float64
+from tlspectral.algebra.rotary import in_float64_on_cpu, summed
 from tlspectral.heads.composition import composition_into
 from tlspectral.hooks.edges.cut import Cut, readers
 from tlspectral.hooks.edges.reached import Reached
@@ -92,7 +92,7 @@ class Prepared:
     intact: tuple[IntactRun, Float64[np.ndarray, "sequences"]] | None
     places: dict[str, Int[Tensor, "sequences"]]
 
-    def removed(self, edge: Edge, draw: int) -> Float64[Tensor, "sequences pos d_model"]:
+    def removed(self, edge: Edge, draw: int) -> Float[Tensor, "sequences pos d_model"]:
         """Return what is taken out of the stream for an edge: what the sender wrote (-1), or a draw of the control."""
         removed = self.run.removed(edge.sender, draw)
         if edge.place is None:
@@ -107,6 +107,10 @@ class QueryKeyPairs:
 
     queries: Int[Tensor, "sequences pairs"]
     keys: Int[Tensor, "sequences pairs"]
+
+    def on(self, device: torch.device) -> "QueryKeyPairs":
+        """Return the pairs on a device."""
+        return QueryKeyPairs(self.queries.to(device), self.keys.to(device))
 
 
 @torch.no_grad()
@@ -177,6 +181,7 @@ def _attention_deltas(
     """Return the attention of each head, mean over sequences, and what it is with each edge cut, less that."""
     of_end = edges[0].end.receiver
     receiver = receiver_layer(prepared.run, of_end.layer, of_end.input)
+    pairs = pairs.on(receiver.query.device)
     intact: dict[int, Tensor] = {}
     for head in dict.fromkeys(edge.head for edge in edges):
         receiver.require_own_pattern(head, pairs)
@@ -222,19 +227,19 @@ class ReceiverLayer:
     layer: AttentionLayer
     what: Input
     reads: list[LayerReads]
-    residual: Float64[Tensor, "sequences pos d_model"]
-    query: Float64[Tensor, "sequences pos heads d_head"]
-    key: Float64[Tensor, "sequences pos kv_heads d_head"]
+    residual: Float[Tensor, "sequences pos d_model"]
+    query: Float[Tensor, "sequences pos heads d_head"]
+    key: Float[Tensor, "sequences pos kv_heads d_head"]
     allowed: Bool[Tensor, "*sequences pos pos"]
     tables: tuple[Tensor, Tensor] | None
 
     def change(
-        self, removed: Float64[Tensor, "senders sequences pos d_model"], pairs: QueryKeyPairs
-    ) -> Float64[Tensor, "senders sequences rows heads d_head"]:
+        self, removed: Float[Tensor, "senders sequences pos d_model"], pairs: QueryKeyPairs
+    ) -> Float[Tensor, "senders sequences rows heads d_head"]:
         """Return the change of what heads read: of queries at those of the pairs, of keys at all positions."""
         x = self.residual
         if self.what == "q":
-            rows = pairs.queries[..., None].expand(-1, -1, x.shape[-1]).to(x.device)
+            rows = pairs.queries[..., None].expand(-1, -1, x.shape[-1])
             x, removed = x.gather(1, rows), removed.gather(2, rows.expand(len(removed), -1, -1, -1))
         return change_of_reads(self.reads, x, removed)
 
@@ -242,16 +247,16 @@ class ReceiverLayer:
         self,
         head: int,
         pairs: QueryKeyPairs,
-        change: Float64[Tensor, "*copies sequences rows heads d_head"] | None = None,
+        change: Float[Tensor, "*copies sequences rows heads d_head"] | None = None,
     ) -> Float64[Tensor, "*copies sequences"]:
         """Return the head's attention from the queries to their keys, mean over the pairs of a sequence."""
         scores = self._scores(head, pairs.queries, change)
         keys = pairs.keys[..., None].expand(*scores.shape[:-1], 1)
-        return scores.softmax(-1).gather(-1, keys)[..., 0].mean(-1)
+        return summed(scores.softmax(-1).gather(-1, keys)[..., 0], -1) / pairs.keys.shape[-1]
 
     def _scores(
         self, head: int, rows: Int[Tensor, "sequences pairs"], change: Tensor | None = None
-    ) -> Float64[Tensor, "*copies sequences pairs pos"]:
+    ) -> Float[Tensor, "*copies sequences pairs pos"]:
         of_query, of_key = (change, None) if self.what == "q" else (None, change)
         scores = row_scores(
             self.layer, head, self.query, self.key, self.tables, rows, query_change=of_query, key_change=of_key
@@ -276,7 +281,7 @@ def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
     layer = view.layer(index)
     n_positions = run.sequences.tokens.shape[1]
     require_even_scale(layer, index, n_positions)
-    query, key = (in_float64(run.captured[names[point]]) for point in ("query", "key"))
+    query, key = (in_float64_on_cpu(run.captured[names[point]]) for point in ("query", "key"))
     if isinstance(layer.k_norm, Latent):
         query, key = layer.normed("query", query), layer.normed("key", key)
         layer = replace(layer, q_norm=None, k_norm=None)
@@ -286,12 +291,12 @@ def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
         run,
         layer,
         what,
-        layer_reads(view.raw(index), what, in_float64),
-        in_float64(run.captured[names["residual"]]),
+        layer_reads(view.raw(index), what, in_float64_on_cpu),
+        in_float64_on_cpu(run.captured[names["residual"]]),
         query,
         key[:, :, :: key.shape[2] // layer.n_kv_heads],  # some models repeat keys, one per query head
         visible_keys(view, index, n_positions, run.captured)[:, 0].to(query.device),
-        None if tables is None else (tables[0].to(query.device), tables[1].to(query.device)),
+        None if tables is None else (tables[0].to(query), tables[1].to(query)),
     )
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.algebra.nulls import haar_frame
-from tlspectral.algebra.rotary import in_float64
+from tlspectral.algebra.rotary import in_float64_on_cpu, summed
 from tlspectral.errors import BadHead
 from tlspectral.hooks.parts.output import Output
 from tlspectral.models.reading.view import AttentionView
@@ -109,7 +109,7 @@ class CachedRun:
     seed: int = 0
     _latest: dict[Any, Tensor] = field(default_factory=dict)
 
-    def removed(self, sender: Sender, draw: int = -1) -> Float64[Tensor, "sequences pos d_model"]:
+    def removed(self, sender: Sender, draw: int = -1) -> Float[Tensor, "sequences pos d_model"]:
         """Return what is taken out of the residual stream: what a sender wrote less what stands in its place.
 
         A mean is over the real tokens of all sequences. A `draw` from 0 on is a control, which writes in random
@@ -122,8 +122,9 @@ class CachedRun:
             if self.other is not None:
                 written = written - self._written(sender, draw, self.other)
             if self.replace == "mean":
-                counted = self.sequences.real[..., None].to(written.device)
-                written = written - (written * counted).sum((1, 2), keepdim=True) / counted.sum()
+                real = self.sequences.real
+                total = summed(written * real[..., None].to(written.device), (1, 2), keepdim=True)
+                written = written - (total / real.sum()).to(written)
             self._latest.clear()
             self._latest[key] = written
         return self._latest[key][self._heads_of(sender).index(sender.head)]
@@ -133,24 +134,24 @@ class CachedRun:
 
     def _written(
         self, sender: Sender, draw: int, captured: dict[str, Tensor]
-    ) -> Float64[Tensor, "senders sequences pos d_model"]:
+    ) -> Float[Tensor, "senders sequences pos d_model"]:
         layer, heads = max(0, sender.layer), self._heads_of(sender)
         names = self.view.hook_names(layer)
         if sender.kind != "head":  # rotated as a whole in a draw
             point = names["mlp_out" if sender.kind == "mlp" else "residual"]
             if point not in captured:
                 raise BadHead(f"{sender.name} does not exist: {point} never fires in this model")
-            whole = mixed(self.view, layer, captured, in_float64) if sender.kind == "mix" else captured[point]
-            written = in_float64(whole)[None]
+            whole = mixed(self.view, layer, captured, in_float64_on_cpu) if sender.kind == "mix" else captured[point]
+            written = in_float64_on_cpu(whole)[None]
             size = written.shape[-1]
-            return written if draw < 0 else written @ haar_frame(size, size, [self.seed, draw]).to(written.device)
-        writes = head_writes(self.view, layer, in_float64)
-        z = z_of(in_float64(captured[names["z"]]), writes.w_o)
+            return written if draw < 0 else written @ haar_frame(size, size, [self.seed, draw]).to(written)
+        writes = head_writes(self.view, layer, in_float64_on_cpu)
+        z = z_of(in_float64_on_cpu(captured[names["z"]]), writes.w_o)
         z, maps = z[:, :, heads] * writes.token_scale(z)[..., None, None], writes.effective(heads)
         if draw >= 0:  # maps that differ from W_O in their directions alone
             triangles = torch.linalg.qr(maps.mT, mode="r").R
             frames = [haar_frame(maps.shape[2], triangles.shape[1], [self.seed, draw, layer, head]) for head in heads]
-            maps = triangles.mT @ torch.stack(frames).mT.to(z.device)
+            maps = triangles.mT @ torch.stack(frames).mT.to(z)
         return torch.einsum("bphd,hdm->hbpm", z, maps)
 
 
@@ -174,7 +175,7 @@ def cached_run(
     shown = [name for layer in range(below) for point, name in names[layer].items() if point in WRITE_POINTS]
     first = view.capture(sequences.tokens[:1], shown, last=last)
     for layer in range(below):
-        checked_writes(view, layer, first, in_float64)
+        checked_writes(view, layer, first, in_float64_on_cpu)
     kept = {names[0]["residual"]} if EMBEDDING in senders else set()
     for layer, _, kind in senders:
         if 0 <= layer < below:

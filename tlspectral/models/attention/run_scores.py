@@ -1,10 +1,9 @@
 """Scores of some queries of a run from its own queries and keys, the keys that they see, the check of its attention."""
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, Tables, side
 from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, require_close
@@ -28,13 +27,13 @@ def visible_keys(
 def row_scores(
     layer: LayerSettings,
     head: int,
-    query: Float64[Tensor, "sequences pos heads d_head"],
-    key: Float64[Tensor, "sequences pos kv_heads d_head"],
+    query: Float[Tensor, "sequences pos heads d_head"],
+    key: Float[Tensor, "sequences pos kv_heads d_head"],
     tables: Tables | None,
     rows: Int[Tensor, "sequences queries"],
     *,
-    query_change: Float64[Tensor, "*copies sequences queries heads d_head"] | None = None,
-    key_change: Float64[Tensor, "*copies sequences pos kv_heads d_head"] | None = None,
+    query_change: Float[Tensor, "*copies sequences queries heads d_head"] | None = None,
+    key_change: Float[Tensor, "*copies sequences pos kv_heads d_head"] | None = None,
 ) -> HeadScores:
     """Return the scores of one head between the queries at some rows of each sequence and all keys.
 
@@ -82,7 +81,7 @@ def _changed_side(
 
 
 def require_own_pattern(
-    scores: Float64[Tensor, "*rows keys"],
+    scores: Float[Tensor, "*rows keys"],
     pattern: Float[Tensor, "*rows keys"],
     stored: torch.dtype,
     where: str,
@@ -95,7 +94,7 @@ def require_own_pattern(
     """
     size = scores.masked_fill(scores.isinf(), 0.0).abs().max()
     require_close(
-        (scores.softmax(-1) - in_float64(pattern).to(scores.device)).abs().max(),
+        (scores.softmax(-1) - pattern.to(scores.device).to(scores)).abs().max(),  # widened where there is float64
         size if largest is None else torch.full_like(size, largest),
         stored,
         "pattern",
