@@ -79,8 +79,8 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
     """Edges of a circuit, the largest: a graph of up to 24, from 25 on a matrix of senders and receivers.
 
     The graph leads from the embedding at the bottom to the logits at the top, with a row for the heads of a layer, and
-    lines pass between its boxes. Their width is the size of the effect, their colour the sign, their stroke what of a head is
-    read: queries, keys or values. The largest have their number. Heads that share keys or values are one box there. In
+    lines pass between its boxes. Their width is the size of the effect, their colour the sign, their stroke what of a
+    head is read: queries, keys or values. The largest have their number. Heads that share keys or values are one box there. In
     the matrix both are in the order of layers, and colour is the effect.
 
     Args:
