@@ -218,11 +218,14 @@ def test_pieces_of_another_version_are_refused(shipped_in_pieces, tmp_path):
 
 
 @pytest.mark.slow
-def test_smollm2_is_the_real_model_and_loads_fast_again(tmp_path, monkeypatch, capfd):
-    """The packaged GGUF file: the first load converts, the second reads the copy."""
-    pytest.importorskip("gguf")
+def test_smollm2_is_the_real_model_and_loads_fast_again(tmp_path, monkeypatch, capfd, spied):
+    """The packaged GGUF file: the first load converts, reading its header once, the second reads the copy."""
+    package = pytest.importorskip("gguf")
     monkeypatch.setattr(huggingface_hub.constants, "HF_ASSETS_CACHE", str(tmp_path))
+    reader, read = package.GGUFReader, spied(package.GGUFReader, "_build_fields")
     first = load_model("smollm2-135m")
+    assert len(read) == 1
+    assert package.GGUFReader is reader
     assert capfd.readouterr() == ("", "")
     began = time.perf_counter()
     second = load_model("smollm2-135m")

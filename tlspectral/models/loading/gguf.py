@@ -1,6 +1,6 @@
 """De-quantised copies of GGUF files, whole or in parts, kept in the hub's cache as float32 checkpoint folders.
 
-transformers reads a file of 135 million weights in some 15 seconds, and its copy in one. A copy is written to a folder
+transformers reads a file of 135 million weights in some ten seconds, and its copy in one. A copy is written to a folder
 of this process and then renamed, so it is complete or absent. If two processes convert the same file, one copy stays.
 
 A list of its files with size, time and SHA-256 is written last. Every load compares sizes and times; a file of another
@@ -8,11 +8,13 @@ time, as after the cache was moved, is read and compared by its SHA-256. A copy 
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from tlspectral.tables.atomic_writes import remove_left_overs, unfinished_path, 
 _FORMAT = 2  # part of a copy's folder name: raise it when conversion writes something else
 _LIST = "files.json"
 _LONGEST_LIST = 2**22  # more entries than any vocabulary or list of merges has
+_CONVERTING = threading.Lock()  # two conversions would put each other's readers back
 
 
 def cache_folder() -> Path:
@@ -130,11 +133,12 @@ def convert(source: Source, file: Path, folder: Path) -> None:
 
     options: dict[str, Any] = {"gguf_file": file.name}
     with refusing(f"{file} cannot be converted; fetch it again"):
-        tensors, elements = _held(file)
+        reader = _checked_reader(file)
+        elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
         # A bar of the conversion ignores transformers' own setting for bars.
-        with quiet(), contextlib.redirect_stderr(io.StringIO()):
+        with quiet(), contextlib.redirect_stderr(io.StringIO()), _read_once(file, reader):
             config = from_files(transformers.AutoConfig.from_pretrained, source, file.parent, **options)
-            require_room(empty_model(config, tensors=tensors, file=str(file)), elements, str(file))
+            require_room(empty_model(config, tensors=len(reader.tensors), file=str(file)), elements, str(file))
             options["dtype"], auto = torch.float32, transformers.AutoModelForCausalLM
             model, report = from_files(
                 auto.from_pretrained, source, file.parent, config=config, output_loading_info=True, **options
@@ -150,8 +154,8 @@ def convert(source: Source, file: Path, folder: Path) -> None:
             tokenizer.save_pretrained(folder)
 
 
-def _held(file: Path) -> tuple[int, int]:
-    """Return the number of tensors in a GGUF file, and of their elements, by its header.
+def _checked_reader(file: Path) -> Any:
+    """Return the package `gguf`'s reader of a file, whose header has been read.
 
     The package `gguf` builds a list entry for every item that a header promises, so a promise that the file is too
     short for is refused here by ValueError.
@@ -172,4 +176,24 @@ def _held(file: Path) -> tuple[int, int]:
     reader = WithinFile(file)
     settings = {name: field.contents() for name, field in reader.fields.items() if len(field.types) == 1}
     check_counts(settings, str(file))
-    return len(reader.tensors), sum(int(tensor.n_elements) for tensor in reader.tensors)
+    return reader
+
+
+@contextlib.contextmanager
+def _read_once(file: Path, reader: Any) -> Iterator[None]:
+    """While it is open, transformers gets this reader of the file, and each map of names is made once.
+
+    It reads a header three times, seconds each where it holds a vocabulary, and makes the map for every module.
+    """
+    import gguf
+
+    def reader_of(path: Any, *given: Any, **options: Any) -> Any:
+        return reader if Path(path) == file else real_reader(path, *given, **options)
+
+    with _CONVERTING:
+        real_reader, real_map = gguf.GGUFReader, gguf.get_tensor_name_map
+        gguf.GGUFReader, gguf.get_tensor_name_map = reader_of, functools.cache(real_map)
+        try:
+            yield
+        finally:
+            gguf.GGUFReader, gguf.get_tensor_name_map = real_reader, real_map
