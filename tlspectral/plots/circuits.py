@@ -80,8 +80,8 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
 
     The graph leads from the embedding at the bottom to the logits at the top, with a row for the heads of a layer, and
     lines pass between its boxes. Their width is the size of the effect, their colour the sign, their stroke what of a
-    head is read: queries, keys or values. The largest have their number. Heads that share keys or values are one box there. In
-    the matrix both are in the order of layers, and colour is the effect.
+    head is read: queries, keys or values. The largest have their number. Heads that share keys or values are one box
+    there. In the matrix both are in the order of layers, and colour is the effect.
 
     Args:
         edges: a table with `sender`, `receiver` and `delta` or `estimate`, such as one of `edge_effects`.
