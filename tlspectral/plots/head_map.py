@@ -27,8 +27,8 @@ def heads(
 
         tls.plots.heads(tls.analyze_heads(model), "D_head_z")
 
-    Where the column has both signs, the colours are orange above 0 and blue below, of one scale, and the largest are
-    those in absolute value. A head with NaN is grey, one without a row is white.
+    Where the column has both signs, the colours are orange above 0 and purple below, of one scale, and the largest
+    are those in absolute value. A head with NaN is grey, one without a row is white.
 
     Args:
         table: one row per head: `layer, head` and the column, of numbers.

@@ -22,13 +22,18 @@ BLUE = "#1b5e9b"
 ORANGE = "#e07b00"
 """Blue and orange differ in lightness as well as in hue: they stay apart in grey print and to the colour-blind."""
 
+_SAVED_DPI = 150
+
 
 class _ShownFigure(Figure):
-    """A figure outside pyplot that a notebook shows as the last line of a cell."""
+    """A figure outside pyplot that a notebook shows as the last line of a cell, and that is saved with 150 dpi."""
+
+    def savefig(self, fname: Any, **look: Any) -> None:
+        super().savefig(fname, **{"dpi": _SAVED_DPI, **look})
 
     def _repr_png_(self) -> bytes:
         stream = io.BytesIO()
-        self.savefig(stream, format="png")
+        self.savefig(stream, format="png", dpi="figure")
         return stream.getvalue()
 
 
