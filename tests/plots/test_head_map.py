@@ -45,6 +45,14 @@ def test_nan_is_grey_and_counted_and_never_named():
     assert [text.get_text() for text in part(figure, "largest")] == ["L2H3"]
 
 
+def test_an_infinite_number_is_grey_and_of_one_sign_the_largest_are_named():
+    made = table().sort_values(["layer", "head"], ignore_index=True)
+    made["x"] = [-np.inf, *np.linspace(-1.0, -2.0, len(made) - 1)]
+    figure = plots.heads(made, "x")
+    assert said(figure) == f"\nNaN or infinite (1 of {len(made)})"
+    assert [text.get_text() for text in part(figure, "largest")] == ["L0H1", "L0H2", "L0H3"]
+
+
 def test_limits_are_those_that_are_given_and_what_is_no_number_is_refused():
     (mesh,) = part(plots.heads(table(), "D_head", limits=(0.0, 1.0)), "D_head")
     assert (mesh.norm.vmin, mesh.norm.vmax) == (0.0, 1.0)

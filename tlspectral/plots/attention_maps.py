@@ -31,7 +31,7 @@ def patterns(model: Any, prompt: Any, heads: Heads, *, sink: bool = False) -> Fi
 
     Raises:
         BadHead: a head that does not exist, or none.
-        ValueError: more than 12 heads, several prompts, or more than 128 tokens.
+        ValueError: more than 12 heads, several prompts, more than 128 tokens, or one token without `sink`.
         UnsupportedArchitecture: a layer does not return its attention.
 
     What it does not establish: what a head does elsewhere. One prompt is one example; `top_pairs` looks at many.
@@ -43,6 +43,8 @@ def patterns(model: Any, prompt: Any, heads: Heads, *, sink: bool = False) -> Fi
         raise ValueError(f"{len(names)} heads: give 1 to {_MOST_HEADS}, a panel each")
     weights, tokens = prompt_patterns(view, by_layer, prompt)
     first = 0 if sink else 1
+    if len(tokens) == first:
+        raise ValueError("the prompt is one token, and the first key is left out: give more tokens, or sink=True")
     columns = min(_COLUMNS, len(names))
     rows = -(-len(names) // columns)
     side = float(np.clip(0.17 * len(tokens), 2.0, 7.0))

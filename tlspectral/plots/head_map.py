@@ -28,7 +28,7 @@ def heads(
         tls.plots.heads(tls.analyze_heads(model), "D_head_z")
 
     Where the column has both signs, the colours are orange above 0 and purple below, of one scale, and the largest
-    are those in absolute value. A head with NaN is grey, one without a row is white.
+    are those in absolute value. A head with NaN or an infinite number is grey, one without a row is white.
 
     Args:
         table: one row per head: `layer, head` and the column, of numbers.
@@ -68,10 +68,12 @@ def heads(
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.set_title(str(table.attrs.get("model", "attention heads")), fontsize=11, color=INK, loc="left")
     colour_bar(figure, colours, axes, column_title(column), whole=False)
-    grey = [(Patch(facecolor=_NOT_A_NUMBER), f"NaN ({missing.sum()} of {len(table)})")] if missing.any() else []
+    what = "NaN or infinite" if np.isinf(values).any() else "NaN"
+    grey = [(Patch(facecolor=_NOT_A_NUMBER), f"{what} ({missing.sum()} of {len(table)})")] if missing.any() else []
     legend_below(figure, grey, [], ax=ax)
-    sizes = np.abs(values) if np.nanmin(values, initial=0.0) < 0 else values
-    n_named = min(_NAMED, int(np.isfinite(values).sum()))
+    finite = values[np.isfinite(values)]
+    sizes = np.abs(values) if (finite < 0).any() and (finite > 0).any() else values
+    n_named = min(_NAMED, len(finite))
     largest = np.argsort(np.where(np.isfinite(values), sizes, -np.inf), axis=None)[::-1][:n_named]
     if len(largest):
         pairs = np.array(np.unravel_index(largest, values.shape)).T
