@@ -10,8 +10,10 @@ the head, and token, at 500 TF/s in bfloat16 and 48 TF/s in float32 (an H100 wit
 """
 
 import contextlib
+import cProfile
 import json
 import os
+import pstats
 import subprocess
 import sys
 import time
@@ -205,6 +207,34 @@ def same_numbers(run: Run) -> None:
             run.note(f"same numbers: {name} {dtype}", differ=differ)
 
 
+def tensor_float_32(run: Run) -> None:
+    """Note what the check of scores says of a small model whose products have 10 bits."""
+    if not run.on_card:
+        run.note("TensorFloat-32", skipped="a card has it")
+        return
+    made = Shape(*SMALL, torch.float32).model("cpu").to(run.device)
+    model = tls.load_model(made)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        said = str(run.step("TensorFloat-32: verify_scores", lambda: tls.verify_scores(model)))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    run.note("TensorFloat-32", said=said[:300])
+
+
+def profiled(run: Run, name: str, call: Callable[[], Any], rows: int = 14) -> None:
+    """Run a step under the profiler, and note the package's functions in which it spent most, with what they call."""
+    profile = cProfile.Profile()
+    run.step(name, lambda: profile.runcall(call))
+    stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    ours = [
+        (spent[3], Path(at[0]).name, at[2]) for at, spent in stats.items() if f"{os.sep}tlspectral{os.sep}" in at[0]
+    ]
+    run.note(
+        f"{name}: where", cumulative=[f"{s:.2f} {file}:{function}" for s, file, function in sorted(ours)[:-rows:-1]]
+    )
+
+
 def conformance(run: Run) -> None:
     """Run rows of the conformance suite on the card until their share of the time is over, and count them."""
     limit = min(run.left(), CONFORMANCE_SHARE * (run.end - run.began))
@@ -250,13 +280,20 @@ def at_size(run: Run, name: str, shape: Shape) -> None:
     with torch.no_grad():
         run.step(f"{name}: a first pass of 16 x 129 tokens", lambda: model(ids, return_type=None))
         run.step(f"{name}: a pass of 16 x 129 tokens", lambda: model(ids, return_type=None))
-    run.step(
+    profiled(
+        run,
         f"{name}: analyze_heads of a layer, weights only, 100 draws",
         lambda: tls.analyze_heads(model, heads="L1", detectors=False),
     )
     run.step(f"{name}: detect_heads, 25 sequences", lambda: tls.detect_heads(model, n_sequences=25))
     run.step(f"{name}: sweep of all outputs, one prompt, first", lambda: tls.ablation_sweep(model, "output", task=one))
     run.step(f"{name}: sweep of all outputs, one prompt, again", lambda: tls.ablation_sweep(model, "output", task=one))
+    profiled(
+        run,
+        f"{name}: sweep of one head, one prompt",
+        lambda: tls.ablation_sweep(model, "output", heads=f"{middle}H0", task=one),
+    )
+    run.step(f"{name}: top_pairs, 16 x 129 tokens", lambda: tls.top_pairs(model, prompts=ids))
     edges = run.step(
         f"{name}: EAP of all edges, 4 pairs, 100 exact",
         lambda: tls.edge_effects(model, task=few, screen="gradient", method="EAP"),
@@ -299,6 +336,7 @@ def main(
             tlspectral=tls.__version__,
         )
         same_numbers(run)
+        tensor_float_32(run)
         conformance(run)
         for name, shape in (TINY if tiny else SHAPES).items():
             at_size(run, name, shape)
