@@ -14,6 +14,7 @@ from tlspectral.hooks.circuits.pairs import Stream, pairs_of, run_with, written_
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running import batches
+from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.selection import Receiver
 
 
@@ -160,6 +161,19 @@ def test_several_batches_give_what_one_does(monkeypatch):
     assert pairs.rows_at_once == 2
     for whole, parts in zip(*results, strict=True):
         np.testing.assert_allclose(parts, whole, atol=2e-6)  # float32 in other batches: 1e-7, effects of 1e-2
+
+
+def test_both_ends_are_compared_in_batches_of_one_size():
+    """A card rounds a batch of two otherwise than one of one: logits of a deep model in bfloat16 differ by half."""
+    model = zoo.bridge("llama")
+    mlp = model.blocks[0].mlp.original_component
+    handle = mlp.register_forward_hook(lambda module, args, out: out * (1 + 0.3 * len(out)))
+    try:
+        pairs = pairs_of(model, task_of())
+        one, two = (logits_at(pairs.view, pairs.sequences.tokens[:1].repeat(n, 1), slice(-1, None)) for n in (1, 2))
+    finally:
+        handle.remove()
+    assert (one[0] - two[0]).abs().max() > 0.05  # the stand-in for rounding; what is allowed is 1e-4 of the largest
 
 
 @pytest.mark.parametrize(

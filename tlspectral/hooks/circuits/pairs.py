@@ -132,13 +132,17 @@ def pairs_of(model: Any, task: Task) -> Pairs:
 
 @torch.no_grad()
 def _require_both_ends(pairs: Pairs) -> None:
-    """Refuse a model in which all edges are not the clean run of the first pair, or none not the counterfactual one."""
-    graph, tokens, other = pairs.graph, pairs.sequences.tokens[:1], pairs.other.tokens[:1]
+    """Refuse a model in which all edges are not the clean run of the first pair, or none not the counterfactual one.
+
+    Every run has two rows, since a card rounds a batch of another size otherwise, and a deep model enlarges that.
+    """
+    graph, tokens = pairs.graph, pairs.sequences.tokens[:1]
+    sides = torch.cat([tokens, pairs.other.tokens[:1]])
     last, ends = slice(-1, None), np.stack([graph.possible, np.zeros_like(graph.possible)])
-    both = cut_logits(graph, tokens, written_by(graph, other), ends, last, whole=True)
+    then = written_by(graph, sides)[:, 1:]
     for plain, found, what in zip(
-        logits_at(graph.view, torch.cat([tokens, other]), last),
-        both,
+        logits_at(graph.view, sides, last),
+        cut_logits(graph, tokens, then, ends, last, whole=True),
         (
             "all edges kept is not the run of the clean prompt",
             "no edge kept is not the run of the counterfactual prompt",
