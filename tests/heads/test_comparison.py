@@ -87,30 +87,6 @@ def test_attrs_say_which_models_and_survive_a_file(base, tuned, tmp_path):
     assert read_table(tmp_path / "comparison.parquet").attrs == table.attrs
 
 
-SEVEN = ["change_rank", "behaviour_of", "behaviour_change", "spectrum_of", "spectrum_change", "behaviour_rank",
-         "spectrum_rank"]  # fmt: skip
-
-
-@pytest.mark.parametrize("width", [80, 200])
-def test_a_comparison_prints_the_seven_columns_that_say_what_changed(base, tuned, width, tmp_path):
-    table = compare_heads(base, tuned)
-    with pd.option_context("display.width", width, "display.max_columns", 0):
-        plain, printed = repr(pd.DataFrame(table)), repr(table)
-        titles = " ".join(printed.splitlines()).split()
-        assert [word for word in titles if word in SEVEN] == SEVEN
-        assert not set(SEVEN) <= set(plain.split())  # pandas leaves out the middle
-        assert max(map(len, printed.splitlines())) <= width
-        assert f"{len(table)} rows x {len(table.columns)} columns" in printed
-        assert [name for name in SEVEN if f"<th>{name}</th>" in table._repr_html_()] == SEVEN
-        assert repr(table.head(2)).count("\n") < printed.count("\n")
-        assert "change_rank" in repr(table.head(2))
-        few = table[["name", "D_head_diff"]]
-        assert repr(few) == repr(pd.DataFrame(few))
-        assert few._repr_html_() == pd.DataFrame(few)._repr_html_()
-    write_table(table, tmp_path / "comparison.parquet")
-    pd.testing.assert_frame_equal(read_table(tmp_path / "comparison.parquet"), pd.DataFrame(table))
-
-
 def test_behaviour_is_compared_where_both_ran_the_same_detectors():
     model = tls.load_model("tiny-rope")
     heads = analyzed(model, detectors=True)

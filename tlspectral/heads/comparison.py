@@ -59,56 +59,24 @@ def _compared(name: str) -> tuple[Column, ...]:
     """)
 
 
-_CHANGES = (
-    *columns("""
-        change_rank | count | Rank by the better of behaviour_rank and spectrum_rank, then by the other; missing where
-                    |       | both are.
-    """),
-    *_change("behaviour", "attention probability"),
-    *_change("spectrum", "share"),
-    *columns("""
-        behaviour_rank | count | Rank of the head by |behaviour_change|, 1 for the largest; missing where it is NaN.
-        spectrum_rank  | count | Rank of the head by |spectrum_change|, 1 for the largest; missing where it is NaN.
-    """),
-)
 COMPARE_HEADS = Schema(
     "compare_heads",
-    (*HEAD, *_CHANGES, *(column for name in COMPARED_COLUMNS for column in _compared(name))),
+    (
+        *HEAD,
+        *columns("""
+            change_rank | count | Rank by the better of behaviour_rank and spectrum_rank, then by the other; missing
+                        |       | where both are.
+        """),
+        *_change("behaviour", "attention probability"),
+        *_change("spectrum", "share"),
+        *columns("""
+            behaviour_rank | count | Rank of the head by |behaviour_change|, 1 for the largest; missing where it is NaN.
+            spectrum_rank  | count | Rank of the head by |spectrum_change|, 1 for the largest; missing where it is NaN.
+        """),
+        *(column for name in COMPARED_COLUMNS for column in _compared(name)),
+    ),
     "`tls.compare_heads`",
 )
-_SHOWN = ["name", *(column.name for column in _CHANGES)]
-
-
-class Comparison(pd.DataFrame):
-    """A table of `compare_heads`, which shows the name of a head and the seven columns that say what changed.
-
-    pandas alone leaves out the middle of a hundred columns. Rows and columns taken from it that lack one of the seven
-    are shown as any frame is.
-    """
-
-    @property
-    def _constructor(self) -> type["Comparison"]:
-        return Comparison
-
-    def __repr__(self) -> str:
-        option, shown = pd.get_option, self._changes()
-        if shown is None:
-            return super().__repr__()
-        limits = {name: option(f"display.{name}") for name in ("max_rows", "min_rows")}
-        return f"{shown.to_string(line_width=option('display.width'), **limits)}\n\n{self._size()}"
-
-    def _repr_html_(self) -> str | None:
-        shown = self._changes()
-        if shown is None:
-            return super()._repr_html_()
-        return f"{shown.to_html(max_rows=pd.get_option('display.max_rows'))}<p>{self._size()}</p>"
-
-    def _changes(self) -> pd.DataFrame | None:
-        """Return the columns that are shown; None where there are no others, or not all of these."""
-        return pd.DataFrame(self[_SHOWN]) if {*_SHOWN} < {*self.columns} else None
-
-    def _size(self) -> str:
-        return f"[{len(self)} rows x {len(self.columns)} columns, of which {len(_SHOWN)} are shown]"
 
 
 def compare_heads(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
@@ -120,8 +88,7 @@ def compare_heads(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
             one has values for, such as the detectors beside a table read from files.
 
     Returns:
-        DataFrame, one row per head, the most changed first. Printed, it shows `name` and the seven columns up to
-        `spectrum_rank`. It begins with `layer, head, name, change_rank,
+        DataFrame, one row per head, the most changed first. It begins with `layer, head, name, change_rank,
         behaviour_of, behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`; for every column
         of `COMPARED_COLUMNS` follow `<column>_a, <column>_b, <column>_diff` and, where a noise is known,
         `<column>_band, <column>_outside`. Of the two families (`RANKED_COLUMNS`: behaviour in attention, spectrum in
@@ -188,10 +155,7 @@ def compare_heads(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         "floor": CHANGE_FLOOR,
         "left_out": {"columns": left_out, "heads": alone},
     }
-    frame = COMPARE_HEADS.frame(table, attrs)
-    shown = Comparison(frame)
-    shown.attrs = frame.attrs
-    return shown
+    return COMPARE_HEADS.frame(table, attrs)
 
 
 def _checked(heads: pd.DataFrame, which: str) -> pd.DataFrame:
