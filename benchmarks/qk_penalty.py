@@ -13,12 +13,12 @@ import pandas as pd
 import torch
 import typer
 from measuring import seconds
-from tqdm.auto import tqdm
 
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.text import text_tokens
 from tlspectral.selection import head_name, head_pair
+from tlspectral.tables.progress import bar
 
 SHOWN = ["dir_frac", "D_head", "rope_imag_frac", "prev", "dup", "ind"]
 BEHAVIOUR = ["prev", "dup", "ind", "copying", "positivity", "outside_m"]
@@ -52,15 +52,17 @@ def train(model: Any, weight: torch.nn.Parameter, rows: slice, train_rows: torch
     mask = torch.zeros_like(weight)
     mask[rows] = 1
     optimizer = torch.optim.AdamW([weight], lr=arm["rate"], weight_decay=0.0)
-    for step in tqdm(range(arm["steps"]), desc=arm["name"], leave=False):
-        row = train_rows[step % len(train_rows)][None]
-        loss = model(row, return_type="loss")
-        if arm["penalty"]:
-            loss = loss + arm["penalty"] * tls.heads.qk_penalty(model, arm["part"], arm["head"])
-        optimizer.zero_grad()
-        loss.backward()
-        weight.grad.mul_(mask)
-        optimizer.step()
+    with bar(arm["steps"], arm["name"], "step") as shown:
+        for step in range(arm["steps"]):
+            row = train_rows[step % len(train_rows)][None]
+            loss = model(row, return_type="loss")
+            if arm["penalty"]:
+                loss = loss + arm["penalty"] * tls.heads.qk_penalty(model, arm["part"], arm["head"])
+            optimizer.zero_grad()
+            loss.backward()
+            weight.grad.mul_(mask)
+            optimizer.step()
+            shown.update()
 
 
 def main(

@@ -5,8 +5,12 @@ import doctest
 import importlib
 import io
 import re
+import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 import zoo
 from page_code import ROOT, blocks
 
@@ -73,3 +77,27 @@ def test_a_page_on_packaged_models_prints_what_it_shows(page):
         assert [line.rstrip() for line in printed.getvalue().splitlines()] == [
             line.rstrip() for line in shown.splitlines()
         ]
+
+
+@pytest.mark.slow
+def test_the_lines_beside_other_tools_run(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gguf")
+    drawn = []
+    stand_in = SimpleNamespace(attention=SimpleNamespace(attention_heads=lambda *given: drawn.append(given)))
+    monkeypatch.setitem(sys.modules, "circuitsvis", stand_in)  # which takes attention [heads, pos, pos], tokens, names
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for code in blocks("docs/other_tools.md"):
+        exec(compile(code, "other_tools.md", "exec"), names)
+    assert len(names["beside"]) == 2
+    assert "0.01" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="weights"):
+        tls.tables.join(names["heads"], names["headvis"])
+    ((attention, tokens, said),) = drawn
+    assert attention.shape == (9, len(tokens), len(tokens))
+    assert said[8] == "L16H8"
+    torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:2]))
+    # As both tools read the file: SmolLM2 has 30 layers with 3 key/value heads, of 3 query heads each.
+    found = np.clip(np.loadtxt("full_attention_heads.tsv", dtype=float, delimiter="\t"), 0, 1)
+    by_head = names["heads"].sort_values(["layer", "head"])["ind"].to_numpy().reshape(30, 3, 3)
+    np.testing.assert_array_equal(found, by_head.max(2))

@@ -42,7 +42,11 @@ def test_positional_writes_what_the_library_measures_once(tmp_path, monkeypatch,
         row = scores["heads"].loc[getattr(scores["heads"]["exclusion_index"], head)()]
         lines = done.output.split(f"Most {kind} heads by the exclusion index\n")[1].splitlines()
         numbers = [row[name] for name in ("exclusion_index", "exclusion_index_se", "s_pos")]
-        assert lines[1].split()[:4] == [row["name"], *(f"{one:.2f}" for one in numbers)]
+        name, *shown = lines[1].split()[:4]
+        assert name == row["name"]
+        # Two decimals, and more where the smallest error of a column would read as 0.
+        assert [float(one) for one in shown] == pytest.approx(numbers, abs=0.005)
+        assert all(len(one.split(".")[1]) >= 2 for one in shown)
     assert scores["heads"].attrs["answers"]["first"] < 0.5
     assert "warning: the model does not answer this task" in done.output
     assert "p = " not in done.output

@@ -104,3 +104,51 @@ def test_layers_without_rope_are_named():
     with pytest.raises(UnsupportedArchitecture, match=f"layer {bare[0]}: no rotary positions"):
         ablation_hooks(model, heads, "rope_phase")
     assert not torch.equal(ablated(model, heads[:-1], "rope_phase"), intact("bridge", "smollm3"))
+
+
+LINES = {
+    "output": (
+        lambda: {"heads": "L0H1", "part": "output"},
+        ["blocks.0.attn.hook_z: L0H1, output replaced by zeros"],
+        "<ablate: L0H1, output replaced by zeros>",
+    ),
+    "mean": (
+        lambda: {"heads": ["L0H1", "L0H2"], "part": Output("mean", torch.arange(12).view(3, 4), at=2)},
+        ["blocks.0.attn.hook_z: L0H1, L0H2, output replaced by the mean over the reference (at 2)"],
+        "<ablate: L0H1, L0H2, output replaced by the mean over the reference (at 2)>",
+    ),
+    "scores": (
+        lambda: {"heads": "L1H3", "part": RopePhase(frequencies=[0, 1])},
+        [
+            "blocks.1.attn.hook_q: L1H3, read",
+            "blocks.1.attn.hook_k: L1H3, read",
+            "blocks.1.attn.hook_attn_scores: L1H3, rope_phase taken out (frequencies [0, 1])",
+        ],
+        "<ablate: L1H3, rope_phase taken out (frequencies [0, 1])>",
+    ),
+    "edge": (
+        lambda: {"heads": "L0H1", "part": "output", "into": "L1KV0.k"},
+        ["L1KV0.k, read", "L1KV0.k, output of L0H1 replaced by zeros", "drops what an earlier run has left"],
+        "<ablate: L0H1, output replaced by zeros, in what L1KV0.k read>",
+    ),
+    "nothing": (lambda: {"heads": [], "part": "output"}, ["[]"], "<ablate: no head, output replaced by zeros>"),
+}
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_hooks_and_blocks_print_a_line_each(case):
+    given, lines, of_block = LINES[case]
+    model = shared("bridge", "llama")
+    hooks = ablation_hooks(model, **given())
+    printed = repr(hooks).splitlines()
+    assert len(printed) == max(1, len(hooks))
+    assert [line.split(": ")[0] for line in printed if hooks] == [name for name, _ in hooks]
+    for line in lines:
+        assert any(one.endswith(line) for one in printed), (line, printed)
+    assert "array" not in repr([*hooks])
+    assert "tensor" not in repr([*hooks])  # also in a list of the caller's own no hook prints its model or arrays
+    assert len(repr([*hooks])) < 250 * max(1, len(hooks))
+    block = ablate(model, **given())
+    assert repr(block) == of_block
+    with block:
+        pass

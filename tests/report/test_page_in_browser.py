@@ -102,6 +102,38 @@ def test_a_wide_null_ends_at_the_axes(browser, tmp_path):
     assert not {"1.2", "\N{MINUS SIGN}0.2"} & set(labels)
 
 
+def test_a_head_is_linked_with_its_public_page_where_the_model_has_one(browser, tmp_path):
+    link = "document.getElementById('public')"
+    for model, hidden, ends in (("gpt2", False, "/gpt2-small/head/1/1"), ("tiny-model", True, "")):
+        table = heads()
+        table.attrs |= {"model": model, "revision": None}
+        report(table, tmp_path / f"{model}.html")
+        address = (tmp_path / f"{model}.html").as_uri()
+        with browser.open(address) as page:
+            page.hover("#cell-5")
+            assert shown(page) == "L1H1"
+            assert page.run(f"{link}.hidden") == hidden
+            assert page.run(f"{link}.href").endswith(ends)
+            assert clean(page, address)
+
+
+def test_a_column_of_the_page_is_scientific_for_all_heads_or_none(browser, tmp_path):
+    table = heads()
+    table["tiny"] = np.linspace(-3e-5, 1e-5, len(table))
+    table["mixed"] = np.geomspace(2e-5, 0.5, len(table))
+    report(table, tmp_path / "report.html")
+    cell = "[...document.querySelectorAll('#numbers tr')].find((one) => one.cells[0].textContent === '{}').cells[1]"
+    with browser.open((tmp_path / "report.html").as_uri()) as page:
+        found: dict[str, list[str]] = {"tiny": [], "mixed": []}
+        for index in range(len(table)):
+            page.hover(f"#cell-{index}")
+            for name, texts in found.items():
+                texts.append(page.run(cell.format(name) + ".textContent"))
+    assert all("e" in text for text in found["tiny"])
+    assert not any("e" in text for text in found["mixed"])
+    assert found["mixed"][0] == "0.000020"
+
+
 def test_pointing_shows_a_head_and_a_click_pins_it(browser, address):
     with browser.open(address) as page:
         page.hover("#cell-5")

@@ -1,5 +1,6 @@
-"""Bars: where they are shown, and what switches them off."""
+"""Progress: where a bar is shown, where lines are, and what switches them off."""
 
+import io
 import sys
 
 import joblib
@@ -8,6 +9,7 @@ import pytest
 import zoo
 
 import tlspectral as tls
+from tlspectral.tables import progress
 from tlspectral.tables.progress import bar, hidden, without_bars
 from tlspectral.tables.work import finished_parts
 from tlspectral.tables.work_part import WorkPart
@@ -39,6 +41,46 @@ def test_a_bar_is_shown_on_a_terminal_alone(terminal, capfd):
     shown = terminal(moved)
     assert "work" in shown
     assert "1/3" in shown
+
+
+def log_with_a_clock(monkeypatch):
+    """A stderr that is a file, and a clock that the test sets forward."""
+
+    class Log(io.StringIO):
+        now = 0.0
+
+    monkeypatch.setattr(sys, "stderr", stream := Log())
+    monkeypatch.setattr(progress, "monotonic", lambda: stream.now)
+    return stream
+
+
+def test_a_log_gets_a_line_a_minute_however_often_it_is_updated(monkeypatch):
+    log = log_with_a_clock(monkeypatch)
+    with bar(500, "work", "part", initial=50) as shown:
+        for second in range(1, 151):
+            log.now = float(second)
+            shown.update()
+    assert log.getvalue() == (
+        "work: 110 of 500 (part), 1:00 spent, 6:30 left\n"  # 60 a minute, and 390 are left
+        "work: 170 of 500 (part), 2:00 spent, 5:30 left\n"
+    )
+
+
+def test_a_log_gets_no_line_of_short_work_and_a_bar_of_unknown_length_promises_no_end(monkeypatch):
+    log = log_with_a_clock(monkeypatch)
+    with bar(3, "short", "part") as shown:
+        log.now += 59
+        shown.update(3)
+    assert log.getvalue() == ""
+    with bar(None, "long", "part") as shown:
+        log.now += 3_700
+        shown.update(2)
+        shown.set_postfix({"loss": "1"})  # as of a bar
+    assert log.getvalue() == "long: 2 (part), 1:01:40 spent\n"
+    with without_bars(), bar(None, "hidden", "part") as shown:
+        log.now += 3_700
+        shown.update(2)
+    assert log.getvalue().count("\n") == 1
 
 
 @pytest.mark.parametrize(("value", "off"), [("1", True), ("true", True), ("0", False), ("", False)])

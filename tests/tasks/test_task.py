@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -318,6 +319,39 @@ def test_scores_are_grouped_by_labels():
     means = score.table().groupby("kind")["value"].mean()
     assert means["a"] == pytest.approx(score.per_sequence[[0, 2]].mean())
     assert means["b"] == score.per_sequence[1]
+
+
+def test_the_table_has_the_text_of_each_prompt():
+    model = tls.load_model("tiny-rope")
+    by_ids = tls.evaluate(model, tls.Task([[1, 2, 3], [4, 5]], last_margin, predict=-1)).table()
+    assert list(by_ids) == ["text", "value"]
+    assert by_ids["text"].tolist() == ["1 2 3", "4 5"]  # no tokenizer, and what fills up a row is not of the prompt
+
+    class Words:
+        bos_token_id = eos_token_id = pad_token_id = unk_token_id = None
+
+        def __len__(self):
+            return 32
+
+        def decode(self, ids):
+            return "".join(f"<{token}>" for token in ids)
+
+        def __call__(self, text, **_):
+            return SimpleNamespace(input_ids=[1, 2])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "tokenizer", Words())
+        patch.setattr(model, "to_tokens", lambda text, **_: torch.tensor([[7, 8, *map(ord, text)]]) % 32)
+        labels = pd.DataFrame({"kind": ["a", "b"]})
+        task = tls.Task(["ab", "c"], last_margin, predict=-1, labels=labels)
+        given = tls.evaluate(model, task)
+        assert list(given.table()) == ["text", "kind", "value"]
+        assert given.table()["text"].tolist() == ["ab", "c"]  # as given, without what is put around text
+        decoded = tls.evaluate(model, tls.Task([[1, 2, 3], [4, 5]], last_margin, predict=-1)).table()
+        assert decoded["text"].tolist() == ["<1><2><3>", "<4><5>"]
+        named = tls.evaluate(model, replace(task, labels=labels.rename(columns={"kind": "text"}))).table()
+        assert named["text"].tolist() == ["a", "b"]
+    assert "text" not in Score(np.array([1.0, 2.0])).table()
 
 
 def test_the_hash_is_of_tokens_lengths_and_positions():

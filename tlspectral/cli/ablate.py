@@ -163,6 +163,7 @@ def ablate(
 def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, every: bool = False) -> None:
     """Print the heads of a sweep, the greatest harm first, beside the detectors of their head table."""
     from tlspectral.heads.detectors import DETECTORS
+    from tlspectral.tables.printed import printed
 
     shown = sweep
     detectors: list[str] = []
@@ -184,7 +185,7 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
     shown = shown.sort_values("delta", ascending=bool(sweep.attrs["higher_is_better"]))[columns]
     if len(shown) > _LISTED:
         typer.echo(f"the {_LISTED} heads of {len(shown)} whose removal does the most harm:")
-    typer.echo(shown.head(_LISTED).dropna(axis=1, how="all").round(4).to_string(index=False))
+    typer.echo(printed(shown.head(_LISTED).dropna(axis=1, how="all"), 4))
 
 
 def strongest_heads(heads: "pd.DataFrame", top: int) -> "pd.DataFrame":

@@ -88,7 +88,7 @@ Quiet = Annotated[
     typer.Option(
         "--quiet",
         "-q",
-        help="No progress bars, and nothing printed but what --format asks for.",
+        help="No progress, and nothing printed but what --format asks for.",
         callback=_hide_bars,
     ),
 ]

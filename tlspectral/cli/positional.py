@@ -141,9 +141,11 @@ def _scores_text(heads: "pd.DataFrame", by_list: "pd.DataFrame") -> str:
 
 def _named_heads(heads: "pd.DataFrame") -> str:
     """The heads at both ends of the exclusion index, with their scores and errors."""
+    from tlspectral.tables.printed import printed
+
     names = ["name", *(one for score in (*_SCORES, "logit_std") for one in (score, f"{score}_se"))]
-    ordered = heads.sort_values("exclusion_index", ascending=False).dropna(subset=["exclusion_index"])[names].round(2)
+    ordered = heads.sort_values("exclusion_index", ascending=False).dropna(subset=["exclusion_index"])[names]
     return "\n".join(
-        f"{kind} heads by the exclusion index\n{chosen.to_string(index=False)}"
+        f"{kind} heads by the exclusion index\n{printed(chosen, 2)}"
         for kind, chosen in (("Most positional", ordered.head(_NAMED)), ("Most symbolic", ordered.tail(_NAMED)[::-1]))
     )

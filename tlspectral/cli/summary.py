@@ -54,6 +54,7 @@ def changes(comparison: "pd.DataFrame", top: int) -> str:
     import pandas as pd
 
     from tlspectral.tables.head_columns import column_title
+    from tlspectral.tables.printed import printed
 
     attrs = comparison.attrs
     alone, columns = attrs["left_out"]["heads"], attrs["left_out"]["columns"]
@@ -75,7 +76,7 @@ def changes(comparison: "pd.DataFrame", top: int) -> str:
         shown = pd.DataFrame({"name": ranked["name"], "column": ranked[f"{family}_of"].map(column_title)})
         for part in ("a", "b", "diff", "band"):
             shown[part] = [row[f"{row[f'{family}_of']}_{part}"] for _, row in ranked.iterrows()]
-        lines.append(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+        lines.append(printed(shown, 4))
     return "\n".join(lines)
 
 

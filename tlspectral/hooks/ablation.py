@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -10,10 +11,11 @@ import torch
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
+from tlspectral.hooks.capture import HeadCapture
 from tlspectral.hooks.layer_ablation import LayerAblation
-from tlspectral.hooks.parts import Part, PartName, part_of
+from tlspectral.hooks.parts import Output, Part, PartName, part_of
 from tlspectral.hooks.probe import require_writes
-from tlspectral.models.hooking.hooks_on_model import Hook, exclusive, hooks_on, open_blocks, seen_at
+from tlspectral.models.hooking.hooks_on_model import Hook, OfQueries, exclusive, hooks_on, open_blocks, seen_at
 from tlspectral.models.hooking.interrupts import interruptible, uninterrupted_block
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_stream
@@ -140,9 +142,9 @@ def ablation_hooks(
 ) -> list[tuple[str, Callable[..., Any]]]:
     """Return the hooks of `ablate` as a TransformerLens `fwd_hooks` list, with the same arguments and errors.
 
-    They keep a run's queries and keys between the hook points of one layer, so use a list in one run at a time. As
-    TransformerLens adds and removes hooks for all threads at once, use it in one thread at a time too; `ablate` refuses
-    a second one.
+    Printed, the list is a line a hook: its hook point, the heads, and what is read or replaced there. They keep a run's
+    queries and keys between the hook points of one layer, so use a list in one run at a time. As TransformerLens adds
+    and removes hooks for all threads at once, use it in one thread at a time too; `ablate` refuses a second one.
 
     Args:
         model, heads, part, into, task: as in `ablate`.
@@ -154,13 +156,14 @@ def ablation_hooks(
         >>> import tlspectral as tls, torch
         >>> model = tls.load_model("tiny-rope")
         >>> tokens = torch.arange(8)[None]
-        >>> ((name, hook),) = tls.ablation_hooks(model, "L0H3", "output")
-        >>> name
-        'blocks.0.attn.hook_z'
-        >>> bool((model.run_with_hooks(tokens, fwd_hooks=[(name, hook)]) != model(tokens)).any())
+        >>> hooks = tls.ablation_hooks(model, "L0H3", "output")
+        >>> hooks
+        blocks.0.attn.hook_z: L0H3, output replaced by zeros
+        >>> bool((model.run_with_hooks(tokens, fwd_hooks=hooks) != model(tokens)).any())
         True
     """
-    return _checked(model, heads, part, into, task).hooks()
+    asked = _checked(model, heads, part, into, task)
+    return _Hooks(asked, asked.hooks())
 
 
 def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | None, task: Any) -> "_Asked":
@@ -189,7 +192,18 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
     return _Asked(view, by_layer, removed, ends)
 
 
-@dataclass(frozen=True)
+class _Hooks(list[Hook]):
+    """A `fwd_hooks` list that prints a line a hook: its hook point, the heads, and what is read or replaced there."""
+
+    def __init__(self, asked: "_Asked", hooks: Iterable[Hook]):
+        super().__init__(hooks)
+        self._asked = asked
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {self._asked.said_of(hook)}" for name, hook in self) or "[]"
+
+
+@dataclass(frozen=True, repr=False)
 class _Asked:
     """A part to remove from heads, by layer: in the whole model, or in what the receivers `ends` (`Reached`) read."""
 
@@ -199,9 +213,29 @@ class _Asked:
     ends: list[Any] | None
 
     def __str__(self) -> str:
+        return f"an `ablate` block on {self._heads()} ({self.part.name})"
+
+    def __repr__(self) -> str:
+        read = "" if self.ends is None else f", in what {', '.join(end.receiver.name for end in self.ends)} read"
+        return f"<ablate: {self._heads()}, {_removed(self.part)}{read}>"
+
+    def _heads(self) -> str:
         heads = [head_name(layer, head) for layer, some in self.by_layer.items() for head in some]
-        named = ", ".join(heads[:_NAMED]) + (f" and {len(heads) - _NAMED} others" if len(heads) > _NAMED else "")
-        return f"an `ablate` block on {named} ({self.part.name})"
+        named = ", ".join(heads[:_NAMED]) or "no head"
+        return named + (f" and {len(heads) - _NAMED} others" if len(heads) > _NAMED else "")
+
+    def said_of(self, hook: Callable[..., Any]) -> str:
+        """Return what one of the hooks does. A hook that returns nothing changes nothing."""
+        while isinstance(hook, partial | OfQueries):
+            hook = hook.func if isinstance(hook, partial) else hook.hook
+        owner = getattr(hook, "__self__", None)
+        owner = getattr(owner, "ablation", owner)  # of a sender
+        if not isinstance(owner, HeadCapture):
+            return "drops what an earlier run has left"
+        if hook.__annotations__["return"] is None:
+            return f"{owner.said}, read"
+        removed = _removed(self.part, "" if isinstance(owner, LayerAblation) else f" of {self._heads()}")
+        return f"{owner.said}, {removed}"
 
     def require_apart(self, others: Iterable["_Asked"]) -> None:
         """Refuse a head of which another open block removes a part that need not add up. Raises EditNotHonored."""
@@ -242,6 +276,23 @@ class _Asked:
             for reads in layer_reads(view.raw(layer), what, widened):
                 hooks += EdgeReceiver(view, view.layer(layer), heads_read, what, reads.point, run).hooks()
         return [*((name, seen_at(name, hook)) for name, hook in hooks), (view.hook_names(last)["z"], run.forget)]
+
+
+_IN_PLACE = {
+    "zero": "zeros",
+    "mean": "the mean over the reference",
+    "resample": "that on another sequence",
+    "counterfactual": "that on the pair of the prompt",
+}
+"""What `Output.replace` puts in place of an output."""
+
+
+def _removed(part: Part, whose: str = "") -> str:
+    """Return in words what is taken out or replaced, and with which settings."""
+    replaced = f"replaced by {_IN_PLACE[part.replace or 'zero']}" if isinstance(part, Output) else "taken out"
+    settings = [] if isinstance(part, Output) else [f"{name} {value}" for name, value in part.settings.items()]
+    settings += [] if part.at is None else [f"at {part.at if isinstance(part.at, int | str) else 'given positions'}"]
+    return f"{part.name}{whose} {replaced}" + (f" ({', '.join(settings)})" if settings else "")
 
 
 _SUMMANDS = {"symmetric", "antisymmetric", "rope_phase"}

@@ -20,9 +20,10 @@ from tlspectral.models.reading.latent import HeadInputs, Latent
 from tlspectral.models.reading.layer import AttentionLayer, folded_bias, projection, require_even_scale, softcapped
 from tlspectral.models.reading.norms import QueryKeyNorm
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.selection import head_name
 
 
-@dataclass
+@dataclass(repr=False)
 class HeadCapture:
     """Heads of one layer, and the activations that hooks share within a run.
 
@@ -37,6 +38,14 @@ class HeadCapture:
     heads: list[int]
     stacked: bool = field(default=False, kw_only=True)
     seen: dict[int, dict[str, Tensor]] = field(default_factory=dict, kw_only=True)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.said})"
+
+    @property
+    def said(self) -> str:
+        """The heads by name."""
+        return ", ".join(head_name(self.layer.layer, head) for head in self.heads)
 
     @property
     def names(self) -> dict[str, str]:

@@ -36,7 +36,7 @@ class Removal:
     scores: HeadScores | None
 
 
-@dataclass
+@dataclass(repr=False)
 class LayerAblation(HeadCapture):
     """The hooks that remove a part from heads of one layer.
 

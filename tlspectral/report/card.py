@@ -68,7 +68,8 @@ def head_card(
     What is not given is not on the card: nothing is measured for it but, with `model`, what takes no long work: the
     eigenvalues of M in the complex plane over those of 30 draws of its null (FP section 3: its own singular values,
     random frames; the table's seed), and the phase by rotary frequency unless `frequencies` are given; with `prompt`,
-    the attention of the head on it, every weight shown on hover. `report` shows the same sections for all heads.
+    the attention of the head on it, every weight shown on hover. `report` shows the same sections for all heads. Of
+    some models (`tlspectral/report/head_pages.txt`) the page links the head's public one, by a click alone.
 
     Args:
         heads: table of `analyze_heads` or `tables.join`.
@@ -118,7 +119,7 @@ def head_card(
         sections.append(_attention(attention_view(model), pair, prompt))
     sections.append(row_section(heads, pair))
     name = head_name(*pair)
-    return HeadCard(name, tuple(sections), card_page(name, heads, sections))
+    return HeadCard(name, tuple(sections), card_page(pair, heads, sections))
 
 
 def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame) -> Section:

@@ -13,6 +13,7 @@ from tlspectral.report.drawings import Rows, kernel_drawing, phase_drawing
 from tlspectral.report.head_data import NULL_METRICS, shown_columns
 from tlspectral.selection import head_name, head_pairs
 from tlspectral.tables.head_columns import column_title
+from tlspectral.tables.printed import number_texts
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import require
 
@@ -301,7 +302,8 @@ def _chosen(row: Mapping[Any, Any], *columns: str) -> dict[str, Any]:
 def listing(rows: list[dict[str, Any]]) -> tuple[str, str]:
     """Return rows as an HTML table and as text, without the columns that no row has."""
     columns = [column for column in rows[0] if not all(_missing(row[column]) for row in rows)]
-    cells = [[_written(column, row[column]) for column in columns] for row in rows]
+    by_column = [_written(column, [row[column] for row in rows]) for column in columns]
+    cells = [list(line) for line in zip(*by_column, strict=True)]
     look = ["" if any(isinstance(row[column], str) for row in rows) else ' class="number"' for column in columns]
     titles = "".join(f'<th scope="col"{one}>{escape(column)}</th>' for column, one in zip(columns, look, strict=True))
     body = "".join(
@@ -316,14 +318,17 @@ def _missing(value: Any) -> bool:
     return bool(pd.isna(value))
 
 
-def _written(column: str, value: Any) -> str:
+def _written(column: str, values: list[Any]) -> list[str]:
+    """Return the cells of one column: its numbers in one notation, those of `_WHOLE` without decimals."""
+    numbers = [value if isinstance(value, float | np.floating) and not _missing(value) else None for value in values]
+    texts = number_texts(numbers, 0 if column in _WHOLE else 4 if column == "± se" else 3)
+    cells = zip(values, numbers, texts, strict=True)
+    return [_cell(value) if number is None else text.replace("-", _MINUS) for value, number, text in cells]
+
+
+def _cell(value: Any) -> str:
     if _missing(value):
         return ""
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
-    if isinstance(value, float | np.floating):
-        size = abs(value)
-        fixed = ".0f" if column in _WHOLE else ".3f" if 0.001 <= size < 1000 or size == 0 else ".3g"
-        fixed = ".2g" if column == "± se" else fixed
-        return f"{value:{fixed}}".replace("-", _MINUS)
     return value if isinstance(value, str) else str(value).replace("-", _MINUS)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
+from tlspectral.report.head_pages import page_address
 from tlspectral.tables.head_columns import COLUMNS, null_band
 from tlspectral.tables.schema import columns_of
 
@@ -37,6 +38,7 @@ def head_data(heads: pd.DataFrame) -> str:
         "nullMetrics": [name for name in NULL_METRICS if name in heads],
         "detectors": [name for name in DETECTORS if name in heads],
         "values": {name: _cells(heads[name]) for name in numbers},
+        "page": page_address(heads.attrs),
     }
     return script_json(data)
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from tlspectral.report.card_sections import Evidence, Given, Section
 from tlspectral.report.head_data import head_data, script_json
+from tlspectral.report.head_pages import LINKED, page_link
 from tlspectral.report.sections import (
     column_meanings,
     counts,
@@ -53,9 +54,10 @@ def report(heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, **ta
     sweeps, positional scores and predictions say of each, the plane of dir_frac and D_head with the null, kernels, the
     heads against their nulls, statuses, provenance, and the meaning of every column. Pointing at a head shows its row.
     A click pins it and opens its card, with what the other tables hold of it, first the text where it attends most
-    (`head_card` shows the same). The page's
-    address then ends in its name (`#L16H0`), and a link with it leads to the card. Style, script and data are in the
-    file, whose policy forbids every request and every other script. Without scripts the tables remain.
+    (`head_card` shows the same). The page's address then ends in its name (`#L16H0`), and a link with it leads to the
+    card. Of some models (`tlspectral/report/head_pages.txt`) the head's public page on Neuronpedia is linked beside its
+    row, by a click alone. Style, script and data are in the file, whose policy forbids every request and every other
+    script. Without scripts the tables remain.
 
     Args:
         heads: table of `analyze_heads` or `tables.join`. Needed: `layer, head, dir_frac, D_head`; what else is there is
@@ -88,16 +90,16 @@ def report(heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, **ta
     return page
 
 
-def card_page(name: str, heads: pd.DataFrame, sections: list[Section]) -> Page:
+def card_page(pair: tuple[int, int], heads: pd.DataFrame, sections: list[Section]) -> Page:
     """Return the page of one head's card, which has no script."""
-    style = _part("style.css")
+    style, name = _part("style.css"), head_name(*pair)
     body = "".join(section.html() for section in sections)
     return Page(
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(style)}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{escape(name)} of {escape(_model(heads))}</title><style>{style}</style></head><body><header>"
-        f'<p class="eyebrow">{escape(_model(heads))}</p><h1>{escape(name)}</h1></header>'
+        f'<p class="eyebrow">{escape(_model(heads))}</p><h1>{escape(name)}</h1>{page_link(heads.attrs, pair)}</header>'
         f'<main class="evidence">{body}</main></body></html>'
     )
 
@@ -145,6 +147,7 @@ def _page(heads: pd.DataFrame, evidence: Evidence) -> str:
         detector_tables=detector_tables(heads),
         kernels=kernel_figures(kernels, heads) if kernels else "",
         kernels_hidden="" if kernels else "hidden",
+        linked=LINKED,
         null_table=null_table(heads),
         null_draws=escape(str(heads.attrs.get("null_draws", "an unrecorded number of"))),
         statuses=statuses(heads),

@@ -26,16 +26,20 @@ let chosen = null, scale = null, pointed = -1, pinned = -1;
 
 /* ---- numbers as text ---- */
 
-function text(value, whole = false) {
+/* A column is scientific for all heads or for none: where its largest number would read as 0, or has eight digits. */
+const scientific = new Set(Object.keys(values).filter((name) => !whole.has(name) && (({ length, [length - 1]: largest }) =>
+  length && largest > 0 && (largest < 5e-4 || largest >= 1e7))(values[name].filter(Number.isFinite).map(Math.abs).sort((one, other) => one - other))));
+
+function text(value, name) {
   if (value === null || value === undefined) return "not computed";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
-  const written = whole ? String(value) : size === 0 ? "0.000" : size < 1e-3 || size >= 1e5 ? value.toExponential(1)
-    : size < 10 ? value.toFixed(3) : value.toFixed(size < 1000 ? 1 : 0);
+  const written = whole.has(name) ? String(value) : scientific.has(name) ? value.toExponential(1)
+    : size === 0 || size >= 5e-4 ? value.toFixed(size < 10 ? 3 : size < 1000 ? 1 : 0) : value.toFixed(6);
   return written.replace(/-/g, "−");
 }
 
-const inColumn = (name, index) => text(values[name][index], whole.has(name));
+const inColumn = (name, index) => text(values[name][index], name);
 const reachText = (value) => value < 1e-3 ? value.toExponential(1).replace("-", "−") : value.toPrecision(2);
 
 function niceTicks(low, high, wanted) {
@@ -103,16 +107,16 @@ function drawLegend(column) {
   if (marked) draw(legend, "path", { class: "mean", d: `M${across(mark.value)} ${base - bars - 4}V${base + 14}` });
   const ends = scale.high > scale.low ? [[left, "start", scale.low, scale.beyond[0] ? "≤ " : ""], [right, "end", scale.high, scale.beyond[1] ? "≥ " : ""]]
     : [[(left + right) / 2, "middle", scale.low, ""]];
-  for (const [x, anchor, value, sign] of ends) draw(legend, "text", { x, y: base + 26, "text-anchor": anchor }, sign + text(Math.abs(value) < 1e-4 * scale.high ? 0 : value, whole.has(column.name)));
+  for (const [x, anchor, value, sign] of ends) draw(legend, "text", { x, y: base + 26, "text-anchor": anchor }, sign + text(Math.abs(value) < 1e-4 * scale.high ? 0 : value, column.name));
   if (mark) {
     const reach = mark.reach ? ` ± ${reachText(mark.reach)} (2 sd)` : "";
-    const said = `${mark.label} ${text(mark.value, mark.value === 0)}${reach}${marked ? "" : ", off this scale"}`;
+    const said = `${mark.label} ${mark.value === 0 ? "0" : text(mark.value, column.name)}${reach}${marked ? "" : ", off this scale"}`;
     const x = across(mark.value), [place, anchor] = x < 100 ? [left, "start"] : x > width - 100 ? [right, "end"] : [x, "middle"];
     draw(legend, "text", { x: place, y: base + 42, "text-anchor": anchor, class: "title" }, said);
   }
   const missing = count - values[column.name].filter((value) => value !== null).length;
-  legend.setAttribute("aria-label", `Colour scale of ${column.title} from ${text(scale.low)} to ${text(scale.high)}`
-    + (mark ? `, ${mark.label} at ${text(mark.value)}` : "") + (missing ? `, ${missing} not computed` : ""));
+  legend.setAttribute("aria-label", `Colour scale of ${column.title} from ${text(scale.low, column.name)} to ${text(scale.high, column.name)}`
+    + (mark ? `, ${mark.label} at ${text(mark.value, column.name)}` : "") + (missing ? `, ${missing} not computed` : ""));
 }
 
 /* ---- the grid ---- */
@@ -295,6 +299,8 @@ function fillCard(index) {
   const { kv_head: shared, status, bilinear } = data.identity;
   part("place").textContent = [`layer ${layers[index]}, head ${heads[index]}`, shared && `key/value head ${shared[index]}`,
     status && `status ${status[index]}`, bilinear && `bilinear ${bilinear[index]}`].filter(Boolean).join("; ");
+  part("public").hidden = data.page === null;
+  if (data.page !== null) part("public").href = data.page.replace("{layer}", layers[index]).replace("{head}", heads[index]);
   const numbers = part("numbers");
   numbers.replaceChildren();
   const metrics = add(numbers, "table"), title = add(add(metrics, "thead"), "tr"), body = add(metrics, "tbody");
@@ -314,7 +320,7 @@ function fillCard(index) {
     label.title = meaning;
     const deviation = values[`${name}_se`]?.[index];
     cellOf(line, inColumn(name, index), "number");
-    if (data.detectors.includes(name) && typeof deviation === "number") add(line.lastChild, "small", ` ± ${deviation < 5e-5 ? reachText(deviation) : deviation.toFixed(4)}`);
+    if (data.detectors.includes(name) && typeof deviation === "number") add(line.lastChild, "small", ` ± ${deviation.toFixed(deviation < 5e-5 ? 6 : 4)}`);
   }
 }
 

@@ -1,34 +1,74 @@
-"""Bars that show how far a long measurement has come."""
+"""How far a long measurement has come: a bar on a terminal and in a notebook, a line a minute in a log."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any
 
 _HIDDEN = ContextVar("hidden", default=False)
+_EVERY = 60.0  # seconds between two lines of a log
 
 
 def bar(total: int | None, description: str, unit: str, *, initial: int = 0) -> Any:
-    """Return a tqdm bar, as a context; `update(n)` moves it.
+    """Return what shows the progress of a measurement, as a context; `update(n)` moves it.
 
-    It is shown in a notebook and where stderr is a terminal. The environment variable `TQDM_DISABLE=1`, read at every
-    call, switches it off.
+    In a notebook and where stderr is a terminal it is a tqdm bar. Elsewhere stderr gets a line a minute, and none of
+    work that takes less. The environment variable `TQDM_DISABLE=1`, read at every call, switches both off.
     """
     from tqdm.auto import tqdm
 
     off = True if hidden() else None  # None: tqdm looks whether stderr is a terminal
-    return tqdm(total=total, initial=initial, desc=description, unit=unit, leave=False, disable=off)
+    shown = tqdm(total=total, initial=initial, desc=description, unit=unit, leave=False, disable=off)
+    return _Lines(total, description, unit, initial) if shown.disable and not off else shown
+
+
+class _Lines:
+    """Progress as lines of a log, in place of a bar."""
+
+    def __init__(self, total: int | None, description: str, unit: str, initial: int):
+        self.total, self.n, self._initial = total, initial, initial
+        self._said, self._unit = description, unit
+        self._began = self._last = monotonic()
+
+    def __enter__(self) -> "_Lines":
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        """Say nothing: what is measured says itself that it is done."""
+
+    def update(self, n: int = 1) -> None:
+        """Count `n` more, and write a line if the last one is a minute old."""
+        self.n += n
+        now = monotonic()
+        if now - self._last < _EVERY:
+            return
+        self._last = now
+        spent, done = now - self._began, self.n - self._initial
+        text = f"{self._said}: {self.n}{'' if self.total is None else f' of {self.total}'} ({self._unit})"
+        left = "" if self.total is None or done <= 0 else f", {_clock(spent * (self.total - self.n) / done)} left"
+        sys.stderr.write(f"{text}, {_clock(spent)} spent{left}\n")
+        sys.stderr.flush()
+
+    def set_postfix(self, measures: Any) -> None:
+        """Take what a bar shows behind it; a log does not."""
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def hidden() -> bool:
-    """Return whether bars are switched off, here or by `TQDM_DISABLE`."""
+    """Return whether progress is switched off, here or by `TQDM_DISABLE`."""
     return _HIDDEN.get() or os.environ.get("TQDM_DISABLE", "0").lower() not in ("", "0", "false")
 
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Switch bars off inside the context, in this thread alone."""
+    """Switch bars and lines off inside the context, in this thread alone."""
     token = _HIDDEN.set(True)
     try:
         yield

@@ -25,12 +25,15 @@ class Score(float):
         labels: the task's labels, a row per sequence, or None.
         sequences_sha256: hash of the tokens and scored positions; None where it is not known.
         distinct: the number of the distinct row of each sequence; None where all differ.
+        texts: text of each sequence: the prompt as it was given, or what the tokenizer makes of its ids, special tokens
+            included; of a model without a tokenizer the ids. None where it is not known.
     """
 
     per_sequence: Float64[np.ndarray, "sequences"]
     labels: pd.DataFrame | None = None
     sequences_sha256: str | None = None
     distinct: Int[np.ndarray, "sequences"] | None = None
+    texts: tuple[str, ...] | None = None
 
     def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> "Score":
         """Make the number, the mean over sequences."""
@@ -50,9 +53,15 @@ class Score(float):
         return standard_error(self.per_sequence, self.distinct)
 
     def table(self) -> pd.DataFrame:
-        """Return a row per sequence: the task's labels, and `value`. `.groupby(label)["value"]` has means by label."""
+        """Return a row per sequence: its `text`, the task's labels, and `value`.
+
+        `.groupby(label)["value"]` has means by label. A label that is called `text` takes the place of the text.
+        """
         labels = pd.DataFrame(index=range(len(self.per_sequence))) if self.labels is None else self.labels
-        return labels.reset_index(drop=True).assign(value=self.per_sequence)
+        table = labels.reset_index(drop=True)
+        if self.texts is not None and "text" not in table:
+            table.insert(0, "text", self.texts)
+        return table.assign(value=self.per_sequence)
 
     def __sub__(self, other: Any) -> "Effect | float":
         return paired_effect(self, other) if isinstance(other, Score) else super().__sub__(other)

@@ -20,6 +20,7 @@ from tlspectral.models.running.padding import Note, PackedTokens, attention_posi
 from tlspectral.models.running.partial_runs import IntactRun, Positions, intact_run, logits_at
 from tlspectral.models.running.prompt_notes import distinct_rows, equality_notes
 from tlspectral.models.running.prompts import read_prompts
+from tlspectral.models.running.text import tokens_text
 from tlspectral.tasks.metrics import AnsweredDifference, next_token_loss
 from tlspectral.tasks.prompts import RepeatedSegments
 from tlspectral.tasks.score import Score
@@ -37,7 +38,7 @@ class ScoredSequences(PackedTokens):
     A metric that is `by_rows` scores each row by itself, so it is called batch by batch. `counterfactual` are the pairs
     of the sequences, of the same lengths; `positions` are named ones, one per sequence. `distinct` numbers the
     sequences so that those which are equal in tokens, pair, scored positions and answers have one number; None where
-    all differ.
+    all differ. `given_texts` are prompts that were given as text.
     """
 
     scored: Positions
@@ -49,6 +50,7 @@ class ScoredSequences(PackedTokens):
     counterfactual: PackedTokens | None = None
     positions: Mapping[str, Int[Tensor, "sequences"]] = field(default_factory=dict)
     distinct: Int[np.ndarray, "sequences"] | None = None
+    given_texts: tuple[str, ...] | None = None
 
     @property
     def digest(self) -> str:
@@ -190,6 +192,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
         pairs,
         {name: position_of(packed, given, f"positions {name!r}") for name, given in (task.positions or {}).items()},
         distinct if equal else None,
+        tuple(task.prompts) if isinstance(task.prompts, list) and isinstance(task.prompts[0], str) else None,
         notes=(
             *packed.notes,
             *(Note(f"counterfactual_{note.name}", note.value, f"counterfactual: {note.message}") for note in of_pairs),
@@ -302,7 +305,16 @@ def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:
     with evaluating(view.model), torch.no_grad():
         for _ in sequences.in_batches(view, add):
             pass
-    return Score(scores.result()[0].numpy(), sequences.labels, sequences.digest, sequences.distinct)
+    return score_from(view, sequences, scores.result()[0].numpy())
+
+
+def score_from(view: AttentionView, sequences: ScoredSequences, values: Float64[np.ndarray, "sequences"]) -> Score:
+    """Return the score that values of sequences make, with what is known of these."""
+    texts = sequences.given_texts
+    if texts is None:
+        rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
+        texts = tuple(tokens_text(view, row[:length]) for row, length in rows)
+    return Score(values, sequences.labels, sequences.digest, sequences.distinct, texts)
 
 
 def intact_values(

@@ -18,6 +18,7 @@ from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import Schema, columns, require, require_one_row
 from tlspectral.tasks import Score, Task
 from tlspectral.tasks.score import row_sums, standard_error
+from tlspectral.tasks.scoring import score_from
 
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of all edges."""
@@ -85,8 +86,7 @@ def run_circuit(model: Any, edges: Any, task: Task) -> Score:
     _compare(edges, pairs)
     warn_of_hooks(pairs.graph.view.model)
     [values] = pairs.scores([pairs.graph.kept(edges)])
-    sequences = pairs.sequences
-    return Score(values, sequences.labels, sequences.digest, sequences.distinct)
+    return score_from(pairs.graph.view, pairs.sequences, values)
 
 
 def faithfulness(

@@ -26,6 +26,7 @@ from tlspectral.models.hooking.hooks_on_model import Hook, holding
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.mlp import MlpReads, mlp_reads
 from tlspectral.models.stream.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
+from tlspectral.selection import Receiver
 
 _ALL = slice(None)
 
@@ -119,7 +120,7 @@ class EdgeSender:
         )
 
 
-@dataclass
+@dataclass(repr=False)
 class EdgeReceiver(HeadCapture):
     """The hooks that take what the senders wrote out of the queries, keys or values of one layer that are receivers.
 
@@ -129,6 +130,12 @@ class EdgeReceiver(HeadCapture):
     what: Input
     point: str
     run: EdgeRun
+
+    @property
+    def said(self) -> str:
+        """The receivers by name."""
+        shared = self.what != "q" and self.layer.n_kv_heads < self.layer.n_heads
+        return ", ".join(Receiver(self.layer.layer, head, self.what, shared).name for head in self.heads)
 
     def hooks(self) -> list[Hook]:
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""

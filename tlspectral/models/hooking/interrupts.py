@@ -112,6 +112,11 @@ class _Uninterrupted(UserBlock):
     def __init__(self, make: Callable[[], AbstractContextManager[Any]], unentered: str | None):
         self._make, self._context, self.unentered = make, make(), unentered
 
+    def __repr__(self) -> str:
+        """A block of the user is what it was asked for, its last argument."""
+        given = getattr(self._make, "args", ())
+        return super().__repr__() if self.unentered is None or not given else repr(given[-1])
+
     def _recreate_cm(self) -> "_Uninterrupted":
         return _Uninterrupted(self._make, self.unentered)
 

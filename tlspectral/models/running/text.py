@@ -102,10 +102,15 @@ def text_tokens(
 
 def token_text(view: AttentionView, token: int) -> str:
     """Return a token as text, its id without a tokenizer or beyond its vocabulary."""
+    return tokens_text(view, [token])
+
+
+def tokens_text(view: AttentionView, tokens: list[int]) -> str:
+    """Return tokens as text, special ones included; their ids without a tokenizer or beyond its vocabulary."""
     tokenizer = getattr(view.model, "tokenizer", None)
-    if tokenizer is None or token >= len(tokenizer):
-        return str(token)
-    return str(tokenizer.decode([token]))
+    if tokenizer is None or max(tokens) >= len(tokenizer):
+        return " ".join(map(str, tokens))
+    return str(tokenizer.decode(tokens))
 
 
 def _documents(text: Any) -> Iterable[str]:
