@@ -90,6 +90,12 @@ def test_a_head_table_comes_back_as_it_was_written_and_plain_pandas_reads_it(tmp
     assert read_table(folder / "heads.parquet").attrs == frame.attrs
 
 
+def test_lists_of_numbers_come_back_as_lists(tmp_path):
+    frame = pd.DataFrame({"name": ["L0H0", "L0H1", "L1H0"], "draws": [[0.1, -2.0], None, []]})
+    write_table(frame, tmp_path / "draws.parquet")
+    assert read_table(tmp_path / "draws.parquet")["draws"].tolist() == [[0.1, -2.0], None, []]
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

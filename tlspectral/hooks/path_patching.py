@@ -146,10 +146,10 @@ def edge_effects(
         DataFrame, a row per sender and receiver, for a measure of attention one per head that was asked for (all of a
         group, by its receiver's name), sorted by receiver, then sender; of pairs one per edge, with a screen the
         largest estimate first. Columns: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached?,
-        position?, attention?, delta, delta_se, control_delta?, control_delta_se?, control_excess?, control_p?, pvalue?,
-        qvalue?, k_composition?, estimate?, measured?, eap_name?`. A sender that writes behind the receiver has no
-        row. `attrs` hold model and settings; `norm_behind_held`: layers of senders with a norm behind the attention
-        (Gemma 2 and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
+        position?, attention?, delta, delta_se, control_delta?, control_delta_se?, control_excess?, control_p?,
+        control_draws?, pvalue?, qvalue?, k_composition?, estimate?, measured?, eap_name?`. A sender that writes behind
+        the receiver has no row. `attrs` hold model and settings; `norm_behind_held`: layers of senders with a norm
+        behind the attention (Gemma 2 and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
 
     Raises:
         BadHead: a head or a receiver that does not exist.

@@ -143,6 +143,9 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     described, table = _open(path)
     try:
         frame = table.to_pandas()
+        for field in table.schema:
+            if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):  # pandas makes arrays of them
+                frame[field.name] = [None if row is None else row.tolist() for row in frame[field.name]]
         frame.attrs = deepcopy(described["provenance"])  # as pandas does at each step, and nesting may be too deep for
         remember(frame.attrs.get("table"), described.get("columns"))
     except MemoryError:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-_DTYPES = {"index": "int64", "count": "int64", "flag": "bool", "label": "object", "text": "object"}  # by unit
+_DTYPES = {"index": "int64", "count": "int64", "flag": "bool"} | dict.fromkeys(("label", "text", "numbers"), "object")
+"""By unit; of other numbers float64."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Column:
     Attributes:
         name: its name in the table.
         meaning: what the number is, and when it is missing.
-        unit: of the values; `"flag"` for booleans, `"label"` for text.
+        unit: of the values; `"flag"` for booleans, `"label"` for text, `"numbers"` for
+            a list of numbers in each row.
         label: its plain name, for printed tables, pictures and pages; empty where the name is plain.
         always: False where only some tables of the schema have the column.
         range: from the smallest to the largest value, or the labels. This and what follows has the head table alone.

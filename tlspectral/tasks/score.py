@@ -181,6 +181,8 @@ CONTROL_COLUMNS = columns("""
     control_delta_se? | of the metric | Standard error of control_delta, over draws and sequences; NaN for one draw.
     control_excess?   | of the metric | |delta| less the mean over draws of |control effect|.
     control_p?        | probability   | (1 + draws whose effect is as large as delta) / (1 + draws), in absolute values.
+    control_draws?    | numbers       | Effects of the draws of the control, each mean over sequences; control_delta is
+                      |               | their mean. None where nothing was measured.
 """)
 """Columns of effects beside those of a control."""
 
@@ -189,8 +191,8 @@ def beside_control(
     deltas: Float64[np.ndarray, "rows sequences"],
     controls: Float64[np.ndarray, "rows draws sequences"],
     distinct: Int[np.ndarray, "sequences"] | None,
-) -> dict[str, Float64[np.ndarray, "rows"]]:
-    """Return the `CONTROL_COLUMNS` behind the first of effects, and of those of the draws on the same sequences.
+) -> dict[str, Any]:
+    """Return the `CONTROL_COLUMNS` of effects, and of those of the draws on the same sequences.
 
     `distinct` is as for `standard_error`.
     """
@@ -200,7 +202,13 @@ def beside_control(
     over_draws = drawn.std(1, ddof=1) / np.sqrt(n_draws) if n_draws > 1 else np.nan
     excess, pvalue = control_test(deltas.mean(1), drawn)
     error = np.hypot(over_sequences, over_draws)
-    return {"control_delta_se": error, "control_excess": excess, "control_p": pvalue}
+    return {
+        "control_delta": drawn.mean(1),
+        "control_delta_se": error,
+        "control_excess": excess,
+        "control_p": pvalue,
+        "control_draws": drawn.tolist(),
+    }
 
 
 def control_test(

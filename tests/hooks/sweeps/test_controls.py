@@ -70,6 +70,7 @@ def test_a_part_is_compared_with_random_parts(part, monkeypatch):
         assert table.attrs["draws"] == (draws or 5)
         for row, own in zip(table.itertuples(), random, strict=True):
             assert row.control_delta == pytest.approx(own.mean(), rel=1e-9)
+            assert row.control_draws == pytest.approx(own, rel=1e-9)
             assert (row.control_excess, row.control_p) == pytest.approx(by_hand(row.delta, own), rel=1e-9)
         assert table["control_delta_se"].isna().all() == (draws == 1)
     assert tables[19]["control_p"].min() < 1 / 6  # finer than five draws allow

@@ -28,6 +28,7 @@ HOOKED = [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwe
 # Learned positions, a softcap with a window, a delegating bridge; a query/key norm, a window.
 MODELS = [("bridge", "gpt2"), ("bridge", "gemma2"), ("bridge", "gptj"), *HOOKED]
 COLUMNS = ["layer", "head", "name", "part", "value", "delta", "delta_se", "delta_p", "score_rms"]
+CONTROL = ["control_delta", "control_delta_se", "control_excess", "control_p", "control_draws"]
 
 
 def parts_of(name):
@@ -172,7 +173,7 @@ def test_a_control_is_seeded_and_leaves_the_effects_alone(monkeypatch):
     model, tokens = shared("bridge", "llama"), drawn()
     plain = sweep(model, "rope_phase", task=induction(tokens))
     table = sweep(model, "rope_phase", task=induction(tokens), control="random")
-    assert list(table) == [*COLUMNS, "control_delta", "control_delta_se", "control_excess", "control_p"]
+    assert list(table) == [*COLUMNS, *CONTROL]
     pd.testing.assert_frame_equal(table[COLUMNS], plain, rtol=0, atol=1e-6)
     monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=3 * 21 * 5))
     stacked = sweep(model, "rope_phase", task=induction(tokens), control="random")

@@ -140,7 +140,7 @@ def edge_columns(
     )
     if draws:
         drawn = controls.mean(2)  # [edges, draws]
-        table = table.assign(control_delta=drawn.mean(1), **beside_control(delta, controls, sequences.distinct))
+        table = table.assign(**beside_control(delta, controls, sequences.distinct))
         of_receiver: dict[Any, list[int]] = {}
         for row, edge in enumerate(edges):
             of_receiver.setdefault(edge[1:], []).append(row)

@@ -183,7 +183,8 @@ def _random_columns(
     if not sets:
         return dict.fromkeys(names, np.nan) | {"random_draws": 0}
     by_set = deltas.mean(1)
-    error, excess, pvalue = (value.item() for value in beside_control(delta[None], deltas[None], distinct).values())
+    beside = beside_control(delta[None], deltas[None], distinct)
+    error, excess, pvalue = (float(beside[f"control_{name}"][0]) for name in ("delta_se", "excess", "p"))
     rms = np.mean([_set_rms(products, chosen) for chosen in sets])
     overlap = np.mean([_set_rms(products, chosen & band) for chosen in sets]) / _set_rms(products, band)
     values = [by_set.mean(), error, by_set.min(), by_set.max(), excess, pvalue, rms, overlap]

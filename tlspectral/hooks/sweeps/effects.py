@@ -187,7 +187,7 @@ def effect_rows(
     )
     if not controls.shape[1]:
         return table
-    return table.assign(control_delta=controls.mean((1, 2)), **beside_control(deltas, controls, distinct))
+    return table.assign(**beside_control(deltas, controls, distinct))
 
 
 def random_difference(

@@ -128,9 +128,9 @@ def ablation_sweep(
 
     Returns:
         DataFrame sorted by layer and head. Columns: `layer, head, name, part, position?, value, delta, delta_se,
-        delta_p, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, estimate?, measured?`.
-        `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on
-        the random set.
+        delta_p, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, control_draws?, estimate?,
+        measured?`. `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and
+        effect on the random set.
 
     Raises:
         BadHead: a head that does not exist.
