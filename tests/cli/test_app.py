@@ -254,14 +254,6 @@ def test_arguments_and_files_are_checked_before_the_model_is_loaded(tmp_path, ta
     assert library.load == library.analyze == many.given == []
 
 
-@pytest.mark.slow
-def test_plane_draws_the_figure(table, tmp_path):
-    succeed("plane", table, "-o", tmp_path / "plane.png", "--highlight", 2)
-    assert (tmp_path / "plane.png").read_bytes().startswith(b"\x89PNG")
-    assert "xyz" in refusal("plane", table, "-o", tmp_path / "plane.xyz")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["heads.parquet", "plane.png"]
-
-
 def test_help_loads_nothing_heavy():
     code = (
         "import sys; from typer.testing import CliRunner; from tlspectral.cli import app;"

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from figure_parts import part, said
 from plotted_tables import HEADS, KERNELS, SWEEP
 
 from tlspectral.plots import ablation_effects, kernel
@@ -9,19 +10,38 @@ from tlspectral.plots import ablation_effects, kernel
 pytestmark = pytest.mark.lowest
 
 
-def test_effects_are_sorted_beside_their_control_and_unmeasured_heads_left_out():
-    (axes,) = ablation_effects(SWEEP, HEADS).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["L0H1  (prev 0.10)", "L0H0  (prev 0.90)"]
-    assert axes.containers[0][0].get_xdata().tolist() == [-0.1, 0.5]
-    assert axes.get_xlabel() == "change of the loss (nats), bars: one standard error over sequences"
+def test_effects_are_sorted_and_unmeasured_heads_left_out():
+    sweep = SWEEP.assign()
+    sweep.attrs = {"model": "tiny", "task": "logit difference", "intact_value": -1.25}
+    (axes,) = ablation_effects(sweep, HEADS).axes
+    # The least stands on top.
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["L0H0  (prev 0.90)", "L0H1  (prev 0.10)"]
+    assert axes.containers[0][0].get_xdata().tolist() == [0.5, -0.1]
+    assert axes.get_xlabel() == "change of the logit difference; error: of the mean over sequences"
+    assert axes.get_title(loc="left") == "tiny, logit difference, intact \N{MINUS SIGN}1.25"
     (axes,) = ablation_effects(SWEEP.assign(delta_se=np.nan), HEADS).axes  # of one prompt
     assert axes.get_xlabel() == "change of the loss (nats)"
-    controlled = SWEEP.assign(control_delta=[0.2, 0.0, np.nan], control_delta_se=[0.1, 0.1, np.nan])
-    for part, said in (("rope_phase", "random part of equal size removed"), ("output", "the same of other heads")):
-        (axes,) = ablation_effects(controlled.assign(part=part), HEADS).axes
-        _, control = axes.containers
-        assert control[0].get_xdata().tolist() == [0.0, 0.2]
-        assert said in control.get_label()
+    with pytest.raises(ValueError, match="no head has a measured effect and a row"):
+        ablation_effects(SWEEP, HEADS.assign(layer=7))
+    with pytest.raises(ValueError, match="no column delta_se: give a table of ablation_sweep"):
+        ablation_effects(SWEEP.drop(columns="delta_se"), HEADS)
+
+
+@pytest.mark.parametrize(("part_name", "said_of"), [("M_A", "19 random parts"), ("output", "19 other heads")])
+def test_every_draw_of_the_control_is_seen_beside_its_head(part_name, said_of):
+    draws = np.random.default_rng(0).normal(size=(2, 19)).tolist()
+    controlled = SWEEP.assign(part=part_name, control_p=[0.05, 0.2, np.nan], control_draws=[*draws, None])
+    figure = ablation_effects(controlled, HEADS)
+    # Rows from below: L0H0 (.5), L0H1 (-.1).
+    for height, drawn in enumerate(draws):
+        ticks, bar = part(figure, "control")[height], part(figure, "range of the control")[height]
+        assert ticks.get_xdata().tolist() == drawn
+        assert set(ticks.get_ydata()) == set(bar.get_ydata()) == {height}
+        assert bar.get_xdata().tolist() == [min(drawn), max(drawn)]
+    texts = {text.get_text(): text.get_position()[1] for text in part(figure, "control_p")}
+    assert texts.pop("control_p") > 1
+    assert texts == {"\N{LESS-THAN OR EQUAL TO} 1/20": 0, "0.20": 1}
+    assert said_of in said(figure)
 
 
 @pytest.mark.parametrize("with_ablated", [False, True])

@@ -28,6 +28,10 @@ def test_the_plane_shows_every_head_coloured_by_its_layer():
     light = [float(np.dot(next(iter(by_layer[layer]))[:3], GREYS)) for layer in range(N_LAYERS)]
     assert light == sorted(set(light))
     assert light[-1] < 0.8
+    words = {text.get_text(): text.get_position() for text in part(figure, "what decides")}
+    (left, up), (right, down) = words["the content\ndecides"], words["the position\ndecides"]
+    assert left < 0.5 < right
+    assert down < 0.5 < up
     (arc,) = part(figure, "unit circle")
     np.testing.assert_allclose(np.hypot(*arc.get_data()), 1, atol=1e-12)
     across, up = part(figure, "standard errors")

@@ -33,11 +33,13 @@ CURVE = pd.DataFrame({
     "faithfulness": [0.4, 0.0, 0.1, 0.9, 0.3, 0.5], "low": [0.3, np.nan, np.nan, 0.8, np.nan, np.nan],
     "high": [0.5, np.nan, np.nan, 1.0, np.nan, np.nan],
 })  # fmt: skip
+DRAWS = [[0.1, 0.2, 0.3], [0.0] * 3, None]
+CONTROLLED = plotted_tables.SWEEP.assign(control_p=[0.25, 1.0, np.nan], control_draws=DRAWS)
 ONE_PANEL = {
     "circuit": (lambda **ax: plots.circuit(EDGES, **ax), "L1KV0"),
     "faithfulness": (lambda **ax: plots.faithfulness(CURVE, **ax), "share of the score gap carried"),
     "ablation_effects": (
-        lambda **ax: plots.ablation_effects(plotted_tables.SWEEP, plotted_tables.HEADS, **ax), "nats",
+        lambda **ax: plots.ablation_effects(CONTROLLED, plotted_tables.HEADS, **ax), "control_p",
     ),
     "plane": (lambda **ax: plots.plane(plotted_tables.heads(), **ax), "antisymmetric"),
     "exclusion_plane": (lambda **ax: plots.exclusion_plane(head_scores(), **ax), "0 symbolic"),
@@ -187,6 +189,29 @@ def test_lines_pass_between_boxes_and_the_largest_have_their_number():
     assert crossed == []
     numbers = [text.get_text() for text in part(figure, "effect")]
     assert numbers == [two_decimals(effect) for effect in largest["delta"].iloc[:5]]
+
+
+def test_heads_that_share_keys_stand_in_one_box_and_lines_go_around_it():
+    edges = pd.DataFrame({
+        "sender": ["embedding", "embedding", "L2H1", "L2H3", "L0H1", "embedding"],
+        "receiver": ["L2KV1.k", "L0H1.q", "logits", "logits", "logits", "L3KV0.v"],
+        "reached": ["L2H1, L2H2, L2H3", "L0H1", "", "", "", "L3H0, L3H1"],
+        "delta": [3.0, 1.0, 2.0, 1.5, -1.0, 0.5],
+    })  # fmt: skip
+    figure = plots.circuit(edges)
+    nodes = {text.get_text(): np.array(text.get_position()) for text in part(figure, "node")}
+    assert set(nodes) == {"embedding", "L0H1", "L2H1", "L2H3", "L3KV0", "logits"}  # L3KV0 has no head that is drawn
+    (frame,) = part(figure, "group L2KV1")
+    low, high = frame.get_bbox().get_points()
+    for name, place in nodes.items():
+        assert (np.all(low < place) and np.all(place < high)) == (name in ("L2H1", "L2H3"))
+    assert [text.get_text() for text in part(figure, "group")] == ["KV1"]
+    lines = dict(zip(edges.sort_values("delta", key=np.abs, ascending=False).index, part(figure, "edge"), strict=True))
+    end = lines[0]._path_original.vertices[-1]
+    assert low[0] < end[0] < high[0]
+    assert end[1] == pytest.approx(nodes["L2H1"][1] - 0.24)
+    path = lines[4]._path_original.cleaned(curves=False).vertices[:-1]  # of L0H1, in the middle, to the logits
+    assert not np.any(np.all((low < path) & (path < high), axis=1))
 
 
 def test_from_25_edges_on_senders_and_receivers_are_a_matrix_in_the_order_of_layers():

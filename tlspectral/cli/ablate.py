@@ -170,7 +170,11 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
     if known is not None:
         detectors = [name for name in (DETECTORS if every else ["prev"]) if name in known]
         shown = shown.merge(known[["layer", "head", *detectors]], on=["layer", "head"])
-    columns = ["name", *detectors, *sweep.columns.drop(["layer", "head", "name", "part"])]
+    columns = [
+        "name",
+        *detectors,
+        *sweep.columns.drop(["layer", "head", "name", "part", "control_draws"], errors="ignore"),
+    ]
     replaced = f" ({sweep.attrs['replace']})" if "replace" in sweep.attrs else ""
     typer.echo(
         f"{sweep['part'].iloc[0]} removed{replaced}, one head at a time; value of the {unit} and its change delta "

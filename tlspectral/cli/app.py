@@ -115,7 +115,8 @@ Preset = Annotated[str, typer.Option("--preset", help="quick (minutes) or paper 
 
 _CONTENTS = {
     "A model": ("demo", "analyze", "report", "verify", "ablate", "positional", "collect"),
-    "A table of heads": ("show", "plane", "compare"),
+    "A table of heads": ("show", "compare"),
+    "A picture": ("map", "plane", "effects", "circuit", "patterns", "eigenvalues", "kernel"),
     "The three papers": ("study",),
 }
 

@@ -1,4 +1,4 @@
-"""Commands about a table of heads: `show`, `plane`, `compare`."""
+"""Commands about a table of heads: `show`, `compare`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,14 +6,11 @@ from typing import Annotated
 import typer
 
 from tlspectral.cli.app import (
-    FigureOutput,
     TableFile,
     TableOutput,
     app,
     deliver,
     require_table_file,
-    require_writable,
-    write_figure,
 )
 from tlspectral.cli.summary import changes, random_heads, read_heads, summary
 
@@ -28,24 +25,6 @@ def show(
     Example: tlspectral show heads.parquet --top 10
     """
     typer.echo(summary(read_heads(table), top))
-
-
-@app.command(short_help="directional against rotational share, with the null")
-def plane(
-    table: TableFile,
-    output: FigureOutput,
-    highlight: Annotated[int, typer.Option(min=0, help="How many previous-token heads to ring and name.")] = 5,
-) -> None:
-    """Draw directional share (dir_frac) against rotational share (D_head), the null, and rings around heads by prev.
-
-    Example: tlspectral plane heads.parquet -o plane.png
-    """
-    require_writable(output)
-    from tlspectral import plots
-    from tlspectral.tables import read_table
-
-    write_figure(plots.plane(read_table(table), highlight_previous_token=highlight), output)
-    typer.echo(str(output))
 
 
 @app.command(short_help="which heads differ between two models")

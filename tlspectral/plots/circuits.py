@@ -12,7 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import FancyArrowPatch
+from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.path import Path
 
 from tlspectral.plots.labels import name_points
@@ -80,8 +80,8 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
 
     The graph leads from the embedding at the bottom to the logits at the top, with a row for the heads of a layer, and
     lines pass between its boxes. Their width is the size of the effect, their colour the sign, their stroke what of a
-    head is read: queries, keys or values. The largest have their number. Heads that share keys or values are one box
-    there. In the matrix both are in the order of layers, and colour is the effect.
+    head is read: queries, keys or values. The largest have their number. Heads that share keys or values stand in one
+    box, to which edges into these lead. In the matrix both are in the order of layers, and colour is the effect.
 
     Args:
         edges: a table with `sender`, `receiver` and `delta` or `estimate`, such as one of `edge_effects`.
@@ -129,25 +129,44 @@ def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
 def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
     """Draw edges as lines between boxes, rows by layer."""
     ends = shown["receiver"].str.split(".").str[0]
-    places = _places([*shown["sender"], *ends])
-    height = max(y for _, y in places.values())
-    most_in_row = max(Counter(y for _, y in places.values()).values())
+    groups = _groups(shown, ends)
+    framed = {name: [head for head in heads if head in {*shown["sender"], *ends}] for name, heads in groups.items()}
+    framed = {name: heads for name, heads in framed.items() if heads}
+    places = _places([name for name in (*shown["sender"], *ends) if name not in framed], groups)
+    solid = [*places.values()]
+    height = max(y for _, y in solid)
+    most_in_row = max(Counter(y for _, y in solid).values())
+    half = min(0.11, 0.8 / (most_in_row + 1))  # of a box, in units of the axes
+    for name, heads in framed.items():
+        across, row = [places[head][0] for head in heads], places[heads[0]][1]
+        places[name] = (min(across) + max(across)) / 2, row
+        solid += [(x, row) for x in np.arange(min(across), max(across), half)]
     figure, axes = one_panel(ax, max(6.4, 0.95 * most_in_row), 1.7 + 0.6 * height)
     axes.set(xlim=(-1.1, 1.1), ylim=(-0.7, height + 0.7))
     axes.axis("off")
-    half = min(0.11, 0.8 / (most_in_row + 1))  # of a box, in units of the axes
     largest = float(shown["effect"].abs().max()) or 1.0
     middles = []
     for (_, row), end in zip(shown.iterrows(), ends, strict=True):
         what = str(row["receiver"]).rpartition(".")[2]
         colour, width = BLUE if row["effect"] < 0 else ORANGE, 0.4 + 2.6 * abs(row["effect"]) / largest
-        path = _between_boxes(places[str(row["sender"])], places[str(end)], [*places.values()], half)
+        path = _between_boxes(places[str(row["sender"])], places[str(end)], solid, half)
         arrow = FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=8, color=colour, linewidth=width,
             linestyle=_INPUTS.get(what, "-"), alpha=0.8, gid="edge")  # fmt: skip
         axes.add_patch(arrow)
         points = np.asarray(path.vertices)
         middles.append(points[[0, min(3, len(points) - 1)]].mean(0))  # of a curve's first piece, half of its way
+    for name, heads in framed.items():
+        across, y = [places[head][0] for head in heads], places[name][1]
+        corner, size = (
+            (min(across) - half, y - 0.9 * _HALF_ROW),
+            (max(across) - min(across) + 2 * half, 1.8 * _HALF_ROW),
+        )
+        axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=GREY, linewidth=0.8, gid=f"group {name}"))
+        label = name[name.index("KV") :]
+        axes.text(corner[0], y + 0.9 * _HALF_ROW, label, va="bottom", fontsize=6.5, color=INK, zorder=5, gid="group")
     for name, (x, y) in places.items():
+        if name in framed:
+            continue
         box = {"boxstyle": "square,pad=0.25" if name.endswith("MLP") else "round,pad=0.25", "fc": "white", "ec": GREY}
         axes.text(x, y, name, ha="center", va="center", fontsize=8, color=INK, bbox=box, zorder=5, gid="node")
     handles = [(Line2D([], [], color=colour), said) for colour, said in (
@@ -158,6 +177,14 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
     boxes = np.array([*places.values()])
     name_points(figure, axes, numbers, np.array(middles[:_NUMBERED]), boxes, colours=[INK] * len(numbers), gid="effect")
     return figure
+
+
+def _groups(shown: pd.DataFrame, ends: pd.Series) -> dict[str, list[str]]:
+    """Return the heads of each group that shares keys or values, where the table says which they are."""
+    if "reached" not in shown:
+        return {}
+    of_group = dict(zip(ends, shown["reached"], strict=True))
+    return {name: str(heads).split(", ") for name, heads in of_group.items() if _NODE.match(name) and "KV" in name}
 
 
 def _between_boxes(
@@ -198,11 +225,14 @@ def _order(name: str) -> tuple[int, int, int, str]:
     return int(match[1]), int("MLP" in name), int(match[2] or match[3] or 0), name
 
 
-def _places(names: list[str]) -> dict[str, tuple[float, float]]:
-    """Return where each node stands: rows by layer, MLPs above the heads of their layer, as much apart as fits."""
+def _places(names: list[str], groups: dict[str, list[str]]) -> dict[str, tuple[float, float]]:
+    """Return where each node stands: rows by layer, MLPs above the heads of their layer, as much apart as fits.
+
+    A group without a head of its own among the names stands where its first head would.
+    """
     rows: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for name in dict.fromkeys(names):
-        match = _NODE.fullmatch(name)
+        match = _NODE.fullmatch(groups[name][0] if name in groups else name)
         if match is None:
             rows.setdefault((-1, 0) if name == "embedding" else (10**6, 0), []).append((0, name))
         else:

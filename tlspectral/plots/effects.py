@@ -6,44 +6,96 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from tlspectral.plots.style import GREY, INK, dress, new_figure, one_panel
+from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure, one_panel, two_decimals
+from tlspectral.tables.schema import require
 
 _INTACT, _ABLATED = "#1b6ca8", "#c8102e"
+_COLUMNS = 3
 
 
 def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Change of the loss when a part of each head is removed, largest first, with one standard error.
+    """Draw the change of a metric when a part of each head is removed, least first, beside every draw of its control.
+
+    A grey tick is a random part of equal size (of outputs, another head of the layer), the bar from the least to the
+    largest of them; a red dot outside of the bar did more than any. `control_p` stands at the right, as "<= 1/20" where
+    it is as small as 19 draws allow. The error of the red dot is over sequences. Draws share the sequences, so their
+    spread is that of the parts.
 
     Args:
-        sweep: of `ablation_sweep`; heads without a measured effect are left out. Its control, if it has one, is drawn
-            beside the effect.
-        heads: of `analyze_heads`, for the previous-token score, which is written after each name.
+        sweep: of `ablation_sweep`; heads without a measured effect are left out.
+        heads: of `analyze_heads` or `detect_heads`, for the previous-token score, which is written after each name.
         ax: matplotlib Axes to draw into; None makes a new figure.
+
+    Raises:
+        ValueError: a missing column, or no head with an effect that is in both tables.
+
+    What it does not establish: an effect, where one of many heads is outside of its bar; `control_p` is not corrected
+    for the number of heads.
     """
+    require(sweep, ("layer", "head", "name", "part", "delta", "delta_se"), "ablation_sweep")
     table = sweep.dropna(subset="delta").merge(heads[["layer", "head", "prev"]], on=["layer", "head"])
-    table = table.sort_values("delta", ignore_index=True)
-    figure, axes = one_panel(ax, 6.4, 1.2 + 0.28 * len(table))
+    if table.empty:
+        raise ValueError("no head has a measured effect and a row in the table of heads")
+    table = table.sort_values("delta", ignore_index=True, ascending=False)
+    figure, axes = one_panel(ax, 6.8, 1.7 + 0.3 * len(table))
     heights = np.arange(len(table))
     axes.axvline(0, color=GREY, linewidth=0.8)
-    replaced = f" ({sweep.attrs['replace']})" if "replace" in sweep.attrs else ""
-    removed = f"{table['part'].iloc[0]} removed{replaced}"
-    axes.errorbar(table["delta"], heights, xerr=table["delta_se"], fmt="o", color=_ABLATED, label=removed)
-    if "control_delta" in table:
-        control, error = table["control_delta"], table["control_delta_se"]
+    handles = []
+    n_draws = max(map(len, table["control_draws"].dropna()), default=0) if "control_draws" in table else 0
+    if n_draws:
         of_heads = table["part"].iloc[0] in ("output", "long_range")
-        label = "the same of other heads of the layer" if of_heads else "random part of equal size removed"
-        look: dict[str, Any] = {"color": GREY, "markersize": 4, "label": label}
-        axes.errorbar(control, heights - 0.2, xerr=error, fmt="s", **look)
+        what = "other heads of the layer" if of_heads else "random parts of equal size"
+        handles = [(_draw_control(axes, table), f"{n_draws} {what}, from the least to the largest")]
+        _write_pvalues(axes, table["control_p"], n_draws)
+    replaced = f" ({sweep.attrs['replace']})" if "replace" in sweep.attrs else ""
+    dots = axes.errorbar(table["delta"], heights, xerr=table["delta_se"], fmt="o", color=_ABLATED, zorder=4)
+    handles.insert(0, (dots[0], f"{table['part'].iloc[0]} removed{replaced}"))
     names = [f"{name}  (prev {prev:.2f})" for name, prev in zip(table["name"], table["prev"], strict=True)]
     axes.set_yticks(heights, names)
+    axes.set_ylim(-0.7, len(table) - 0.3)
     task = sweep.attrs.get("task", "induction")
     changed = "the loss (nats)" if task in ("induction", "language") else f"the {task}"
-    bars = ", bars: one standard error over sequences" if table["delta_se"].notna().any() else ""
+    bars = "; error: of the mean over sequences" if table["delta_se"].notna().any() else ""
     axes.set_xlabel(f"change of {changed}{bars}")
     dress(axes)
-    axes.legend(frameon=False, loc="best")
+    axes.set_title(_title(sweep, task), fontsize=11, color=INK, loc="left")
+    legend_below(figure, handles, [], ax=ax)
     return figure
+
+
+def _draw_control(axes: Axes, table: pd.DataFrame) -> Any:
+    """Draw every draw as a tick, and a bar from the least to the largest; return what stands in the legend."""
+    ticks: Any = None
+    for height, drawn in enumerate(table["control_draws"]):
+        if drawn is None or not len(drawn):
+            continue
+        axes.plot([min(drawn), max(drawn)], [height, height], color=PALE, linewidth=6, solid_capstyle="butt", zorder=1,
+            gid="range of the control")  # fmt: skip
+        (ticks,) = axes.plot(drawn, [height] * len(drawn), "|", color=GREY, markersize=9, zorder=2, gid="control")
+    return ticks
+
+
+def _write_pvalues(axes: Axes, pvalues: pd.Series, n_draws: int) -> None:
+    """Write control_p behind each row, at the right edge."""
+    least = 1 / (1 + n_draws)
+    across = axes.get_yaxis_transform()  # x from 0 to 1 over the axes
+    texts = [
+        "" if np.isnan(one) else f"\N{LESS-THAN OR EQUAL TO} 1/{1 + n_draws}" if one <= least + 1e-12 else f"{one:.2f}"
+        for one in pvalues
+    ]
+    look: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK, "gid": "control_p"}
+    for height, text in [(len(texts) - 0.3, "control_p"), *enumerate(texts)]:
+        axes.text(1.02, height, text, transform=across, **look)
+
+
+def _title(sweep: pd.DataFrame, task: str) -> str:
+    """Return model, task, and the value of the intact model."""
+    said = [str(sweep.attrs[name]) for name in ("model",) if name in sweep.attrs] + [task]
+    if "intact_value" in sweep.attrs:
+        said.append(f"intact {two_decimals(sweep.attrs['intact_value'])}")
+    return ", ".join(said)
 
 
 def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axes | None = None) -> Figure:
@@ -61,12 +113,16 @@ def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axe
     if ax is not None and len(groups) > 1:
         raise ValueError(f"the kernels are of {len(groups)} heads, a panel each: give ax the rows of one, or no ax")
     if len(groups) == 1:
-        figure, axes = one_panel(ax, 3.8, 2.8)
+        figure, axes = one_panel(ax, 5.6, 4.0)
         panels = [axes]
     else:
-        figure = new_figure(3.2 * len(groups) + 0.6, 2.8)
-        panels = figure.subplots(1, len(groups), sharex=True).tolist()
-    for axes, (layer, head) in zip(panels, groups, strict=True):
+        columns = min(_COLUMNS, len(groups))
+        rows = -(-len(groups) // columns)
+        figure = new_figure(4.2 * columns + 0.6, 3.5 * rows + 0.3)
+        panels = figure.subplots(rows, columns, sharex=True, squeeze=False).flatten().tolist()
+        for axes in panels[len(groups) :]:
+            axes.set_axis_off()
+    for axes, (layer, head) in zip(panels, groups, strict=False):
         table = intact[(intact["layer"] == layer) & (intact["head"] == head)]
         axes.plot(table["offset"], table["score"], "o-", markersize=3.5, color=_INTACT, label="intact")
         if ablated is not None:
@@ -74,6 +130,7 @@ def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axe
             axes.plot(same["offset"], same["score"], "s--", markersize=3.5, color=_ABLATED, label="ablated")
         axes.set_title(f"L{layer}H{head}", color=INK)
         axes.set_xlabel("offset of the key (tokens)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         dress(axes)
     panels[0].set_ylabel("mean score before the softmax")
     panels[0].legend(frameon=False)

@@ -40,9 +40,10 @@ def positional_symbolic_plane(
 ) -> Figure:
     """Draw every head in the plane of its positional score (across) and its symbolic score (up), by layer.
 
-    The thin arc is the unit circle. Under one swap of two blocks no head can lie inside it, and a head with all of its
-    weight on one block lies on it. A mean over swaps that disagree may lie inside, where s_pos + s_sym is still 1 or
-    more.
+    What decides where a head looks is written at the ends of the arc: above the content, at the right the position.
+    Both scores are near 1 where attention is even and neither decides. The thin arc is the unit circle. Under one swap
+    of two blocks no head can lie inside it, and a head with all of its weight on one block lies on it. A mean over
+    swaps that disagree may lie inside, where s_pos + s_sym is still 1 or more.
 
     Args:
         scores: table of `positional_symbolic`, one row per head. Needed: `layer, head, s_pos, s_sym`. Used where
@@ -70,7 +71,8 @@ def positional_symbolic_plane(
     points = score_points(shown)
     draw_heads(figure, axes, points, shown, scores)
     plane_axes(axes, points)
-    legend_below(figure, [circle_entry()], [_correlation(scores), note], ax=ax)
+    _write_what_decides(axes)
+    legend_below(figure, [circle_entry()], [_correlation(scores), "both near 1: neither decides", note], ax=ax)
     if len(named):
         names = list(map(head_name, named["layer"], named["head"]))
         name_points(figure, axes, names, score_points(named), points, colours=[INK] * len(names), gid="named head")
@@ -123,6 +125,13 @@ def plane_axes(axes: Axes, places: Float[np.ndarray, "points 2"], *, labels: boo
     if labels:
         axes.set(xlabel=POSITIONAL_AXIS, ylabel=SYMBOLIC_AXIS)
     dress(axes)
+
+
+def _write_what_decides(axes: Axes) -> None:
+    """Write in the empty part of the plane, at the ends of the arc, what moves the attention of a head there."""
+    look: dict[str, Any] = {"fontsize": 9, "color": GREY, "zorder": 0, "gid": "what decides"}
+    axes.text(0.02, 0.9, "the content\ndecides", ha="left", va="top", **look)
+    axes.text(0.78, 0.02, "the position\ndecides", ha="right", va="bottom", **look)
 
 
 def circle_entry() -> tuple[Line2D, str]:
