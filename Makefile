@@ -15,6 +15,11 @@ UNCHECKED := --jaxtyping-packages=
 # Files of tests marked long begin (`conftest.py`); xdist would hand out files of few tests last, one core idle behind.
 LONG_FIRST := --no-loadscope-reorder
 
+# Notebooks are run so, and keep what they print. Without the widgets of Jupyter, tqdm warns that it draws bars as text.
+RUN_COPIES = PYTHONWARNINGS="ignore:IProgress not found" .venv/bin/python -m pytest --nbmake --overwrite \
+	--nbmake-timeout=900 $(PARALLEL)
+THEN := compare
+
 # What `make test-newest` runs: a few models of each kind through the whole package, generation, and one notebook.
 NEWEST := tests/test_conformance_bridges.py tests/models/running/test_key_value_cache.py
 NEWEST_NOTEBOOK := 09_learn_frequencies.ipynb
@@ -79,18 +84,21 @@ test-gpu: .venv/test ## the conformance rows on CUDA, in float32 and bfloat16
 	@.venv/bin/python -c 'import torch; exit(None if torch.cuda.is_available() else "test-gpu: torch finds no CUDA device")'
 	.venv/bin/python -m pytest -m "slow or not slow" $(UNCHECKED) tests/test_conformance_devices.py --device cuda $(ARGS)
 
-notebooks: .venv/test .venv/demo .venv/demo-gemma ## run every notebook from top to bottom
-	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) notebooks/*.ipynb $(ARGS)
+# Copies are run. What they print is compared with what the notebooks store; the tolerance is in the file named last.
+notebooks: .venv/test .venv/demo .venv/demo-gemma ## run every notebook, and compare what it prints with what it stores
+	rm -rf build/notebooks && mkdir -p build/notebooks && cp notebooks/*.ipynb build/notebooks
+	$(RUN_COPIES) build/notebooks/*.ipynb $(ARGS)
+	.venv/bin/python tests/support/notebook_outputs.py $(THEN) build/notebooks
 
-# The last one is the longest, so it begins: no core waits for it at the end.
-notebooks-short: .venv/test .venv/demo .venv/demo-gemma ## run copies of them with fewer draws, pairs and tokens
-	.venv/bin/python tests/support/short_notebooks.py build/notebooks
-	.venv/bin/python -m pytest --nbmake --nbmake-timeout=900 $(PARALLEL) $$(ls -r build/notebooks/*.ipynb) $(ARGS)
+# The last one is the longest, so it begins: no core waits for it at the end. Numbers of shorter copies are others.
+notebooks-short: .venv/test .venv/demo .venv/demo-gemma ## run copies with fewer draws and tokens, and compare the columns of their tables
+	rm -rf build/short
+	.venv/bin/python tests/support/short_notebooks.py build/short
+	$(RUN_COPIES) $$(ls -r build/short/*.ipynb) $(ARGS)
+	.venv/bin/python tests/support/notebook_outputs.py columns build/short
 
-notebooks-with-outputs: ARGS := --overwrite ## run every notebook and keep what it prints and draws in its file
-# Without the widgets of Jupyter, tqdm warns that it draws its bars as text.
-notebooks-with-outputs: export PYTHONWARNINGS := ignore:IProgress not found
-notebooks-with-outputs: notebooks
+notebooks-with-outputs: THEN := store
+notebooks-with-outputs: notebooks ## run every notebook and keep what it prints and draws in its file
 
 test-tl4: .venv-tl4/test ## all tests not marked slow, and the slow ones marked tl4, on TransformerLens 4
 	.venv-tl4/bin/python -m pytest -m "not slow or tl4" $(PARALLEL) $(UNCHECKED) $(ARGS)

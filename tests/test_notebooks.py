@@ -41,6 +41,13 @@ def test_each_says_what_one_will_know_installs_what_is_missing_and_ends_with_an_
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_each_stores_is_of_one_run_from_top_to_bottom(path):
+    code = [cell for cell in cells(path) if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
+    assert not any("execution" in cell["metadata"] for cell in code)  # times of the run
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_each_shows_its_results_and_nothing_of_the_machine(path):
     assert path.stat().st_size < LARGEST
     shown = printed(path)
