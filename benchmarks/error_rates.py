@@ -53,6 +53,7 @@ from tlspectral.hooks.sweeps.effects import head_sets
 from tlspectral.models.reading import attention_view
 from tlspectral.stats import benjamini_hochberg, model_permutation_test, top_head_percentile
 from tlspectral.stats.jackknife import jackknife
+from tlspectral.stats.ratio import ratio_interval
 from tlspectral.tasks import induction
 from tlspectral.tasks.repeated import repeated_sequences
 from tlspectral.tasks.score import control_test
@@ -347,6 +348,26 @@ def detectors(rng: np.random.Generator, tables: int) -> Iterator[Row]:
         yield row(f"detect_heads, {score}_p", "freshly initialised models", "8 heads a model", pvalues <= LEVEL)
 
 
+def ratios(rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """The interval of `faithfulness`, a ratio of means over pairs whose truth is .7, and a bootstrap's percentiles."""
+    for n in (4, 8, 16, 32, 64):
+        whole, ratio = rng.normal(5, 2, (tables, n)), rng.normal(0, 1, (tables, n))
+        gaps = rng.lognormal(1, 0.7, (tables, n))
+        laws = {
+            "pairs: normal": (0.7 * whole + ratio, whole),
+            "pairs: skewed": (0.7 * gaps * rng.lognormal(-0.18, 0.6, (tables, n)), gaps),
+        }
+        for law, (part, of) in laws.items():
+            told_apart = np.abs(of.mean(1)) > scipy.stats.t.ppf(0.975, n - 1) * scipy.stats.sem(of, axis=1)
+            wrong: dict[str, list[bool]] = {"faithfulness, interval": [], "faithfulness, bootstrap percentiles": []}
+            for one, other in zip(part[told_apart], of[told_apart], strict=True):
+                drawn = rng.integers(n, size=(2 * DRAWS, n))
+                percentiles = np.quantile(one[drawn].mean(1) / other[drawn].mean(1), [LEVEL / 2, 1 - LEVEL / 2])
+                for name, (low, high) in zip(wrong, (ratio_interval(one, other), percentiles), strict=True):
+                    wrong[name].append(not low <= 0.7 <= high)
+            yield from (row(name, law, f"{n} pairs", found) for name, found in wrong.items())
+
+
 def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
     """List what is measured; each takes a generator of its own and the number of tables."""
     found: list[Callable[[np.random.Generator, int], Iterator[Row]]] = []
@@ -361,7 +382,7 @@ def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
         found += [partial(measure, SMALL, likeness) for measure in (circuits, pairings)]
     found += [edges, random_parts]
     found += [partial(random_heads, SMALL, likeness) for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH)]
-    return [*found, detectors]
+    return [*found, detectors, ratios]
 
 
 def measured(tables: int = TABLES, seed: int = SEED) -> pd.DataFrame:

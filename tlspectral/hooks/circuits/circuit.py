@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import scipy.integrate
-from jaxtyping import Float, Float64, Int
+import scipy.stats
+from jaxtyping import Float, Int
 
 from tlspectral.errors import warn_caller
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
 from tlspectral.selection import whole_number
+from tlspectral.stats.ratio import ratio_interval
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import Schema, columns, require, require_one_row
@@ -23,8 +25,7 @@ from tlspectral.tasks.scoring import score_from
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of all edges."""
 
-_RESAMPLES = 999  # of pairs, for the interval
-_SMALLEST_GAP = 2.0  # standard errors
+_FEWEST = 8  # distinct pairs with an interval
 
 FAITHFULNESS = Schema(
     "faithfulness",
@@ -38,7 +39,8 @@ FAITHFULNESS = Schema(
         n_live         | count         | Those of them on a path of kept edges from the embedding to the logits.
         value          | of the metric | Score of the circuit, mean over pairs.
         faithfulness   | share         | (value - that of no edge) / (that of all - that of no edge); may exceed 1.
-        low?           | share         | Lower end of a 95 % interval by bootstrap over pairs, of edges alone.
+        low?           | share         | Lower end of a 95 % interval over pairs (Fieller), of edges alone; NaN below 8
+                       |               | distinct pairs. It is of these edges, not of how they were chosen.
         high?          | share         | Upper end.
     """),
 )
@@ -112,7 +114,7 @@ def faithfulness(
         sizes: shares of all edges, above 0 and up to 1; None for .001 to 1 in ten steps.
         null: how many relabelled and random circuits of each size, 0 or more. Each takes a forward pass of the clean
             prompts.
-        seed: of these circuits and of the bootstrap.
+        seed: of these circuits.
 
     Returns:
         DataFrame, a row per circuit. Columns: `circuit, draw, share, share_expanded, n_edges, n_live, value,
@@ -126,8 +128,10 @@ def faithfulness(
 
     Source: Mueller et al. 2025 (MIB), section 3, for the ratio of means and areas. The nulls are this package's.
 
-    What it does not establish: that the edges are the ones which the model uses. Where random circuits of the same
-    size carry as much, a high value says that there were enough edges. The linear area hardly tells rankings apart.
+    What it does not establish: that the edges are the ones which the model uses. The interval is of the given edges on
+    other pairs like these: that another sample would have chosen other edges is not in it, see `selected` of
+    `edge_effects`. Where random circuits of the same size carry as much, a high value says that there were enough
+    edges. The linear area hardly tells rankings apart.
     """
     shares, null = _shares(sizes), _count(null)
     pairs = pairs_of(model, task)
@@ -136,7 +140,8 @@ def faithfulness(
     order = _ranked(graph, edges)
     intact, none = pairs.plain_scores()
     gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
-    if not abs(gap) > _SMALLEST_GAP * gap_se:
+    n_distinct = len(intact) if distinct is None else int(distinct.max()) + 1
+    if not abs(gap) > scipy.stats.t.ppf(0.975, n_distinct - 1) * gap_se:
         raise ValueError(
             f"{pairs.sequences.name}: the score is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
             f"counterfactual prompts, a gap of {gap:.2g} with standard error {gap_se:.2g}, and a share of it is no "
@@ -164,9 +169,9 @@ def faithfulness(
         row["value"] = float(value.mean())
         row["faithfulness"] = float((value - none).mean() / gap)
         if row["circuit"] == "edges":
-            row["low"], row["high"] = _interval(
-                row_sums(value - none, distinct), row_sums(intact - none, distinct), seed
-            )
+            carried, whole = row_sums(value - none, distinct), row_sums(intact - none, distinct)
+            few = len(whole) < _FEWEST
+            row["low"], row["high"] = (np.nan, np.nan) if few else ratio_interval(carried, whole)
     table = pd.DataFrame(rows)
     measurement = Measurement(
         FAITHFULNESS,
@@ -251,18 +256,6 @@ def _sizes(graph: Graph, mask: Mask) -> dict[str, Any]:
         "n_edges": int(mask.sum()),
         "n_live": int(graph.on_a_path(mask).sum()),
     }
-
-
-def _interval(
-    kept: Float64[np.ndarray, "pairs"], whole: Float64[np.ndarray, "pairs"], seed: int
-) -> tuple[float, float]:
-    """Return a 95 % interval of the ratio of means, by bootstrap over pairs; NaN for one pair."""
-    if len(kept) < 2:
-        return float("nan"), float("nan")
-    rows = np.random.default_rng(seed).integers(len(kept), size=(_RESAMPLES, len(kept)))
-    ratio = kept[rows].mean(1) / whole[rows].mean(1)
-    low, high = np.quantile(ratio, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def _areas(table: pd.DataFrame) -> dict[str, float]:
