@@ -129,7 +129,7 @@ def test_one_receiver_is_measured_on_the_task_that_is_given():
 
 
 def test_a_screen_measures_edges_into_receivers_that_are_given():
-    model, (clean, other) = shared("bridge", "llama"), prompt_pairs(3, 9, seed=3)
+    model, (clean, other) = shared("bridge", "llama"), prompt_pairs(8, 9, seed=3)
     task = tls.logit_difference(clean, 7, 10, counterfactual=other)
     table = tls.edge_effects(model, ["L1H2.q", "logits"], task=task, screen="gradient")
     # Unwrapped, since the type check of the tests takes no number of numpy's for an int.

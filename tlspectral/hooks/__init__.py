@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tlspectral.hooks.circuits.circuit import faithfulness, run_circuit
     from tlspectral.hooks.hook_check import check_hook
     from tlspectral.hooks.path_patching import edge_effects
+    from tlspectral.hooks.screening import missed_edges
     from tlspectral.hooks.sweeps.bands import band_effects
     from tlspectral.hooks.sweeps.summary import summarize_sweep
     from tlspectral.hooks.sweeps.sweep import ablation_sweep
@@ -23,6 +24,7 @@ __all__ = [
     "check_hook",
     "edge_effects",
     "faithfulness",
+    "missed_edges",
     "qk_attribution",
     "receivers",
     "run_circuit",

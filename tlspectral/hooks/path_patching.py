@@ -11,14 +11,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.errors import warn_caller
 from tlspectral.hooks.circuits.estimates import STEPS, Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
+from tlspectral.hooks.circuits.stability import ENOUGH, estimate_errors, overlaps, selected_share
 from tlspectral.hooks.edges.cut import refuse_open_receivers
 from tlspectral.hooks.edges.measuring import Edge, Prepared, QueryKeyPairs, edge_columns, edges_between
 from tlspectral.hooks.edges.reached import Reached, reached
 from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_senders
 from tlspectral.hooks.positions import asked_positions
-from tlspectral.hooks.screening import agreement, screened
+from tlspectral.hooks.screening import agreement, missed_edges, screened_edges
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_stream
 from tlspectral.models.running.padding import attention_positions
@@ -40,7 +42,7 @@ SEQUENCES = 16
 DRAWS = 20
 
 MEASURED = 50
-"""Edges with the largest estimates, and as many random others, whose effect is measured."""
+"""Edges with the largest estimates that `screen="gradient"` chooses and measures."""
 
 MOST = 2_000
 """Edges of pairs that are measured without a screen; a tenth of a second each on SmolLM2-135M."""
@@ -70,7 +72,11 @@ EDGE_EFFECTS = Schema(
             qvalue?       | probability | pvalue corrected for the number of rows (Benjamini-Hochberg).
             k_composition? | ratio      | Composition score from weights, mean over the receiver's heads; else NaN.
             estimate?     | of the metric | First-order estimate of delta. With screen.
-            measured?     | label       | top (of the largest estimates), control (random others) or empty. With screen.
+            estimate_se?  | of the metric | Standard error of estimate over pairs; NaN where there is none of each pair.
+            selected?     | share       | Bootstrap samples of pairs in which the edge is among as many largest as were
+                          |             | chosen. It is of the estimate on such prompts, not of the mechanism.
+            measured?     | label       | What measures delta: top (the largest estimates), random others by their ranks
+                          |             | (51 to 500), logits (all near the largest that write there), or empty.
             eap_name?     | label       | Name in EAP and MIB: a16.h0->a18.h6<k>. Of pairs.
         """),
     ),
@@ -88,7 +94,7 @@ def edge_effects(
     replace: Replaced | None = None,
     control: Literal["random"] | int | None = None,
     at: Any = None,
-    screen: Literal["gradient"] | None = None,
+    screen: Literal["gradient"] | int | None = None,
     method: Method | None = None,
     folder: str | os.PathLike[str] | None = None,
     seed: int = 0,
@@ -133,8 +139,11 @@ def edge_effects(
         at: the position at which the sender writes what is cut, or a list of positions, a row for each: names of the
             task's positions, or numbers, negative from the end of each prompt; or positions of each prompt, which the
             column `position` calls given. None: all positions at once.
-        screen: `"gradient"`, of pairs, estimates every edge to first order, then measures the 50 largest and 50 random
-            others. Without receivers there are too many edges to measure them all.
+        screen: how many edges of pairs are chosen; `"gradient"` is 50. Every edge is estimated to first order, and the
+            largest are measured. So are those to the logits up to rank 200, and of the others 30 of ranks 51 to 500,
+            20 of ranks 501 to 5,000 and 20 beyond, drawn at random (all in proportion to the number chosen): what the
+            screen may have missed is in `attrs["missed"]`, see `tls.hooks.missed_edges`. `selected` says which of the
+            largest another sample of pairs would choose. Without receivers there are too many edges to measure all.
         method: of the estimate: `"EAP"`, gradients at the clean run, or `"EAP-IG"`, their mean over five embeddings
             between the counterfactual and the clean one (None), which takes four times as long. EAP can have the wrong
             sign.
@@ -147,9 +156,17 @@ def edge_effects(
         group, by its receiver's name), sorted by receiver, then sender; of pairs one per edge, with a screen the
         largest estimate first. Columns: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached?,
         position?, attention?, delta, delta_se, control_delta?, control_delta_se?, control_excess?, control_p?,
-        control_draws?, pvalue?, qvalue?, k_composition?, estimate?, measured?, eap_name?`. A sender that writes behind
-        the receiver has no row. `attrs` hold model and settings; `norm_behind_held`: layers of senders with a norm
-        behind the attention (Gemma 2 and 3, OLMo 2), in which a head's write is its share with that norm's scale held.
+        control_draws?, pvalue?, qvalue?, k_composition?, estimate?, estimate_se?, selected?, measured?, eap_name?`. A
+        sender that writes behind the receiver has no row. `attrs` hold model and settings; `norm_behind_held`: layers
+        of senders with a norm behind the attention (Gemma 2 and 3, OLMo 2), in which a head's write is its share with
+        that norm's scale held.
+
+        With a screen `attrs` also hold `overlap_half`: what the largest edges of two disjoint halves of the pairs have
+        in common (Jaccard index, mean of 100 splits), so that it is of half as many pairs; `overlap_quarter`; and
+        `overlap_extrapolated`, of two samples as large as this one, and `units_extrapolated`, how many distinct pairs
+        would give .9, which follow from both by a power law and have no error. `units` says what was drawn: `"pairs"`,
+        `"blocks"` of them where estimates take more than 1 GiB, or `"all"`: a metric whose score of a prompt depends on
+        other prompts has no estimate per pair, and `estimate_se` and `selected` are NaN.
 
     Raises:
         BadHead: a head or a receiver that does not exist.
@@ -168,13 +185,16 @@ def edge_effects(
 
     What it does not establish: that an edge without effect carries nothing. Others can stand in, and some edges matter
     only together: cut those with `ablate(..., into=)`. The null of `pvalue` holds writes of all senders, so one that
-    writes little has to beat the noise of those that write much. `k_composition` does not say that a path is used.
+    writes little has to beat the noise of those that write much. `k_composition` does not say that a path is used. An
+    edge of `selected` 1 is stable as an estimate on prompts of this kind; that says nothing of other prompts, nor that
+    it does what its estimate says.
     """
     view = attention_view(model)
     require_stream(view)
     chosen_task = task_of("induction" if task is None else task, seed=seed, n_sequences=SEQUENCES)
     of_pairs = chosen_task.counterfactual is not None
     draws = _draws(receivers, measure, replace, control, screen, method, of_pairs)
+    most = None if screen is None else MEASURED if screen == "gradient" else int(screen)
     if receivers is None or replace is None:
         replace = "counterfactual" if receivers is None or of_pairs else "mean"
     if replace == "counterfactual" and not of_pairs:
@@ -211,7 +231,7 @@ def edge_effects(
             "control": "random" if draws else None,
             "draws": draws,
             "seed": seed,
-            **({} if pairs is None else {"method": screen and (method or "EAP-IG")}),
+            **({} if pairs is None else {"method": None if most is None else method or "EAP-IG", "screen": most}),
             **({"at": [*places]} if places else {}),
         },
         origin=view.origin(runs=True),
@@ -227,14 +247,14 @@ def edge_effects(
         score=lambda: score_of(view, sequences).per_sequence,
         n_jobs=configured_jobs(),
     )
-    estimates, measured = {}, np.full(len(edges), True)
-    if pairs is not None and screen is not None:
-        order, estimates = _screened(measurement, pairs, edges, method or "EAP-IG", places, seed)
+    estimates, measured, stability = {}, np.full(len(edges), True), {}
+    if pairs is not None and most is not None:
+        order, estimates, stability = _screened(measurement, pairs, edges, method or "EAP-IG", places, most, seed)
         edges, measured = [edges[row] for row in order], estimates["measured"] != ""
     elif every and len(edges) > MOST:
         raise ValueError(
             f"{len(edges):,} edges would be measured one by one: give screen='gradient', which estimates all "
-            f"and measures {2 * MEASURED}, or receivers"
+            f"and measures the {MEASURED} largest and some others, or receivers"
         )
     rows_of: dict[tuple[int, str], list[int]] = {}
     for row in np.flatnonzero(measured):
@@ -266,7 +286,7 @@ def edge_effects(
     )
     if draws:
         table["qvalue"] = scipy.stats.false_discovery_control(table["pvalue"])
-    return measurement.table(
+    made = measurement.table(
         table,
         n_sequences=len(sequences.tokens),
         batch=sequences.rows_at_once(view),
@@ -275,8 +295,16 @@ def edge_effects(
         norm_behind_held=[layer for layer in view.layers if layer < below and view.behind(layer)[1].kind != "none"],
         **({} if pairs is None else {"pairs_sha256": pairs.digests}),
         **({"positions": [one.tolist() for one in places.values()]} if places else {}),
-        **{f"rank_correlation_{kind}": agreement(table, kind)[0] for kind in ("top", "control") if estimates},
+        **({"n_edges": len(table), **stability} if estimates else {}),
     )
+    if estimates:
+        top, words = table["measured"] == "top", ("", "top", "logits")
+        others = table.assign(measured=np.where(table["measured"].isin(words), "", "control"))
+        made.attrs["rank_correlation_top"] = agreement(table, "top")[0]
+        made.attrs["rank_correlation_control"] = agreement(others, "control")[0]
+        large = float(table.loc[top, "delta"].abs().median())
+        made.attrs["missed"] = missed_edges(made).to_dict("records") if large > 0 else []
+    return made
 
 
 def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any, method: Any, of_pairs: bool) -> int:
@@ -285,11 +313,13 @@ def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any
     for name, value, known in (
         ("measure", measure, (None, "prev", "dup", "ind", "attention", "task")),
         ("replace", replace, (None, "mean", "zero", "resample", "counterfactual")),
-        ("screen", screen, (None, "gradient")),
+        ("screen", None if _is_count(screen) else screen, (None, "gradient")),
         ("method of screen='gradient'", method, (None, *STEPS)),
     ):
         if not isinstance(value, str | type(None)) or value not in known:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
+    if _is_count(screen) and int(screen) < 1:
+        raise ValueError(f"screen is how many edges are chosen, 1 or more, not {screen!r}")
     if of_all and measure not in (None, "task"):
         raise ValueError(f"measure={measure!r} is of one receiver: an edge of pairs has an effect on the task")
     if of_all and replace not in (None, "counterfactual"):
@@ -306,6 +336,10 @@ def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any
     if draws is None or draws < 1:
         raise ValueError(f"control must be 'random' or a number of draws, 1 or more, not {control!r}")
     return draws
+
+
+def _is_count(screen: Any) -> bool:
+    return not isinstance(screen, str) and whole_number(screen) is not None
 
 
 def _places(sequences: ScoredSequences, at: Any) -> dict[str, Int[Tensor, "sequences"]]:
@@ -349,20 +383,34 @@ def _screened(
     edges: list[Edge],
     method: Method,
     places: dict[str, Int[Tensor, "sequences"]],
+    most: int,
     seed: int,
-) -> tuple[Int[np.ndarray, "edges"], dict[str, np.ndarray]]:
-    """Return the order of the edges by the size of their estimates, and the columns of the screen in that order."""
-    graph = pairs.graph
+) -> tuple[Int[np.ndarray, "edges"], dict[str, np.ndarray], dict[str, Any]]:
+    """Return the order of the edges by the size of their estimates, the columns of the screen in it, and attrs."""
+    graph, distinct = pairs.graph, pairs.sequences.distinct
     rows = [graph.receiver_index[edge.end.receiver] for edge in edges]
     columns = [graph.sender_index[edge.sender.name] for edge in edges]
     at = [[*places].index(edge.place) if edge.place is not None else 0 for edge in edges]
 
     def estimated() -> pd.DataFrame:
-        return pd.DataFrame({"estimate": edge_estimates(pairs, method, [*places.values()])[at, rows, columns]})
+        found = edge_estimates(pairs, method, [*places.values()])
+        terms = found.terms[:, at, rows, columns]
+        columns_of = {
+            "estimate": terms.sum(0),
+            "estimate_se": estimate_errors(terms, found.sizes),
+            "selected": selected_share(terms, most, seed),
+        }
+        return pd.DataFrame({**columns_of, "units": found.units, "n_units": len(terms), **overlaps(terms, most, seed)})
 
-    estimates = measurement.first(WorkPart("estimates", estimated))["estimate"].to_numpy()
-    order, measured = screened(estimates, MEASURED, seed)
-    return order, {"estimate": estimates[order], "measured": measured[order]}
+    screen = measurement.first(WorkPart("estimates", estimated))
+    n_pairs = len(pairs.sequences.tokens) if distinct is None else int(distinct.max()) + 1
+    if n_pairs < ENOUGH:
+        warn_caller(f"{n_pairs} distinct pairs: other pairs may choose other edges; give {ENOUGH} or more")
+    to_logits = np.array([edge.end.receiver.input == "logits" for edge in edges])
+    order, words = screened_edges(screen["estimate"].to_numpy(), to_logits, most, seed)
+    found = {name: screen[name].to_numpy()[order] for name in ("estimate", "estimate_se", "selected")}
+    stability = screen.drop(columns=["estimate", "estimate_se", "selected"]).to_dict("records")[0]
+    return order, {**found, "measured": words[order]}, {k: None if pd.isna(v) else v for k, v in stability.items()}
 
 
 def _prepared(

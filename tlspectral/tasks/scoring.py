@@ -102,6 +102,24 @@ class ScoredSequences(PackedTokens):
             )
         return in_float64(scores)
 
+    def of_each_row(self, logits: Callable[[], Float[Tensor, "sequences scored d_vocab"]]) -> bool:
+        """Return whether the score of a sequence depends on its own logits alone.
+
+        That of a ready metric does. A caller's gets `logits` with those of every second sequence changed, then of the
+        others: the scores of those that are left alone must not change.
+        """
+        if self.by_rows or isinstance(self.metric, AnsweredDifference):
+            return True
+        plain = logits()
+        scores = self.measured(plain)
+        changed = plain + torch.linspace(-1, 1, plain.shape[-1], device=plain.device, dtype=plain.dtype)
+        for first in (0, 1):
+            mixed = plain.clone()
+            mixed[first::2] = changed[first::2]
+            if not torch.equal(self.measured(mixed)[1 - first :: 2], scores[1 - first :: 2]):
+                return False
+        return True
+
     def gradients(
         self, logits: Float[Tensor, "rows scored d_vocab"], sequences: slice = slice(None)
     ) -> Float[Tensor, "rows scored d_vocab"]:

@@ -157,7 +157,9 @@ def test_several_batches_give_what_one_does(monkeypatch):
     results = []
     for size in (2**29, 11 * 11 * 48 * 4 * 2):
         monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(held=size))
-        results.append((edge_estimates(pairs, "EAP-IG")[0], pairs.scores([kept]), single_cuts(pairs, edges)))
+        results.append(
+            (edge_estimates(pairs, "EAP-IG").terms.sum(0)[0], pairs.scores([kept]), single_cuts(pairs, edges))
+        )
     assert pairs.rows_at_once == 2
     for whole, parts in zip(*results, strict=True):
         np.testing.assert_allclose(parts, whole, atol=2e-6)  # float32 in other batches: 1e-7, effects of 1e-2
@@ -181,7 +183,7 @@ def test_both_ends_are_compared_in_batches_of_one_size():
 )
 def test_the_estimate_of_an_edge_is_the_slope_of_its_effect(double, name):
     pairs = pairs_of(double(name), task_of())
-    [estimates] = edge_estimates(pairs, "EAP")
+    [estimates] = edge_estimates(pairs, "EAP").terms.sum(0)
     edges = np.argwhere(pairs.graph.possible)
     edges = edges[np.random.default_rng(2).permutation(len(edges))[:10]]
     step = 3e-3

@@ -67,7 +67,7 @@ def test_estimates_are_those_of_transformer_lens_at_the_counterfactual_run():
     theirs = analysis.attribution_patch(model, CLEAN, OTHER, margin, config=config)
     edges = dict((edge[:2], edge[2]) for edge in theirs.top_edges(k=10**6))
     pairs = pairs_of(model, TASK.denoising())
-    [estimates], graph = edge_estimates(pairs, "EAP"), pairs.graph
+    [estimates], graph = edge_estimates(pairs, "EAP").terms.sum(0), pairs.graph
     for row, column in np.argwhere(graph.possible):
         summed = sum(
             edges.get(nodes(graph.senders[column], graph.receivers[row], position, graph.view.n_layers - 1), 0.0)

@@ -6,6 +6,7 @@ import inspect
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 import zoo
 from pair_prompts import edges_of, prompt_pairs
@@ -48,7 +49,7 @@ def task_of(model):
 def ranked(model, task):
     pairs = pairs_of(model, task)
     table = edges_of(pairs.graph, pairs.graph.possible)
-    return pairs, table.assign(estimate=edge_estimates(pairs, "EAP-IG")[0][pairs.graph.places(table)])
+    return pairs, table.assign(estimate=edge_estimates(pairs, "EAP-IG").terms.sum(0)[0][pairs.graph.places(table)])
 
 
 def test_a_planted_circuit_is_recovered(planted):
@@ -122,6 +123,25 @@ def test_nulls_have_the_size_and_the_shape_of_the_circuit(planted):
     edges = found[found["circuit"] == "edges"]
     assert (edges["low"] <= edges["faithfulness"]).all()
     assert (edges["faithfulness"] <= edges["high"]).all()
+
+
+@pytest.mark.slow
+def test_fewer_than_eight_pairs_have_no_interval(planted):
+    asked = task_of(planted)
+    _, table = ranked(planted, asked)
+    answers = asked.metric.correct[:7], asked.metric.wrong[:7]
+    seven = tls.logit_difference(CLEAN[:7], *answers, counterfactual=OTHER[:7])
+    found = tls.faithfulness(planted, table, seven, sizes=[0.1], null=0)
+    assert found[["low", "high"]].isna().all(axis=None)
+    whole = tls.faithfulness(planted, table, asked, sizes=[0.1], null=0).iloc[0]
+    pairs = pairs_of(planted, asked)
+    kept = pairs.graph.kept(table.sort_values("estimate", key=abs, ascending=False).head(int(whole["n_edges"])))
+    intact, none = pairs.plain_scores()
+    carried = pairs.scores([kept])[0] - none
+    # A t test at either end is at its edge: p of .05.
+    for end in (whole["low"], whole["high"]):
+        found_p = scipy.stats.ttest_1samp(carried - end * (intact - none), 0).pvalue
+        assert found_p == pytest.approx(0.05, abs=1e-3)  # float32 values in another batch
 
 
 def test_areas_are_trapezoids_over_the_share():
@@ -277,24 +297,31 @@ def test_pairs_are_known_again_beside_prompts_of_another_length():
 
 
 @pytest.mark.slow
-def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, monkeypatch, tmp_path):
-    monkeypatch.setattr("tlspectral.hooks.path_patching.MEASURED", 10)
+def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, tmp_path):
     asked = task_of(planted)
     pairs, ranks = ranked(planted, asked)
-    table = tls.edge_effects(planted, task=asked, screen="gradient", method="EAP-IG", folder=tmp_path)
+    table = tls.edge_effects(planted, task=asked, screen=10, method="EAP-IG", folder=tmp_path)
     assert len(table) == len(ranks)
     assert list(table["estimate"].abs()) == sorted(table["estimate"].abs(), reverse=True)
     both = table.merge(ranks, on=["sender", "receiver"], suffixes=("", "_plain"))
-    np.testing.assert_array_equal(both["estimate"], both["estimate_plain"])
-    assert table["measured"].value_counts().to_dict() == {"": len(table) - 20, "top": 10, "control": 10}
-    assert table["delta"].notna().sum() == 20
+    np.testing.assert_allclose(both["estimate"], both["estimate_plain"], rtol=1e-12)  # float64 sums, in another order
+    counts = table["measured"].value_counts().to_dict()
+    assert (counts.pop("top"), counts.pop("11 to 100")) == (10, 6)  # fewer edges than a hundred
+    assert table["delta"].notna().sum() == 16 + counts.pop("logits", 0)
+    assert {*counts} == {""}
+    assert table["delta"].notna().equals(table["measured"] != "")
+    stable = table["selected"] >= 0.9
+    assert table.loc[~table["sender"].isin(PLANTED), "selected"].max() == 0  # their estimate is 0 in every sample
+    assert 0 < stable.sum() <= 10
+    assert 0 < table.attrs["overlap_quarter"] <= table.attrs["overlap_half"] <= 1
+    assert (table.attrs["screen"], table.attrs["units"], table.attrs["n_units"]) == (10, "pairs", 8)
     names = table.set_index(["sender", "receiver"])["eap_name"]
     assert names["L0H1", "L1KV1.v"] == "a0.h1->a1.h2<v>, a0.h1->a1.h3<v>"
     assert names["embedding", "L1MLP"] == "input->m1"
     assert names["L1H2", "logits"] == "a1.h2->logits"
     assert table.attrs["pairs_sha256"] == pairs.digests
     assert -1 <= table.attrs["rank_correlation_top"] <= 1
-    again = tls.edge_effects(planted, task=asked, screen="gradient", method="EAP-IG", folder=tmp_path)
+    again = tls.edge_effects(planted, task=asked, screen=10, method="EAP-IG", folder=tmp_path)
     pd.testing.assert_frame_equal(again, table)
     chosen = tls.edge_effects(
         planted, ["logits", "L1MLP"], senders=["L1H2", "embedding"], task=asked, replace="counterfactual"
@@ -311,6 +338,52 @@ def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, monkeyp
     assert chosen["delta"].iloc[-1] == pytest.approx(cut.mean(), abs=1e-5)  # float32, a gap of 1
 
 
+@pytest.mark.slow
+def test_errors_of_estimates_are_those_of_each_pair_alone(planted):
+    asked = task_of(planted)
+    pairs = pairs_of(planted, asked)
+    each = []
+    for row in range(8):
+        answers = asked.metric.correct[row : row + 1], asked.metric.wrong[row : row + 1]
+        alone = pairs_of(
+            planted, tls.logit_difference(CLEAN[row : row + 1], *answers, counterfactual=OTHER[row : row + 1])
+        )
+        each.append(edge_estimates(alone, "EAP").terms[0, 0])
+    found = edge_estimates(pairs, "EAP")
+    assert (found.units, found.sizes.tolist()) == ("pairs", [1] * 8)
+    np.testing.assert_allclose(found.terms[:, 0] * 8, each, atol=1e-5)  # float32 in other batches: 1e-6, effects of .1
+    table = tls.edge_effects(planted, task=asked, screen=5, method="EAP")
+    expected = scipy.stats.sem(np.stack(each), axis=0)[pairs.graph.places(table)]
+    np.testing.assert_allclose(table["estimate_se"], expected, atol=1e-6)
+
+
+def margins(logits, tokens, mask):
+    return logits[:, -1, 7] - logits[:, -1, 10]
+
+
+def centred_margins(logits, tokens, mask):
+    found = margins(logits, tokens, mask)
+    return found / found.std()
+
+
+@pytest.mark.slow
+def test_where_a_screen_knows_no_pairs_it_says_so(planted, monkeypatch):
+    asked = task_of(planted)
+    with pytest.warns(UserWarning, match="4 distinct pairs: other pairs may choose other edges"):
+        tls.edge_effects(planted, task=asked.split(0.5)[0], screen=3, method="EAP")
+    monkeypatch.setattr("tlspectral.hooks.circuits.estimates._MOST_BYTES", 0)
+    monkeypatch.setattr("tlspectral.hooks.circuits.estimates._LEAST_BLOCKS", 3)
+    blocks = tls.edge_effects(planted, task=asked, screen=3, method="EAP")
+    assert (blocks.attrs["units"], blocks.attrs["n_units"]) == ("blocks", 3)
+    assert blocks["estimate_se"].notna().all()
+    monkeypatch.undo()
+    for metric, units in ((margins, "pairs"), (centred_margins, "all")):
+        task = tls.Task(CLEAN, metric, counterfactual=OTHER)
+        table = tls.edge_effects(planted, task=task, screen=3, method="EAP")
+        assert table.attrs["units"] == units
+        assert table[["estimate_se", "selected"]].isna().to_numpy().all() == (units == "all")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -320,6 +393,9 @@ def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, monkeyp
         ({"replace": "mean"}, "edges are cut to the counterfactual: leave replace='mean' out"),
         ({"control": "random"}, "the control of a circuit is in faithfulness"),
         ({"receivers": "L1H0.q", "screen": "gradient"}, "screen='gradient' is of pairs"),
+        ({"receivers": "L1H0.q", "screen": 5}, "screen='gradient' is of pairs"),
+        ({"screen": 0}, "screen is how many edges are chosen, 1 or more, not 0"),
+        ({"screen": True}, "screen must be one of None, 'gradient'"),
     ],
 )
 def test_edges_of_pairs_refuse_what_they_do_not_have(planted, arguments, words):

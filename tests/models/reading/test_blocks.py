@@ -166,6 +166,7 @@ def test_the_terms_of_a_score_sum_to_it_with_mixers_among_the_sources(family):
 
 
 @of_kinds
+@pytest.mark.filterwarnings("ignore:2 distinct pairs")
 def test_circuits_of_all_edges_and_of_none_are_the_runs_of_the_two_prompts(family):
     # `pairs_of` compares both with plain runs, so that a circuit is measured at all.
     model, last = hybrid(family), HYBRIDS[family][1]

@@ -95,7 +95,7 @@ def circuit_scores(model):
 
 
 def estimates(model):
-    return pd.DataFrame(edge_estimates(pairs_of(model, PAIRS), "EAP")[0])
+    return pd.DataFrame(edge_estimates(pairs_of(model, PAIRS), "EAP").terms.sum(0)[0])
 
 
 MEASURED = {

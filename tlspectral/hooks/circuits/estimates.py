@@ -25,11 +25,31 @@ STEPS = {"EAP": (1.0,), "EAP-IG": (0.2, 0.4, 0.6, 0.8, 1.0)}
 """Share of the clean embedding at which gradients are taken; the rest is that of the counterfactual prompt."""
 
 
+_MOST_BYTES = 2**30  # of terms of estimates
+_LEAST_BLOCKS = 32
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """First-order estimates of the effects of all edges, as sums of terms.
+
+    A term is what a unit of pairs adds to the mean over all pairs. Units are the distinct pairs; where their terms take
+    more than 1 GiB, blocks of them; all pairs together for a metric whose score of a prompt depends on others.
+
+    Attributes:
+        terms: of each unit, for each position at which edges are cut.
+        sizes: pairs of each unit.
+        units: `"pairs"`, `"blocks"` or `"all"`.
+    """
+
+    terms: Float64[np.ndarray, "units positions receivers senders"]
+    sizes: Int[np.ndarray, "units"]
+    units: Literal["pairs", "blocks", "all"]
+
+
 @torch.no_grad()
-def edge_estimates(
-    pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs"]] = ()
-) -> Float64[np.ndarray, "positions receivers senders"]:
-    """Return the estimate of metric(edge cut to its counterfactual) - metric(clean) for every edge, mean over pairs.
+def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs"]] = ()) -> Estimates:
+    """Return the estimate of metric(edge cut to its counterfactual) - metric(clean) for every edge, by pairs.
 
     `at` are positions at which edges are cut, one of each pair, each alone; without any they are cut at all at once.
     Raises ValueError under `torch.inference_mode`, and for a model that was loaded under it.
@@ -42,13 +62,15 @@ def edge_estimates(
     require_gradients(pairs.view, "screen='gradient'")
     graph, sequences, other = pairs.graph, pairs.sequences, pairs.other
     masks = [places[:, None] == torch.arange(sequences.tokens.shape[1]) for places in at] or [sequences.real]
-    found = torch.zeros(len(masks), *graph.possible.shape, dtype=torch.float64)
     steps, n = STEPS[method], len(sequences.tokens)
+    kind, unit = _units(pairs, len(masks) * graph.possible.size)
+    found = torch.zeros(int(unit.max()) + 1, len(masks), *graph.possible.shape, dtype=torch.float64)
     of_logits: dict[float, Tensor] = {}
     with bar(n * len(steps), method, "run of a pair") as shown:
 
-        def estimates(batch: slice) -> Tensor:
-            of_batch = torch.zeros_like(found)
+        def estimates(batch: slice) -> tuple[Tensor, Tensor]:
+            of_units, place_of = unit[batch].unique(return_inverse=True)
+            of_batch = found.new_zeros(len(of_units), *found.shape[1:])
             differences = pairs.differences(batch)
             # Before the first token that differs, nothing is written that an edge could carry.
             first = int((sequences.tokens[batch] != other.tokens[batch]).any(0).float().argmax())
@@ -63,14 +85,36 @@ def edge_estimates(
                     before = graph.n_before(graph.receivers[rows.start])
                     for place, mask in enumerate(masks):
                         counted = gradients[:, :, first:] * mask[batch, first:, None].to(gradients)
-                        product = torch.einsum("rbpd,sbpd->rs", counted, differences[:before, :, first:].to(gradients))
-                        of_batch[place, rows, :before] -= product.double().cpu() / (n * len(steps))
+                        product = torch.einsum("rbpd,sbpd->brs", counted, differences[:before, :, first:].to(gradients))
+                        of_pairs = product.double().cpu() / (n * len(steps))
+                        of_batch[:, place, rows, :before].index_add_(0, place_of, of_pairs, alpha=-1)
                 shown.update(batch.stop - batch.start)
-            return of_batch
+            return of_units, of_batch
 
-        for some in pairs.in_batches(estimates):
-            found += some
-    return found.numpy()
+        for of_units, of_batch in pairs.in_batches(estimates):
+            found.index_add_(0, of_units, of_batch)
+    return Estimates(found.numpy(), np.bincount(unit.numpy()), kind)
+
+
+def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"], Int[Tensor, "pairs"]]:
+    """Return the unit that each pair belongs to, and what units are, where one takes so many numbers."""
+    sequences, n, distinct = pairs.sequences, len(pairs.sequences.tokens), pairs.sequences.distinct
+
+    def logits() -> Tensor:
+        return torch.cat([*pairs.in_batches(partial(_plain_logits, pairs))])
+
+    if not sequences.of_each_row(logits):
+        return "all", torch.zeros(n, dtype=torch.int64)
+    unit = torch.arange(n) if distinct is None else torch.as_tensor(distinct)
+    most = max(_LEAST_BLOCKS, _MOST_BYTES // (8 * numbers))
+    if int(unit.max()) < most:
+        return "pairs", unit
+    return "blocks", unit % most
+
+
+def _plain_logits(pairs: Pairs, batch: slice) -> Float[Tensor, "batch scored d_vocab"]:
+    sequences = pairs.sequences
+    return logits_at(pairs.view, sequences.tokens[batch], sequences.scored_of(batch)).float()
 
 
 def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs scored d_vocab"]:
