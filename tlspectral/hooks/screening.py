@@ -7,9 +7,23 @@ import pandas as pd
 import scipy.stats
 from jaxtyping import Bool, Float64, Int
 
-from tlspectral.tables.schema import require
+from tlspectral.tables.schema import Schema, columns, require
 
 _CONFIDENCE = 0.95
+
+MISSED_EDGES = Schema(
+    "missed_edges",
+    columns("""
+        ranks      | label | Ranks of the estimates of these edges, or logits: those to the logits near the chosen ones.
+        n_edges    | count | Edges of these ranks that were not chosen.
+        drawn      | count | Those of them that were drawn at random and measured; of logits all.
+        large      | count | Those of them whose |delta| is at least attrs["bar"].
+        share_high | share | Upper end of a one-sided 95 % interval of the share of large edges (Clopper-Pearson), of
+                   |       | these ranks by themselves; of logits, and where all were measured, the share itself.
+        most       | count | The number of edges that this is.
+    """),
+    "`tls.hooks.missed_edges`",
+)
 
 
 def screened(
@@ -63,10 +77,8 @@ def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.D
 
     Returns:
         DataFrame, a row per layer of ranks, and one of edges to the logits, of which all near the chosen ones are
-        measured. Columns: `ranks, n_edges` (not chosen, of these ranks)`, drawn` (of them, at random)`, large` (of
-        those drawn)`, share_high` and `most`: with 95 % confidence at most this share and number of edges of these
-        ranks are large (Clopper-Pearson, one-sided, each layer by itself). Of `"logits"` all are measured, so that
-        `most` is what was found.
+        measured. Columns: `ranks, n_edges, drawn, large, share_high, most`. With 95 % confidence at most this share and
+        number of edges of these ranks are large, each layer by itself. `attrs["bar"]` is from where an effect is large.
 
     Raises:
         ValueError: a table that no screen made, some rows of one, or a bar that is no positive number.
@@ -123,9 +135,7 @@ def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.D
             "most": large,
         }
     )
-    table = pd.DataFrame(rows)
-    table.attrs["bar"] = bar
-    return table
+    return MISSED_EDGES.frame(pd.DataFrame(rows), {**edges.attrs, "bar": bar})
 
 
 def _upper_bound(large: int, drawn: int) -> float:
