@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tlspectral import read_table, write_table
 from tlspectral.tables import describe_columns, schema
-from tlspectral.tables.schema import Column, Schema, columns, known_schemas
+from tlspectral.tables.schema import Column, Schema, columns, known_schemas, spelled
 
 TABLE = Schema(
     "test_schema",
@@ -85,3 +85,7 @@ def test_texts_go_into_files_and_back(tmp_path, monkeypatch):
     monkeypatch.setattr(schema, "_DOCUMENTED", {})
     assert (describe_columns(frame)["meaning"] == "").all()
     pd.testing.assert_frame_equal(describe_columns(read_table(tmp_path / "table.parquet")), before)
+
+
+def test_a_name_in_a_column_has_letters_digits_and_dashes():
+    assert spelled("logit difference, part 2-b") == "logit_difference__part_2-b"

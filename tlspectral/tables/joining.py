@@ -1,13 +1,12 @@
 """`join`: everything that was measured on the heads of one model, as one table with a row per head."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
 from tlspectral.tables.same_model import origin_of, require_same_model
-from tlspectral.tables.schema import Column, Schema, columns_of, require, require_one_row
+from tlspectral.tables.schema import Column, Schema, columns_of, require, require_one_row, spelled
 
 KEYS = ("part", "mode", "kind", "band", "frequency", "offset")
 """Columns that tell several rows of one head apart, in the order in which they stand in the new names."""
@@ -132,7 +131,7 @@ def _wide(table: pd.DataFrame, said: str) -> tuple[pd.DataFrame, dict[str, Colum
 
 
 def _spelled(key: str, value: Any) -> str:
-    text = re.sub(r"[^\w-]", "_", str(value))
+    text = spelled(str(value))
     return text if isinstance(value, str) else f"{key}_{text}"
 
 

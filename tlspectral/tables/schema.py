@@ -5,6 +5,7 @@ the frame by it, `write_table` puts it into the file, and the site prints it. No
 frame without a table's name has no documentation.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
@@ -85,6 +86,11 @@ def columns(text: str, shared: Iterable[Column] = ()) -> tuple[Column, ...]:
         else:
             found[-1] = replace(found[-1], meaning=f"{found[-1].meaning} {said[1]}")
     return tuple(found)
+
+
+def spelled(text: str) -> str:
+    """Return text as it stands in a column's name: other characters than letters, digits, `_` and `-` become `_`."""
+    return re.sub(r"[^\w-]", "_", text)
 
 
 _DOCUMENTED: dict[str, dict[str, Column]] = {}

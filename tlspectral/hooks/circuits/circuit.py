@@ -1,7 +1,8 @@
 """`run_circuit` and `faithfulness`: how much of a behaviour some edges carry, against circuits of equal size."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from jaxtyping import Float, Int
 from tlspectral.errors import warn_caller
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
+from tlspectral.hooks.off_target import off_target_tasks
 from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
 from tlspectral.selection import whole_number
 from tlspectral.stats.ratio import ratio_interval
@@ -46,7 +48,24 @@ FAITHFULNESS = Schema(
 )
 
 
-def run_circuit(model: Any, edges: Any, task: Task) -> Score:
+@dataclass(frozen=True, eq=False, repr=False)
+class CircuitScore(Score):
+    """Score of a circuit on a task, a number; beside other tasks also of both ends of its scale, and on these.
+
+    Attributes:
+        intact: score of the model as it is, on the same prompts, which is that of all edges. None without `off_target`.
+        counterfactual: that of the counterfactual prompts by the same metric, which is that of no edge. None likewise.
+        off_target: the same circuit on each other task, by the task's name.
+    """
+
+    intact: Score | None = None
+    counterfactual: Score | None = None
+    off_target: Mapping[str, "CircuitScore"] = field(default_factory=dict)
+
+
+def run_circuit(
+    model: Any, edges: Any, task: Task, *, off_target: Sequence[Task | Literal["induction", "language"]] = ()
+) -> CircuitScore:
     """Score the clean prompts when only these edges carry what the model computes.
 
     Along a kept edge a receiver reads what its sender writes, computed anew in this run; along every other edge what
@@ -59,20 +78,27 @@ def run_circuit(model: Any, edges: Any, task: Task) -> Score:
             `("L16H0", "L18KV2.k")` or `("L20MLP", "logits")`. A warning says where a table was found on the same pairs,
             or has effects of another kind: on another task or measure, or of another replacement.
         task: a `Task` with `counterfactual=`.
+        off_target: other tasks with `counterfactual=`, on whose prompts and pairs the same edges are kept. Of these
+            tasks and of `task` the intact and the counterfactual prompts are scored too.
 
     Returns:
-        A `Score`, which is used as a number: the mean over pairs, with `.se` and `.per_sequence`.
+        A `Score`, which is used as a number: the mean over pairs, with `.se` and `.per_sequence`. With `off_target` it
+        has `.off_target`, the same of each other task by its name, and each has `.intact` and `.counterfactual`, the
+        scores of all edges and of none: `score - score.intact` is paired over prompts. Scores of two tasks are not
+        compared, as their units may differ.
 
     Raises:
         BadHead: an edge that the model does not have.
-        ValueError: a task without counterfactual prompts, or prompts that do not fit, see `Task`; edges that are no
-            pairs of names; a table of other weights, or with effects at positions.
+        ValueError: a task without counterfactual prompts, such as `"language"`, since a circuit is a cut to the pair,
+            or prompts that do not fit, see `Task`; two tasks of one name; edges that are no pairs of names; a table of
+            other weights, or with effects at positions.
         UnsupportedArchitecture, EditNotHonored: a model whose residual stream is no sum of writes.
 
     Source: path patching of all edges at once (Goldowsky-Dill et al. 2023, section 3; Conmy et al. 2023, section 2.3).
 
     What it does not establish: that the circuit is the one that the model uses. Other sets of edges can carry as much:
-    see `faithfulness`, which draws some.
+    see `faithfulness`, which draws some. That a circuit carries the task and not another one: a task that needs more
+    edges falls to its `counterfactual` under any small circuit, so set a circuit of equal size beside it.
 
     Example: without any edge, the run is that of the counterfactual prompt.
 
@@ -84,11 +110,26 @@ def run_circuit(model: Any, edges: Any, task: Task) -> Score:
         >>> abs(float(none) - float(swapped)) < 1e-4
         True
     """
+    others = off_target_tasks(off_target, task) if off_target else {}
     pairs = pairs_of(model, task)
     _compare(edges, pairs)
     warn_of_hooks(pairs.graph.view.model)
-    [values] = pairs.scores([pairs.graph.kept(edges)])
-    return score_from(pairs.graph.view, pairs.sequences, values)
+    kept = pairs.graph.kept(edges)
+    found = {name: _circuit_score(pairs_of(model, other), kept, ends=True) for name, other in others.items()}
+    return _circuit_score(pairs, kept, ends=bool(others), off_target=found)
+
+
+def _circuit_score(
+    pairs: Pairs, kept: Mask, *, ends: bool, off_target: Mapping[str, CircuitScore] | None = None
+) -> CircuitScore:
+    """Return the score of a circuit on some pairs, with those of both `ends` of its scale if they are asked for."""
+    [values] = pairs.scores([kept])
+    score = score_from(pairs.view, pairs.sequences, values)
+    known = (score.labels, score.sequences_sha256, score.distinct, score.texts)
+    if not ends:
+        return CircuitScore(values, *known)
+    intact, counterfactual = (Score(one, *known) for one in pairs.plain_scores())
+    return CircuitScore(values, *known, intact, counterfactual, off_target or {})
 
 
 def faithfulness(

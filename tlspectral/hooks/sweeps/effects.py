@@ -214,6 +214,11 @@ def root_mean_square(
     return (square / allowed.sum((-2, -1))).sqrt()
 
 
+def other_sets(n_heads: dict[int, int], by_layer: dict[int, list[int]]) -> int:
+    """Return how many other sets there are with as many heads of each layer as those given by layer."""
+    return prod(comb(n_heads[layer], len(heads)) for layer, heads in by_layer.items()) - 1
+
+
 def head_sets(
     n_heads: dict[int, int], by_layer: dict[int, list[int]], draws: int, rng: np.random.Generator
 ) -> list[HeadSet]:
@@ -224,7 +229,7 @@ def head_sets(
     the given set and never in the control, and randomly chosen heads would have a small p too often. Returned are all
     sets there are, if these are fewer than `draws`. Raises ValueError for all heads of their layers.
     """
-    others = prod(comb(n_heads[layer], len(heads)) for layer, heads in by_layer.items()) - 1
+    others = other_sets(n_heads, by_layer)
     if not others:
         names = ", ".join(head_name(layer, head) for layer, heads in by_layer.items() for head in heads)
         raise ValueError(

@@ -1,21 +1,30 @@
 """`ablation_sweep`: the score of the model without a part of one head, head by head."""
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float64
+from jaxtyping import Float64, Int
+from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
+from tlspectral.hooks.off_target import (
+    FEWEST_DRAWS,
+    beside_off_target,
+    least_z_differences,
+    off_target_tasks,
+    with_off_target,
+)
 from tlspectral.hooks.parts import Output, Part, PartName, part_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.positions import asked_positions, is_one_position
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.hooks.sweeps.at_position import effects_at_position, layers_together
+from tlspectral.hooks.sweeps.comparable import require_comparable, require_one_replacement
 from tlspectral.hooks.sweeps.effects import (
     SETS,
     LayerEffects,
@@ -36,7 +45,7 @@ from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, heads_by_layer, whole_number
 from tlspectral.tables.head_columns import HEAD, PART
 from tlspectral.tables.measurement import Measurement
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, spelled
 from tlspectral.tables.stacking import stacked
 from tlspectral.tables.work_part import WorkPart
 from tlspectral.tasks import Score, Task
@@ -65,6 +74,8 @@ ABLATION_SWEEP = Schema(
         """),
         *CONTROL_COLUMNS,
         *columns("""
+            excess_z? |               | delta less the mean of control_draws, over their standard deviation; NaN where
+                      |               | they are equal. With off_target=.
             estimate? | of the metric | First-order estimate of delta from one backward pass. With a screen.
             measured? | label         | top (of the 20 largest estimates), control (of 20 random others), or empty: no
                       |               | delta. With a screen.
@@ -84,6 +95,7 @@ def ablation_sweep(
     control: Literal["random"] | None = None,
     draws: int | None = None,
     screen: Literal["gradient"] | None = None,
+    off_target: Sequence[Task | Literal["induction", "language"]] = (),
     folder: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
     seed: int = 0,
@@ -115,11 +127,15 @@ def ablation_sweep(
             that its RMS over unmasked pairs equals that of the part, sequence by sequence. Of parts in blocks: the same
             numbers taken from other blocks, by a random cycle through all of them. Of `Output` and `LongRange`: the
             same is removed from other heads of the layer, chosen at random, one at a time.
-        draws: random parts per head, None is five; for `Output` and `LongRange` other heads per head, None is all (no
-            more than n - 1 in a layer with n heads); random sets per set, None is 19. `control_p` is not below
-            1 / (1 + draws): 19 reach .05.
+        draws: random parts per head, None is five (19 with `off_target`); for `Output` and `LongRange` other heads per
+            head, None is all (no more than n - 1 in a layer with n heads); random sets per set, None is 19. `control_p`
+            is not below 1 / (1 + draws): 19 reach .05.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
+        off_target: other tasks, on each of which the same is removed, beside the same draws of the control: as many
+            sweeps. They have columns of their own, which begin with the task's name, so that a row stays a head and no
+            column holds numbers of two metrics. Means, pairs and other sequences that are put in, and positions by
+            name, are each task's own. It takes `control="random"` and 19 draws or more; None is 19.
         folder: a folder for one file per layer and part. A sweep that was stopped is resumed from there and gives the
             same table. Parts may share a folder, other settings may not.
         n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of
@@ -128,9 +144,11 @@ def ablation_sweep(
 
     Returns:
         DataFrame sorted by layer and head. Columns: `layer, head, name, part, position?, value, delta, delta_se,
-        delta_p, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, control_draws?, estimate?,
-        measured?`. `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and
-        effect on the random set.
+        delta_p, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, control_draws?, excess_z?,
+        estimate?, measured?`. `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of
+        estimate and effect on the random set. With `off_target` each other task adds `delta, delta_se, control_p` and
+        `excess_z` with its name in front, such as `language_delta`; `attrs["off_target"]` has what is said of each
+        task, and `attrs["least_z_difference"]` for each row |excess_z| less the largest of the other tasks.
 
     Raises:
         BadHead: a head that does not exist.
@@ -138,13 +156,16 @@ def ablation_sweep(
         EditNotHonored: the model discards the edit.
         IncompatibleCheckpoint: the folder holds another sweep.
         ValueError: an unknown part, task, control or screen; arguments that do not go together; prompts that the
-            task refuses; one sequence that is its own reference; a model without tokenizer on packaged text; a screen
-            of a metric without a gradient.
+            task refuses; one sequence that is its own reference; `off_target` with fewer than 19 draws, a `reference=`,
+            positions of each prompt, two tasks of one name, or pairs of some tasks alone; a model without tokenizer on
+            packaged text; a screen of a metric without a gradient.
 
     What it does not establish: that heads without effect do nothing. Others can stand in, and parts differ in size: set
     `delta` beside `score_rms` and the control. `delta_p` is against no effect at all: whether the part does more than a
     random one is `control_p`. It is not corrected for the number of heads, and no exact level for skewed differences:
-    with 8 or 16 sequences 7.9 to 9.9 % at nominal 5 %.
+    with 8 or 16 sequences 7.9 to 9.9 % at nominal 5 %. `excess_z` is no normal z: draws are few and often skewed,
+    and where a score does not change at all it is of rounding. A part with a large one on the target and small ones
+    elsewhere is specific beside these tasks, not beside all.
 
     Example: one of four heads needs its rope phase for induction.
 
@@ -157,39 +178,52 @@ def ablation_sweep(
     removed = part_of(part)
     draws = _check(removed, control, draws, screen)
     chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
+    others = off_target_tasks(off_target, chosen_task, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
     sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None
     if sets is not None and screen is not None:
         raise ValueError("screen='gradient' estimates heads one by one: leave it out for sets")
     by_layer = {} if isinstance(heads, Mapping) else _chosen_heads(view, heads, removed)
-    sequences = scored_sequences(view, chosen_task)
-    if sets is not None:
-        per_head = 0 if control is None else draws or SETS
-    else:
-        per_head = 0 if control is None else _draws(view, by_layer, removed, draws)
-    name = removed.name
     if at is not None and removed.at is not None:
         raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give a part without at")
-    listed = [removed.at] if at is None else at if isinstance(at, Iterable) and not is_one_position(at) else [at]
-    asked = [] if at is None and removed.at is None else asked_positions(sequences, listed)
-    placed = [replace(removed, at=one) for _, one in asked] or [removed]
-    placed = [one.fixed(view, sequences) for one in placed]
+    listed = None if removed.at is None else [removed.at]
+    if at is not None:
+        listed = [*at] if isinstance(at, Iterable) and not is_one_position(at) else [at]
+    if others:
+        require_comparable(view, removed, listed, control, draws, sets or by_layer)
+    swept = [_Swept.of(view, chosen_task, removed, listed)]
+    for other in others.values():
+        try:
+            swept.append(_Swept.of(view, other, removed, listed))
+        except ValueError as error:
+            raise ValueError(f"off_target {other.label!r}: {error}") from error
+    require_one_replacement((one.sequences.name, part) for one in swept for part in one.placed)
+    sequences, asked, placed = swept[0].sequences, swept[0].asked, swept[0].placed
+    if control is None:
+        per_head = 0
+    elif sets is not None:
+        per_head = draws or SETS
+    else:
+        per_head = _draws(view, by_layer, removed, draws or (FEWEST_DRAWS if others else None))
+    name = removed.name
     positions: dict[str, Any] = {}
     if asked:
         positions = {"at": [called for called, _ in asked], "positions": [one.tolist() for _, one in asked]}
+    identities = [{"task": one.sequences.name, **sequences_identity(one.sequences, one.task)} for one in swept]
     measurement = Measurement(
-        ABLATION_SWEEP,
+        with_off_target(ABLATION_SWEEP, others),
         {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
         origin=view.origin(runs=True),
         identity={
             "screen": screen,
             "weights": view.weights_digest,
-            **sequences_identity(sequences, chosen_task),
+            **identities[0],
             "draws": draws if control else None,  # as given, so that parts with other numbers by default share a folder
             "heads": sets or ("every" if heads is None else [[at, head] for at in by_layer for head in by_layer[at]]),
+            **({"off_target": identities[1:]} if others else {}),
         },
         folder=folder,
-        score=lambda: score_of(view, sequences).per_sequence,
+        score=lambda: np.concatenate([score_of(view, one.sequences).per_sequence for one in swept]),
         n_jobs=n_jobs,
     )
     estimated = None
@@ -204,53 +238,112 @@ def ablation_sweep(
             return table
 
         estimated = measurement.first(WorkPart(f"{name}_screen", estimates))
-    parts, layers_of = [], set()
-    for index, one in enumerate(placed):
-        shared, label = (one, sequences, per_head, seed), name if at is None else f"{name}_at{index}"
-        if sets is not None:
-            parts += [
-                WorkPart(f"{label}_set{number:03d}", partial(set_table, *shared, called, chosen))
-                for number, (called, chosen) in enumerate(sets.items())
-            ]
-            layers_of |= {layer for chosen in sets.values() for layer in chosen}
-            continue
-        if estimated is not None:
-            by_layer = heads_by_layer(view, estimated[(estimated["measured"] != "") & (estimated["place"] == index)])
-        parts += [
-            WorkPart(
-                f"{label}_L{'-'.join(f'{layer:03d}' for layer in dict.fromkeys((min(group), max(group))))}",
-                partial(_table, *shared, group),
-                items=sum(map(len, group.values())),
-            )
-            for group in layers_together(by_layer, sequences, one.at, per_head)
-        ]
-        layers_of |= set(by_layer)
-    layers = measurement.made(
-        parts,
+    chosen = [by_layer] * len(placed)
+    if estimated is not None:
+        kept = estimated[estimated["measured"] != ""]
+        chosen = [heads_by_layer(view, kept[kept["place"] == index]) for index in range(len(placed))]
+    labels = [name, *(f"{name}_off{number}" for number in range(1, len(swept)))]
+    parts = [
+        one.parts(label, number, at is not None, sets or chosen, per_head, seed)
+        for number, (label, one) in enumerate(zip(labels, swept, strict=True))
+    ]
+    tables = measurement.made(
+        [part for of_task in parts for _, part in of_task],
         description=f"sweep {name}",
         unit="head" if sets is None else "set",
-        prepare=partial(intact_values, view, sequences, sorted(layers_of)),
+        prepare=partial(
+            _IntactRuns,
+            view,
+            [one.sequences for one in swept],
+            sorted({layer for one in (sets.values() if sets else chosen) for layer in one}),
+        ),
     )
-    for part_name, frame in layers.items():
-        frame["place"] = 0 if at is None else int(part_name.removeprefix(f"{name}_at").split("_")[0])
-    table, attrs = _joined(list(layers.values()), estimated, sequences)
+    by_task = [[tables[part.name].assign(place=place) for place, part in of_task] for of_task in parts]
+    table, attrs = _joined(by_task[0], dict(zip(others, by_task[1:], strict=True)), estimated, sequences)
     place = table.pop("place")
     if at is not None:
         table = table.assign(position=[str(asked[index][0]) for index in place]).sort_values(
             ["layer", "head"], kind="stable", ignore_index=True
         )
     table["part"] = part if isinstance(part, str) else name
-    return measurement.table(
+    found = measurement.table(
         table,
         **attrs,
         **({"replace": placed[0].replace} if isinstance(placed[0], Output) else {}),
         draws=per_head,
-        higher_is_better=sequences.higher_is_better,
-        n_sequences=len(sequences.tokens),
-        batch=sequences.rows_at_once(view),
-        tokens_sha256=sequences.digest,
-        **sequences.noted,
+        **_said(view, sequences),
     )
+    if others:
+        found.attrs["off_target"] = {
+            spelled(called): {"task": called, **_intact_attrs(tables[0], one.sequences), **_said(view, one.sequences)}
+            for called, tables, one in zip(others, by_task[1:], swept[1:], strict=True)
+        }
+        found.attrs["least_z_difference"] = least_z_differences(found, others)
+    return found
+
+
+@dataclass(frozen=True)
+class _Swept:
+    """A task on the model, and the part as it is removed there: once, or at each of the positions `asked`."""
+
+    task: Task
+    sequences: ScoredSequences
+    asked: list[tuple[str | int, Int[Tensor, "sequences"]]]
+    placed: list[Part]
+
+    @classmethod
+    def of(cls, view: AttentionView, task: Task, removed: Part, listed: list[Any] | None) -> "_Swept":
+        sequences = scored_sequences(view, task)
+        asked = [] if listed is None else asked_positions(sequences, listed)
+        placed = [replace(removed, at=one) for _, one in asked] or [removed]
+        return cls(task, sequences, asked, [one.fixed(view, sequences) for one in placed])
+
+    def parts(
+        self,
+        label: str,
+        number: int,
+        positioned: bool,
+        chosen: Mapping[str, dict[int, list[int]]] | list[dict[int, list[int]]],
+        per_head: int,
+        seed: int,
+    ) -> list[tuple[int, WorkPart]]:
+        """Return the parts of the work on task `number`, each with the index of its position.
+
+        `chosen` are sets by name, or the heads by layer of each position.
+        """
+        found: list[tuple[int, WorkPart]] = []
+        for index, one in enumerate(self.placed):
+            shared, called = (one, self.sequences, per_head, seed), f"{label}_at{index}" if positioned else label
+            if isinstance(chosen, Mapping):
+                for at, (name, heads) in enumerate(chosen.items()):
+                    make = partial(_on_task, number, partial(set_table, *shared, name, heads))
+                    found.append((index, WorkPart(f"{called}_set{at:03d}", make)))
+                continue
+            for group in layers_together(chosen[index], self.sequences, one.at, per_head):
+                layers = "-".join(f"{layer:03d}" for layer in dict.fromkeys((min(group), max(group))))
+                make = partial(_on_task, number, partial(_table, *shared, group))
+                found.append((index, WorkPart(f"{called}_L{layers}", make, items=sum(map(len, group.values())))))
+        return found
+
+
+@dataclass
+class _IntactRuns:
+    """Runs of the tasks without ablation. The latest is kept, since one holds the residual streams of all layers."""
+
+    view: AttentionView
+    tasks: list[ScoredSequences]
+    layers: list[int]
+    latest: tuple[int, Any] = (-1, None)
+
+    def of(self, number: int) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
+        if self.latest[0] != number:
+            self.latest = -1, None  # freed before the next one is run
+            self.latest = number, intact_values(self.view, self.tasks[number], self.layers)
+        return self.latest[1]
+
+
+def _on_task(number: int, make: Callable[..., pd.DataFrame], runs: _IntactRuns) -> pd.DataFrame:
+    return make(runs.of(number))
 
 
 def _check(part: Part, control: Any, draws: Any, screen: Any) -> int | None:
@@ -271,6 +364,23 @@ def _check(part: Part, control: Any, draws: Any, screen: Any) -> int | None:
             "screen='gradient' is for replace='zero' or 'counterfactual', and for parts without blocks: leave it out"
         )
     return number
+
+
+def _said(view: AttentionView, sequences: ScoredSequences) -> dict[str, Any]:
+    """Return what a table says of a task's sequences."""
+    return {
+        "higher_is_better": sequences.higher_is_better,
+        "n_sequences": len(sequences.tokens),
+        "batch": sequences.rows_at_once(view),
+        "tokens_sha256": sequences.digest,
+        **sequences.noted,
+    }
+
+
+def _intact_attrs(table: pd.DataFrame, sequences: ScoredSequences) -> dict[str, Any]:
+    """Return the intact score, of a part's table."""
+    intact = Score(np.array(table.attrs["intact_per_sequence"]), distinct=sequences.distinct)
+    return {"intact_value": intact.value, "intact_value_se": intact.se}
 
 
 def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | None) -> int:
@@ -370,14 +480,18 @@ def _effects(
 
 
 def _joined(
-    tables: list[pd.DataFrame], estimated: pd.DataFrame | None, sequences: ScoredSequences
+    tables: list[pd.DataFrame],
+    others: dict[str, list[pd.DataFrame]],
+    estimated: pd.DataFrame | None,
+    sequences: ScoredSequences,
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Return the rows of all layers, beside the estimates of a screen, and what is said of them together."""
+    """Return the rows of all layers, beside other tasks and estimates of a screen, and what is said of them."""
     if not tables:
         raise ValueError("no heads were given, so there is nothing to sweep")
-    intact = Score(np.array(tables[0].attrs["intact_per_sequence"]), distinct=sequences.distinct)
-    attrs: dict[str, Any] = {"intact_value": intact.value, "intact_value_se": intact.se, "screen": None}
+    attrs: dict[str, Any] = {**_intact_attrs(tables[0], sequences), "screen": None}
     table = stacked(tables)
+    if others:
+        table = beside_off_target(table, {task: stacked(of_task) for task, of_task in others.items()})
     if estimated is None:
         per_layer = [layer_table.attrs["sums_per_sequence"] for layer_table in tables]
         attrs["sums_per_sequence"] = {
