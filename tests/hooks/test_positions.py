@@ -98,7 +98,7 @@ def test_the_screen_by_position_is_the_gradient_at_that_position(monkeypatch, tm
 
 @pytest.mark.slow
 def test_estimates_of_edges_by_position_sum_to_those_of_all():
-    model, (clean, other) = zoo.shared("bridge", "llama"), prompt_pairs(6, 9, seed=3, at=3)
+    model, (clean, other) = zoo.shared("bridge", "llama"), prompt_pairs(8, 9, seed=3, at=3)
     task = tls.logit_difference(clean, 7, 10, counterfactual=other)
     options = {"task": task, "screen": "gradient", "senders": ["embedding", "L0H1", "L0MLP"]}
     whole = tls.edge_effects(model, **options).set_index(["sender", "receiver"])["estimate"]

@@ -349,6 +349,12 @@ def test_the_table_has_the_text_of_each_prompt():
         assert given.table()["text"].tolist() == ["ab", "c"]  # as given, without what is put around text
         decoded = tls.evaluate(model, tls.Task([[1, 2, 3], [4, 5]], last_margin, predict=-1)).table()
         assert decoded["text"].tolist() == ["<1><2><3>", "<4><5>"]
+        patch.delattr(Words, "__len__")  # a tokenizer of one's own that does not say how many tokens it knows
+        unsized = tls.evaluate(model, tls.Task([[1, 2, 3], [4, 5]], last_margin, predict=-1)).table()
+        assert unsized["text"].tolist() == ["1 2 3", "4 5"]
+        patch.undo()
+        patch.setattr(model, "tokenizer", Words())
+        patch.setattr(model, "to_tokens", lambda text, **_: torch.tensor([[7, 8, *map(ord, text)]]) % 32)
         named = tls.evaluate(model, replace(task, labels=labels.rename(columns={"kind": "text"}))).table()
         assert named["text"].tolist() == ["a", "b"]
     assert "text" not in Score(np.array([1.0, 2.0])).table()

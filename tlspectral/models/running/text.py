@@ -106,9 +106,12 @@ def token_text(view: AttentionView, token: int) -> str:
 
 
 def tokens_text(view: AttentionView, tokens: list[int]) -> str:
-    """Return tokens as text, special ones included; their ids without a tokenizer or beyond its vocabulary."""
+    """Return tokens as text, special ones included; their ids without a tokenizer or beyond its vocabulary.
+
+    A tokenizer of the caller's that does not say its size, or does not decode, counts as none.
+    """
     tokenizer = getattr(view.model, "tokenizer", None)
-    if tokenizer is None or max(tokens) >= len(tokenizer):
+    if not (hasattr(tokenizer, "__len__") and hasattr(tokenizer, "decode")) or max(tokens) >= len(tokenizer):
         return " ".join(map(str, tokens))
     return str(tokenizer.decode(tokens))
 
