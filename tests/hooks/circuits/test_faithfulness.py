@@ -144,6 +144,70 @@ def test_fewer_than_eight_pairs_have_no_interval(planted):
         assert found_p == pytest.approx(0.05, abs=1e-3)  # float32 values in another batch
 
 
+@pytest.mark.slow
+def test_the_procedure_scores_pairs_by_circuits_that_were_chosen_without_them(planted):
+    clean, other = prompt_pairs(18, 9, seed=6)
+    with torch.no_grad():
+        change = planted(clean)[:, -1] - planted(other)[:, -1]
+    asked = tls.logit_difference(clean, change.argmax(-1).tolist(), change.argmin(-1).tolist(), counterfactual=other)
+    given = {"sizes": [0.05, 0.2, 1.0], "choose": "bootstrap", "method": "EAP", "draws": 6}
+    found = tls.faithfulness(planted, None, asked, **given)
+    counts = found.groupby(["circuit", "share"]).size().unstack(fill_value=0)
+    assert counts.loc["edges"].tolist() == [6, 6, 6]
+    assert counts.loc["random"].tolist() == counts.loc["relabelled"].tolist() == [6, 6, 0]
+    curve = found[found["circuit"] == "procedure"]
+    assert len(curve) == 3
+    assert curve["faithfulness"].iloc[-1] == pytest.approx(1.0, abs=1e-5)  # all edges, float32
+    # By hand: each sample's circuit, and the pairs out of it.
+    pairs, rng = pairs_of(planted, asked), np.random.default_rng(0)
+    terms = edge_estimates(pairs, "EAP").terms[:, 0]
+    intact, none = pairs.plain_scores()
+    size = round(0.2 * pairs.graph.possible.sum())
+    of_pair = [[] for _ in range(18)]
+    for draw in range(6):
+        times = rng.multinomial(18, np.full(18, 1 / 18))
+        estimate = np.abs(np.tensordot(times, terms, 1))
+        estimate[~pairs.graph.possible] = -1
+        kept = np.zeros(estimate.size, dtype=bool)
+        kept[np.argsort(-estimate.ravel(), kind="stable")[:size]] = True
+        [value] = pairs.scores([kept.reshape(estimate.shape)])
+        out = times == 0
+        row = found[(found["circuit"] == "edges") & (found["draw"] == draw)].iloc[1]
+        # float32 in other batches, and edges without effect that tie: 1e-6 measured, values of 1.
+        assert row["faithfulness"] == pytest.approx((value - none)[out].mean() / (intact - none)[out].mean(), abs=1e-4)
+        for place in np.flatnonzero(out):
+            of_pair[place].append(value[place])
+    known = np.array([bool(values) for values in of_pair])
+    mean = np.array([np.mean(values) for values in of_pair if values])
+    expected = (mean - none[known]).mean() / (intact - none)[known].mean()
+    assert curve["faithfulness"].iloc[1] == pytest.approx(expected, abs=1e-4)
+    assert set(found.columns).isdisjoint({"low", "high"})
+    for options, said in (
+        ({"edges": None}, "give a table of edges, or edges=None"),
+        ({"edges": found, "choose": "bootstrap"}, "give a table of edges, or edges=None"),
+        ({"edges": None, "choose": "bootstrap", "draws": 0}, "draws is how many bootstrap samples"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tls.faithfulness(planted, task=asked, **options)
+    with pytest.raises(ValueError, match="takes 16 distinct pairs, and there are 8"):
+        tls.faithfulness(planted, None, task_of(planted), choose="bootstrap")
+
+
+@pytest.mark.slow
+def test_stable_edges_come_first_where_they_rank(planted):
+    asked = task_of(planted)
+    table = tls.edge_effects(planted, task=asked, screen=10, method="EAP")
+    turned = table.assign(selected=1 - table["estimate"].abs().rank(pct=True))
+    pairs = pairs_of(planted, asked)
+    order = room._ranked(pairs.graph, turned, "selected")
+    assert order.tolist()[:5] == room._ranked(pairs.graph, turned.assign(estimate=turned["selected"])).tolist()[:5]
+    assert set(order) == set(room._ranked(pairs.graph, table))
+    with pytest.raises(ValueError, match="rank is 'selected' or None"):
+        room._ranked(pairs.graph, table, "effect")
+    with pytest.raises(ValueError, match="selected is missing"):
+        room._ranked(pairs.graph, table.assign(selected=np.nan), "selected")
+
+
 def test_areas_are_trapezoids_over_the_share():
     table = pd.DataFrame({"share_expanded": [0.01, 0.1, 1.0], "faithfulness": [0.0, 0.5, 1.0]})
     areas = room._areas(table)
