@@ -9,7 +9,7 @@ import pandas as pd
 import plotted_tables
 import pytest
 import torch
-from figure_parts import part
+from figure_parts import part, said
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from plotted_tables import terms
@@ -240,3 +240,14 @@ def test_every_circuit_of_a_curve_is_a_point():
     assert points["random"].tolist() == [[0.01, 0.0], [0.1, 0.3]]
     assert points["relabelled"].tolist() == [[0.01, 0.1], [0.1, 0.5]]
     assert axes.get_xscale() == "log"
+
+
+def test_the_line_of_a_procedure_is_not_that_of_its_samples():
+    samples = CURVE[CURVE["circuit"] == "edges"].drop(columns=["low", "high"])
+    mean = samples.assign(circuit="procedure", faithfulness=[0.3, 0.8])
+    table = pd.concat([samples, samples.assign(faithfulness=[0.2, 0.7], draw=1), mean])
+    figure = plots.faithfulness(table)
+    (line,), (points,) = part(figure, "edges"), part(figure, "samples")
+    assert line.get_ydata().tolist() == [0.3, 0.8]
+    assert sorted(points.get_ydata()) == [0.2, 0.4, 0.7, 0.9]
+    assert "chosen without the pair" in said(figure)

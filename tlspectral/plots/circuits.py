@@ -42,7 +42,8 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Share of a behaviour that circuits carry, over the share of edges that they keep, on a logarithmic axis.
 
     Args:
-        table: of `faithfulness`. Every relabelled and random circuit is a point.
+        table: of `faithfulness`. Every relabelled and random circuit is a point; with `choose="bootstrap"` so is every
+            circuit that a sample chose, and the line is that of the procedure.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
     Raises:
@@ -62,7 +63,10 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
             look = {"color": colour, "linestyle": "none", "markersize": 4, "markerfacecolor": "none", "gid": circuit}
             (drawn,) = axes.plot(points["share"], points["faithfulness"], mark, **look)  # pyright: ignore
             handles.append((drawn, "random edges, same layers" if circuit == "random" else "heads exchanged"))
-    edges = table.loc[table["circuit"] == "edges"].sort_values("share")
+    edges, said = table.loc[table["circuit"] == "edges"].sort_values("share"), "largest edges"
+    if (of_procedure := table["circuit"] == "procedure").any():
+        axes.plot(edges["share"], edges["faithfulness"], ".", color=BLUE, alpha=0.4, markersize=4, gid="samples")
+        edges, said = table.loc[of_procedure].sort_values("share"), "chosen without the pair"
     (line,) = axes.plot(edges["share"], edges["faithfulness"], "o-", color=BLUE, markersize=4, gid="edges", zorder=4)
     if {"low", "high"} <= set(edges):
         axes.fill_between(edges["share"], edges["low"], edges["high"], color=BLUE, alpha=0.15, linewidth=0)
@@ -70,8 +74,9 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     axes.set_xlabel("share of all edges that are kept")
     axes.set_ylabel("share of the score gap carried")
     dress(axes)
-    note = f"{table.attrs['n_pairs']} pairs, band: 95 % over pairs" if "n_pairs" in table.attrs else None
-    legend_below(figure, [(line, "largest edges"), *handles], [note], columns=3, ax=ax)
+    band = ", band: 95 % over pairs" if {"low", "high"} <= set(edges) and edges["low"].notna().any() else ""
+    note = f"{table.attrs['n_pairs']} pairs{band}" if "n_pairs" in table.attrs else None
+    legend_below(figure, [(line, said), *handles], [note], columns=3, ax=ax)
     return figure
 
 
