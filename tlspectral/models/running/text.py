@@ -110,7 +110,7 @@ def tokens_text(view: AttentionView, tokens: list[int]) -> str:
 
     A tokenizer of the caller's that does not say its size, or does not decode, counts as none.
     """
-    tokenizer = getattr(view.model, "tokenizer", None)
+    tokenizer: Any = getattr(view.model, "tokenizer", None)
     if not (hasattr(tokenizer, "__len__") and hasattr(tokenizer, "decode")) or max(tokens) >= len(tokenizer):
         return " ".join(map(str, tokens))
     return str(tokenizer.decode(tokens))
