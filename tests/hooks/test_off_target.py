@@ -14,10 +14,9 @@ from tlspectral.hooks.off_target import (
     off_target_tasks,
     with_off_target,
 )
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.hooks.sweeps.sweep import ABLATION_SWEEP
 
 TARGET = tls.logit_difference([[1, 2, 3]], 4, 5)
-SWEEP = Schema("a sweep of the tests", columns("delta | logit | Effect.\ncontrol_p? | probability | Of it."))
 
 
 def named(name):
@@ -48,13 +47,12 @@ def test_what_are_no_other_tasks_is_refused(given, words):
 
 
 def test_every_column_of_another_task_is_described():
-    schema = with_off_target(SWEEP, ["a b"])
-    added = {column.name: column.meaning for column in schema.columns[2:]}
+    schema = with_off_target(ABLATION_SWEEP, ["a b"])
+    added = {column.name: column.meaning for column in schema.columns[len(ABLATION_SWEEP.columns) :]}
     assert list(added) == ["a_b_delta", "a_b_delta_se", "a_b_control_p", "a_b_excess_z"]
     assert all("the task a b" in meaning for meaning in added.values())
-    schema = Schema("a sweep with a control", columns("control_delta | logit | Effect of the control."))
     with pytest.raises(ValueError, match="would have the column control_delta, which the sweep has: rename the task"):
-        with_off_target(schema, ["control"])
+        with_off_target(ABLATION_SWEEP, ["control"])
 
 
 def test_z_is_the_place_of_an_effect_among_its_draws():
