@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -51,7 +51,7 @@ class Shape:
     vocabulary: int
     dtype: torch.dtype
 
-    def model(self, device: str, seed: int = 0) -> Any:
+    def model(self, device: str, seed: int = 0, enlarged: float = 4) -> Any:
         """Make it, random; norms are jittered and queries and keys enlarged, as else every score is near 0."""
         config = transformers.LlamaConfig(
             vocab_size=self.vocabulary,
@@ -77,7 +77,7 @@ class Shape:
                 if "norm" in name:
                     parameter.add_(0.2 * torch.randn_like(parameter))
                 elif "q_proj" in name or "k_proj" in name:
-                    parameter.mul_(4)
+                    parameter.mul_(enlarged)
         return model
 
     def sweep_limit(self) -> float:
@@ -235,6 +235,18 @@ def profiled(run: Run, name: str, call: Callable[[], Any], rows: int = 14) -> No
     )
 
 
+def batch_rounding(run: Run, name: str, shape: Shape) -> None:
+    """Note how far logits of a prompt differ when another one is run beside it, by type and size of q and k."""
+    rows = torch.randint(5, shape.vocabulary - 5, (2, 15), generator=torch.Generator().manual_seed(1)).to(run.device)
+    for dtype, enlarged in ((torch.bfloat16, 1), (torch.bfloat16, 4), (torch.float32, 4)):
+        model = replace(shape, dtype=dtype).model(run.device, enlarged=enlarged)
+        with torch.no_grad():
+            alone, beside = model(rows[:1]).logits[0, -1].float(), model(rows).logits[0, -1].float()
+        found = {"differ": float((alone - beside).abs().max()), "largest": float(beside.abs().max())}
+        run.note(f"{name}: a prompt alone and beside another, {dtype}, q and k x {enlarged}", **found)
+        del model
+
+
 def conformance(run: Run) -> None:
     """Run rows of the conformance suite on the card until their share of the time is over, and count them."""
     limit = min(run.left(), CONFORMANCE_SHARE * (run.end - run.began))
@@ -342,6 +354,8 @@ def main(
             at_size(run, name, shape)
             if run.on_card:
                 torch.cuda.empty_cache()
+        if run.left() > 0:
+            batch_rounding(run, name, shape)
         run.note("done", seconds_left=round(run.left(), 1))
 
 

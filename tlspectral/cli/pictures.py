@@ -1,5 +1,6 @@
 """Commands that draw tables (`plane`, `map`, `effects`, `circuit`) or heads (`patterns`, `eigenvalues`, `kernel`)."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,25 @@ HeadNames = Annotated[str, typer.Argument(metavar="HEADS", help="As L5H1,L6H9 or
 def _drawn(figure: Any, output: Path) -> None:
     write_figure(figure, output)
     typer.echo(str(output))
+
+
+def _draw_heads(
+    draw: Callable[[Any, Any], Any],
+    output: Path,
+    model: str,
+    heads: str,
+    *,
+    device: str | None,
+    dtype: str | None,
+    revision: str | None,
+) -> None:
+    """Load a model and write the figure that `draw` makes of it and the heads, which are read before it is loaded."""
+    require_writable(output)
+    chosen = listed_heads(heads)
+    import tlspectral
+
+    loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
+    _drawn(draw(loaded, chosen), output)
 
 
 @app.command(short_help="directional against rotational share, with the null")
@@ -109,12 +129,13 @@ def patterns(
 
     Example: tlspectral patterns smollm2-135m "When Mary and John went out, John met" L5H1,L16H0 -o patterns.png
     """
-    require_writable(output)
-    chosen: Any = listed_heads(heads)
-    import tlspectral
 
-    loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
-    _drawn(tlspectral.plots.patterns(loaded, prompt, chosen, sink=sink), output)
+    def draw(loaded: Any, chosen: Any) -> Any:
+        from tlspectral import plots
+
+        return plots.patterns(loaded, prompt, chosen, sink=sink)
+
+    _draw_heads(draw, output, model, heads, device=device, dtype=dtype, revision=revision)
 
 
 @app.command(short_help="eigenvalues over those of the null")
@@ -130,12 +151,13 @@ def eigenvalues(
 
     Example: tlspectral eigenvalues smollm2-135m L5H1,L16H0 -o eigenvalues.png
     """
-    require_writable(output)
-    chosen: Any = listed_heads(heads)
-    import tlspectral
 
-    loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
-    _drawn(tlspectral.plots.eigenvalues(loaded, chosen), output)
+    def draw(loaded: Any, chosen: Any) -> Any:
+        from tlspectral import plots
+
+        return plots.eigenvalues(loaded, chosen)
+
+    _draw_heads(draw, output, model, heads, device=device, dtype=dtype, revision=revision)
 
 
 @app.command(short_help="which distance a head prefers")
@@ -151,9 +173,10 @@ def kernel(
 
     Example: tlspectral kernel smollm2-135m L5H1,L16H0 -o kernel.png
     """
-    require_writable(output)
-    chosen: Any = listed_heads(heads)
-    import tlspectral
 
-    loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
-    _drawn(tlspectral.plots.kernel(tlspectral.relative_position_kernel(loaded, chosen)), output)
+    def draw(loaded: Any, chosen: Any) -> Any:
+        from tlspectral import plots, relative_position_kernel
+
+        return plots.kernel(relative_position_kernel(loaded, chosen))
+
+    _draw_heads(draw, output, model, heads, device=device, dtype=dtype, revision=revision)

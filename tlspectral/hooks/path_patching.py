@@ -298,10 +298,9 @@ def edge_effects(
         **({"n_edges": len(table), **stability} if estimates else {}),
     )
     if estimates:
-        top, words = table["measured"] == "top", ("", "top", "logits")
-        others = table.assign(measured=np.where(table["measured"].isin(words), "", "control"))
-        made.attrs["rank_correlation_top"] = agreement(table, "top")[0]
-        made.attrs["rank_correlation_control"] = agreement(others, "control")[0]
+        top, drawn = table["measured"] == "top", ~table["measured"].isin(("", "top", "logits"))
+        made.attrs["rank_correlation_top"] = agreement(table.loc[top])[0]
+        made.attrs["rank_correlation_control"] = agreement(table.loc[drawn])[0]
         large = float(table.loc[top, "delta"].abs().median())
         made.attrs["missed"] = missed_edges(made).to_dict("records") if large > 0 else []
     return made

@@ -143,10 +143,10 @@ def _upper_bound(large: int, drawn: int) -> float:
     return 1.0 if large == drawn else float(scipy.stats.beta.ppf(_CONFIDENCE, large + 1, drawn - large))
 
 
-def agreement(table: pd.DataFrame, kind: str) -> tuple[float | None, float | None]:
-    """Return Spearman's correlation of `estimate` and `delta` in rows of a kind, and its p; None of too few."""
-    rows = table.loc[table["measured"] == kind, ["estimate", "delta"]].to_numpy(float)
-    if len(rows) < 3:
+def agreement(rows: pd.DataFrame) -> tuple[float | None, float | None]:
+    """Return Spearman's correlation of `estimate` and `delta` in these rows, and its p; None of too few."""
+    pairs = rows[["estimate", "delta"]].to_numpy(float)
+    if len(pairs) < 3:
         return None, None
-    found = scipy.stats.spearmanr(rows)
+    found = scipy.stats.spearmanr(pairs)
     return float(found.statistic), float(found.pvalue)  # pyright: ignore[reportAttributeAccessIssue]

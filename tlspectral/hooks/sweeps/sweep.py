@@ -501,7 +501,7 @@ def _joined(
         return table, attrs
     table = estimated.drop(columns="score_rms").merge(table, on=["layer", "head", "place"], how="left")
     table["score_rms"] = estimated["score_rms"].to_numpy()
-    correlation, pvalue = agreement(table, "control")
+    correlation, pvalue = agreement(table.loc[table["measured"] == "control"])
     attrs["screen"] = {
         "kind": "gradient",
         "top": int((table["measured"] == "top").sum()),
