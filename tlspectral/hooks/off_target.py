@@ -17,7 +17,7 @@ _COLUMNS = (
     ("delta", "of the metric", "Score without the part less the intact score, mean over the sequences of {task}."),
     ("delta_se", "of the metric", "Standard error of {name}_delta over the sequences of {task}."),
     ("control_p", "probability", "As control_p, on {task}: of the same draws of the control."),
-    ("excess_z", "", "As excess_z, on {task}: of the same draws of the control."),
+    ("excess_z", "SD of draws", "As excess_z, on {task}: of the same draws of the control."),
 )
 
 

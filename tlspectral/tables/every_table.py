@@ -36,7 +36,7 @@ def describe_table(name: str) -> pd.DataFrame:
     modules = _modules()
     while name not in known_schemas():
         if next(modules, None) is None:
-            raise ValueError(f"there is no table {name!r}; there are {', '.join(known_schemas())}")
+            raise ValueError(f"there is no table {name!r}; there are {', '.join(sorted(known_schemas()))}")
     return pd.DataFrame([column.texts() for column in known_schemas()[name].columns])
 
 

@@ -74,7 +74,7 @@ ABLATION_SWEEP = Schema(
         """),
         *CONTROL_COLUMNS,
         *columns("""
-            excess_z? |               | delta less the mean of control_draws, over their standard deviation; NaN where
+            excess_z? | SD of draws   | delta less the mean of control_draws, over their standard deviation; NaN where
                       |               | they are equal. With off_target=.
             estimate? | of the metric | First-order estimate of delta from one backward pass. With a screen.
             measured? | label         | top (of the 20 largest estimates), control (of 20 random others), or empty: no
