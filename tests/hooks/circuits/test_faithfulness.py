@@ -113,7 +113,7 @@ def test_nulls_have_the_size_and_the_shape_of_the_circuit(planted):
         return sorted((layers[0][row], layers[1][place]) for row, place in zip(rows, places, strict=True))
 
     for _ in range(5):
-        relabelled, random = room._relabelled(graph, mask, rng), room._random(graph, mask, rng)
+        relabelled, random = room.relabelled_circuit(graph, mask, rng), room.random_circuit(graph, mask, rng)
         assert graph.on_a_path(relabelled).sum() == graph.on_a_path(mask).sum()
         assert profile(relabelled) == profile(random) == profile(mask)
         assert not (relabelled | random)[~graph.possible].any()

@@ -221,7 +221,10 @@ def faithfulness(
         mask = mask.reshape(graph.possible.shape)
         drawn = [("edges", number, mask)]
         for draw in range(number * null, (number + 1) * null if share < 1 else 0):
-            drawn += [("relabelled", draw, _relabelled(graph, mask, rng)), ("random", draw, _random(graph, mask, rng))]
+            drawn += [
+                ("relabelled", draw, relabelled_circuit(graph, mask, rng)),
+                ("random", draw, random_circuit(graph, mask, rng)),
+            ]
         rows += [{"circuit": kind, "draw": n, **_sizes(graph, one), "scored": scored} for kind, n, one in drawn]
         circuits += [one for _, _, one in drawn]
         if len(drawn) > 1 and all((one == mask).all() for _, _, one in drawn):
@@ -355,7 +358,7 @@ def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[n
     return flat[np.lexsort((-size, -selected.ravel()[flat]))]
 
 
-def _relabelled(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
+def relabelled_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
     """Return the circuit with the heads of each layer exchanged, groups as a whole: as many of its edges are live."""
     rows, places = np.arange(len(graph.receivers)), np.arange(len(graph.senders))
     for layer, (n_heads, n_groups) in enumerate(zip(graph.n_heads, graph.n_kv_heads, strict=True)):
@@ -371,7 +374,7 @@ def _relabelled(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
     return mask[np.ix_(rows, places)]
 
 
-def _random(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
+def random_circuit(graph: Graph, mask: Mask, rng: np.random.Generator) -> Mask:
     """Return random edges, as many between two layers, and of each kind of sender and receiver, as the circuit has."""
     drawn = np.zeros_like(mask)
     of_receivers = [(one.layer, one.input) for one in graph.receivers]
