@@ -31,6 +31,7 @@ Models: 64 pairs of three tasks (the start token that `benchmarks/circuits.py` c
 """
 
 import json
+import warnings
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -63,7 +64,7 @@ Chosen = Bool[np.ndarray, "edges"]
 SIGNS, OTHERS, POSITIONS = 12, 12, 8
 """Of planted models: tokens that carry a sign, half of them either, tokens that carry none, and tokens of a prompt."""
 NOISE = 4.0
-"""Size of what tokens write into the subspace of all other weights, in half of what they write of their sign."""
+"""Half of the size of what tokens write into the subspace of all other weights; that of their sign is 1."""
 
 
 def planted_model(seed: int) -> tuple[Any, set[tuple[str, str]]]:
@@ -74,7 +75,9 @@ def planted_model(seed: int) -> tuple[Any, set[tuple[str, str]]]:
     config = HookedTransformerConfig(n_layers=3, d_model=64, d_head=8, n_heads=4, n_ctx=POSITIONS, attn_only=True,
         d_vocab=SIGNS + OTHERS + 2, normalization_type="LN", positional_embedding_type="standard", device="cpu",
         seed=seed)  # fmt: skip
-    model = HookedTransformer(config).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = HookedTransformer(config).eval()
     # Directions that a norm's centring leaves alone: six channels, and the subspace of everything else.
     basis = np.linalg.qr(np.column_stack([np.ones(64), drawn.standard_normal((64, 63))]))[0][:, 1:]
     channels, rest = basis[:, :6].T, basis[:, 6:]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from tlspectral.hooks.circuits import stability
 from tlspectral.hooks.circuits.stability import _largest, estimate_errors, overlaps, selected_share
 
 
@@ -60,3 +61,14 @@ def test_overlaps_are_those_of_disjoint_parts_and_grow_with_their_size():
         "units_extrapolated": None,
     }
     assert overlaps(terms[:3], 30, seed=0)["overlap_half"] is None
+
+
+def test_no_number_of_pairs_is_said_where_more_hardly_agree_better(monkeypatch):
+    shares = {4: 0.5, 2: 0.4999}
+    monkeypatch.setattr(stability, "_overlap", lambda terms, n, size, rng: shares[size])
+    found = overlaps(np.zeros((8, 3)), 2, seed=0)
+    assert found["overlap_extrapolated"] == pytest.approx(0.5001, abs=1e-4)
+    assert found["units_extrapolated"] is None  # 10 ** 2400
+    shares[2] = 0.1
+    # 1 - index falls by 0.5 / 0.9 for each doubling: 4 * 5 ** (1 / log2(1.8)) pairs.
+    assert overlaps(np.zeros((8, 3)), 2, seed=0)["units_extrapolated"] == 27

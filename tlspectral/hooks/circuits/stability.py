@@ -15,6 +15,7 @@ ENOUGH = 8
 """Distinct pairs below which `edge_effects` warns."""
 
 _AT_ONCE = 50  # bootstrap samples
+_MOST_UNITS = 1_000_000
 
 Terms = Float64[np.ndarray, "units edges"]
 
@@ -52,7 +53,8 @@ def overlaps(terms: Terms, n: int, seed: int) -> dict[str, Any]:
     `overlap_half` is the Jaccard index of the sets that two halves choose, mean over splits: that of samples of half as
     many pairs. `overlap_quarter` is of two quarters. From both follow, by a power law of 1 less the index in the number
     of pairs, `overlap_extrapolated`, of two samples as large as this one, and `units_extrapolated`, how many distinct
-    pairs (or blocks of them) would give .9. None where there are too few units, or more pairs do not agree better.
+    pairs (or blocks of them) would give .9. None where there are too few units, or more pairs do not agree better; no
+    number of pairs above a million is given.
     """
     rng, n_units = np.random.default_rng(seed), len(terms)
     found: dict[str, Any] = {}
@@ -63,7 +65,9 @@ def overlaps(terms: Terms, n: int, seed: int) -> dict[str, Any]:
     if quarter is not None and quarter < half < 1.0:
         rate = np.log2((1 - quarter) / (1 - half)) / np.log2((n_units // 2) / (n_units // 4))
         found["overlap_extrapolated"] = float(1 - (1 - half) * (n_units // 2 / n_units) ** rate)
-        found["units_extrapolated"] = int(np.ceil((n_units // 2) * ((1 - half) / 0.1) ** (1 / rate)))
+        units = np.log(n_units // 2) + np.log((1 - half) / 0.1) / rate
+        if units < np.log(_MOST_UNITS):
+            found["units_extrapolated"] = int(np.ceil(np.exp(units)))
     return found
 
 
