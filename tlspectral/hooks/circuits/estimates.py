@@ -17,14 +17,13 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.pairs import Pairs
-from tlspectral.hooks.circuits.patterns import attention_effects, attention_of, changes_own_rows
+from tlspectral.hooks.circuits.patterns import attention_effects, attention_of, gradient_of_attention, taken_anew
 from tlspectral.hooks.edges.cut import Reader
 from tlspectral.hooks.edges.measuring import ReceiverLayer
 from tlspectral.hooks.edges.senders import READ_POINTS
-from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.hooking.hooks_on_model import Hook, holding
 from tlspectral.models.running.partial_runs import logits_at, require_gradients
-from tlspectral.models.stream.writes import Input
+from tlspectral.models.stream.writes import Input, LayerReads
 from tlspectral.tables.progress import bar
 
 Method = Literal["EAP", "EAP-IG", "EAP-QK"]
@@ -60,7 +59,7 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
 
     `at` are positions at which edges are cut, one of each pair, each alone; without any they are cut at all at once.
     Raises ValueError under `torch.inference_mode`, and for a model that was loaded under it; with `"EAP-QK"` as
-    `attention_of` too, and EditNotHonored for a model whose output does not depend on the attention that it shows.
+    `taken_anew` and `attention_of` too.
 
     It is the gradient of the metric in what the receiver reads, times the counterfactual less the clean write of the
     sender. One ordinary backward pass gives the gradients at the queries, keys and values of all heads, at what MLPs
@@ -69,9 +68,7 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
     see `attention_effects`.
     """
     require_gradients(pairs.view, "screen='gradient'")
-    anew = [kind for kind in pairs.graph.kinds if method == "EAP-QK" and changes_own_rows(pairs.view, *kind)]
-    for layer, _ in anew:
-        require_honoured(pairs.view, layer, "pattern")
+    anew = taken_anew(pairs.view) if method == "EAP-QK" else []
     graph, sequences, other = pairs.graph, pairs.sequences, pairs.other
     masks = [places[:, None] == torch.arange(sequences.tokens.shape[1]) for places in at] or [sequences.real]
     steps, n = STEPS[method], len(sequences.tokens)
@@ -157,15 +154,15 @@ class _Reading:
     """One run with gradients, from the clean embedding without what is `removed`.
 
     `anew` are the kinds of receivers whose attention is taken anew. `read` is what passed where each of the others of
-    `Graph.readers` reads, by its place there, and `patterns` the attention of layers; both with their gradients once
-    `run` has returned. `passed` are streams that receivers read, or their parts, and what attention read, by hook point.
+    `Graph.readers` reads, by its place there, and `z` that of layers; `gradient` is of these once `run` has returned.
+    `passed` are streams that receivers read, or their parts, and what attention read, by hook point.
     """
 
     pairs: Pairs
     removed: Float[Tensor, "batch pos d_model"]
     anew: Sequence[tuple[int, Input]] = ()
     read: dict[int, Tensor] = field(default_factory=dict)
-    patterns: dict[int, Tensor] = field(default_factory=dict)
+    z: dict[int, Tensor] = field(default_factory=dict)
     passed: dict[str, Tensor] = field(default_factory=dict)
     gradient: dict[tuple[str, int], Tensor | None] = field(default_factory=dict)
 
@@ -182,7 +179,7 @@ class _Reading:
         sequences = self.pairs.sequences
         of_logits = sequences.gradients(logits, batch) if of_logits is None else of_logits
         nodes = {("read", at): one for at, one in self.read.items()}
-        nodes |= {("pattern", layer): one for layer, one in self.patterns.items()}
+        nodes |= {("z", layer): one for layer, one in self.z.items()}
         found = torch.autograd.grad(logits, list(nodes.values()), of_logits.to(logits), allow_unused=True)
         self.gradient = dict(zip(nodes, found, strict=True))
 
@@ -196,27 +193,31 @@ class _Reading:
 
     def of_patterns(self) -> Iterator[tuple[slice, ReceiverLayer, Float[Tensor, "batch heads pos pos"]]]:
         """Yield places of receivers, the attention that is taken anew for them, and the gradient in it."""
+        view = self.pairs.view
         for kind in self.anew:
-            gradient = self.gradient["pattern", kind[0]]
-            if gradient is not None:  # of a layer that what is scored does not read
-                yield self.pairs.graph.kinds[kind], attention_of(self.pairs.view, self.passed, *kind), gradient
+            gradient = self.gradient["z", kind[0]]
+            if gradient is not None:  # else nothing that is scored reads the layer
+                attention = attention_of(view, self.passed, *kind)
+                values = view.raw(kind[0]).values(self.passed[view.hook_names(kind[0])["value"]])
+                of_attention = gradient_of_attention(attention, self.z[kind[0]].detach(), gradient, values)
+                yield self.pairs.graph.kinds[kind], attention, of_attention
 
     def _hooks(self) -> list[Hook]:
         view, layers = self.pairs.view, list(dict.fromkeys(layer for layer, _ in self.anew))
         readers = [(at, one) for at, (kind, one) in enumerate(self.pairs.graph.readers) if not self._is_anew(kind, one)]
         passing = dict.fromkeys(one.names[point] for _, one in readers for point in one.streams)
         names = [view.hook_names(layer) for layer in layers]
-        passing |= dict.fromkeys(each[point] for each in names for point in READ_POINTS if point in each)
+        passing |= dict.fromkeys(each[point] for each in names for point in (*READ_POINTS, "value") if point in each)
         return [
             (view.hook_names(0)["residual"], self._start),
             *holding(self.passed, passing),
             *((one.point, partial(self._keep, self.read, place)) for place, one in readers),
-            *((each["pattern"], partial(self._keep, self.patterns, layer)) for layer, each in zip(layers, names, strict=True)),
+            *((each["z"], partial(self._keep, self.z, layer)) for layer, each in zip(layers, names, strict=True)),
         ]
 
     def _is_anew(self, kind: Any, one: Reader) -> bool:
         """Return whether a reader is in the attention that is taken anew: a gate of queries is not."""
-        return kind in self.anew and one.point != one.names.get("gate")
+        return kind in self.anew and isinstance(one.reads, LayerReads) and one.reads.point != "gate"
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
         return (x.detach() - self.removed.to(x)).requires_grad_()

@@ -12,7 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from tlspectral.algebra.rotary import widened
+from tlspectral.errors import ScoreMismatch
 from tlspectral.hooks.edges.measuring import ReceiverLayer, receiver_layer
+from tlspectral.hooks.probe import require_honoured
+from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, require_close
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import batch_on
 from tlspectral.models.stream.writes import Input, change_of_reads
@@ -20,15 +23,22 @@ from tlspectral.models.stream.writes import Input, change_of_reads
 _OF_HELD = 16  # share of what a batch may hold that changes of queries and keys take
 
 
-def changes_own_rows(view: AttentionView, layer: int, what: str) -> bool:
-    """Return whether receivers of one kind are queries or keys, and change no attention but that of their own heads.
+def taken_anew(view: AttentionView) -> list[tuple[int, Input]]:
+    """Return layer and input of the queries and keys that change no attention but that of their own heads.
 
-    A norm of queries or keys over all heads (OLMo 2) hands a change on to the others.
+    A norm of queries or keys over all heads (OLMo 2) hands a change on to the others. Raises EditNotHonored for a model
+    whose output does not depend on the z that it shows.
     """
-    if what not in ("q", "k"):
-        return False
-    norm = view.raw(layer).q_norm if what == "q" else view.raw(layer).k_norm
-    return norm is None or not norm.over_heads
+    kinds: list[tuple[int, Input]] = []
+    for layer in view.layers:
+        raw = view.raw(layer)
+        if raw.q_norm is None or not raw.q_norm.over_heads:
+            kinds.append((layer, "q"))
+        if raw.k_norm is None or not raw.k_norm.over_heads:
+            kinds.append((layer, "k"))
+    for layer in dict.fromkeys(layer for layer, _ in kinds):
+        require_honoured(view, layer, "z")
+    return kinds
 
 
 def attention_of(view: AttentionView, captured: dict[str, Tensor], index: int, what: Input) -> ReceiverLayer:
@@ -42,6 +52,34 @@ def attention_of(view: AttentionView, captured: dict[str, Tensor], index: int, w
     for head in range(layer.query.shape[2]):
         layer.require_own_pattern(head, rows)
     return layer
+
+
+def gradient_of_attention(
+    layer: ReceiverLayer,
+    z: Float[Tensor, "batch pos *width"],
+    of_z: Float[Tensor, "batch pos *width"],
+    values: Float[Tensor, "batch pos *width_of_values"],
+) -> Float[Tensor, "batch heads pos pos"]:
+    """Return the gradient in the attention of a layer, from what passed z, the gradient there, and the values.
+
+    That is `of_z_i . v_j`, also in a bridge that shows its attention and takes up no edit of it. Raises ScoreMismatch
+    where z is not the attention times the values (a hook that edits it).
+    """
+    by_head, of_z = (widened(each).reshape(*each.shape[:2], layer.query.shape[2], -1) for each in (z, of_z))
+    values = widened(values).reshape(*values.shape[:2], -1, by_head.shape[3])
+    values = values.repeat_interleave(by_head.shape[2] // values.shape[2], dim=2)
+    rebuilt = torch.einsum("bhij,bjhd->bihd", layer.pattern.to(values), values)
+    off, size = ((x.flatten(2).norm(dim=-1)) for x in (rebuilt - by_head, by_head))
+    require_close(
+        off,
+        size.clamp_min(size.mean()),
+        z.dtype,
+        "live z",
+        f"layer {layer.index}: the z of the run differs from that of its attention and values",
+        LOOK_FOR_HOOKS,
+        ScoreMismatch,
+    )
+    return torch.einsum("bihd,bjhd->bhij", of_z, values)
 
 
 def attention_effects(

@@ -286,8 +286,8 @@ def receiver_layer(
 ) -> ReceiverLayer:
     """Return one layer of a run, of which one input is changed, computed with what `cast` makes of activations.
 
-    `captured` is what passed the layer's `READ_POINTS`. Raises ValueError past the length up to which the layer's score scale
-    holds; as `AttentionView.raw`, and ScoreMismatch for rotary tables that are not those of the layer's frequencies.
+    `captured` is what passed the layer's `READ_POINTS`. Raises ValueError past the length up to which the layer's score
+    scale holds; as `AttentionView.raw`, and ScoreMismatch for rotary tables that are not those of its frequencies.
     """
     names, raw = view.hook_names(index), view.raw(index)
     residual, pattern = (captured[names[point]] for point in ("residual", "pattern"))
