@@ -49,7 +49,7 @@ def compare(title: str, estimates: dict[str, Any], delta: pd.Series) -> None:
         rank = pd.Series(found).corr(pd.Series(delta.to_numpy()), method="spearman")
         off = np.abs(found - delta)
         print(
-            f"  {method}: rank correlation {rank:.3f}, |error| mean {off.mean():.4f}, largest {off.max():.3f}; sum of "
+            f"  {method}: rank correlation {rank:.3f}, |error| mean {off.mean():.2g}, largest {off.max():.3f}; sum of "
             f"|estimate| {np.abs(found).sum():.3f}, of estimate {found.sum():.2f}",
             flush=True,
         )
