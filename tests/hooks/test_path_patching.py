@@ -177,7 +177,7 @@ def test_attention_of_a_task_is_measured_at_its_query_and_key():
         ),
         ({"control": True}, ValueError, "control must be 'random' or a number of draws, 1 or more, not True"),
         ({"control": [2]}, ValueError, r"control must be 'random' or a number of draws, 1 or more, not \[2\]"),
-        ({"method": "eap"}, ValueError, "method of screen='gradient' must be one of None, 'EAP', 'EAP-IG'; not 'eap'"),
+        ({"method": "eap"}, ValueError, r"method of screen='gradient' must be one of None, 'EAP', .* not 'eap'"),
         ({"method": "EAP"}, ValueError, "method='EAP' is how a screen estimates effects: give screen='gradient' too"),
         ({"control": 0}, ValueError, "control must be 'random' or a number of draws, 1 or more, not 0"),
         ({"measure": "attention"}, ValueError, "needs a Task with attention="),

@@ -146,7 +146,10 @@ def edge_effects(
             largest another sample of pairs would choose. Without receivers there are too many edges to measure all.
         method: of the estimate: `"EAP"`, gradients at the clean run, or `"EAP-IG"`, their mean over five embeddings
             between the counterfactual and the clean one (None), which takes four times as long. EAP can have the wrong
-            sign.
+            sign. `"EAP-QK"` makes the whole change of queries and keys, takes norms and the softmax of the rows that
+            read them again, and multiplies what that changes by the gradient in the attention; it is EAP for all other
+            receivers, and for queries and keys whose norm runs over all heads (OLMo 2). It takes three times as long as
+            EAP, and more in deeper models: each write is projected in each later layer.
         folder: a folder with one file per layer of receivers, and one for estimates; a run that was stopped is resumed
             from there. Layers are shared out as `joblib.parallel_config(n_jobs=)` says.
         seed: of sequences and control draws.
@@ -176,12 +179,14 @@ def edge_effects(
         TypeError: a position that is no whole number.
         UnsupportedArchitecture: a residual stream that is no sum of what heads and MLPs write; layers that cannot be
             read.
-        ScoreMismatch: the attention of the run is not that of its own queries and keys.
-        EditNotHonored: a block of `ablate(..., into=)` is open on a receiver.
+        ScoreMismatch: the attention of the run is not that of its own queries and keys (measured, or by EAP-QK).
+        EditNotHonored: a block of `ablate(..., into=)` is open on a receiver; by EAP-QK also a model whose output does
+            not depend on the z that it shows.
         IncompatibleCheckpoint: the folder holds other work.
 
     Source: path patching (Wang et al. 2023, section 3; Goldowsky-Dill et al. 2023) with the receiver's input norm
-    recomputed, not frozen.
+    recomputed, not frozen. Estimates: Syed et al. 2023 (EAP), Hanna et al. 2024 (EAP-IG), and after AtP* (Kramár et al.
+    2024), there for nodes, EAP-QK.
 
     What it does not establish: that an edge without effect carries nothing. Others can stand in, and some edges matter
     only together: cut those with `ablate(..., into=)`. The null of `pvalue` holds writes of all senders, so one that

@@ -1,7 +1,8 @@
 """First-order estimates of the effect of every edge: edge attribution patching, with or without integrated gradients.
 
 EAP is Syed et al. 2023 ("Attribution Patching Outperforms Automated Circuit Discovery"), EAP-IG Hanna et al. 2024
-("Have Faith in Faithfulness"), whose gradients are a mean over inputs between the two prompts.
+("Have Faith in Faithfulness"), whose gradients are a mean over inputs between the two prompts. EAP-QK takes attention
+anew, see `circuits.patterns`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,12 +17,17 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.pairs import Pairs
+from tlspectral.hooks.circuits.patterns import attention_effects, attention_of, gradient_of_attention, taken_anew
+from tlspectral.hooks.edges.cut import Reader
+from tlspectral.hooks.edges.measuring import ReceiverLayer
+from tlspectral.hooks.edges.senders import READ_POINTS
 from tlspectral.models.hooking.hooks_on_model import Hook, holding
 from tlspectral.models.running.partial_runs import logits_at, require_gradients
+from tlspectral.models.stream.writes import Input, LayerReads
 from tlspectral.tables.progress import bar
 
-Method = Literal["EAP", "EAP-IG"]
-STEPS = {"EAP": (1.0,), "EAP-IG": (0.2, 0.4, 0.6, 0.8, 1.0)}
+Method = Literal["EAP", "EAP-IG", "EAP-QK"]
+STEPS = {"EAP": (1.0,), "EAP-IG": (0.2, 0.4, 0.6, 0.8, 1.0), "EAP-QK": (1.0,)}
 """Share of the clean embedding at which gradients are taken; the rest is that of the counterfactual prompt."""
 
 
@@ -52,14 +58,17 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
     """Return the estimate of metric(edge cut to its counterfactual) - metric(clean) for every edge, by pairs.
 
     `at` are positions at which edges are cut, one of each pair, each alone; without any they are cut at all at once.
-    Raises ValueError under `torch.inference_mode`, and for a model that was loaded under it.
+    Raises ValueError under `torch.inference_mode`, and for a model that was loaded under it; with `"EAP-QK"` as
+    `taken_anew` and `attention_of` too.
 
     It is the gradient of the metric in what the receiver reads, times the counterfactual less the clean write of the
     sender. One ordinary backward pass gives the gradients at the queries, keys and values of all heads, at what MLPs
     read and behind the last layer; each is carried to the receiver's own residual stream by its weights and the
-    Jacobian of its norm.
+    Jacobian of its norm. With `"EAP-QK"` it is, for queries and keys, the gradient in the attention times its change,
+    see `attention_effects`.
     """
     require_gradients(pairs.view, "screen='gradient'")
+    anew = taken_anew(pairs.view) if method == "EAP-QK" else []
     graph, sequences, other = pairs.graph, pairs.sequences, pairs.other
     masks = [places[:, None] == torch.arange(sequences.tokens.shape[1]) for places in at] or [sequences.real]
     steps, n = STEPS[method], len(sequences.tokens)
@@ -75,19 +84,28 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
             # Before the first token that differs, nothing is written that an edge could carry.
             first = int((sequences.tokens[batch] != other.tokens[batch]).any(0).float().argmax())
             for share in steps:
-                reading = _Reading(pairs, (1.0 - share) * differences[0])
+                reading = _Reading(pairs, (1.0 - share) * differences[0], anew)
                 given = None
                 if not sequences.by_rows and batch.stop - batch.start < n:  # the metric gets all prompts at once
                     if share not in of_logits:
                         of_logits[share] = _logit_gradients(pairs, share)
                     given = of_logits[share][batch]
-                for rows, gradients in reading.gradients(batch, given):
+                reading.run(batch, given)
+                for rows, gradients in reading.of_streams():
                     before = graph.n_before(graph.receivers[rows.start])
                     for place, mask in enumerate(masks):
                         counted = gradients[:, :, first:] * mask[batch, first:, None].to(gradients)
                         product = torch.einsum("rbpd,sbpd->brs", counted, differences[:before, :, first:].to(gradients))
                         of_pairs = product.double().cpu() / (n * len(steps))
                         of_batch[:, place, rows, :before].index_add_(0, place_of, of_pairs, alpha=-1)
+                for rows, attention, gradient in reading.of_patterns():
+                    before = graph.n_before(graph.receivers[rows.start])
+                    for place, mask in enumerate(masks):
+                        removed = differences[:before, :, first:]
+                        counted = mask[batch, first:]
+                        of_pairs = attention_effects(attention, removed, counted, gradient, rows.stop - rows.start)
+                        of_pairs = of_pairs.double().cpu() / (n * len(steps))
+                        of_batch[:, place, rows, :before].index_add_(0, place_of, of_pairs)
                 shown.update(batch.stop - batch.start)
             return of_units, of_batch
 
@@ -135,14 +153,18 @@ def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs scored 
 class _Reading:
     """One run with gradients, from the clean embedding without what is `removed`.
 
-    `read` is what passed where each of `Graph.readers` reads, by its place there, and `passed` are the streams that
-    receivers read, or their parts, by hook point.
+    `anew` are the kinds of receivers whose attention is taken anew. `read` is what passed where each of the others of
+    `Graph.readers` reads, by its place there, and `z` that of layers; `gradient` is of these once `run` has returned.
+    `passed` are streams that receivers read, or their parts, and what attention read, by hook point.
     """
 
     pairs: Pairs
     removed: Float[Tensor, "batch pos d_model"]
+    anew: Sequence[tuple[int, Input]] = ()
     read: dict[int, Tensor] = field(default_factory=dict)
+    z: dict[int, Tensor] = field(default_factory=dict)
     passed: dict[str, Tensor] = field(default_factory=dict)
+    gradient: dict[tuple[str, int], Tensor | None] = field(default_factory=dict)
 
     def logits(self, batch: slice) -> Tensor:
         """Return the logits of a batch that are scored."""
@@ -150,36 +172,57 @@ class _Reading:
         with view.hooks_on(self._hooks()):
             return logits_at(view, sequences.tokens[batch], sequences.scored_of(batch))
 
-    def gradients(
-        self, batch: slice, of_logits: Tensor | None
-    ) -> Iterator[tuple[slice, Float[Tensor, "receivers batch pos d_model"]]]:
-        """Run the model on a batch, and yield places of receivers and the gradients in the streams that these read.
-
-        They come in a part for each hook point, from the gradient in the logits if it is given.
-        """
+    def run(self, batch: slice, of_logits: Tensor | None) -> None:
+        """Run the model on a batch forth and back, from the gradient in the logits if it is given."""
         with torch.enable_grad():
             logits = self.logits(batch)
-        graph, sequences = self.pairs.graph, self.pairs.sequences
+        sequences = self.pairs.sequences
         of_logits = sequences.gradients(logits, batch) if of_logits is None else of_logits
-        found = torch.autograd.grad(logits, list(self.read.values()), of_logits.to(logits), allow_unused=True)
-        for (place, read), gradient in zip(self.read.items(), found, strict=True):
-            kind, one = graph.readers[place]
+        nodes = {("read", at): one for at, one in self.read.items()}
+        nodes |= {("z", layer): one for layer, one in self.z.items()}
+        found = torch.autograd.grad(logits, list(nodes.values()), of_logits.to(logits), allow_unused=True)
+        self.gradient = dict(zip(nodes, found, strict=True))
+
+    def of_streams(self) -> Iterator[tuple[slice, Float[Tensor, "receivers batch pos d_model"]]]:
+        """Yield places of receivers and the gradients in the streams that these read, a part for each hook point."""
+        for place, read in self.read.items():
+            kind, one = self.pairs.graph.readers[place]
+            gradient = self.gradient["read", place]
             gradient = torch.zeros_like(read) if gradient is None else gradient
-            yield graph.kinds[kind], one.gradient(widened(gradient), self.passed)
+            yield self.pairs.graph.kinds[kind], one.gradient(widened(gradient), self.passed)
+
+    def of_patterns(self) -> Iterator[tuple[slice, ReceiverLayer, Float[Tensor, "batch heads pos pos"]]]:
+        """Yield places of receivers, the attention that is taken anew for them, and the gradient in it."""
+        view = self.pairs.view
+        for kind in self.anew:
+            gradient = self.gradient["z", kind[0]]
+            if gradient is not None:  # else nothing that is scored reads the layer
+                attention = attention_of(view, self.passed, *kind)
+                values = view.raw(kind[0]).values(self.passed[view.hook_names(kind[0])["value"]])
+                of_attention = gradient_of_attention(attention, self.z[kind[0]].detach(), gradient, values)
+                yield self.pairs.graph.kinds[kind], attention, of_attention
 
     def _hooks(self) -> list[Hook]:
-        readers = self.pairs.graph.readers
+        view, layers = self.pairs.view, list(dict.fromkeys(layer for layer, _ in self.anew))
+        readers = [(at, one) for at, (kind, one) in enumerate(self.pairs.graph.readers) if not self._is_anew(kind, one)]
         passing = dict.fromkeys(one.names[point] for _, one in readers for point in one.streams)
+        names = [view.hook_names(layer) for layer in layers]
+        passing |= dict.fromkeys(each[point] for each in names for point in (*READ_POINTS, "value") if point in each)
         return [
-            (self.pairs.view.hook_names(0)["residual"], self._start),
+            (view.hook_names(0)["residual"], self._start),
             *holding(self.passed, passing),
-            *((one.point, partial(self._keep, place)) for place, (_, one) in enumerate(readers)),
+            *((one.point, partial(self._keep, self.read, place)) for place, one in readers),
+            *((each["z"], partial(self._keep, self.z, layer)) for layer, each in zip(layers, names, strict=True)),
         ]
+
+    def _is_anew(self, kind: Any, one: Reader) -> bool:
+        """Return whether a reader is in the attention that is taken anew: a gate of queries is not."""
+        return kind in self.anew and isinstance(one.reads, LayerReads) and one.reads.point != "gate"
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:
         return (x.detach() - self.removed.to(x)).requires_grad_()
 
-    def _keep(self, place: int, activation: Tensor, hook: Any) -> Tensor:
+    def _keep(self, kept: dict[int, Tensor], place: int, activation: Tensor, hook: Any) -> Tensor:
         # A node of its own: a stream or norm that others read too has their gradients in it.
-        self.read[place] = activation.view_as(activation)
-        return self.read[place]
+        kept[place] = activation.view_as(activation)
+        return kept[place]

@@ -19,11 +19,11 @@ from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern, row_scores, visible_keys
 from tlspectral.models.hooking.hooks_on_model import Hook
 from tlspectral.models.reading.latent import Latent
-from tlspectral.models.reading.layer import AttentionLayer, require_even_scale
+from tlspectral.models.reading.layer import LayerSettings, require_even_scale
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.models.stream.mlp import mlp_reads
-from tlspectral.models.stream.writes import Input, LayerReads, change_of_reads, layer_reads
+from tlspectral.models.stream.writes import Cast, Input, LayerReads, change_of_reads, layer_reads
 from tlspectral.selection import head_name
 from tlspectral.tasks.score import beside_control, standard_error
 from tlspectral.tasks.scoring import ScoredSequences, replayed_values
@@ -180,11 +180,12 @@ def _attention_deltas(
 ) -> tuple[Float64[np.ndarray, "edges"], Deltas]:
     """Return the attention of each head, mean over sequences, and what it is with each edge cut, less that."""
     of_end = edges[0].end.receiver
-    receiver = receiver_layer(prepared.run, of_end.layer, of_end.input)
+    view, captured = prepared.run.view, prepared.run.captured
+    receiver = receiver_layer(view, captured, of_end.layer, of_end.input, in_float64_on_cpu)
     pairs = pairs.on(receiver.query.device)
     intact: dict[int, Tensor] = {}
     for head in dict.fromkeys(edge.head for edge in edges):
-        receiver.require_own_pattern(head, pairs)
+        receiver.require_own_pattern(head, pairs.queries)
         intact[head] = receiver.attention(head, pairs)
     deltas = np.empty((len(edges), draws + 1, len(pairs.queries)))
     group = [(edge.sender.layer, edge.sender.kind, str(edge.place)) for edge in edges]
@@ -216,21 +217,22 @@ def _composition(edges: list[Edge], layer: int, what: Any, prepared: Prepared) -
 
 @dataclass(frozen=True)
 class ReceiverLayer:
-    """Queries and keys of one layer in a cached run, before a query/key norm and rotation, and what they read.
+    """Queries and keys of one layer in a run, before a query/key norm and rotation, and what they read.
 
-    Those from a latent are behind its norm, and `layer` is without it. `reads` is how the heads read `what` is changed,
-    `allowed` the pairs of tokens that are not masked, and `tables` are cos and sin of each pair that the run applied,
-    None without rotary positions.
+    Those from a latent are behind its norm, which `settings` are then without. `reads` is how the heads read `what` is
+    changed, `allowed` the pairs of tokens that are not masked, `pattern` the attention of the run, and `tables` are cos
+    and sin of each pair that the run applied, None without rotary positions.
     """
 
-    run: CachedRun
-    layer: AttentionLayer
+    index: int
+    settings: LayerSettings
     what: Input
     reads: list[LayerReads]
     residual: Float[Tensor, "sequences pos d_model"]
     query: Float[Tensor, "sequences pos heads d_head"]
     key: Float[Tensor, "sequences pos kv_heads d_head"]
     allowed: Bool[Tensor, "*sequences pos pos"]
+    pattern: Float[Tensor, "sequences heads pos pos"]
     tables: tuple[Tensor, Tensor] | None
 
     def change(
@@ -250,55 +252,69 @@ class ReceiverLayer:
         change: Float[Tensor, "*copies sequences rows heads d_head"] | None = None,
     ) -> Float64[Tensor, "*copies sequences"]:
         """Return the head's attention from the queries to their keys, mean over the pairs of a sequence."""
-        scores = self._scores(head, pairs.queries, change)
-        keys = pairs.keys[..., None].expand(*scores.shape[:-1], 1)
-        return summed(scores.softmax(-1).gather(-1, keys)[..., 0], -1) / pairs.keys.shape[-1]
+        weights = self.weights(head, pairs.queries, change)
+        keys = pairs.keys[..., None].expand(*weights.shape[:-1], 1)
+        return summed(weights.gather(-1, keys)[..., 0], -1) / pairs.keys.shape[-1]
+
+    def weights(
+        self,
+        head: int,
+        rows: Int[Tensor, "sequences rows"],
+        change: Float[Tensor, "*copies sequences changed heads d_head"] | None = None,
+    ) -> Float[Tensor, "*copies sequences rows pos"]:
+        """Return the head's attention in some rows; `change` is of the queries there, or of keys at all positions."""
+        return self._scores(head, rows, change).softmax(-1)
 
     def _scores(
-        self, head: int, rows: Int[Tensor, "sequences pairs"], change: Tensor | None = None
-    ) -> Float[Tensor, "*copies sequences pairs pos"]:
+        self, head: int, rows: Int[Tensor, "sequences rows"], change: Tensor | None = None
+    ) -> Float[Tensor, "*copies sequences rows pos"]:
         of_query, of_key = (change, None) if self.what == "q" else (None, change)
         scores = row_scores(
-            self.layer, head, self.query, self.key, self.tables, rows, query_change=of_query, key_change=of_key
+            self.settings, head, self.query, self.key, self.tables, rows, query_change=of_query, key_change=of_key
         )
         allowed = _rows_of(self.allowed.expand(len(rows), -1, -1), rows)
         return scores.own()[..., 0, :, :].masked_fill(~allowed, -torch.inf)
 
-    def require_own_pattern(self, head: int, pairs: QueryKeyPairs) -> None:
+    def require_own_pattern(self, head: int, rows: Int[Tensor, "sequences rows"]) -> None:
         """Refuse a head whose attention in the run is not that of its own queries and keys. Raises ScoreMismatch."""
-        pattern = self.run.captured[self.run.view.hook_names(self.layer.layer)["pattern"]]
-        rows = _rows_of(pattern[:, head], pairs.queries)
-        require_own_pattern(self._scores(head, pairs.queries), rows, pattern.dtype, head_name(self.layer.layer, head))
+        of_run = _rows_of(self.pattern[:, head], rows)
+        require_own_pattern(self._scores(head, rows), of_run, self.pattern.dtype, head_name(self.index, head))
 
 
-def receiver_layer(run: CachedRun, index: int, what: Input) -> ReceiverLayer:
-    """Return one layer of a cached run, of which one input is changed.
+def receiver_layer(
+    view: AttentionView, captured: dict[str, Tensor], index: int, what: Input, cast: Cast
+) -> ReceiverLayer:
+    """Return one layer of a run, of which one input is changed, computed with what `cast` makes of activations.
 
-    Raises ValueError past the length up to which the layer's score scale holds; as `AttentionView.layer`, and
-    ScoreMismatch for rotary tables that are not those of the layer's frequencies.
+    `captured` is what passed the layer's `READ_POINTS`. Raises ValueError past the length up to which the layer's score
+    scale holds; as `AttentionView.raw`, and ScoreMismatch for rotary tables that are not those of its frequencies.
     """
-    view, names = run.view, run.view.hook_names(index)
-    layer = view.layer(index)
-    n_positions = run.sequences.tokens.shape[1]
-    require_even_scale(layer, index, n_positions)
-    query, key = (in_float64_on_cpu(run.captured[names[point]]) for point in ("query", "key"))
-    if isinstance(layer.k_norm, Latent):
-        query, key = layer.normed("query", query), layer.normed("key", key)
-        layer = replace(layer, q_norm=None, k_norm=None)
-    query, key = (x.reshape(*x.shape[:2], -1, layer.d_head) for x in (query, key))
-    tables = rotation_tables(view, layer.rotary, index, n_positions, run.captured)
+    names, raw = view.hook_names(index), view.raw(index)
+    residual, pattern = (captured[names[point]] for point in ("residual", "pattern"))
+    n_positions = residual.shape[1]
+    require_even_scale(raw, index, n_positions)
+    query, key = (cast(captured[names[point]]) for point in ("query", "key"))
+    settings: LayerSettings = raw
+    if isinstance(raw.k_norm, Latent):
+        query, key = raw.normed("query", query), raw.normed("key", key)
+        settings = replace(raw, q_norm=None, k_norm=None)
+    else:
+        query, key = (x.reshape(*x.shape[:2], -1, raw.w_q.shape[2]) for x in (query, key))
+        key = key[:, :, :: key.shape[2] // len(raw.w_k)]  # some models repeat keys, one per query head
+    tables = rotation_tables(view, raw.rotary, index, n_positions, captured)
     return ReceiverLayer(
-        run,
-        layer,
+        index,
+        settings,
         what,
-        layer_reads(view.raw(index), what, in_float64_on_cpu),
-        in_float64_on_cpu(run.captured[names["residual"]]),
+        layer_reads(raw, what, cast),
+        cast(residual),
         query,
-        key[:, :, :: key.shape[2] // layer.n_kv_heads],  # some models repeat keys, one per query head
-        visible_keys(view, index, n_positions, run.captured)[:, 0].to(query.device),
+        key,
+        visible_keys(view, index, n_positions, captured)[:, 0].to(query.device),
+        pattern,
         None if tables is None else (tables[0].to(query), tables[1].to(query)),
     )
 
 
-def _rows_of(matrix: Tensor, rows: Int[Tensor, "sequences pairs"]) -> Tensor:
+def _rows_of(matrix: Tensor, rows: Int[Tensor, "sequences rows"]) -> Tensor:
     return matrix.gather(1, rows[..., None].expand(-1, -1, matrix.shape[-1]))

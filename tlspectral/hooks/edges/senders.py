@@ -44,6 +44,9 @@ class Sender(NamedTuple):
 
 
 EMBEDDING = Sender(-1, -1, "embedding")
+READ_POINTS = ("residual", "query", "key", "cos", "sin", "scores", "pattern")
+"""Where a layer shows what its attention reads and does, by the names in `AttentionView.hook_names`."""
+
 _KEPT = {"head": ("z",), "mlp": ("mlp_out",), "mix": ("residual", "residual_after", "attention_out", "mlp_out")}
 
 
@@ -180,9 +183,8 @@ def cached_run(
     for layer, _, kind in senders:
         if 0 <= layer < below:
             kept |= {names[layer][point] for point in _KEPT[kind] if point in names[layer]}
-    read = ("residual", "query", "key", "cos", "sin", "scores", "pattern")
     tables = {names[layer][point] for layer in reading for point in ("cos", "sin") if point in names[layer]}
-    of_reading = {names[layer][point] for layer in reading for point in read if point in names[layer]}
+    of_reading = {names[layer][point] for layer in reading for point in READ_POINTS if point in names[layer]}
     rows = max(1, batch_on(view.device).tokens // sequences.tokens.shape[1])
 
     def captured(tokens: Tensor, points: set[str]) -> dict[str, Tensor]:
