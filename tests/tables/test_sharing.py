@@ -12,23 +12,23 @@ import pytest
 import zoo
 from command_line import run
 from page_code import ROOT, blocks
-from work_parts import finished, numbers, parts_of, table_of
+from work_jobs import finished, numbers, parts_of, table_of
 from zoo_words import reader
 
 import tlspectral as tls
 from tlspectral.errors import MissingParts
 from tlspectral.heads import analyze_models
 from tlspectral.tables import read_table, shard
-from tlspectral.tables.parts import open_parts
+from tlspectral.tables.job import Job
+from tlspectral.tables.resume_folder import open_resume_folder
 from tlspectral.tables.sharing import Shard, sharing
-from tlspectral.tables.work_part import WorkPart
 
 
 class Work:
     """Seven parts in a folder, and the numbers of those that were made."""
 
     def __init__(self, folder):
-        self.folder, self.made = open_parts(folder, {"a": 1}), []
+        self.folder, self.made = open_resume_folder(folder, {"a": 1}), []
 
     def table_of(self, number):
         self.made.append(number)
@@ -116,7 +116,7 @@ def test_what_cannot_be_shared_is_refused(work):
 def test_what_a_part_measures_inside_is_not_shared_out(work, tmp_path):
     inner = Work(tmp_path / "inner")
     with shard(1, 2):
-        finished([WorkPart("outer", lambda: pd.DataFrame({"numbers": inner()}))], work.folder)
+        finished([Job("outer", lambda: pd.DataFrame({"numbers": inner()}))], work.folder)
     assert inner.made == list(range(7))
 
 
@@ -140,7 +140,7 @@ def test_an_error_of_a_part_leaves_the_block(work):
         raise OSError("no such disk")
 
     with pytest.raises(OSError, match="no such disk"), shard(1, 2):
-        finished([WorkPart("part0", refuse)], work.folder)
+        finished([Job("part0", refuse)], work.folder)
 
 
 # --- functions (that every shard of each makes what all need first: test_resumable_functions) ---

@@ -21,8 +21,8 @@ def collect(
     was given. It makes no part, and writes and prints what it does without shards. Where a function of Python made the
     parts, call it again: it returns the table.
     """
+    from tlspectral.tables.job import sharing
     from tlspectral.tables.sharing import Shard, noted_works, require_parts
-    from tlspectral.tables.work_part import sharing
 
     works = list(noted_works(folder))
     if not works:

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.padding import TokenMask
-from tlspectral.tasks.score import Score
-from tlspectral.tasks.scoring import score_of, scored_sequences
+from tlspectral.tasks.metric_value import MetricValue
 from tlspectral.tasks.task import Task, induction, language, task_of
+from tlspectral.tasks.task_sequences import metric_value_of, task_sequences
 
 
-def evaluate(model: Any, task: Task | str) -> Score:
+def evaluate(model: Any, task: Task | str) -> MetricValue:
     """Score a model on a task.
 
         task = tls.logit_difference(prompts, " Mary", " John")
@@ -29,7 +29,7 @@ def evaluate(model: Any, task: Task | str) -> Score:
         task: a `Task`, or `"induction"` or `"language"` for these with their defaults.
 
     Returns:
-        A `Score`, which is used as a number: the mean over sequences, with `.se` and `.per_sequence`. The
+        A `MetricValue`, which is used as a number: the mean over sequences, with `.se` and `.per_sequence`. The
         difference of two is the paired `Effect`.
 
     Raises:
@@ -37,7 +37,7 @@ def evaluate(model: Any, task: Task | str) -> Score:
         ValueError: under `torch.autocast`, as in all that measures: it would round the score to 16 bits.
     """
     view = attention_view(model)
-    return score_of(view, scored_sequences(view, task_of(task)))
+    return metric_value_of(view, task_sequences(view, task_of(task)))
 
 
 def induction_loss(
@@ -47,7 +47,7 @@ def induction_loss(
     n_sequences: int = 200,
     segment_length: int = 64,
     seed: int = 0,
-) -> Score:
+) -> MetricValue:
     """Loss on the second copy of random repeated segments, which the model can copy (FP sections 5, 8).
 
     This is `evaluate(model, tls.tasks.induction(...))`: the sequences are those of `detect_heads`; with segments of L
@@ -78,7 +78,7 @@ def language_loss(
     attention_mask: TokenMask | None = None,
     n_sequences: int = 64,
     sequence_length: int = 128,
-) -> Score:
+) -> MetricValue:
     """Loss on text, of every position but the last (FP section 5): the mean over sequences of each sequence's mean.
 
     Documents are joined, with EOS between them, and cut into rows of one length. Give prompts that are to be

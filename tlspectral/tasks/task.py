@@ -13,7 +13,7 @@ from torch import Tensor
 from tlspectral.models.running.given import chosen_prompts, given_prompts, prompts_given
 from tlspectral.models.running.padding import TokenMask, positions_by_place
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
-from tlspectral.tasks.prompts import RepeatedSegments, TextRows
+from tlspectral.tasks.ready_prompts import RepeatedSegments, TextRows
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,9 +22,9 @@ from tlspectral.stats.ratio import ratio_interval
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import Schema, columns, require, require_one_row
-from tlspectral.tasks import Score, Task
-from tlspectral.tasks.score import row_sums, standard_error
-from tlspectral.tasks.scoring import score_from
+from tlspectral.tasks import MetricValue, Task
+from tlspectral.tasks.metric_value import row_sums, standard_error
+from tlspectral.tasks.task_sequences import metric_value_from
 
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of all edges."""
@@ -53,7 +53,7 @@ FAITHFULNESS = Schema(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CircuitScore(Score):
+class CircuitValue(MetricValue):
     """Score of a circuit on a task, a number; beside other tasks also of both ends of its scale, and on these.
 
     Attributes:
@@ -62,14 +62,14 @@ class CircuitScore(Score):
         off_target: the same circuit on each other task, by the task's name.
     """
 
-    intact: Score | None = None
-    counterfactual: Score | None = None
-    off_target: Mapping[str, "CircuitScore"] = field(default_factory=dict)
+    intact: MetricValue | None = None
+    counterfactual: MetricValue | None = None
+    off_target: Mapping[str, "CircuitValue"] = field(default_factory=dict)
 
 
 def run_circuit(
     model: Any, edges: Any, task: Task, *, off_target: Sequence[Task | Literal["induction", "language"]] = ()
-) -> CircuitScore:
+) -> CircuitValue:
     """Score the clean prompts when only these edges carry what the model computes.
 
     Along a kept edge a receiver reads what its sender writes, computed anew in this run; along every other edge what
@@ -86,10 +86,10 @@ def run_circuit(
             tasks and of `task` the intact and the counterfactual prompts are scored too.
 
     Returns:
-        A `Score`, which is used as a number: the mean over pairs, with `.se` and `.per_sequence`. With `off_target` it
-        has `.off_target`, the same of each other task by its name, and each has `.intact` and `.counterfactual`, the
-        scores of all edges and of none: `score - score.intact` is paired over prompts. Scores of two tasks are not
-        compared, as their units may differ.
+        A `MetricValue`, which is used as a number: the mean over pairs, with `.se` and `.per_sequence`. With
+        `off_target` it has `.off_target`, the same of each other task by its name, and each has `.intact` and
+        `.counterfactual`, the values of all edges and of none: `score - score.intact` is paired over prompts. Scores of
+        two tasks are not compared, as their units may differ.
 
     Raises:
         BadHead: an edge that the model does not have.
@@ -119,21 +119,21 @@ def run_circuit(
     _compare(edges, pairs)
     warn_of_hooks(pairs.graph.view.model)
     kept = pairs.graph.kept(edges)
-    found = {name: _circuit_score(pairs_of(model, other), kept, ends=True) for name, other in others.items()}
-    return _circuit_score(pairs, kept, ends=bool(others), off_target=found)
+    found = {name: _circuit_value(pairs_of(model, other), kept, ends=True) for name, other in others.items()}
+    return _circuit_value(pairs, kept, ends=bool(others), off_target=found)
 
 
-def _circuit_score(
-    pairs: Pairs, kept: Mask, *, ends: bool, off_target: Mapping[str, CircuitScore] | None = None
-) -> CircuitScore:
+def _circuit_value(
+    pairs: Pairs, kept: Mask, *, ends: bool, off_target: Mapping[str, CircuitValue] | None = None
+) -> CircuitValue:
     """Return the score of a circuit on some pairs, with those of both `ends` of its scale if they are asked for."""
     [values] = pairs.scores([kept])
-    score = score_from(pairs.view, pairs.sequences, values)
+    score = metric_value_from(pairs.view, pairs.sequences, values)
     known = (score.labels, score.sequences_sha256, score.distinct, score.texts)
     if not ends:
-        return CircuitScore(values, *known)
-    intact, counterfactual = (Score(one, *known) for one in pairs.plain_scores())
-    return CircuitScore(values, *known, intact, counterfactual, off_target or {})
+        return CircuitValue(values, *known)
+    intact, counterfactual = (MetricValue(one, *known) for one in pairs.plain_scores())
+    return CircuitValue(values, *known, intact, counterfactual, off_target or {})
 
 
 def faithfulness(

@@ -32,8 +32,8 @@ from tlspectral.models.running.partial_runs import Positions, logits_at
 from tlspectral.models.stream.writes import HeadWrites, mixed, z_of
 from tlspectral.tables.progress import bar
 from tlspectral.tasks import Task
-from tlspectral.tasks.scoring import ScoredSequences, Scores, score_of, scored_sequences
 from tlspectral.tasks.task import task_of
+from tlspectral.tasks.task_sequences import MetricValues, TaskSequences, metric_value_of, task_sequences
 
 _Found = TypeVar("_Found")
 Mask = Bool[np.ndarray, "receivers senders"]
@@ -44,7 +44,7 @@ class Pairs:
     """The clean and counterfactual prompts of a task on one model."""
 
     graph: Graph
-    sequences: ScoredSequences
+    sequences: TaskSequences
     other: PackedTokens
 
     @property
@@ -83,7 +83,7 @@ class Pairs:
         A circuit takes one forward pass of the clean prompts, all circuits together one of the counterfactual ones. As
         many circuits as memory allows are stacked on the batch axis, which changes numbers by rounding only.
         """
-        scores, kept = Scores(self.sequences, len(circuits)), np.stack([*circuits])
+        scores, kept = MetricValues(self.sequences, len(circuits)), np.stack([*circuits])
         with bar(len(self.sequences.tokens) * len(circuits), "circuits", "run of a pair") as shown:
 
             def of_pairs(batch: slice) -> Tensor:
@@ -107,21 +107,21 @@ class Pairs:
     def plain_scores(self) -> Float64[np.ndarray, "sides pairs"]:
         """Return the metric of each pair in a plain run of the clean and of the counterfactual prompts."""
         swapped = replace(self.sequences, tokens=self.other.tokens)
-        return np.stack([score_of(self.view, one).per_sequence for one in (self.sequences, swapped)])
+        return np.stack([metric_value_of(self.view, one).per_sequence for one in (self.sequences, swapped)])
 
 
 def pairs_of(model: Any, task: Task) -> Pairs:
     """Return the pairs of a task on a model.
 
     Raises ValueError for no task, or one without counterfactual prompts, EditNotHonored where a run with no edge kept
-    is not that of the counterfactual prompts, and as `scored_sequences`, `AttentionView.raw` and `mlp_reads`.
+    is not that of the counterfactual prompts, and as `task_sequences`, `AttentionView.raw` and `mlp_reads`.
     """
     view = attention_view(model)
     require_stream(view)
     chosen = task_of(task)
     if chosen.counterfactual is None:
         raise ValueError(f"{chosen.label} has no counterfactual prompts: give Task(..., counterfactual=)")
-    sequences = scored_sequences(view, chosen)
+    sequences = task_sequences(view, chosen)
     assert sequences.counterfactual is not None
     read_by_indexer = "by what no edge carries: give shorter prompts"
     require_every_key(map(view.raw, view.layers), sequences.tokens.shape[1], read_by_indexer)

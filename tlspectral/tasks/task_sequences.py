@@ -21,9 +21,9 @@ from tlspectral.models.running.partial_runs import IntactRun, Positions, intact_
 from tlspectral.models.running.prompt_notes import distinct_rows, equality_notes
 from tlspectral.models.running.prompts import read_prompts
 from tlspectral.models.running.text import tokens_text
+from tlspectral.tasks.metric_value import MetricValue
 from tlspectral.tasks.metrics import AnsweredDifference, next_token_loss
-from tlspectral.tasks.prompts import RepeatedSegments
-from tlspectral.tasks.score import Score
+from tlspectral.tasks.ready_prompts import RepeatedSegments
 from tlspectral.tasks.task import Task
 
 _Found = TypeVar("_Found")
@@ -32,7 +32,7 @@ _MOST_LOGITS = 2**31  # 8 GiB in float32
 
 
 @dataclass(frozen=True)
-class ScoredSequences(PackedTokens):
+class TaskSequences(PackedTokens):
     """The sequences of a task on one model, on the CPU, and the positions `scored` whose logits the metric gets.
 
     A metric that is `by_rows` scores each row by itself, so it is called batch by batch. `counterfactual` are the pairs
@@ -136,10 +136,10 @@ class ScoredSequences(PackedTokens):
 
 
 @dataclass
-class Scores:
+class MetricValues:
     """Scores of several stacked copies of all sequences, whose logits come batch by batch."""
 
-    sequences: ScoredSequences
+    sequences: TaskSequences
     copies: int
     _batches: list[Tensor] = field(default_factory=list)
 
@@ -172,7 +172,7 @@ class Scores:
         return values
 
 
-def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
+def task_sequences(view: AttentionView, task: Task) -> TaskSequences:
     """Return the sequences of a task on one model.
 
     Raises:
@@ -198,7 +198,7 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
     equal = () if drawn else equality_notes(distinct)
     noted = {note.name for note in packed.notes}
     of_pairs = () if pairs is None else (note for note in pairs.notes if note.name not in noted)
-    sequences = ScoredSequences(
+    sequences = TaskSequences(
         packed.tokens,
         packed.lengths,
         scored,
@@ -257,7 +257,7 @@ def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedToken
     return pairs
 
 
-def _warn_of_early_differences(sequences: ScoredSequences) -> None:
+def _warn_of_early_differences(sequences: TaskSequences) -> None:
     """Warn where a pair does not differ, or differs before every named position."""
     assert sequences.counterfactual is not None
     differs = sequences.tokens != sequences.counterfactual.tokens
@@ -278,7 +278,7 @@ def _warn_of_early_differences(sequences: ScoredSequences) -> None:
             )
 
 
-def _require_targets(sequences: ScoredSequences) -> None:
+def _require_targets(sequences: TaskSequences) -> None:
     """Refuse positions other than those whose next tokens `next_token_loss` takes as targets. Raises ValueError."""
     n, width = sequences.n_scored, sequences.tokens.shape[1]
     columns = torch.arange(width - 1 - n, width - 1)
@@ -313,9 +313,9 @@ def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: 
     return positions_in(lengths, predict, "predict")
 
 
-def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:
+def metric_value_of(view: AttentionView, sequences: TaskSequences) -> MetricValue:
     """Score the model as it is now, batch by batch, without gradients."""
-    scores = Scores(sequences, 1)
+    scores = MetricValues(sequences, 1)
 
     def add(batch: slice) -> None:
         scores.add(batch, logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)))
@@ -323,23 +323,25 @@ def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:
     with evaluating(view.model), torch.no_grad():
         for _ in sequences.in_batches(view, add):
             pass
-    return score_from(view, sequences, scores.result()[0].numpy())
+    return metric_value_from(view, sequences, scores.result()[0].numpy())
 
 
-def score_from(view: AttentionView, sequences: ScoredSequences, values: Float64[np.ndarray, "sequences"]) -> Score:
+def metric_value_from(
+    view: AttentionView, sequences: TaskSequences, values: Float64[np.ndarray, "sequences"]
+) -> MetricValue:
     """Return the score that values of sequences make, with what is known of these."""
     texts = sequences.given_texts
     if texts is None:
         rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
         texts = tuple(tokens_text(view, row[:length]) for row, length in rows)
-    return Score(values, sequences.labels, sequences.digest, sequences.distinct, texts)
+    return MetricValue(values, sequences.labels, sequences.digest, sequences.distinct, texts)
 
 
 def intact_values(
-    view: AttentionView, sequences: ScoredSequences, layers: Iterable[int]
+    view: AttentionView, sequences: TaskSequences, layers: Iterable[int]
 ) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
     """Run the model without ablation. Return the run, to replay from the given layers, and each sequence's score."""
-    scores = Scores(sequences, 1)
+    scores = MetricValues(sequences, 1)
     rows = sequences.rows_at_once(view)
     intact = intact_run(view, sequences.tokens, sequences.scored, layers, batch=rows, reduce=scores.add)
     return intact, scores.result()[0].numpy()
@@ -347,29 +349,29 @@ def intact_values(
 
 def replayed_values(
     intact: IntactRun | ContinuedRun,
-    sequences: ScoredSequences,
+    sequences: TaskSequences,
     layers: Sequence[int],
     hooks_of: Callable[[slice, slice], list[Hook]],
-) -> Float64[Tensor, "jobs sequences"]:
-    """Score every job on all sequences, the blocks from its layer on run again under its hooks, without gradients.
+) -> Float64[Tensor, "replays sequences"]:
+    """Score every replay on all sequences, the blocks from its layer on run again under its hooks, without gradients.
 
-    `layers` are those of the jobs, which do not decrease: jobs that are run together begin at the first of theirs. As
-    many jobs as memory allows are stacked on the batch axis, one copy of the sequences after the other: that changes
-    numbers by rounding only. `hooks_of` returns the hooks of some of the jobs on some of the sequences.
+    `layers` are those of the replays, which do not decrease: replays that are run together begin at the first of
+    theirs. As many replays as memory allows are stacked on the batch axis, one copy of the sequences after the other:
+    that changes numbers by rounding only. `hooks_of` returns the hooks of some of the replays on some of the sequences.
     """
     view, n = intact.view, len(sequences.tokens)
     rows = max(1, min(rows_at_once(intact), sequences._rows_scored(view)))
 
-    def of_jobs(jobs: slice) -> Tensor:
-        scores = Scores(sequences, jobs.stop - jobs.start)
+    def of_replays(replays: slice) -> Tensor:
+        scores = MetricValues(sequences, replays.stop - replays.start)
 
         def add(batch: slice) -> None:
-            with view.hooks_on(hooks_of(jobs, batch)):
-                scores.add(batch, intact.replay(layers[jobs.start], batch, scores.copies))
+            with view.hooks_on(hooks_of(replays, batch)):
+                scores.add(batch, intact.replay(layers[replays.start], batch, scores.copies))
 
         for _ in in_batches(n, max(1, rows // scores.copies), add):
             pass
         return scores.result()
 
     with evaluating(view.model), torch.no_grad():
-        return torch.cat([*in_batches(len(layers), max(1, rows // n), of_jobs)])
+        return torch.cat([*in_batches(len(layers), max(1, rows // n), of_replays)])

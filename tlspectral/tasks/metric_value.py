@@ -15,7 +15,7 @@ _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Score(float):
+class MetricValue(float):
     """Mean score of a model over the sequences of a task, a number.
 
     The difference of two scores over the same sequences is the paired `Effect`; with a number it is a number.
@@ -35,7 +35,7 @@ class Score(float):
     distinct: Int[np.ndarray, "sequences"] | None = None
     texts: tuple[str, ...] | None = None
 
-    def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> "Score":
+    def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> "MetricValue":
         """Make the number, the mean over sequences."""
         return super().__new__(cls, per_sequence.mean())
 
@@ -64,17 +64,17 @@ class Score(float):
         return table.assign(value=self.per_sequence)
 
     def __sub__(self, other: Any) -> "Effect | float":
-        return paired_effect(self, other) if isinstance(other, Score) else super().__sub__(other)
+        return paired_effect(self, other) if isinstance(other, MetricValue) else super().__sub__(other)
 
     def __str__(self) -> str:
         return f"{self.value:.4f} ± {self.se:.4f}"
 
     def __repr__(self) -> str:
-        return f"Score({self}, {len(self.per_sequence)} sequences)"
+        return f"MetricValue({self}, {len(self.per_sequence)} sequences)"
 
     def _repr_html_(self) -> str:
         rows = [("value", f"{self.value:.4g}"), ("se", f"{self.se:.4g}")]
-        return html_rows("Score", [*rows, ("sequences", str(len(self.per_sequence)))])
+        return html_rows("MetricValue", [*rows, ("sequences", str(len(self.per_sequence)))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ class Effect(float):
         return f"{self.value:.4f} ± {self.se:.4f}"
 
 
-def paired_effect(ablated: Score, intact: Score, *, seed: int = 0) -> Effect:
+def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -> Effect:
     """Effect of an ablation on a score: `ablated - intact`, sequence by sequence; `seed` is of the flips of signs.
 
     Raises ValueError for scores over different sequences, or over one.
