@@ -28,7 +28,7 @@ def test_targets_are_the_last_tokens_of_the_copy():
     tokens = torch.tensor([[0, 5, 6, 7, 8, 5, 6, 7, 8]])
     view = attention_view(shared("bridge", "llama"))
     task = scoring.task_sequences(view, induction(tokens))
-    assert tokens[0, task.scored].tolist() == [5, 6, 7]
+    assert tokens[0, task.predicted].tolist() == [5, 6, 7]
     logits = torch.full((1, 3, 10), -100.0)
     logits[0, range(3), [6, 7, 8]] = 100.0
     assert float(task.measured(logits)) == 0

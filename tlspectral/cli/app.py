@@ -97,7 +97,7 @@ Shard = Annotated[
     typer.Option(
         "--shard",
         metavar="I/N",
-        help="Make part I of every N, from 1 on, as one of N jobs; the last job, or collect, makes the table.",
+        help="Make job I of every N, from 1 on, as one of N processes; the last one, or collect, makes the table.",
         callback=_shared_out,
     ),
 ]

@@ -174,7 +174,7 @@ def copy_losses(model: Any, task: Task) -> tuple[MetricValue, MetricValue]:
     # Attention is causal, so the second copy does not change the losses of the first.
     width = second.tokens.shape[1] // 2 + 1
     lengths = torch.full((len(second.tokens),), width)
-    first = replace(second, tokens=second.tokens[:, :width], lengths=lengths, scored=slice(1, width - 1))
+    first = replace(second, tokens=second.tokens[:, :width], lengths=lengths, predicted=slice(1, width - 1))
     return metric_value_of(view, first), metric_value_of(view, second)
 
 

@@ -1,4 +1,4 @@
-"""What a model is scored on: prompts, a metric, ready tasks, and scores with standard errors."""
+"""What a model is evaluated on: prompts, a metric, ready tasks, and values with standard errors."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""`evaluate`: the score of a model on a task. `induction_loss` and `language_loss` are it with a ready task."""
+"""`evaluate`: the value of a model on a task. `induction_loss` and `language_loss` are it with a ready task."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +14,15 @@ from tlspectral.tasks.task_sequences import metric_value_of, task_sequences
 
 
 def evaluate(model: Any, task: Task | str) -> MetricValue:
-    """Score a model on a task.
+    """Evaluate a model on a task.
 
         task = tls.logit_difference(prompts, " Mary", " John")
         intact = tls.evaluate(model, task)
         with tls.ablate(model, "L5H1", "output"):
             effect = tls.evaluate(model, task) - intact
 
-    Hooks on the model stay in force, so that inside `ablate(...)` this is the score of the ablated model; hooks on the
-    unembedding see the scored positions alone.
+    Hooks on the model stay in force, so that inside `ablate(...)` this is the value of the ablated model; hooks on the
+    unembedding see the predicted positions alone.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -34,7 +34,7 @@ def evaluate(model: Any, task: Task | str) -> MetricValue:
 
     Raises:
         ValueError, TypeError: prompts, positions, labels or a metric that do not fit; see `Task`.
-        ValueError: under `torch.autocast`, as in all that measures: it would round the score to 16 bits.
+        ValueError: under `torch.autocast`, as in all that measures: it would round the value to 16 bits.
     """
     view = attention_view(model)
     return metric_value_of(view, task_sequences(view, task_of(task)))
@@ -82,7 +82,7 @@ def language_loss(
     """Loss on text, of every position but the last (FP section 5): the mean over sequences of each sequence's mean.
 
     Documents are joined, with EOS between them, and cut into rows of one length. Give prompts that are to be
-    scored one by one as token ids, and prompts of unequal length padded, with their mask:
+    evaluated one by one as token ids, and prompts of unequal length padded, with their mask:
 
         batch = model.tokenizer(prompts, padding=True, return_tensors="pt")
         language_loss(model, batch.input_ids, attention_mask=batch.attention_mask)
@@ -93,7 +93,7 @@ def language_loss(
             one word without spaces (its column `text` is streamed: this needs a network and `datasets`); or None, the
             public-domain book that comes with the package.
         attention_mask: for token ids that are padded, on either side: 1 for real tokens, 0 for padding. Padding is
-            neither seen by the model nor scored.
+            neither seen by the model nor evaluated.
         n_sequences: rows that are cut from text, the first ones; token ids are taken whole.
         sequence_length: tokens in such a row, BOS included, at most the context.
 

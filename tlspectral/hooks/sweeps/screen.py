@@ -46,7 +46,7 @@ def gradient_screen(
     if not sequences.by_rows:
         with torch.no_grad():
             logits = sequences.in_batches(
-                view, lambda each: logits_at(view, sequences.tokens[each], sequences.scored_of(each))
+                view, lambda each: logits_at(view, sequences.tokens[each], sequences.predicted_of(each))
             )
             of_logits = sequences.gradients(torch.cat([*logits]))
 
@@ -80,7 +80,7 @@ def gradient_screen(
         batch = sequences_run
         for ablation in ablations:
             ablation.part = bound[ablation.layer.layer].of_rows(batch)
-        logits = logits_at(view, sequences.tokens[batch], sequences.scored_of(batch))
+        logits = logits_at(view, sequences.tokens[batch], sequences.predicted_of(batch))
         whole = sequences.gradients(logits, batch) if of_logits is None else of_logits[batch]
         return torch.autograd.grad(logits, list(gates.values()), whole.to(logits))
 
