@@ -346,6 +346,12 @@ def test_names_of_a_room_are_reached_by_it_alone():
             assert (inspect.getdoc(getattr(module, name)) or "").strip(), name
 
 
+def test_no_two_files_of_the_core_have_one_name():
+    """Another name says what is in the file; `CONTRIBUTING.md`, Words."""
+    stems = [path.stem for path in FILES if path.stem not in ENTRANCES]
+    assert [stem for stem in sorted(set(stems)) if stems.count(stem) > 1] == []
+
+
 WITHOUT_A_FILE = {
     "heads.frequencies": "frequency_table",
     "history.checkpoint_tables": "HeadHistory",
