@@ -50,9 +50,10 @@ def main(
     pairs = pairs_of(model, tls.logit_difference(prompts, right, wrong, counterfactual=other))
     possible = pairs.graph.possible
     circuits = [possible & (drawn.random(possible.shape) < share) for share in np.geomspace(1e-3, 0.5, CIRCUITS)]
-    pairs.scores(circuits[:1])
+    pairs.circuit_values(circuits[:1])
     several, one = (
-        min(seconds(lambda some=some: pairs.scores(some)) for _ in range(2)) for some in (circuits, circuits[-1:])
+        min(seconds(lambda some=some: pairs.circuit_values(some)) for _ in range(2))
+        for some in (circuits, circuits[-1:])
     )
     tokens = pairs.sequences.tokens
     with torch.no_grad():

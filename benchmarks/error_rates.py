@@ -49,14 +49,14 @@ from tlspectral_studies.positional_symbolic.medians import median_tests
 
 from tlspectral.heads.detectors import detect_heads
 from tlspectral.hooks import ablation_sweep, edge_effects, summarize_sweep
-from tlspectral.hooks.sweeps.effects import head_sets
+from tlspectral.hooks.sweeps.layer_effects import head_sets
 from tlspectral.models.reading import attention_view
 from tlspectral.stats import benjamini_hochberg, model_permutation_test, top_head_percentile
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.stats.ratio import ratio_interval
 from tlspectral.tasks import induction
+from tlspectral.tasks.metric_value import control_test
 from tlspectral.tasks.repeated import repeated_sequences
-from tlspectral.tasks.score import control_test
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results" / "error_rates.csv"

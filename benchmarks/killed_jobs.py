@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from tlspectral.tables.parts import open_parts
-from tlspectral.tables.work import finished_parts
-from tlspectral.tables.work_part import WorkPart
+from tlspectral.tables.job import Job
+from tlspectral.tables.resume_folder import open_resume_folder
+from tlspectral.tables.work import finished_jobs
 
 JOBS = 8
 PARTS = 40
@@ -33,10 +33,10 @@ def made(number):
 def make_parts(folder, job=0, make=made):
     """Do all parts of a work, as job 0 from the first to the last, as job 1 from the last to the first."""
     numbers = range(PARTS) if job % 2 == 0 else reversed(range(PARTS))
-    parts = [WorkPart(f"some/part{number}", partial(make, number)) for number in numbers]
-    opened = open_parts(folder, {"a": 1}, noted={"model": "one"})
+    parts = [Job(f"some/part{number}", partial(make, number)) for number in numbers]
+    opened = open_resume_folder(folder, {"a": 1}, noted={"model": "one"})
     (opened.path / "some").mkdir(exist_ok=True)
-    found = finished_parts(parts, opened, description="work", unit="part")
+    found = finished_jobs(parts, opened, description="work", unit="part")
     for number in range(PARTS):
         pd.testing.assert_frame_equal(found[f"some/part{number}"], made(number))
 

@@ -10,7 +10,7 @@ from null_tables import Likeness, column, flat
 from tlspectral_studies.fingerprint.statistics.placebos import permuted_geometries
 
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
-from tlspectral.heads.measure import phase_columns
+from tlspectral.heads.weight_columns import phase_columns
 
 D_MODEL, D_HEAD = 24, 8
 PLACEBO_DRAWS = 19  # the least p is 1 / 20

@@ -24,7 +24,7 @@ from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.text import text_tokens
 from tlspectral.tasks.repeated import repeated_sequences
-from tlspectral.tasks.scoring import scored_sequences
+from tlspectral.tasks.task_sequences import task_sequences
 
 TEXT_ROWS, TEXT_LENGTH, SKIPPED = 16, 128, 8  # the skipped rows hold the text that the truth is measured on
 REPEATS, SEGMENT, DRAWS, BATCH = 16, 32, 20, 4
@@ -56,7 +56,7 @@ def numbers_of_heads(view: AttentionView, spectra: pd.DataFrame) -> pd.DataFrame
 
 def gradient_estimates(view: AttentionView, task: tls.Task) -> pd.DataFrame:
     """Return the size of the first-order estimate of zeroing each head."""
-    sequences = scored_sequences(view, task)
+    sequences = task_sequences(view, task)
     part = tls.parts.Output("zero").fixed(view, sequences)
     table = gradient_screen(view, sequences, {layer: list(range(view.n_heads(layer))) for layer in view.layers}, part)
     return table[HEAD].assign(estimate=table["estimate"].abs())

@@ -232,7 +232,7 @@ def null_rows(terms: Terms) -> pd.DataFrame:
 def faithfulness_rows(pairs: Pairs, terms: Terms) -> pd.DataFrame:
     """Score stable sets and others of their size on the pairs that did not choose them."""
     graph, rows = pairs.graph, []
-    intact, none = pairs.plain_scores()
+    intact, none = pairs.plain_values()
     for n in (CHOSEN, round(0.005 * terms.shape[1])):
         circuits, labels = [], []
         for split in range(3):
@@ -252,7 +252,7 @@ def faithfulness_rows(pairs: Pairs, terms: Terms) -> pd.DataFrame:
                 labels += [(split, direction, choice, scored) for choice in whole]
                 circuits += [*whole.values()]
         for (split, direction, choice, scored), mask, values in zip(
-            labels, circuits, pairs.scores(circuits), strict=True
+            labels, circuits, pairs.circuit_values(circuits), strict=True
         ):
             carried = (values - none)[scored].mean() / (intact - none)[scored].mean()
             rows.append({"chosen": n, "split": split, "direction": direction, "choice": choice,

@@ -12,7 +12,7 @@ from tlspectral import stats
 from tlspectral.hooks.sweeps.summary import summarize_sweep
 from tlspectral.hooks.sweeps.sweep import ablation_sweep
 from tlspectral.stats.jackknife import jackknife
-from tlspectral.tasks.score import sign_flip_p
+from tlspectral.tasks.metric_value import sign_flip_p
 
 ROOT = Path(__file__).parents[1]
 

@@ -139,7 +139,7 @@ def test_every_file_keeps_the_rules():
         ("algebra/spectra.py", "def lazy():\n    from tlspectral import analyze_heads\n", "not down"),
         ("heads/operators/factored.py", "from ...hooks import ablate\n", "not down"),
         ("heads/operators/factored.py", "import tlspectral\n", "whole package"),
-        ("history/measure.py", "from tlspectral_studies.common import train\n", "the core imports a study"),
+        ("history/checkpoint_tables.py", "from tlspectral_studies.common import train\n", "the core imports a study"),
         ("algebra/rotary.py", '"""As in `tlspectral_studies.common`."""\n', "names a module of a study"),
         ("stats.py", "from transformer_lens import HookedTransformer\n", "transformer_lens"),
         ("stats.py", "import transformer_lens.utilities as t\n", "transformer_lens"),
@@ -152,7 +152,7 @@ def test_every_file_keeps_the_rules():
         ("heads/analysis.py", "from tlspectral.heads.detectors import detect_heads\nfrom . import null\n", None),
         ("heads/operators/factored.py", "from ...models.reading import attention_view\n", None),
         ("cli/analyze.py", "import tlspectral\nprint(tlspectral.__version__)\n", None),
-        ("models/loading/hooked.py", "import transformer_lens\n", None),
+        ("models/loading/building_hooked.py", "import transformer_lens\n", None),
     ],
 )
 def test_a_broken_rule_is_seen_and_a_kept_one_is_not_faulted(file, source, said):
@@ -346,10 +346,16 @@ def test_names_of_a_room_are_reached_by_it_alone():
             assert (inspect.getdoc(getattr(module, name)) or "").strip(), name
 
 
+def test_no_two_files_of_the_core_have_one_name():
+    """Another name says what is in the file; `CONTRIBUTING.md`, Words."""
+    stems = [path.stem for path in FILES if path.stem not in ENTRANCES]
+    assert [stem for stem in sorted(set(stems)) if stems.count(stem) > 1] == []
+
+
 WITHOUT_A_FILE = {
     "heads.frequencies": "frequency_table",
-    "history.measure": "HeadHistory",
-    "hooks.parts.blocks": "Content, Interaction, Position",
+    "history.checkpoint_tables": "HeadHistory",
+    "hooks.parts.content_position": "Content, Interaction, Position",
     "hooks.parts.long_range": "LongRange",
     "hooks.parts.query_key": "Antisymmetric, Band, RopePhase, Symmetric",
     "plots.circuits": "circuit, faithfulness",
@@ -362,7 +368,7 @@ WITHOUT_A_FILE = {
     "tables.head_columns": "describe_columns",
     "tasks.embedding": "embedding_change",
     "tasks.repeated": "repeated_sequences",
-    "tasks.score": "Effect, Score, paired_effect",
+    "tasks.metric_value": "Effect, MetricValue, paired_effect",
 }
 """Public functions and classes whose module has no file of tests in its room: others ask of them."""
 

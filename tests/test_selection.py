@@ -12,7 +12,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch
-from tlspectral.history.measure import HeadHistory
+from tlspectral.history.checkpoint_tables import HeadHistory
 from tlspectral.history.recording import _checked_pairs
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import bridge as bridge_reader

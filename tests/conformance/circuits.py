@@ -15,12 +15,12 @@ def all_edges_are_the_clean_run_none_the_counterfactual_one_and_a_cut_edge_its_c
     clean, other = prompt_pairs(3, 11, seed=0)
     task = tls.logit_difference(clean, [7, 8, 9], [10, 11, 12], counterfactual=other)
     pairs = pairs_of(row.model, task)
-    possible, (intact, none) = pairs.graph.possible, pairs.plain_scores()
+    possible, (intact, none) = pairs.graph.possible, pairs.plain_values()
     edges = np.argwhere(possible)
     edges = edges[np.random.default_rng(1).permutation(len(edges))[:6]]
     without = np.repeat(possible[None], len(edges), axis=0)
     without[range(len(edges)), edges[:, 0], edges[:, 1]] = False
-    found = pairs.scores([possible, np.zeros_like(possible), *without])
+    found = pairs.circuit_values([possible, np.zeros_like(possible), *without])
     # In float32, scores of 0.1 to 1 that differ by hundredths: 0 and 5e-7 measured.
     np.testing.assert_allclose(found[:2], [intact, none], atol=1e-5)
     assert np.abs(intact - none).max() > 1e-3

@@ -24,7 +24,7 @@ from tlspectral import analyze_heads, k_composition, load_model, read_table, wri
 from tlspectral.algebra.nulls import block_generator, haar_blocks, null_draws
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.history import head_history, recording
-from tlspectral.history.measure import copy_losses, population_medians
+from tlspectral.history.checkpoint_tables import copy_losses, population_medians
 from tlspectral.models.loading.packaged import bridge_from_weights
 from tlspectral.models.reading import attention_view
 from tlspectral.positional import positional_symbolic

@@ -11,7 +11,7 @@ from pair_prompts import first_order, patched_by_pair, prompt_pairs
 
 import tlspectral as tls
 from tlspectral.hooks.sweeps import sweep as sweep_module
-from tlspectral.tasks.scoring import scored_sequences
+from tlspectral.tasks.task_sequences import task_sequences
 
 PAIRED = tls.parts.Output(replace="counterfactual")
 LENGTHS = [9, 8, 7, 9, 6, 9]
@@ -157,7 +157,7 @@ def test_a_resampled_write_is_that_of_another_sequence():
     table = tls.edge_effects(model, "logits", senders=["L1MLP"], task=task, replace="resample", seed=2)
     donors = tls.parts.Output("resample", seed=2)
     view = tls.models.reading.attention_view(model)
-    order = donors.fixed(view, scored_sequences(view, task)).reference.donors
+    order = donors.fixed(view, task_sequences(view, task)).reference.donors
     seen, point = {}, "blocks.1.hook_mlp_out"
     with torch.no_grad():
         model.run_with_hooks(clean, fwd_hooks=[(point, lambda x, hook: seen.update(out=x.clone()))])

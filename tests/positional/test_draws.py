@@ -21,7 +21,7 @@ from tlspectral.positional import BindingTask, positional_symbolic, task_answers
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.block_task import asked_blocks, swapped_blocks
 from tlspectral.positional.draws import _swaps_of_task
-from tlspectral.positional.measure import averaged
+from tlspectral.positional.swapped_prompts import averaged
 
 ERRORS = ["s_pos_se", "s_sym_se", "exclusion_index_se", "logit_std_se"]
 

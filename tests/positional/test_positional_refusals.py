@@ -20,8 +20,8 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import bridge as bridge_reader
 from tlspectral.positional import BindingTask, BlockDraw, PromptFile, Question, positional_symbolic, task_answers
 from tlspectral.positional.answers import answers_table
-from tlspectral.positional.measure import averaged
 from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask
+from tlspectral.positional.swapped_prompts import averaged
 from tlspectral.tasks.block_prompt import BlockPrompt, chosen_swaps
 
 NAMES, COLOURS = ("Alice", "Bob", "Clara"), ("Red", "Blue", "Red")

@@ -19,12 +19,12 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.hooks.parts import Content, Interaction
-from tlspectral.hooks.sweeps.effects import layer_effects
+from tlspectral.hooks.sweeps.layer_effects import layer_effects
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.positional import exclusion_split, logit_shares
 from tlspectral.positional.shares import split_logits
-from tlspectral.tasks.scoring import intact_values, scored_sequences
+from tlspectral.tasks.task_sequences import intact_values, task_sequences
 
 PROMPT = EQUAL_BLOCKS
 
@@ -262,7 +262,7 @@ def test_a_control_takes_the_same_numbers_from_other_blocks():
 def test_the_size_of_what_is_removed_is_that_over_the_blocks():
     model = shared("bridge", "llama")
     view, task = attention_view(model), blocks_task(shared("bridge", "llama"), 2)
-    sequences = scored_sequences(view, task)
+    sequences = task_sequences(view, task)
     run, _ = intact_values(view, sequences, [1])
     assert isinstance(run, IntactRun)
     part = Content(PROMPT).on(view, {1: [2]})[1]

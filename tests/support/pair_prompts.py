@@ -7,7 +7,7 @@ import torch
 from tlspectral.hooks.edges.measuring import Edge, Prepared, _task_deltas
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.hooks.edges.senders import cached_run
-from tlspectral.tasks.scoring import intact_values
+from tlspectral.tasks.task_sequences import intact_values
 
 
 def prompt_pairs(n, length, *, seed, at=4):

@@ -10,9 +10,9 @@ import zoo
 
 import tlspectral as tls
 from tlspectral.tables import progress
+from tlspectral.tables.job import Job
 from tlspectral.tables.progress import bar, hidden, without_bars
-from tlspectral.tables.work import finished_parts
-from tlspectral.tables.work_part import WorkPart
+from tlspectral.tables.work import finished_jobs
 
 
 @pytest.fixture
@@ -103,9 +103,9 @@ def part(name):
 
 @pytest.mark.parametrize("n_jobs", [1, 2])
 def test_workers_show_no_bars_of_their_own(terminal, n_jobs):
-    parts = [WorkPart(name, lambda name=name: part(name)) for name in ("a", "b")]
+    parts = [Job(name, lambda name=name: part(name)) for name in ("a", "b")]
     with joblib.parallel_config(backend="threading"):
-        shown = terminal(lambda: finished_parts(parts, description="outside", unit="part", n_jobs=n_jobs))
+        shown = terminal(lambda: finished_jobs(parts, description="outside", unit="part", n_jobs=n_jobs))
     assert "outside" in shown
     assert ("inside" in shown) == (n_jobs == 1)
 

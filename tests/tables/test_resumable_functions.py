@@ -26,7 +26,7 @@ from tlspectral.heads import analyze_models
 from tlspectral.hooks.parts import Band, Content, LongRange, Output, RopePhase
 from tlspectral.models.reading import attention_view
 from tlspectral.tables import read_table, shard
-from tlspectral.tables.parts import PartFolder
+from tlspectral.tables.resume_folder import ResumeFolder
 from tlspectral.tasks import induction
 from tlspectral.tasks.block_prompt import BlockPrompt
 from tlspectral.tasks.repeated import repeated_sequences
@@ -351,7 +351,7 @@ def written(monkeypatch):
     class Written(list):
         stop = None
 
-    real, seen = PartFolder.write, Written()
+    real, seen = ResumeFolder.write, Written()
 
     def write(self, name, table):
         if len(seen) == seen.stop:
@@ -359,7 +359,7 @@ def written(monkeypatch):
         seen.append(self.path / name)
         return real(self, name, table)
 
-    monkeypatch.setattr(PartFolder, "write", write)
+    monkeypatch.setattr(ResumeFolder, "write", write)
     return seen
 
 

@@ -12,23 +12,23 @@ import pytest
 import zoo
 from command_line import run
 from page_code import ROOT, blocks
-from work_parts import finished, numbers, parts_of, table_of
+from work_jobs import finished, numbers, parts_of, table_of
 from zoo_words import reader
 
 import tlspectral as tls
 from tlspectral.errors import MissingParts
 from tlspectral.heads import analyze_models
 from tlspectral.tables import read_table, shard
-from tlspectral.tables.parts import open_parts
+from tlspectral.tables.job import Job
+from tlspectral.tables.resume_folder import open_resume_folder
 from tlspectral.tables.sharing import Shard, sharing
-from tlspectral.tables.work_part import WorkPart
 
 
 class Work:
     """Seven parts in a folder, and the numbers of those that were made."""
 
     def __init__(self, folder):
-        self.folder, self.made = open_parts(folder, {"a": 1}), []
+        self.folder, self.made = open_resume_folder(folder, {"a": 1}), []
 
     def table_of(self, number):
         self.made.append(number)
@@ -73,7 +73,7 @@ def test_shards_of_another_number_finish_what_others_began(work):
 
 def test_more_shards_than_parts_leave_some_without_any(work):
     with shard(9, 9):
-        pytest.fail(f"all parts are there: {work()}")
+        pytest.fail(f"all jobs are there: {work()}")
     assert work.made == []
 
 
@@ -88,7 +88,7 @@ def test_what_is_missing_is_named_and_the_message_stays_short(work):
     with sharing(Shard.numbered(1, 7)), pytest.raises(MissingParts) as error:
         work()
     assert str(error.value) == (
-        f"{work.folder.path}: 1 of 7 parts are there; missing: part1, part2, part3, part4, part5, part6"
+        f"{work.folder.path}: 1 of 7 jobs are there; missing: part1, part2, part3, part4, part5, part6"
     )
     with sharing(Shard.numbered(1, 1000)), pytest.raises(MissingParts, match=r"part7, part8 and 92 others$"):
         finished(work.parts(101), work.folder)
@@ -101,14 +101,14 @@ def test_a_shard_that_does_not_exist_is_refused(index, count):
 
 
 def test_a_shard_that_is_never_entered_warns():
-    with pytest.warns(UserWarning, match=r"never entered, so this job makes all parts: write `with tls\.tables\.shard"):
+    with pytest.warns(UserWarning, match=r"never entered, so this process makes all jobs: write `with tls"):
         shard(1, 2)
 
 
 def test_what_cannot_be_shared_is_refused(work):
     with shard(1, 2), pytest.raises(ValueError, match="needs a folder that the other shards see"):
         finished(work.parts())
-    with shard(1, 2), pytest.raises(ValueError, match="parts of a generator cannot be shared out"):
+    with shard(1, 2), pytest.raises(ValueError, match="jobs of a generator cannot be shared out"):
         finished(iter(work.parts()), work.folder)
     assert work.made == []
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_shared_is_refused(work):
 def test_what_a_part_measures_inside_is_not_shared_out(work, tmp_path):
     inner = Work(tmp_path / "inner")
     with shard(1, 2):
-        finished([WorkPart("outer", lambda: pd.DataFrame({"numbers": inner()}))], work.folder)
+        finished([Job("outer", lambda: pd.DataFrame({"numbers": inner()}))], work.folder)
     assert inner.made == list(range(7))
 
 
@@ -140,7 +140,7 @@ def test_an_error_of_a_part_leaves_the_block(work):
         raise OSError("no such disk")
 
     with pytest.raises(OSError, match="no such disk"), shard(1, 2):
-        finished([WorkPart("part0", refuse)], work.folder)
+        finished([Job("part0", refuse)], work.folder)
 
 
 # --- functions (that every shard of each makes what all need first: test_resumable_functions) ---
@@ -178,10 +178,10 @@ def inside(tmp_path, monkeypatch):
 def test_collect_says_what_is_missing_and_then_makes_the_table(inside, monkeypatch):
     done = run(*SWEEP, "--shard", "1/2")
     assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr == "sweep: 1 of 2 parts are there; missing: output_L001\n"
+    assert done.stderr == "sweep: 1 of 2 jobs are there; missing: output_L001\n"
     done = run("collect", "sweep")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr == "sweep: 1 of 2 parts are there; missing: output_L001\n"
+    assert done.stderr == "sweep: 1 of 2 jobs are there; missing: output_L001\n"
     assert not (inside / "sweep.parquet").exists()
 
     done = run(*SWEEP, "--shard=2/2")
@@ -193,7 +193,7 @@ def test_collect_says_what_is_missing_and_then_makes_the_table(inside, monkeypat
     done = run("collect", inside / "sweep")
     assert done.exit_code == 0, done.output
     assert done.stdout == printed
-    assert done.stderr == f"{inside / 'sweep'}: all 2 parts are there\n"
+    assert done.stderr == f"{inside / 'sweep'}: all 2 jobs are there\n"
     assert (inside / "sweep.parquet").read_bytes() == by_last
 
     monkeypatch.chdir(inside)
@@ -215,7 +215,7 @@ def test_collect_makes_no_part(monkeypatch):
     monkeypatch.setattr(tls, "load_model", removes)
     done = run("collect", "sweep")
     assert done.exit_code == 1
-    assert done.stderr.splitlines()[-1] == "sweep: 1 of 2 parts are there; missing: output_L000"
+    assert done.stderr.splitlines()[-1] == "sweep: 1 of 2 jobs are there; missing: output_L000"
 
 
 @pytest.mark.usefixtures("inside")
@@ -227,7 +227,7 @@ def test_collect_of_parts_that_a_function_made():
             tls.ablation_sweep(model, "output", folder="sweep")
         done = run("collect", "sweep")
         assert done.exit_code == status
-    assert done.output == "sweep: all 2 parts are there\n"
+    assert done.output == "sweep: all 2 jobs are there\n"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_dataset_of_models_is_shared_out(inside):
     assert "1 of 3 models failed" in failing.stdout
     assert failing.stderr.startswith("no/such/model: ")
     assert [done.exit_code for done in others] == [0, 0]
-    assert "2 of 3 parts are there; missing: heads/no--such--model" in others[-1].stderr
+    assert "2 of 3 jobs are there; missing: heads/no--such--model" in others[-1].stderr
     assert len(list((inside / "many" / "heads").iterdir())) == 2
     assert run("collect", "many").exit_code == 1
 

@@ -10,16 +10,16 @@ import joblib
 import pandas as pd
 import pytest
 from tqdm.auto import tqdm
-from work_parts import fails, finished, numbers, parts_of, prepared_by, table_of, until_the_bar_moves, wait_for_both
+from work_jobs import fails, finished, numbers, parts_of, prepared_by, table_of, until_the_bar_moves, wait_for_both
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks.sweeps.sweep import ABLATION_SWEEP
 from tlspectral.tables import work
+from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement
-from tlspectral.tables.parts import open_parts
+from tlspectral.tables.resume_folder import open_resume_folder
 from tlspectral.tables.stacking import bundled, stacked, unbundled
 from tlspectral.tables.work import workers_kept
-from tlspectral.tables.work_part import WorkPart
 
 pytestmark = pytest.mark.lowest
 
@@ -70,7 +70,7 @@ def test_worker_processes_end_with_the_outermost_call(tmp_path):
 
 
 def test_worker_processes_end_with_an_error_and_finished_parts_stay(tmp_path, monkeypatch):
-    folder, started = open_parts(tmp_path / "parts", {}), []
+    folder, started = open_resume_folder(tmp_path / "parts", {}), []
     real = work.get_reusable_executor
     monkeypatch.setattr(work, "get_reusable_executor", lambda **given: started.append(real(**given)) or started[-1])
     with pytest.raises(ValueError, match="part 1 cannot be made"):
@@ -81,7 +81,7 @@ def test_worker_processes_end_with_an_error_and_finished_parts_stay(tmp_path, mo
 
 @pytest.mark.parametrize("n_jobs", [1, 2])
 def test_a_part_that_fails_is_noted_and_the_others_are_made(tmp_path, n_jobs):
-    folder, failures = open_parts(tmp_path / "parts", {}), {}
+    folder, failures = open_resume_folder(tmp_path / "parts", {}), {}
     (folder.path / "part2.parquet").write_bytes(b"PAR1 and no more")
     with joblib.parallel_config(backend="threading"):
         found = finished(parts_of(4, fails), folder, n_jobs=n_jobs, failed=failures.__setitem__)
@@ -91,7 +91,7 @@ def test_a_part_that_fails_is_noted_and_the_others_are_made(tmp_path, n_jobs):
         "part2": "IncompatibleCheckpoint",
     }
     assert failures["part1"].message == "part 1 cannot be made"
-    assert failures["part1"].raised_in.endswith(f"work_parts.py:{fails.__code__.co_firstlineno + 2} in fails")
+    assert failures["part1"].raised_in.endswith(f"work_jobs.py:{fails.__code__.co_firstlineno + 2} in fails")
     assert sorted(file.stem for file in folder.path.glob("*.parquet")) == ["part0", "part2", "part3"]
 
 
@@ -107,7 +107,7 @@ def test_workers_that_the_caller_configured_are_left_alone():
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
 @pytest.mark.usefixtures("dask_cluster")
 def test_a_dask_cluster_makes_the_parts(tmp_path):
-    folder = open_parts(tmp_path / "parts", {})
+    folder = open_resume_folder(tmp_path / "parts", {})
     (tmp_path / "begun").mkdir()
     parts = parts_of(4, partial(wait_for_both, folder=tmp_path / "begun"))
     found = finished(parts, folder, n_jobs=-1, prepare=partial(prepared_by, tmp_path))
@@ -133,7 +133,7 @@ def test_what_parts_share_is_prepared_once_per_worker(tmp_path, backend):
 
 
 def test_nothing_is_prepared_for_a_finished_work(tmp_path):
-    folder = open_parts(tmp_path / "parts", {})
+    folder = open_resume_folder(tmp_path / "parts", {})
     for _ in range(2):
         finished(parts_of(2), folder, prepare=partial(prepared_by, tmp_path))
     assert len(list(tmp_path.glob("prepared*"))) == 1
@@ -181,9 +181,9 @@ def test_the_bar_moves_while_work_is_under_way(tmp_path, shown, backend):
 
 
 def test_the_bar_begins_where_the_folder_stands_and_counts_what_the_parts_measure(tmp_path, shown):
-    parts = [WorkPart(f"L{layer}", partial(table_of, layer), items=10**layer) for layer in range(4)]
-    finished(parts[:2], open_parts(tmp_path, {}))
-    finished(parts, open_parts(tmp_path, {}))
+    parts = [Job(f"L{layer}", partial(table_of, layer), items=10**layer) for layer in range(4)]
+    finished(parts[:2], open_resume_folder(tmp_path, {}))
+    finished(parts, open_resume_folder(tmp_path, {}))
     assert shown.began == [0, 11]
     assert shown.stood == [1, 11, 111, 1111]
     assert shown.ahead == [11, 1111]
@@ -199,14 +199,14 @@ def test_a_stopped_work_continues(tmp_path, n_jobs):
             raise KeyboardInterrupt
         return table_of(number)
 
-    folder = open_parts(tmp_path / "parts", {"a": 1})
+    folder = open_resume_folder(tmp_path / "parts", {"a": 1})
     with joblib.parallel_config(backend="threading"), pytest.raises(KeyboardInterrupt):
         finished(parts_of(3, stops), folder)
     made = []
     with joblib.parallel_config(backend="threading"):
         found = finished(
             parts_of(4, lambda number: made.append(number) or table_of(number)),
-            open_parts(folder.path, {"a": 1}),
+            open_resume_folder(folder.path, {"a": 1}),
             n_jobs=n_jobs,
         )
     assert sorted(made) == [2, 3]
@@ -214,26 +214,26 @@ def test_a_stopped_work_continues(tmp_path, n_jobs):
 
 
 def test_all_files_are_checked_before_a_part_is_made(tmp_path):
-    folder, made = open_parts(tmp_path / "parts", {}), []
+    folder, made = open_resume_folder(tmp_path / "parts", {}), []
     finished(parts_of(3)[2:], folder)
 
     def refuse(kept):
         raise IncompatibleCheckpoint(f"part {kept['number'].item()} is of another work")
 
-    parts = [WorkPart(f"part{number}", partial(made.append, number), refuse) for number in range(3)]
+    parts = [Job(f"part{number}", partial(made.append, number), refuse) for number in range(3)]
     with pytest.raises(IncompatibleCheckpoint, match="part 2 is of another work"):
         finished(parts, folder)
     assert made == []
 
 
 def test_parts_of_a_generator_are_taken_one_by_one(tmp_path):
-    folder, order = open_parts(tmp_path / "parts", {}), []
+    folder, order = open_resume_folder(tmp_path / "parts", {}), []
     finished(parts_of(2)[1:], folder)
 
     def parts():
         for number in range(3):
             order.append(f"asked for {number}")
-            yield WorkPart(f"part{number}", lambda number=number: order.append(f"made {number}") or table_of(number))
+            yield Job(f"part{number}", lambda number=number: order.append(f"made {number}") or table_of(number))
 
     assert numbers(finished(parts(), folder)) == [0, 1, 2]
     assert order == ["asked for 0", "made 0", "asked for 1", "asked for 2", "made 2"]
@@ -245,9 +245,9 @@ def test_parts_of_a_generator_are_taken_one_by_one(tmp_path):
 def test_hidden_files_do_not_make_a_folder_foreign(tmp_path):
     (tmp_path / ".DS_Store").write_bytes(b"\0")
     (tmp_path / ".settings.1a2b.part.json").write_text('{"for')  # the machine went down while it was written
-    assert numbers(finished(parts_of(2), open_parts(tmp_path, {"a": 1}))) == [0, 1]
+    assert numbers(finished(parts_of(2), open_resume_folder(tmp_path, {"a": 1}))) == [0, 1]
     (tmp_path / "._part0.parquet").write_bytes(b"\0")
-    assert numbers(finished(parts_of(2), open_parts(tmp_path, {"a": 1}))) == [0, 1]
+    assert numbers(finished(parts_of(2), open_resume_folder(tmp_path, {"a": 1}))) == [0, 1]
 
 
 UNREADABLE = r"settings\.json cannot be read"
@@ -256,12 +256,12 @@ UNREADABLE = r"settings\.json cannot be read"
 @pytest.mark.parametrize("text", ["", '{"format": 1, "a'])
 def test_a_manifest_that_was_cut_off_is_written_again_while_there_are_no_parts(tmp_path, text):
     (tmp_path / "settings.json").write_text(text)
-    folder = open_parts(tmp_path, {"a": 1})
+    folder = open_resume_folder(tmp_path, {"a": 1})
     assert json.loads((tmp_path / "settings.json").read_text())["a"] == 1
     finished(parts_of(1), folder)
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(IncompatibleCheckpoint, match=UNREADABLE):
-        open_parts(tmp_path, {"a": 1})
+        open_resume_folder(tmp_path, {"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_manifest_that_was_cut_off_is_written_again_while_there_are_no_parts(t
 def test_a_manifest_of_an_older_version_or_another_shape_is_refused(tmp_path, text, said):
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(IncompatibleCheckpoint, match=said):
-        open_parts(tmp_path, {"a": 1}, noted={"noted": 2})
+        open_resume_folder(tmp_path, {"a": 1}, noted={"noted": 2})
     assert (tmp_path / "settings.json").read_text() == text
 
 
@@ -285,7 +285,7 @@ def test_folders_of_other_files_settings_or_scores_are_refused(tmp_path):
     other.mkdir()
     (other / "notes.txt").write_text("mine")
     with pytest.raises(IncompatibleCheckpoint, match=r"holds files but no settings\.json"):
-        open_parts(other, {})
+        open_resume_folder(other, {})
     long = "x" * 60
 
     def opened(settings, score=1.5, then=2.5, **identity):
@@ -313,7 +313,7 @@ def test_a_full_disk_names_the_file_and_stops_the_work_though_failures_are_noted
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "no file is named")
 
-    folder, failures = open_parts(tmp_path / "parts", {}), {}
+    folder, failures = open_resume_folder(tmp_path / "parts", {}), {}
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     monkeypatch.setattr("pathlib.Path.write_text", full)
     for noted in ({}, {"failed": failures.__setitem__}):
@@ -322,7 +322,7 @@ def test_a_full_disk_names_the_file_and_stops_the_work_though_failures_are_noted
         assert error.value.errno == errno.ENOSPC
     assert failures == {}
     with pytest.raises(OSError, match=r"No space left on device: '.*settings\.json'"):
-        open_parts(tmp_path / "new", {})
+        open_resume_folder(tmp_path / "new", {})
 
 
 # --- below one another ---

@@ -10,12 +10,12 @@ import zoo
 from positional_measurements import words
 from zoo import shared
 
-import tlspectral.tasks.scoring as scoring
+import tlspectral.tasks.task_sequences as scoring
 from tlspectral.hooks import ablate
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running import batches
 from tlspectral.models.running.text import packaged_text, text_tokens
-from tlspectral.tasks import Score, induction, induction_loss, language_loss, paired_effect
+from tlspectral.tasks import MetricValue, induction, induction_loss, language_loss, paired_effect
 
 SMALL = {"n_sequences": 7, "segment_length": 10}
 
@@ -27,8 +27,8 @@ def test_targets_are_the_last_tokens_of_the_copy():
     """L-1 targets, the second to the last token of the copy: a model that knows them alone has no loss."""
     tokens = torch.tensor([[0, 5, 6, 7, 8, 5, 6, 7, 8]])
     view = attention_view(shared("bridge", "llama"))
-    task = scoring.scored_sequences(view, induction(tokens))
-    assert tokens[0, task.scored].tolist() == [5, 6, 7]
+    task = scoring.task_sequences(view, induction(tokens))
+    assert tokens[0, task.predicted].tolist() == [5, 6, 7]
     logits = torch.full((1, 3, 10), -100.0)
     logits[0, range(3), [6, 7, 8]] = 100.0
     assert float(task.measured(logits)) == 0
@@ -133,20 +133,20 @@ def test_what_cannot_be_scored_is_refused(loss, given, said):
 def test_a_paired_effect_is_of_the_same_sequences():
     rng = np.random.default_rng(0)
     before = rng.normal(4, 1, 8)
-    effect = paired_effect(Score(before + 0.3), Score(before))
+    effect = paired_effect(MetricValue(before + 0.3), MetricValue(before))
     assert effect.value == pytest.approx(0.3)
     assert effect.se == pytest.approx(0, abs=1e-12)
     assert effect.pvalue == 2 / 2**8  # all signs or none: exact
-    assert paired_effect(Score(before), Score(before)).pvalue == 1
+    assert paired_effect(MetricValue(before), MetricValue(before)).pvalue == 1
     flips = np.array([1.0, 2.0, 3.0, -4.0])
     sums = [float(flips @ signs) for signs in itertools.product([1, -1], repeat=4)]
     expected = np.mean([abs(total) >= 2 for total in sums])
-    assert paired_effect(Score(flips), Score(np.zeros(4))).pvalue == expected
+    assert paired_effect(MetricValue(flips), MetricValue(np.zeros(4))).pvalue == expected
 
 
 def test_sampled_flips_are_seeded():
     rng = np.random.default_rng(1)
-    before, after = Score(rng.normal(0, 1, 40)), Score(rng.normal(0.3, 1, 40))
+    before, after = MetricValue(rng.normal(0, 1, 40)), MetricValue(rng.normal(0.3, 1, 40))
     assert paired_effect(after, before, seed=3) == paired_effect(after, before, seed=3)
     # The t test asks nearly the same: its p here is 0.24.
     import scipy.stats
@@ -157,5 +157,5 @@ def test_sampled_flips_are_seeded():
 
 def test_losses_of_other_sequences_are_refused():
     with pytest.raises(ValueError, match="same two or more sequences, found 3 and 4"):
-        paired_effect(Score(np.zeros(3)), Score(np.zeros(4)))
-    assert np.isnan(Score(np.zeros(1)).se)
+        paired_effect(MetricValue(np.zeros(3)), MetricValue(np.zeros(4)))
+    assert np.isnan(MetricValue(np.zeros(1)).se)

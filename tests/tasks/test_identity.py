@@ -16,7 +16,7 @@ import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.models.reading import attention_view
 from tlspectral.tasks.identity import content_digest, sequences_identity, task_identity
-from tlspectral.tasks.scoring import scored_sequences
+from tlspectral.tasks.task_sequences import task_sequences
 
 SCALE = 2.0
 
@@ -189,6 +189,6 @@ def test_a_folder_of_another_metric_of_equal_mean_is_refused_by_name(one, other,
 def test_answers_by_word_and_by_id_are_one_task_for_a_model():
     view = attention_view(tls.load_model("tiny-rope"))
     tasks = [tls.logit_difference(PROMPTS, answer, 5) for answer in (3, [3, 3, 3], [[3]] * 3)]
-    found = [sequences_identity(scored_sequences(view, task), task) for task in tasks]
+    found = [sequences_identity(task_sequences(view, task), task) for task in tasks]
     assert found[0] == found[1] == found[2]
     assert len({task_identity(task)["prompts"] for task in tasks}) == 1

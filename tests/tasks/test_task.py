@@ -17,9 +17,9 @@ import tlspectral as tls
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running import batches
 from tlspectral.positional import BlockPrompt
-from tlspectral.tasks import Score, paired_effect
+from tlspectral.tasks import MetricValue, paired_effect
 from tlspectral.tasks.metrics import next_token_loss
-from tlspectral.tasks.scoring import predicted_positions, scored_sequences
+from tlspectral.tasks.task_sequences import predicted_positions, task_sequences
 
 PROMPTS = [[1, 4, 9, 3], [1, 5], [1, 8, 2, 6, 7]]
 # Logits of a whole pass and of a pass over other rows differ by 1e-6 in float32; another position moves them by 0.1.
@@ -129,7 +129,7 @@ def test_several_answers_are_averaged():
     found = tls.evaluate(model, task)
     np.testing.assert_allclose(found.per_sequence, [float(value) for value in expected], rtol=0, atol=NOISE)
     assert task.higher_is_better
-    sequences = scored_sequences(attention_view(model), task)
+    sequences = task_sequences(attention_view(model), task)
     last = logits[:, None]
     assert torch.equal(pickle.loads(pickle.dumps(sequences)).measured(last), sequences.measured(last))  # as in workers
 
@@ -196,7 +196,7 @@ def test_what_is_no_prompt_is_refused(prompts, said):
 
 
 def test_too_many_logits_and_fields_of_other_types_are_refused(monkeypatch):
-    monkeypatch.setattr("tlspectral.tasks.scoring._MOST_LOGITS", 100)
+    monkeypatch.setattr("tlspectral.tasks.task_sequences._MOST_LOGITS", 100)
     with pytest.raises(ValueError, match="all 3 prompts at once, 0 GiB: say with predict="):
         tls.evaluate(shared("bridge", "llama"), tls.Task(PROMPTS, last_margin))
     # Called within: while tests run, the annotations of the class refuse them first.
@@ -286,7 +286,7 @@ def test_named_tasks_are_the_losses():
 
 
 def test_a_score_is_a_number():
-    score = Score(np.array([1.0, 2.0, 3.0]))
+    score = MetricValue(np.array([1.0, 2.0, 3.0]))
     assert float(score) == score == 2.0 == score.value
     assert f"{score:.1f}" == "2.0"
     assert f"{score}" == "2.0000 ± 0.5774"
@@ -296,21 +296,21 @@ def test_a_score_is_a_number():
     assert 3 - score == 1.0
     assert abs(-score) == 2.0
     assert score == pytest.approx(2.0)
-    assert sorted([score, Score(np.array([0.0, 1.0]))])[0] == 0.5
+    assert sorted([score, MetricValue(np.array([0.0, 1.0]))])[0] == 0.5
     assert score != "2.0"
     assert len({score, 2.0}) == 1
     assert "2" in score._repr_html_()
 
 
 def test_the_difference_of_scores_is_paired():
-    before, after = Score(np.array([1.0, 2.0, 3.0])), Score(np.array([1.5, 2.5, 3.6]))
+    before, after = MetricValue(np.array([1.0, 2.0, 3.0])), MetricValue(np.array([1.5, 2.5, 3.6]))
     effect, expected = after - before, paired_effect(after, before)
     assert (effect.value, effect.se, effect.pvalue) == (expected.value, expected.se, 0.25)
     assert effect > 0.5
     assert effect - 0.5 == pytest.approx(1 / 30)
-    other = Score(np.array([1.0, 2.0, 3.0]), sequences_sha256="a")
+    other = MetricValue(np.array([1.0, 2.0, 3.0]), sequences_sha256="a")
     with pytest.raises(ValueError, match="these are of other tokens"):
-        other - Score(np.array([1.0, 2.0, 3.0]), sequences_sha256="b")
+        other - MetricValue(np.array([1.0, 2.0, 3.0]), sequences_sha256="b")
 
 
 def test_scores_are_grouped_by_labels():
@@ -357,7 +357,7 @@ def test_the_table_has_the_text_of_each_prompt():
         patch.setattr(model, "to_tokens", lambda text, **_: torch.tensor([[7, 8, *map(ord, text)]]) % 32)
         named = tls.evaluate(model, replace(task, labels=labels.rename(columns={"kind": "text"}))).table()
         assert named["text"].tolist() == ["a", "b"]
-    assert "text" not in Score(np.array([1.0, 2.0])).table()
+    assert "text" not in MetricValue(np.array([1.0, 2.0])).table()
 
 
 def test_the_hash_is_of_tokens_lengths_and_positions():
@@ -368,7 +368,7 @@ def test_the_hash_is_of_tokens_lengths_and_positions():
         tls.Task([*PROMPTS[:2], PROMPTS[2][:4]], last_margin),
         tls.Task([PROMPTS[0], [*PROMPTS[1], 5], PROMPTS[2]], last_margin),
     ]
-    assert len({scored_sequences(view, task).digest for task in tasks}) == len(tasks)
+    assert len({task_sequences(view, task).digest for task in tasks}) == len(tasks)
 
 
 # --- modes of PyTorch ---

@@ -23,7 +23,7 @@ from tlspectral.cli.app import (
     require_shared,
     require_table_file,
 )
-from tlspectral.cli.summary import read_heads
+from tlspectral.cli.terminal_summary import read_heads
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,7 +21,7 @@ from tlspectral.cli.app import (
     require_shared,
     require_table_file,
 )
-from tlspectral.cli.summary import self_check, summary
+from tlspectral.cli.terminal_summary import self_check, summary
 
 
 @app.command(short_help="one row per head of a model or of many, as a table")

@@ -51,8 +51,8 @@ def _shared_out(context: Any, text: str | None) -> str | None:
     """Let the command make the parts of one shard, and note for `collect` how it was given."""
     if text is None:
         return None
+    from tlspectral.tables.job import sharing
     from tlspectral.tables.sharing import Shard
-    from tlspectral.tables.work_part import sharing
 
     numbers = re.fullmatch(r"(\d+)/(\d+)", text)
     if numbers is None:
@@ -97,7 +97,7 @@ Shard = Annotated[
     typer.Option(
         "--shard",
         metavar="I/N",
-        help="Make part I of every N, from 1 on, as one of N jobs; the last job, or collect, makes the table.",
+        help="Make job I of every N, from 1 on, as one of N processes; the last one, or collect, makes the table.",
         callback=_shared_out,
     ),
 ]
@@ -193,7 +193,7 @@ def require_writable(output: Path) -> None:
 
 def require_shared(folder: Path | None, option: str) -> None:
     """Refuse, before the command does its long work, a shard without a folder that the other shards see."""
-    from tlspectral.tables.work_part import current_shard
+    from tlspectral.tables.job import current_shard
 
     if folder is None and current_shard() is not None:
         raise typer.BadParameter(f"goes with {option}, a folder that all shards see", param_hint="--shard")

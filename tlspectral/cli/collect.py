@@ -17,12 +17,12 @@ def collect(
 
     Example: tlspectral collect sweep
 
-    When all parts are there, the command that the shards were given runs again without --shard, in the folder where it
-    was given. It makes no part, and writes and prints what it does without shards. Where a function of Python made the
+    When all jobs are there, the command that the shards were given runs again without --shard, in the folder where it
+    was given. It makes no job, and writes and prints what it does without shards. Where a function of Python made the
     parts, call it again: it returns the table.
     """
+    from tlspectral.tables.job import sharing
     from tlspectral.tables.sharing import Shard, noted_works, require_parts
-    from tlspectral.tables.work_part import sharing
 
     works = list(noted_works(folder))
     if not works:
@@ -32,7 +32,7 @@ def collect(
         parts.setdefault(path, {}).update(dict.fromkeys(work["parts"]))
     for path, names in parts.items():
         require_parts(path, names)
-        typer.echo(f"{path}: all {len(names)} parts are there", err=True)
+        typer.echo(f"{path}: all {len(names)} jobs are there", err=True)
     for *command, directory in {(*work["command"], work["directory"]): None for _, work in works if "command" in work}:
         os.chdir(directory)
         with sharing(Shard(0, 1)):

@@ -8,7 +8,7 @@ import typer
 
 from tlspectral.cli.ablate import echo_sweep, strongest_heads
 from tlspectral.cli.app import app, require_writable, write_figure
-from tlspectral.cli.summary import summary
+from tlspectral.cli.terminal_summary import summary
 
 _MODEL = "smollm2-135m"
 

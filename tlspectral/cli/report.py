@@ -17,12 +17,12 @@ from tlspectral.cli.app import (
     app,
     require_writable,
 )
-from tlspectral.cli.summary import read_heads
+from tlspectral.cli.terminal_summary import read_heads
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tlspectral.tables.work_part import PartFailure
+    from tlspectral.tables.job import JobFailure
 
 STRONGEST = 2
 """Heads of each detector whose directions are read."""
@@ -85,7 +85,7 @@ def report(
     given: dict[str, list[Path] | None] = {"pairs": pairs, "kernels": kernels}
     given |= {"positional": positional, "sweep": sweep, "edges": edges, "directions": directions}
     further: dict[str, Any] = {name: [read_table(path) for path in paths] for name, paths in given.items() if paths}
-    failures: dict[str, PartFailure] = {}
+    failures: dict[str, JobFailure] = {}
     if from_table:
         heads = read_heads(Path(source))
     else:
@@ -100,32 +100,32 @@ def report(
 
 
 def _measured(
-    model: Any, folder: Path, given: set[str], failures: "dict[str, PartFailure]", seed: int, quiet: bool
+    model: Any, folder: Path, given: set[str], failures: "dict[str, JobFailure]", seed: int, quiet: bool
 ) -> "tuple[pd.DataFrame, dict[str, pd.DataFrame]]":
     """Return the heads of a model and its other tables but those that are given; note what could not be made."""
     from tlspectral.models.reading import attention_view
-    from tlspectral.tables.parts import open_parts
-    from tlspectral.tables.work import finished_parts
-    from tlspectral.tables.work_part import WorkPart, sharing
+    from tlspectral.tables.job import Job, sharing
+    from tlspectral.tables.resume_folder import open_resume_folder
+    from tlspectral.tables.work import finished_jobs
 
     origin = attention_view(model).origin()
     weights = {name: origin.get(name) for name in ("weights_sha256", "backend")}
-    parts = open_parts(folder, {"work": "report", **weights, "seed": seed})
+    parts = open_resume_folder(folder, {"work": "report", **weights, "seed": seed})
     makers = _makers(model, seed)
     wanted = [name for name in (*makers, "directions") if name not in given]
     if not quiet:
         missing = [name for name in wanted if not (folder / f"{name}.parquet").exists()]
         typer.echo(f"to measure: {', '.join(missing)}" if missing else "all tables are there")
-    made = partial(finished_parts, folder=parts, description="report", unit="table")
+    made = partial(finished_jobs, folder=parts, description="report", unit="table")
     with sharing(None):  # every shard needs them first
-        heads = made([WorkPart("heads", makers["heads"])])["heads"]
+        heads = made([Job("heads", makers["heads"])])["heads"]
     makers["directions"] = partial(_directions, model, heads, seed)
 
-    def failed(name: str, failure: "PartFailure") -> None:
+    def failed(name: str, failure: "JobFailure") -> None:
         failures[name] = failure
         typer.echo(f"no {name}: {failure.error}: {' '.join(failure.message.split())}", err=True)
 
-    tables = made([WorkPart(name, makers[name]) for name in wanted[1:]], failed=failed)
+    tables = made([Job(name, makers[name]) for name in wanted[1:]], failed=failed)
     if "kernel_prediction" in tables:
         tables["prediction"] = tables.pop("kernel_prediction")
     return heads, tables

@@ -12,7 +12,7 @@ from tlspectral.cli.app import (
     deliver,
     require_table_file,
 )
-from tlspectral.cli.summary import changes, random_heads, read_heads, summary
+from tlspectral.cli.terminal_summary import changes, random_heads, read_heads, summary
 
 
 @app.command(short_help="what stands out in a table")

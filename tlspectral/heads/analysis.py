@@ -14,7 +14,8 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import BadHead
 from tlspectral.heads.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.heads.detectors.heads import measured_detectors, require_max_se
-from tlspectral.heads.measure import (
+from tlspectral.heads.operators.verification import check_scores
+from tlspectral.heads.weight_columns import (
     NullSettings,
     forget_blocks,
     measure_heads,
@@ -23,7 +24,6 @@ from tlspectral.heads.measure import (
     read_streams,
     with_null,
 )
-from tlspectral.heads.operators.verification import check_scores
 from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import attention_view
@@ -32,12 +32,12 @@ from tlspectral.models.running.given import given_prompts
 from tlspectral.models.running.padding import even_rows
 from tlspectral.selection import Heads, heads_by_layer
 from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS
+from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.progress import bar
 from tlspectral.tables.same_model import recorded_weights, require_same_model
 from tlspectral.tables.schema import require
 from tlspectral.tables.stacking import stacked
-from tlspectral.tables.work_part import WorkPart
 from tlspectral.tasks.repeated import repeated_sequences
 from tlspectral.version import __version__
 
@@ -177,7 +177,7 @@ def analyze_heads(
 
 def _loaded_layers(
     view: AttentionView, chosen: dict[int, list[int]], prompts: Any, extras: Collection[str], null: NullSettings
-) -> list[WorkPart]:
+) -> list[Job]:
     """Return a part for each layer of a loaded model, as `streamed_layers` does, of which the null is still to be made.
 
     All else is measured here, layer by layer: one layer's factors are in memory at a time.
@@ -204,7 +204,7 @@ def _loaded_layers(
             digest = view.layer_digest(index) + ends_digest
             attrs = heads.attrs | {"check": checks[index].record, "digest": digest}
             measured = of_heads([replace(heads, columns=columns, attrs=attrs)], wanted)
-            parts.append(WorkPart(f"L{index:03d}", partial(with_null, measured, null)))
+            parts.append(Job(f"L{index:03d}", partial(with_null, measured, null)))
             shown.update()
     return parts
 

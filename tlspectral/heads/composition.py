@@ -21,7 +21,7 @@ from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 
 if TYPE_CHECKING:
-    from tlspectral.models.checkpoints.layers import CheckpointLayers, Side
+    from tlspectral.models.checkpoints.layers import CheckpointLayers, Matrices
 
 COMPOSITION = columns("""
     score  | ratio | ||M OV^T|| / (||M|| ||OV||), OV of the earlier head and M of the one that reads; M^T for its
@@ -85,10 +85,10 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
         require_one_run(source, "no layer is earlier than all runs of another")
     chosen = heads_by_layer(source, None if end is None else [end])
     what: Input = "k" if end is None else end.input
-    side: Side = "output" if what == "v" else "query-key"
+    matrices: Matrices = "output" if what == "v" else "query-key"
     layers = [index for index in source.layers if index <= max(chosen)]
     if not isinstance(source, AttentionView):
-        source.prepare(chosen, side)
+        source.prepare(chosen, matrices)
         source.prepare(layers[:-1], "output")
     readings: dict[int, _Readings] = {}
     found = []
@@ -100,7 +100,7 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
                     written = _written(raw, index)
                 found += [(later, index, _scores(written, of_later).numpy()) for later, of_later in readings.items()]
             if index in chosen:
-                with _layer(source, index, side) as raw:
+                with _layer(source, index, matrices) as raw:
                     readings[index] = _readings(raw, index, chosen[index], what)
     table = _ranked(found, chosen).assign(chance=source.d_model**-0.5)
     if end is None:
@@ -130,13 +130,13 @@ def _ranked(
 
 
 @contextmanager
-def _layer(source: "AttentionView | CheckpointLayers", index: int, side: "Side") -> Iterator[RawAttention]:
+def _layer(source: "AttentionView | CheckpointLayers", index: int, matrices: "Matrices") -> Iterator[RawAttention]:
     if isinstance(source, AttentionView):
         yield source.raw(index)
     else:
         from tlspectral.models.checkpoints.layers import layer_named
 
-        with source.layer(index, side) as view, layer_named(index):
+        with source.layer(index, matrices) as view, layer_named(index):
             yield view.raw(0)
 
 

@@ -63,7 +63,7 @@ HEAD_DIRECTIONS = Schema(
 
 
 @dataclass(frozen=True)
-class Side:
+class SideDirections:
     """The directions of one side of an operator, and random ones of the same space, as unit vectors.
 
     `centred`: the norm between the embedding and the side removes the mean of a vector.
@@ -162,7 +162,7 @@ def head_directions(
 
 def _operator_sides(
     view: AttentionView, index: int, head: int, kind: str, n_directions: int, draws: int, rng: torch.Generator
-) -> tuple[list[float], list[Side]]:
+) -> tuple[list[float], list[SideDirections]]:
     """Return shares and sides of the singular directions of W_Q W_K^T or W_V W_O."""
     layer = view.layer(index)
     if kind == "qk":
@@ -175,12 +175,15 @@ def _operator_sides(
     centred = layer.norm.kind == "LN"
     random = _unit(random - random.mean(0) if centred else random)
     first, second = SIDES[kind]
-    return shares, [Side(first, left[:, kept], random, centred), Side(second, right[:, kept], random, centred)]
+    return shares, [
+        SideDirections(first, left[:, kept], random, centred),
+        SideDirections(second, right[:, kept], random, centred),
+    ]
 
 
 def _contrast_sides(
     view: AttentionView, index: int, head: int, task: Any, n_directions: int, draws: int, rng: torch.Generator
-) -> tuple[list[float], list[Side], int]:
+) -> tuple[list[float], list[SideDirections], int]:
     """Return shares and sides of the singular directions of a contrast, and the number of prompts."""
     layer = view.layer(index)
     contrast, n_prompts = _key_contrast(view, layer, head, task)
@@ -190,7 +193,7 @@ def _contrast_sides(
     for name, factors, inner in zip(SIDES["qk"], layer.operator_factors(), (u, v.T), strict=True):
         drawn = torch.randn(layer.d_head, draws, generator=rng, dtype=torch.float64)
         directions, random = (_unit(factors[head] @ inward) for inward in (inner[:, kept], drawn))
-        sides.append(Side(name, directions, random, layer.norm.kind == "LN"))
+        sides.append(SideDirections(name, directions, random, layer.norm.kind == "LN"))
     return shares, sides, n_prompts
 
 
@@ -253,7 +256,7 @@ class Loadings(NamedTuple):
     random: Float64[np.ndarray, "words draws"]
 
 
-def _rows(view: AttentionView, shares: list[float], sides: list[Side], n_words: int) -> list[dict[str, Any]]:
+def _rows(view: AttentionView, shares: list[float], sides: list[SideDirections], n_words: int) -> list[dict[str, Any]]:
     """Return the rows of all directions, sides and words, without layer, head, name and kind."""
     if not shares:
         return []
@@ -293,7 +296,7 @@ def _rows(view: AttentionView, shares: list[float], sides: list[Side], n_words: 
     return rows
 
 
-def _loadings(view: AttentionView, side: Side, n_words: int, random: np.ndarray | None = None) -> Loadings:
+def _loadings(view: AttentionView, side: SideDirections, n_words: int, random: np.ndarray | None = None) -> Loadings:
     """Return the largest loadings on one side, chunk by chunk of the vocabulary; `random` if they are known already."""
     n = side.directions.shape[1]
     both = side.directions if random is not None else torch.cat([side.directions, side.random], dim=1)
@@ -308,7 +311,7 @@ def _loadings(view: AttentionView, side: Side, n_words: int, random: np.ndarray 
     return Loadings(ids[:, :n].numpy(), best[:, :n].numpy(), best[:, n:].abs().numpy() if random is None else random)
 
 
-def _tokens(view: AttentionView, side: Side) -> Iterator[Float64[Tensor, "chunk d_model"]]:
+def _tokens(view: AttentionView, side: SideDirections) -> Iterator[Float64[Tensor, "chunk d_model"]]:
     """Yield unit vectors of the vocabulary, chunk by chunk; 0 for a token whose vector is 0."""
     if side.name != "written":
         for chunk in vocabulary_chunks(view.embedding(), axis=0):

@@ -18,16 +18,16 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint, MissingParts
 from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.detectors.heads import require_max_se
-from tlspectral.heads.measure import NullSettings
+from tlspectral.heads.weight_columns import NullSettings
 from tlspectral.models.loading.finding import PACKAGED, find_source
 from tlspectral.models.loading.weight_files import file_name, files_state, model_files
 from tlspectral.models.running.text import NEWLINE
 from tlspectral.tables import write_table
 from tlspectral.tables.head_columns import HEAD_COLUMNS, LATENT_COLUMNS
+from tlspectral.tables.job import Job, JobFailure
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tables.work import backend_configured, stored_table, workers_kept
-from tlspectral.tables.work_part import PartFailure, WorkPart
 from tlspectral.version import __version__
 
 _TABLES = (".parquet", ".csv")
@@ -147,16 +147,16 @@ def analyze_models(
         (folder / kind).mkdir(exist_ok=True)
     inside = {"n_jobs": 1 if shared_out else n_jobs, **settings}
     parts = {
-        part: WorkPart(
+        part: Job(
             f"heads/{part}",
             partial(_model_table, entry, folder / "layers" / part, shared_out, inside),
             partial(_require_same_files, entry, folder / "heads" / f"{part}.parquet"),
         )
         for part, entry in sorted(entries.items(), key=lambda item: -item[1].size)  # the last to end is a small one
     }
-    failures: dict[str, PartFailure] = {}
+    failures: dict[str, JobFailure] = {}
 
-    def failed(name: str, failure: PartFailure) -> None:
+    def failed(name: str, failure: JobFailure) -> None:
         part = name.removeprefix("heads/")
         failures[part] = failure
         table = _failure_table([entries[part]], failures)
@@ -261,7 +261,7 @@ def _model_table(entry: _Entry, layers: Path, shared_out: bool, given: dict[str,
     )
 
 
-def _failure_table(entries: Iterable[_Entry], failures: dict[str, PartFailure]) -> pd.DataFrame:
+def _failure_table(entries: Iterable[_Entry], failures: dict[str, JobFailure]) -> pd.DataFrame:
     rows = [{"model": entry.model, **asdict(failures[entry.part])} for entry in entries if entry.part in failures]
     names = [column.name for column in ANALYZE_MODELS_FAILURES.columns]
     table = pd.DataFrame(rows, columns=names, dtype="string")

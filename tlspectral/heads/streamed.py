@@ -12,13 +12,13 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.heads.measure import NullSettings, measure_heads, of_heads, position_directions, with_null
 from tlspectral.heads.operators.verification import check_scores
+from tlspectral.heads.weight_columns import NullSettings, measure_heads, of_heads, position_directions, with_null
 from tlspectral.models.checkpoints.layers import CheckpointLayers, layer_named
 from tlspectral.models.hooking.hooks_on_model import refuse_autocast
 from tlspectral.models.loading.damage import download_bars, misfit
 from tlspectral.models.reading.layer import fold_attention, key_value_groups
-from tlspectral.tables.work_part import WorkPart
+from tlspectral.tables.job import Job
 from tlspectral.version import __version__
 
 
@@ -28,7 +28,7 @@ def streamed_layers(
     null: NullSettings,
     extras: Collection[str],
     folder: str | os.PathLike[str] | None,
-) -> tuple[dict[str, Any], list[WorkPart]]:
+) -> tuple[dict[str, Any], list[Job]]:
     """Return what tells the folder of this model apart, and a part for each layer, in order.
 
     `attrs` of a part's table hold `check`, `digest` and `valid_up_to` of the layer. Every file is checked before the
@@ -58,7 +58,7 @@ def streamed_layers(
         file = os.path.join(folder or "", f"{name}.parquet")
         same_weights = partial(_require_same_weights, checkpoint, index, file)
         measure = partial(_measured, checkpoint, null, directions, index, chosen)
-        parts.append(WorkPart(name, measure, same_weights))
+        parts.append(Job(name, measure, same_weights))
     return identity, parts
 
 

@@ -3,7 +3,7 @@
 Source: "Fingerprint, Not Blueprint" (FP, section 9 and Fig. 4).
 """
 
-from tlspectral.history.measure import HeadHistory
+from tlspectral.history.checkpoint_tables import HeadHistory
 from tlspectral.history.recording import head_history
 from tlspectral.history.sources import suite_checkpoints
 

@@ -13,17 +13,17 @@ import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
 from tlspectral.heads.detectors.heads import require_max_se
-from tlspectral.history.measure import HEAD_HISTORY, Head, HeadHistory, measure_step, population_medians
+from tlspectral.history.checkpoint_tables import HEAD_HISTORY, Head, HeadHistory, measure_step, population_medians
 from tlspectral.history.sources import Label, called, check_labels, identity_of, labelled_checkpoints, source_of
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading.weight_files import file_name
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import head_pair
+from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.stacking import stacked, unbundled
 from tlspectral.tables.work import workers_kept
-from tlspectral.tables.work_part import WorkPart
 from tlspectral.tasks import Task
 from tlspectral.tasks.block_prompt import BlockPrompt
 from tlspectral.tasks.identity import content_digest, task_identity
@@ -139,12 +139,12 @@ def head_history(
     return _joined(dict(zip(labels, tables.values(), strict=True)), seed)
 
 
-def _parts(steps: Iterable["_Step"], measure: Callable[..., pd.DataFrame], labels: list[Label]) -> Iterator[WorkPart]:
+def _parts(steps: Iterable["_Step"], measure: Callable[..., pd.DataFrame], labels: list[Label]) -> Iterator[Job]:
     """Yield a part per checkpoint, and add its label to `labels`."""
     for step in steps:
         labels.append(step.label)
         check_labels(labels)
-        yield WorkPart(step.part, partial(step.measured, measure), step.require_same_model)
+        yield Job(step.part, partial(step.measured, measure), step.require_same_model)
         del step
         gc.collect()  # a generator loads the next one
 

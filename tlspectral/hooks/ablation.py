@@ -170,10 +170,10 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
     """Return what is asked of `ablate`, with all that can be checked without a run of the model. Raises as it."""
     removed, view = part_of(part), attention_view(model)
     if task is not None:
-        from tlspectral.tasks.scoring import scored_sequences
         from tlspectral.tasks.task import task_of  # an ablation without a task needs no statistics
+        from tlspectral.tasks.task_sequences import task_sequences
 
-        removed = removed.fixed(view, scored_sequences(view, task_of(task)))
+        removed = removed.fixed(view, task_sequences(view, task_of(task)))
     if isinstance(removed.at, str):
         raise ValueError(f"at={removed.at!r} is a name of a position of a task: give task=")
     if removed.at is not None and int(torch.as_tensor(removed.at).min()) < 0:

@@ -13,7 +13,7 @@ from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, acts_first, head_indices
 from tlspectral.hooks.parts import Bound, LongRange
-from tlspectral.hooks.parts.blocks import BlockPart
+from tlspectral.hooks.parts.content_position import BlockPart
 from tlspectral.hooks.parts.output import Replacement
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.probe import require_honoured

@@ -26,17 +26,17 @@ from tlspectral.models.reading.view import AttentionView, require_stream
 from tlspectral.models.running.padding import attention_positions
 from tlspectral.models.stream.writes import INPUT_POINTS
 from tlspectral.selection import Receivers, whole_number
+from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tables.work import configured_jobs
-from tlspectral.tables.work_part import WorkPart
 from tlspectral.tasks import Task
 from tlspectral.tasks.identity import sequences_identity
-from tlspectral.tasks.prompts import RepeatedSegments
+from tlspectral.tasks.metric_value import CONTROL_COLUMNS
+from tlspectral.tasks.ready_prompts import RepeatedSegments
 from tlspectral.tasks.repeated import detector_offsets, segment_length_of
-from tlspectral.tasks.score import CONTROL_COLUMNS
-from tlspectral.tasks.scoring import ScoredSequences, intact_values, score_of, scored_sequences
 from tlspectral.tasks.task import task_of
+from tlspectral.tasks.task_sequences import TaskSequences, intact_values, metric_value_of, task_sequences
 
 SEQUENCES = 16
 DRAWS = 20
@@ -205,7 +205,7 @@ def edge_effects(
     if replace == "counterfactual" and not of_pairs:
         raise ValueError("all edges, and edges to a counterfactual, are of pairs: give a Task with counterfactual=")
     pairs = pairs_of(model, chosen_task) if replace == "counterfactual" else None
-    sequences = scored_sequences(view, chosen_task) if pairs is None else pairs.sequences
+    sequences = task_sequences(view, chosen_task) if pairs is None else pairs.sequences
     every = receivers is None
     if every and pairs is not None:
         receivers = pairs.graph.receivers
@@ -249,7 +249,7 @@ def edge_effects(
             "receivers": [[end.receiver.name, list(end.asked)] for end in ends],
         },
         folder=folder,
-        score=lambda: score_of(view, sequences).per_sequence,
+        score=lambda: metric_value_of(view, sequences).per_sequence,
         n_jobs=configured_jobs(),
     )
     estimates, measured, stability = {}, np.full(len(edges), True), {}
@@ -268,7 +268,7 @@ def edge_effects(
     layers = sorted({min(layer, view.n_layers - 1) for layer, _ in rows_of})
     parts = measurement.made(
         [
-            WorkPart(
+            Job(
                 f"{what}_L{layer:03d}",
                 partial(edge_columns, [edges[row] for row in rows], sequences, draws, queried),
                 items=len(rows),
@@ -346,13 +346,13 @@ def _is_count(screen: Any) -> bool:
     return not isinstance(screen, str) and whole_number(screen) is not None
 
 
-def _places(sequences: ScoredSequences, at: Any) -> dict[str, Int[Tensor, "sequences"]]:
+def _places(sequences: TaskSequences, at: Any) -> dict[str, Int[Tensor, "sequences"]]:
     """Return the position of each sequence at which edges are cut, by a name. Raises as `asked_positions`."""
     listed = at if isinstance(at, list | tuple) else [at]
     return {str(asked): positions for asked, positions in asked_positions(sequences, listed)}
 
 
-def _queried(ends: list[Reached], sequences: ScoredSequences, task: Task, measure: Measure) -> QueryKeyPairs:
+def _queried(ends: list[Reached], sequences: TaskSequences, task: Task, measure: Measure) -> QueryKeyPairs:
     """Return the queries and keys that attention is measured at. Raises ValueError where there is none."""
     for receiver in (end.receiver for end in ends):
         if receiver.input not in ("q", "k"):
@@ -406,7 +406,7 @@ def _screened(
         }
         return pd.DataFrame({**columns_of, "units": found.units, "n_units": len(terms), **overlaps(terms, most, seed)})
 
-    screen = measurement.first(WorkPart("estimates", estimated))
+    screen = measurement.first(Job("estimates", estimated))
     n_pairs = len(pairs.sequences.tokens) if distinct is None else int(distinct.max()) + 1
     if n_pairs < ENOUGH:
         warn_caller(f"{n_pairs} distinct pairs: other pairs may choose other edges; give {ENOUGH} or more")
@@ -419,7 +419,7 @@ def _screened(
 
 def _prepared(
     view: AttentionView,
-    sequences: ScoredSequences,
+    sequences: TaskSequences,
     layers: list[int],
     senders: list[Sender],
     below: int,

@@ -4,9 +4,9 @@ from tlspectral.positional.answers import task_answers
 from tlspectral.positional.binding import BindingTask
 from tlspectral.positional.block_task import BlockDraw, BlockTask, Question
 from tlspectral.positional.exclusion import exclusion_split
-from tlspectral.positional.measure import positional_symbolic
 from tlspectral.positional.ready_tasks import CopyingTask, KeyValueTask, ListIndexTask, NeedleTask, PromptFile
 from tlspectral.positional.shares import logit_shares
+from tlspectral.positional.swapped_prompts import positional_symbolic
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 __all__ = [

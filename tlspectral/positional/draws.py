@@ -17,9 +17,9 @@ from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks, bos_text, questions_of, swapped_blocks
 from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined_columns, query_scores
-from tlspectral.tables.parts import PartFolder
+from tlspectral.tables.job import Job
+from tlspectral.tables.resume_folder import ResumeFolder
 from tlspectral.tables.stacking import bundled, unbundled
-from tlspectral.tables.work_part import WorkPart
 from tlspectral.tasks.block_prompt import BlockPrompt, chosen_swaps, tokenized_for
 from tlspectral.tasks.identity import content_digest
 
@@ -115,7 +115,7 @@ def last_loss(view: AttentionView, tokens: Int[Tensor, "pos"]) -> float:
     return float(torch.nn.functional.cross_entropy(logits.cpu().double(), tokens[first:].cpu()))
 
 
-def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: PartFolder | None) -> list[WorkPart]:
+def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: ResumeFolder | None) -> list[Job]:
     """The parts of one draw: the unchanged prompts, then, where words swap, some swaps at a time.
 
     Parts with frequencies hold the heads too, and serve for these where the folder has them. Each part is made of an
@@ -130,11 +130,11 @@ def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: PartFolder | No
     at_once = _SWAPS_IN_A_PART if drawn.draw is not None else len(swaps)
     identity = content_digest([[one.pieces for one in drawn.prompts], drawn.draw])
     check = partial(_require_same_prompts, drawn.name, identity)
-    parts = [WorkPart(name, partial(_intact_part, drawn, reading, identity), check)]
+    parts = [Job(name, partial(_intact_part, drawn, reading, identity), check)]
     for start in range(0, len(swaps) if mode == "prompt" else 0, at_once):
         some = swaps[start : start + at_once]
         make = partial(_swapped_part, reading, some, identity)
-        parts.append(WorkPart(f"{name}_swaps{start}", make, check, items=len(some)))
+        parts.append(Job(f"{name}_swaps{start}", make, check, items=len(some)))
     return parts
 
 

@@ -11,8 +11,8 @@ from tlspectral.spectral_rope.rates import parameter_groups
 from tlspectral.spectral_rope.saving import save_spectral
 
 if TYPE_CHECKING:
-    from tlspectral.spectral_rope.hooked import SpectralHookedTransformer
     from tlspectral.spectral_rope.meter import OmegaMeter, omega_shift
+    from tlspectral.spectral_rope.spectral_hooked_transformer import SpectralHookedTransformer
 
 __all__ = [
     "OmegaMeter",

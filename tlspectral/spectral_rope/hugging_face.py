@@ -23,16 +23,16 @@ from tlspectral.models.loading.copies import copy_of_object
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.key_value_cache import HeldLayers, beyond_rounding
 from tlspectral.models.running.partial_runs import methods_replaced
-from tlspectral.spectral_rope.identity import (
+from tlspectral.spectral_rope.module import SpectralRoPE
+from tlspectral.spectral_rope.saving import save_folder
+from tlspectral.spectral_rope.swapped import Swapped, is_swapped, swap, swap_back
+from tlspectral.spectral_rope.weights_identity import (
     IDENTITY,
     from_tensor,
     logits_of,
     require_same_function,
     require_same_weights,
 )
-from tlspectral.spectral_rope.module import SpectralRoPE
-from tlspectral.spectral_rope.saving import save_folder
-from tlspectral.spectral_rope.swapped import Swapped, is_swapped, swap, swap_back
 
 _ROTATION = "apply_rotary_pos_emb"
 _ASKING = "tlspectral_embedding_hook"  # attribute with the handle of the hook that checkpointing needs

@@ -13,7 +13,6 @@ from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.pretrained import find_tokenizer
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object
-from tlspectral.spectral_rope.identity import IDENTITY, from_tensor, require_same_function, require_same_weights
 from tlspectral.spectral_rope.model import to_spectral
 from tlspectral.spectral_rope.saving import (
     FORMAT,
@@ -23,6 +22,7 @@ from tlspectral.spectral_rope.saving import (
     record_of,
     tensors_of,
 )
+from tlspectral.spectral_rope.weights_identity import IDENTITY, from_tensor, require_same_function, require_same_weights
 
 
 def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:

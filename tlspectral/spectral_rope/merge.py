@@ -18,11 +18,11 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import probe_tokens
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object
-from tlspectral.spectral_rope.identity import logits_of
-from tlspectral.spectral_rope.layers import layers_of, spectral_geometry
 from tlspectral.spectral_rope.model import PROBE_LENGTH, SpectralModel
 from tlspectral.spectral_rope.module import SpectralRoPE
+from tlspectral.spectral_rope.spectral_layers import layers_of, spectral_geometry
 from tlspectral.spectral_rope.swapped import swap_back
+from tlspectral.spectral_rope.weights_identity import logits_of
 
 _KEEP = "keep the model with save_pretrained"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from tlspectral.spectral_rope.layers import layers_of
+from tlspectral.spectral_rope.spectral_layers import layers_of
 
 WARN_ABOVE = 0.5
 

@@ -27,10 +27,10 @@ from tlspectral.spectral_rope.hugging_face import (
     plain_object,
     rotated_object,
 )
-from tlspectral.spectral_rope.identity import logits_of
-from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
+from tlspectral.spectral_rope.spectral_layers import Frequencies, by_layer, spectral_geometry, spectral_layers
+from tlspectral.spectral_rope.weights_identity import logits_of
 
 _PREFIX = "spectral."
 PROBE_LENGTH = 8

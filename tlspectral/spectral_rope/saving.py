@@ -24,9 +24,9 @@ from tlspectral.models.loading.pretrained import find_tokenizer, load_pretrained
 from tlspectral.models.loading.weight_files import NAMES, files_state, held_model, names_in
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.checkpoint_weights import checkpoint_weights
-from tlspectral.spectral_rope.identity import IDENTITY, as_tensor, identity_of, plain_weights, weights_digest
-from tlspectral.spectral_rope.layers import layers_of
+from tlspectral.spectral_rope.spectral_layers import layers_of
 from tlspectral.spectral_rope.swapped import is_swapped
+from tlspectral.spectral_rope.weights_identity import IDENTITY, as_tensor, identity_of, plain_weights, weights_digest
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.parquet import naming_file
 

@@ -1,4 +1,4 @@
-"""A measurement: its schema, what its numbers depend on, its parts and where finished ones are kept."""
+"""A measurement: its schema, what its numbers depend on, its jobs and where finished ones are kept."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint
+from tlspectral.tables.job import Job, sharing
 from tlspectral.tables.schema import Schema
-from tlspectral.tables.work import finished_parts
-from tlspectral.tables.work_part import WorkPart, sharing
+from tlspectral.tables.work import finished_jobs
 
 if TYPE_CHECKING:
-    from tlspectral.tables.parts import PartFolder
+    from tlspectral.tables.resume_folder import ResumeFolder
 
 # Other machines and other numbers of threads change a score by 1e-6; other hooks change it by more.
 _SAME_SCORE = 1e-4
@@ -26,7 +26,7 @@ class Measurement:
     """One measurement, from its settings to its table.
 
     What comes first, such as a screen that chooses heads, is a call of `first`. What comes last, such as q-values over
-    all parts, is done on the joined frame before `table`.
+    all jobs, is done on the joined frame before `table`.
 
     Attributes:
         schema: of the table.
@@ -35,10 +35,10 @@ class Measurement:
         origin: which model it is of, for `attrs`.
         identity: what else tells folders apart, as JSON: hashes of weights, of tokens and of the metric, which heads.
             Functions of no argument, such as a hash of all weights, are called where there is a folder.
-        folder: where finished parts are kept, each in a file; None keeps them in memory.
+        folder: where finished jobs are kept, each in a file; None keeps them in memory.
         score: computes the scores of the model as it stands, one per prompt. Hooks on a model change them, and no hash
             of weights shows hooks: a folder in which they were others is refused.
-        n_jobs: workers that share the parts, as joblib counts them.
+        n_jobs: workers that share the jobs, as joblib counts them.
     """
 
     schema: Schema
@@ -50,27 +50,27 @@ class Measurement:
     n_jobs: int = 1
 
     @cached_property
-    def kept(self) -> "PartFolder | None":
+    def kept(self) -> "ResumeFolder | None":
         """The folder, made or compared with the settings. Raises IncompatibleCheckpoint."""
         if self.folder is None:
             return None
-        from tlspectral.tables.parts import open_parts  # files are not loaded where nothing is kept
+        from tlspectral.tables.resume_folder import open_resume_folder  # files are not loaded where nothing is kept
 
         noted = {} if self.score is None else {"intact_values": [float(value) for value in self.score()]}
         identity = {name: value() if callable(value) else value for name, value in self.identity.items()}
-        opened = open_parts(self.folder, {**self.settings, **identity}, noted=noted)
+        opened = open_resume_folder(self.folder, {**self.settings, **identity}, noted=noted)
         for name, values in noted.items():
             _require_same_scores(opened.path, name, opened.noted[name], values)
         return opened
 
-    def first(self, part: WorkPart) -> pd.DataFrame:
-        """Return the table of a part that the others need. Every shard that does not find it makes it."""
+    def first(self, job: Job) -> pd.DataFrame:
+        """Return the table of a job that the others need. Every shard that does not find it makes it."""
         with sharing(None):
-            return self.made([part], description=part.name, unit="part")[part.name]
+            return self.made([job], description=job.name, unit="job")[job.name]
 
-    def made(self, parts: Iterable[WorkPart], **how: Any) -> dict[str, pd.DataFrame]:
-        """Return the table of every part, read from the folder or made; `how` is as for `finished_parts`."""
-        return finished_parts(parts, self.kept, n_jobs=self.n_jobs, **how)
+    def made(self, jobs: Iterable[Job], **how: Any) -> dict[str, pd.DataFrame]:
+        """Return the table of every job, read from the folder or made; `how` is as for `finished_jobs`."""
+        return finished_jobs(jobs, self.kept, n_jobs=self.n_jobs, **how)
 
     def table(self, frame: pd.DataFrame | Mapping[str, Any], **attrs: Any) -> pd.DataFrame:
         """Return the frame in the schema, with origin, settings and `attrs` in its `attrs`."""

@@ -1,6 +1,6 @@
-"""Shards: jobs, on any machines, that make the parts of one folder between them.
+"""Shards: processes, on any machines, that make the jobs of one folder between them.
 
-A shard makes parts by their place in the list alone, so no job waits for another, claims a part or asks a server.
+A shard makes jobs by their place in the list alone, so no process waits for another, claims a job or asks a server.
 """
 
 import json
@@ -15,19 +15,19 @@ import pandas as pd
 
 from tlspectral.errors import MissingParts, UserBlock
 from tlspectral.tables.atomic_writes import whole_file
-from tlspectral.tables.work_part import sharing
+from tlspectral.tables.job import sharing
 
 if TYPE_CHECKING:
-    from tlspectral.tables.parts import PartFolder
-    from tlspectral.tables.work_part import WorkPart
+    from tlspectral.tables.job import Job
+    from tlspectral.tables.resume_folder import ResumeFolder
 
-_WORKS = ".shards"  # hidden, so that what is seen of the folder is what one job leaves
+_WORKS = ".shards"  # hidden, so that what is seen of the folder is what one process leaves
 _NAMED = 8
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What one of several jobs makes: every `count`-th part, from part number `index` on; none where that is 0.
+    """What one of several processes makes: every `count`-th job, from job number `index` on; none where that is 0.
 
     Attributes:
         asked: how this work is asked for again, as JSON, noted in the folder for `tlspectral collect`.
@@ -46,43 +46,43 @@ class Shard:
 
     def tables(
         self,
-        parts: "Iterable[WorkPart]",
-        folder: "PartFolder | None",
-        finish: "Callable[[Sequence[WorkPart]], dict[str, pd.DataFrame]]",
+        jobs: "Iterable[Job]",
+        folder: "ResumeFolder | None",
+        finish: "Callable[[Sequence[Job]], dict[str, pd.DataFrame]]",
     ) -> dict[str, pd.DataFrame]:
-        """Make the parts of this shard by `finish`, and read all others. Raises MissingParts if one is not there."""
+        """Make the jobs of this shard by `finish`, and read all others. Raises MissingParts if one is not there."""
         if folder is None:
             raise ValueError(
                 "a shard needs a folder that the other shards see too: give folder=, or measure outside of the block"
             )
-        if not isinstance(parts, Sequence):
-            raise ValueError("parts of a generator cannot be shared out: give a list, of names or functions")
-        names = [part.name for part in parts]
+        if not isinstance(jobs, Sequence):
+            raise ValueError("jobs of a generator cannot be shared out: give a list, of names or functions")
+        names = [job.name for job in jobs]
         if self.index:
             _note(folder.path, {"parts": names, **self.asked})
-        own = parts[self.index - 1 :: self.count] if self.index else []
-        with sharing(None):  # what a part measures by itself is not shared out
+        own = jobs[self.index - 1 :: self.count] if self.index else []
+        with sharing(None):  # what a job measures by itself is not shared out
             tables = finish(own)
-            failed = {part.name for part in own if part.name not in tables}
+            failed = {job.name for job in own if job.name not in tables}
             require_parts(folder.path, [name for name in names if name not in failed])
-            tables |= finish([part for part in parts if part.name not in tables and part.name not in failed])
+            tables |= finish([job for job in jobs if job.name not in tables and job.name not in failed])
         return {name: tables[name] for name in names if name in tables}
 
 
 def shard(index: int, count: int) -> AbstractContextManager[None]:
-    """Let the measurement in this block make the parts of one of `count` shards, in the folder that it is given.
+    """Let the measurement in this block make the jobs of one of `count` shards, in the folder that it is given.
 
-    Every job runs the same block with an `index` of its own, from 1 to `count`. A stored part is never made again, so a
-    job that was killed makes what is missing of its parts when it is started again. Where parts of other shards are
-    missing, the block ends there without an error: what stands behind the measurement runs in the jobs that find all
-    parts. A second measurement needs a block of its own.
+    Every process runs the same block with an `index` of its own, from 1 to `count`. A stored job is never made again,
+    so a process that was killed makes what is missing of its jobs when it is started again. Where jobs of other shards
+    are missing, the block ends there without an error: what stands behind the measurement runs in the processes that
+    find all jobs. A second measurement needs a block of its own.
 
     Raises:
         ValueError: `index` is not one of 1 to `count`; inside, a measurement without a folder, or of a generator.
 
     A shard whose block is never entered warns.
 
-    What it does not establish: that other jobs run. `tlspectral collect FOLDER` says which parts are missing.
+    What it does not establish: that other processes run. `tlspectral collect FOLDER` says which jobs are missing.
 
     Example:
         >>> import tempfile
@@ -91,15 +91,15 @@ def shard(index: int, count: int) -> AbstractContextManager[None]:
         >>> for index in (1, 2):
         ...     with tls.tables.shard(index, 2):
         ...         sweep = tls.ablation_sweep(model, "output", folder=folder)
-        ...         print(f"shard {index} finds all parts: {len(sweep)} heads")
-        shard 2 finds all parts: 8 heads
+        ...         print(f"shard {index} finds all jobs: {len(sweep)} heads")
+        shard 2 finds all jobs: 8 heads
     """
     return _ShardBlock(Shard.numbered(index, count))
 
 
 class _ShardBlock(UserBlock):
     unentered = (
-        "`tls.tables.shard` made a block that was never entered, so this job makes all parts: write "
+        "`tls.tables.shard` made a block that was never entered, so this process makes all jobs: write "
         "`with tls.tables.shard(index, count):`"
     )
 
@@ -118,18 +118,18 @@ class _ShardBlock(UserBlock):
 
 
 def require_parts(folder: Path, names: Collection[str]) -> None:
-    """Raise MissingParts unless the folder has all of these parts; the message names those that are missing."""
+    """Raise MissingParts unless the folder has all of these jobs; the message names those that are missing."""
     missing = [name for name in names if not (folder / f"{name}.parquet").exists()]
     if missing:
         others = f" and {len(missing) - _NAMED} others" if len(missing) > _NAMED else ""
         raise MissingParts(
-            f"{folder}: {len(names) - len(missing)} of {len(names)} parts are there; missing: "
+            f"{folder}: {len(names) - len(missing)} of {len(names)} jobs are there; missing: "
             f"{', '.join(missing[:_NAMED])}{others}"
         )
 
 
 def noted_works(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the folders of parts, at any depth, with what shards noted there: all `parts` of a work, and `asked`."""
+    """Yield the folders of jobs, at any depth, with what shards noted: `parts`, all names of jobs, and `asked`."""
     for file in sorted(folder.rglob(f"{_WORKS}/*.json")):
         yield file.parents[1], json.loads(file.read_text(encoding="utf-8"))
 

@@ -1,4 +1,4 @@
-"""Long work in parts: shared among workers, stored part by part in a folder, resumed from there, shown by a bar."""
+"""Long work in jobs: shared among workers, stored job by job in a folder, resumed from there, shown by a bar."""
 
 import pickle
 import secrets
@@ -14,66 +14,66 @@ import numpy as np
 import pandas as pd
 from joblib.externals.loky import get_reusable_executor
 
+from tlspectral.tables.job import WORKER, Job, JobFailure, current_shard, working
 from tlspectral.tables.progress import bar, without_bars
-from tlspectral.tables.work_part import WORKER, PartFailure, WorkPart, current_shard, working
 
 if TYPE_CHECKING:
-    from tlspectral.tables.parts import PartFolder
+    from tlspectral.tables.resume_folder import ResumeFolder
 
 
-def finished_parts(
-    parts: Iterable[WorkPart],
-    folder: "PartFolder | None" = None,
+def finished_jobs(
+    jobs: Iterable[Job],
+    folder: "ResumeFolder | None" = None,
     *,
     description: str,
     unit: str,
     prepare: Callable[[], Any] | None = None,
     n_jobs: int = 1,
-    failed: Callable[[str, PartFailure], None] | None = None,
+    failed: Callable[[str, JobFailure], None] | None = None,
     done: Callable[[str], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Return the table of every part. A stored part is read from the folder, any other is made and stored at once.
+    """Return the table of every job. A stored job is read from the folder, any other is made and stored at once.
 
-    Several jobs may do the same work in the same folder, and each may be killed at any moment. A part that another job
-    has stored meanwhile is read. In a block of `shard` only the parts of that shard are made.
+    Several processes may do the same work in the same folder, and each may be killed at any moment. A job that another
+    process has stored meanwhile is read. In a block of `shard` only the jobs of that shard are made.
 
-    With `n_jobs=1` parts are made in this process, one after the other. Else joblib shares them out: to the backend of
+    With `n_jobs=1` jobs are made in this process, one after the other. Else joblib shares them out: to the backend of
     `joblib.parallel_config` (threads, processes, Dask), by default to processes with one thread each, which end with
-    this call (see `workers_kept`). Each worker stores its parts itself. An interrupt, a part that cannot be written
-    and, without `failed`, an error in a part stop the work. Finished parts stay in the folder.
+    this call (see `workers_kept`). Each worker stores its jobs itself. An interrupt, a job that cannot be written
+    and, without `failed`, an error in a job stop the work. Finished jobs stay in the folder.
 
     Args:
-        parts: with names of their own. Of a sequence all files are read and checked before the first missing part is
+        jobs: with names of their own. Of a sequence all files are read and checked before the first missing job is
             made. Parts of any other iterable are taken one by one, and each is freed before the next is taken.
-        folder: where finished parts are stored; None keeps them in memory alone.
+        folder: where finished jobs are stored; None keeps them in memory alone.
         description: of the bar.
-        unit: of the bar, what `items` of a part are.
-        prepare: called once in every process or thread that makes a part. It returns what all parts need and what is
+        unit: of the bar, what `items` of a job are.
+        prepare: called once in every process or thread that makes a job. It returns what all jobs need and what is
             too large to be sent with each of them. What it holds is sent once. A worker of a backend that the caller
             configured keeps the result until it is given other work or ends.
         n_jobs: workers, as joblib counts them.
-        failed: called in this process with the name of a part that cannot be read, checked or made, and why. The work
-            goes on without that part.
-        done: called in this process with the name of a part that is stored or made.
+        failed: called in this process with the name of a job that cannot be read, checked or made, and why. The work
+            goes on without that job.
+        done: called in this process with the name of a job that is stored or made.
 
     Returns:
-        The tables by name, in the order of `parts`, without those that failed.
+        The tables by name, in the order of `jobs`, without those that failed.
 
     Raises:
         IncompatibleCheckpoint: a file of the folder does not belong to this work.
-        MissingParts: parts of other shards are not there; those of this shard are.
-        OSError: a part cannot be written; the message names the file.
+        MissingParts: jobs of other shards are not there; those of this shard are.
+        OSError: a job cannot be written; the message names the file.
     """
     share = current_shard()
     if share is not None:
         how: dict[str, Any] = {"prepare": prepare, "n_jobs": n_jobs, "failed": failed, "done": done}
-        finish = partial(finished_parts, folder=folder, description=description, unit=unit, **how)
-        return share.tables(parts, folder, finish)
+        finish = partial(finished_jobs, folder=folder, description=description, unit=unit, **how)
+        return share.tables(jobs, folder, finish)
     sizes: dict[str, int] = {}
     tables: dict[str, pd.DataFrame] = {}
     failures: set[str] = set()
 
-    def note(name: str, failure: PartFailure) -> None:
+    def note(name: str, failure: JobFailure) -> None:
         failures.add(name)
         if failed is not None:
             failed(name, failure)
@@ -83,9 +83,9 @@ def finished_parts(
         if done is not None:
             done(name)
 
-    missing, total = _missing(parts, folder, sizes, take, None if failed is None else note), None
-    if isinstance(parts, Sequence):
-        missing, total = list(missing), sum(part.items for part in parts)
+    missing, total = _missing(jobs, folder, sizes, take, None if failed is None else note), None
+    if isinstance(jobs, Sequence):
+        missing, total = list(missing), sum(job.items for job in jobs)
     goes_on = failed is not None
     if n_jobs != 1:
         missing = list(missing)
@@ -101,7 +101,7 @@ def finished_parts(
 
     with bar(total, description, unit, initial=finished_items()) as shown, closing(made_parts):
         for name, made in made_parts:
-            if isinstance(made, PartFailure):
+            if isinstance(made, JobFailure):
                 note(name, made)
             else:
                 take(name, made)
@@ -109,75 +109,75 @@ def finished_parts(
     return {name: tables[name] for name in sizes if name in tables}
 
 
-def stored_table(part: WorkPart, folder: "PartFolder | None") -> pd.DataFrame | None:
-    """Read a part that the folder has, and check it; None if there is none. Raises IncompatibleCheckpoint."""
-    table = None if folder is None else folder.read(part.name)
-    if table is not None and part.check is not None:
-        part.check(table)
+def stored_table(job: Job, folder: "ResumeFolder | None") -> pd.DataFrame | None:
+    """Read a job that the folder has, and check it; None if there is none. Raises IncompatibleCheckpoint."""
+    table = None if folder is None else folder.read(job.name)
+    if table is not None and job.check is not None:
+        job.check(table)
     return table
 
 
 def _missing(
-    parts: Iterable[WorkPart],
-    folder: "PartFolder | None",
+    jobs: Iterable[Job],
+    folder: "ResumeFolder | None",
     sizes: dict[str, int],
     take: Callable[[str, pd.DataFrame], None],
-    failed: Callable[[str, PartFailure], None] | None,
-) -> Iterator[WorkPart]:
-    """Yield the parts that the folder does not have. Add their `items` to `sizes`, and `take` the stored tables."""
-    for part in parts:
-        sizes[part.name] = part.items
+    failed: Callable[[str, JobFailure], None] | None,
+) -> Iterator[Job]:
+    """Yield the jobs that the folder does not have. Add their `items` to `sizes`, and `take` the stored tables."""
+    for job in jobs:
+        sizes[job.name] = job.items
         try:
-            table = stored_table(part, folder)
+            table = stored_table(job, folder)
         except Exception as error:
             if failed is None:
                 raise
-            failed(part.name, PartFailure.of(error))
+            failed(job.name, JobFailure.of(error))
         else:
             if table is None:
-                yield part
+                yield job
             else:
-                take(part.name, table)
-        del part  # A part can hold a model, which must not be in memory while the next one is loaded.
+                take(job.name, table)
+        del job  # A job can hold a model, which must not be in memory while the next one is loaded.
 
 
 def _made_here(
-    parts: Iterable[WorkPart], folder: "PartFolder | None", prepare: Callable[[], Any] | None, goes_on: bool
-) -> Generator[tuple[str, pd.DataFrame | PartFailure], None, None]:
+    jobs: Iterable[Job], folder: "ResumeFolder | None", prepare: Callable[[], Any] | None, goes_on: bool
+) -> Generator[tuple[str, pd.DataFrame | JobFailure], None, None]:
     prepared: tuple[Any, ...] | None = None
-    for part in parts:
+    for job in jobs:
         if prepared is None:
             prepared = () if prepare is None else (prepare(),)
-        named_table = _made(part, folder, goes_on, *prepared)
-        del part  # as in _missing
+        named_table = _made(job, folder, goes_on, *prepared)
+        del job  # as in _missing
         yield named_table
 
 
 def _made(
-    part: WorkPart, folder: "PartFolder | None", goes_on: bool, *prepared: Any
-) -> tuple[str, pd.DataFrame | PartFailure]:
-    """Make and store a part, unless another job has stored it by then; its table is taken even where making fails."""
+    job: Job, folder: "ResumeFolder | None", goes_on: bool, *prepared: Any
+) -> tuple[str, pd.DataFrame | JobFailure]:
+    """Make and store a job, unless another process has stored it; then its table is taken, even where making fails."""
     try:
-        table = stored_table(part, folder)
+        table = stored_table(job, folder)
         if table is not None:
-            return part.name, table
-        table = part.make(*prepared)
+            return job.name, table
+        table = job.make(*prepared)
     except Exception as error:
         with suppress(Exception):  # the first error is the one to report
-            table = stored_table(part, folder)
+            table = stored_table(job, folder)
             if table is not None:
-                return part.name, table
+                return job.name, table
         if not goes_on:
             raise
-        return part.name, PartFailure.of(error)
-    if folder is None or folder.write(part.name, table):
-        return part.name, table
-    return _made(part, folder, goes_on, *prepared)  # another job has stored other numbers first: they are read
+        return job.name, JobFailure.of(error)
+    if folder is None or folder.write(job.name, table):
+        return job.name, table
+    return _made(job, folder, goes_on, *prepared)  # another process has stored other numbers first: they are read
 
 
 def _made_by_workers(
-    parts: list[WorkPart], folder: "PartFolder | None", prepare: Callable[[], Any] | None, goes_on: bool, n_jobs: int
-) -> Generator[tuple[str, pd.DataFrame | PartFailure], None, None]:
+    jobs: list[Job], folder: "ResumeFolder | None", prepare: Callable[[], Any] | None, goes_on: bool, n_jobs: int
+) -> Generator[tuple[str, pd.DataFrame | JobFailure], None, None]:
     # As an array, because joblib sends a large array once: processes map its file, and Dask scatters it.
     packed = None
     if prepare is not None:
@@ -187,21 +187,21 @@ def _made_by_workers(
         packed = np.frombuffer(content, dtype=np.uint8)
     token = secrets.token_hex(8)
     with workers_kept():
-        jobs = (joblib.delayed(_made_there)(part, folder, goes_on, packed, token) for part in parts)
-        yield from _parallel(n_jobs)(jobs)
+        calls = (joblib.delayed(_made_there)(job, folder, goes_on, packed, token) for job in jobs)
+        yield from _parallel(n_jobs)(calls)
 
 
 def _made_there(
-    part: WorkPart, folder: "PartFolder | None", goes_on: bool, packed: np.ndarray | None, token: str
-) -> tuple[str, pd.DataFrame | PartFailure]:
+    job: Job, folder: "ResumeFolder | None", goes_on: bool, packed: np.ndarray | None, token: str
+) -> tuple[str, pd.DataFrame | JobFailure]:
     with without_bars(), working():
         if packed is None:
-            return _made(part, folder, goes_on)
+            return _made(job, folder, goes_on)
         if getattr(WORKER, "token", None) != token:
             WORKER.token = WORKER.prepared = None  # free the old one before the new one is made
             WORKER.prepared = pickle.loads(packed.data)()
             WORKER.token = token
-        return _made(part, folder, goes_on, WORKER.prepared)
+        return _made(job, folder, goes_on, WORKER.prepared)
 
 
 def backend_configured() -> bool:
@@ -214,8 +214,8 @@ def backend_configured() -> bool:
 
 def configured_jobs() -> int:
     """Return the workers that the caller configured by `joblib.parallel_config`, 1 where none are."""
-    jobs: Any = joblib.parallel.get_active_backend()[1]
-    return 1 if jobs is None else jobs
+    workers: Any = joblib.parallel.get_active_backend()[1]
+    return 1 if workers is None else workers
 
 
 def _parallel(n_jobs: int) -> Any:
@@ -241,7 +241,7 @@ _OWN = _OwnWorkers(threading.Lock())
 
 @contextmanager
 def workers_kept() -> Iterator[None]:
-    """Keep worker processes from one `finished_parts` to the next; they end with the outermost of these blocks.
+    """Keep worker processes from one `finished_jobs` to the next; they end with the outermost of these blocks.
 
     Starting them takes seconds, because each imports torch. Workers of a backend that the caller configured are left
     alone.

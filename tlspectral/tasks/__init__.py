@@ -1,4 +1,4 @@
-"""What a model is scored on: prompts, a metric, ready tasks, and scores with standard errors."""
+"""What a model is evaluated on: prompts, a metric, ready tasks, and values with standard errors."""
 
 from typing import TYPE_CHECKING
 
@@ -7,13 +7,13 @@ from tlspectral.lazy import lazy_names
 if TYPE_CHECKING:
     from tlspectral.tasks.embedding import embedding_change
     from tlspectral.tasks.evaluation import evaluate, induction_loss, language_loss
+    from tlspectral.tasks.metric_value import Effect, MetricValue, paired_effect
     from tlspectral.tasks.repeated import repeated_sequences
-    from tlspectral.tasks.score import Effect, Score, paired_effect
     from tlspectral.tasks.task import Task, induction, language, logit_difference
 
 __all__ = [
     "Effect",
-    "Score",
+    "MetricValue",
     "Task",
     "embedding_change",
     "evaluate",

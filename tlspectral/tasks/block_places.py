@@ -92,16 +92,16 @@ class BlockPlaces:
         return allowed & inside
 
     def shuffled(
-        self, difference: Float[Tensor, "batch jobs pos pos"], seeds: list[list[int]]
-    ) -> Float[Tensor, "batch jobs pos pos"]:
-        """Move what is removed from each block to another one, by a random cycle through all blocks for each job.
+        self, difference: Float[Tensor, "batch replays pos pos"], seeds: list[list[int]]
+    ) -> Float[Tensor, "batch replays pos pos"]:
+        """Move what is removed from each block to another one, by a random cycle through all blocks for each replay.
 
         Every query then loses the same numbers from other blocks: a random part of equal size.
         """
         moved, at = difference.clone(), self.tokens().to(difference.device)
-        for job, seed in enumerate(seeds):
+        for replay, seed in enumerate(seeds):
             cycle = torch.from_numpy(np.random.default_rng(seed).permutation(len(self.starts))).to(at.device)
-            moved[:, job][..., at[cycle]] = difference[:, job][..., at[cycle.roll(1)]]
+            moved[:, replay][..., at[cycle]] = difference[:, replay][..., at[cycle.roll(1)]]
         return moved
 
 

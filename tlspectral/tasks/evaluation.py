@@ -1,4 +1,4 @@
-"""`evaluate`: the score of a model on a task. `induction_loss` and `language_loss` are it with a ready task."""
+"""`evaluate`: the value of a model on a task. `induction_loss` and `language_loss` are it with a ready task."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,36 +8,36 @@ from torch import Tensor
 
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.padding import TokenMask
-from tlspectral.tasks.score import Score
-from tlspectral.tasks.scoring import score_of, scored_sequences
+from tlspectral.tasks.metric_value import MetricValue
 from tlspectral.tasks.task import Task, induction, language, task_of
+from tlspectral.tasks.task_sequences import metric_value_of, task_sequences
 
 
-def evaluate(model: Any, task: Task | str) -> Score:
-    """Score a model on a task.
+def evaluate(model: Any, task: Task | str) -> MetricValue:
+    """Evaluate a model on a task.
 
         task = tls.logit_difference(prompts, " Mary", " John")
         intact = tls.evaluate(model, task)
         with tls.ablate(model, "L5H1", "output"):
             effect = tls.evaluate(model, task) - intact
 
-    Hooks on the model stay in force, so that inside `ablate(...)` this is the score of the ablated model; hooks on the
-    unembedding see the scored positions alone.
+    Hooks on the model stay in force, so that inside `ablate(...)` this is the value of the ablated model; hooks on the
+    unembedding see the predicted positions alone.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
         task: a `Task`, or `"induction"` or `"language"` for these with their defaults.
 
     Returns:
-        A `Score`, which is used as a number: the mean over sequences, with `.se` and `.per_sequence`. The
+        A `MetricValue`, which is used as a number: the mean over sequences, with `.se` and `.per_sequence`. The
         difference of two is the paired `Effect`.
 
     Raises:
         ValueError, TypeError: prompts, positions, labels or a metric that do not fit; see `Task`.
-        ValueError: under `torch.autocast`, as in all that measures: it would round the score to 16 bits.
+        ValueError: under `torch.autocast`, as in all that measures: it would round the value to 16 bits.
     """
     view = attention_view(model)
-    return score_of(view, scored_sequences(view, task_of(task)))
+    return metric_value_of(view, task_sequences(view, task_of(task)))
 
 
 def induction_loss(
@@ -47,7 +47,7 @@ def induction_loss(
     n_sequences: int = 200,
     segment_length: int = 64,
     seed: int = 0,
-) -> Score:
+) -> MetricValue:
     """Loss on the second copy of random repeated segments, which the model can copy (FP sections 5, 8).
 
     This is `evaluate(model, tls.tasks.induction(...))`: the sequences are those of `detect_heads`; with segments of L
@@ -78,11 +78,11 @@ def language_loss(
     attention_mask: TokenMask | None = None,
     n_sequences: int = 64,
     sequence_length: int = 128,
-) -> Score:
+) -> MetricValue:
     """Loss on text, of every position but the last (FP section 5): the mean over sequences of each sequence's mean.
 
     Documents are joined, with EOS between them, and cut into rows of one length. Give prompts that are to be
-    scored one by one as token ids, and prompts of unequal length padded, with their mask:
+    evaluated one by one as token ids, and prompts of unequal length padded, with their mask:
 
         batch = model.tokenizer(prompts, padding=True, return_tensors="pt")
         language_loss(model, batch.input_ids, attention_mask=batch.attention_mask)
@@ -93,7 +93,7 @@ def language_loss(
             one word without spaces (its column `text` is streamed: this needs a network and `datasets`); or None, the
             public-domain book that comes with the package.
         attention_mask: for token ids that are padded, on either side: 1 for real tokens, 0 for padding. Padding is
-            neither seen by the model nor scored.
+            neither seen by the model nor evaluated.
         n_sequences: rows that are cut from text, the first ones; token ids are taken whole.
         sequence_length: tokens in such a row, BOS included, at most the context.
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from tlspectral.models.reading.digests import digest_of_named, stored_bytes
 from tlspectral.models.running.padding import attention_positions
-from tlspectral.tasks.scoring import ScoredSequences
 from tlspectral.tasks.task import Task
+from tlspectral.tasks.task_sequences import TaskSequences
 
 _PACKAGE = __name__.partition(".")[0]
 _SHOWN = 16  # of a digest, so that a message has room for a name
@@ -54,7 +54,7 @@ def task_identity(task: Task) -> dict[str, Any]:
     }
 
 
-def sequences_identity(sequences: ScoredSequences, task: Task) -> dict[str, Any]:
+def sequences_identity(sequences: TaskSequences, task: Task) -> dict[str, Any]:
     """Return what tells tasks apart on one model, as JSON: the same, with prompts and answers as token ids."""
     attention = attention_positions(sequences.lengths, task.attention)
     pairs = sequences.counterfactual

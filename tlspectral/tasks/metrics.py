@@ -17,14 +17,14 @@ from tlspectral.selection import whole_number
 
 
 def next_token_loss(
-    logits: Float[Tensor, "rows scored d_vocab"], tokens: Int[Tensor, "rows pos"], mask: Bool[Tensor, "rows pos"]
+    logits: Float[Tensor, "rows predicted d_vocab"], tokens: Int[Tensor, "rows pos"], mask: Bool[Tensor, "rows pos"]
 ) -> Float64[Tensor, "rows"]:
     """Return the mean next-token cross-entropy of each sequence in nats, over its real tokens.
 
     `logits` are those of the positions from one on to the last but one: `predict=slice(start, -1)`, start 0 or more.
     """
-    n_scored = logits.shape[1]
-    targets, counted = tokens[:, -n_scored:], mask[:, -n_scored:]
+    n_predicted = logits.shape[1]
+    targets, counted = tokens[:, -n_predicted:], mask[:, -n_predicted:]
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     by_position = in_float64(losses.view(targets.shape))
     counted = counted.to(by_position.device)
@@ -48,7 +48,7 @@ class LogitDifference:
 
     def for_model(self, view: AttentionView, prompts: PackedTokens) -> "AnsweredDifference":
         """Return the metric with the answers as token ids of a model. Raises as `logit_difference`."""
-        require_causal(view, "it predicts no next token; score the logits of a masked token by a metric of your own")
+        require_causal(view, "it predicts no next token; measure the logits of a masked token by a metric of your own")
         n = len(prompts.tokens)
         self.require_answers(n)
         correct, wrong = (

@@ -1,4 +1,4 @@
-"""`Task`: the prompts that a model is run on and the metric that scores it. The ready tasks."""
+"""`Task`: the prompts that a model is run on and the metric that measures it. The ready tasks."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from torch import Tensor
 from tlspectral.models.running.given import chosen_prompts, given_prompts, prompts_given
 from tlspectral.models.running.padding import TokenMask, positions_by_place
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
-from tlspectral.tasks.prompts import RepeatedSegments, TextRows
+from tlspectral.tasks.ready_prompts import RepeatedSegments, TextRows
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Prompts and a metric: what `evaluate`, `ablation_sweep` and every other function that scores a model takes.
+    """Prompts and a metric: what `evaluate`, `ablation_sweep` and every other function that evaluates a model takes.
 
         first = model.to_single_token(" Mary")
         second = model.to_single_token(" John")
@@ -30,7 +30,7 @@ class Task:
         task = tls.logit_difference(prompts, " Mary", " John", counterfactual=other_prompts)
 
     Prompts of unequal length are moved to the left and filled at the end; a decoder does not see the filling, and it is
-    not scored. An encoder would see it, so its prompts have one length. Ready tasks are in `tls.tasks`: `induction`,
+    not evaluated. An encoder would see it, so its prompts have one length. Ready tasks are in `tls.tasks`: `induction`,
     `language`, `logit_difference`, `embedding_change`.
 
     All that is given per prompt is read by place, never by the labels of a table's index, and copied when the task is
@@ -45,7 +45,7 @@ class Task:
             [sequences, pos]; a list of one-dimensional tensors or lists of ids, of unequal length; or a tokenizer's
             batch with `input_ids` and `attention_mask`, padded on either side.
         metric: function of `logits` [sequences, predicted, d_vocab] in float32 or wider, `tokens` [sequences, pos] and
-            `mask` [sequences, pos] (True for real tokens), all of them on the model's device, that returns a score per
+            `mask` [sequences, pos] (True for real tokens), all of them on the model's device, that returns a value per
             sequence, [sequences]. It gets all prompts at once, in their order, as copies that it may edit.
         predict: positions whose logits the metric needs; the others are never computed. A position, a list of them or a
             slice, all of which count in each prompt by itself, negative ones from its end (-1: its last real token); a
@@ -54,12 +54,12 @@ class Task:
         attention: a query and a key position per sequence, [sequences, 2], for attention measured on the prompts;
             negative from the end of each prompt.
         counterfactual: the pair of each prompt, in a form of `prompts`, with as many tokens; or a `Task` of these
-            prompts with a metric of their own, by which `denoising()` scores them. Nothing else reads that metric:
-            edges, circuits and sweeps of this task are scored by its own.
+            prompts with a metric of their own, by which `denoising()` evaluates them. Nothing else reads that metric:
+            edges, circuits and sweeps of this task are evaluated by its own.
         positions: names of positions, each with a position for all prompts or one per prompt, negative from its end:
             `{"S2": [10, 12], "END": -1}`. A warning says where a pair differs before all of them.
         labels: a DataFrame with a row per sequence, such as the condition it belongs to.
-        higher_is_better: whether a higher score is better, None if that is not to be said. It decides what harm is.
+        higher_is_better: whether a higher value is better, None if that is not to be said. It decides what harm is.
         name: name in tables.
 
     Raises:
@@ -67,7 +67,7 @@ class Task:
             whole numbers, or labels that are no DataFrame.
         ValueError: a list of answers of another length than the prompts.
 
-    What it does not establish: that a score measures the ability it is named after.
+    What it does not establish: that a value measures the ability it is named after.
     """
 
     prompts: Any
@@ -84,7 +84,7 @@ class Task:
     def __post_init__(self) -> None:
         if not callable(self.metric) and not hasattr(self.metric, "for_model"):
             raise TypeError(
-                "metric is a function of logits, tokens and mask that returns a score per sequence; found "
+                "metric is a function of logits, tokens and mask that returns a value per sequence; found "
                 f"{self.metric!r}"
             )
         if self.labels is not None and not isinstance(self.labels, pd.DataFrame):
@@ -119,7 +119,7 @@ class Task:
         """Return the task with the two runs exchanged: the counterfactual prompts, and the metric of the clean answer.
 
         What is then put in its place are writes of the clean run, so an effect says what a part restores. Where
-        `counterfactual` is a `Task`, its own metric and `predict` score its prompts, and this task is its
+        `counterfactual` is a `Task`, its own metric and `predict` evaluate its prompts, and this task is its
         counterfactual; what that task does not have of positions, attention, labels and direction is this one's.
 
         Raises:
@@ -137,7 +137,7 @@ class Task:
     def split(self, share: float = 0.5, *, seed: int = 0) -> "tuple[Task, Task]":
         """Return two tasks: a random share of the prompts, with all that belongs to them, and the rest.
 
-        What is chosen on the first, such as the edges of a circuit, is scored on the second. Equal prompts, or equal
+        What is chosen on the first, such as the edges of a circuit, is evaluated on the second. Equal prompts, or equal
         pairs in either order, go to one half together, so that the first may have some more than its share.
 
         Raises:

@@ -22,7 +22,7 @@ from tlspectral.models.loading import load_model
 from tlspectral.models.reading import attention_view
 from tlspectral.spectral_rope import to_spectral
 from tlspectral.tables.schema import columns
-from tlspectral.tasks import Score, paired_effect
+from tlspectral.tasks import MetricValue, paired_effect
 from tlspectral_studies.bifocal.code_text import code_rows, source_files
 from tlspectral_studies.bifocal.evolution import EvolutionSettings, evolve
 from tlspectral_studies.bifocal.resonance import phase_drift
@@ -329,8 +329,8 @@ def _effects(by_arm: dict[str, dict[str, pd.DataFrame]], compared: list[tuple[st
     return pd.DataFrame(rows)
 
 
-def _row_losses_at(held_out: pd.DataFrame, step: int) -> Score:
-    return Score(held_out.loc[held_out["step"] == step].sort_values("row")["loss"].to_numpy(dtype=float))
+def _row_losses_at(held_out: pd.DataFrame, step: int) -> MetricValue:
+    return MetricValue(held_out.loc[held_out["step"] == step].sort_values("row")["loss"].to_numpy(dtype=float))
 
 
 def _movement(by_arm: dict[str, dict[str, pd.DataFrame]]) -> pd.DataFrame:

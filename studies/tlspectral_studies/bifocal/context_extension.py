@@ -24,7 +24,7 @@ from tlspectral.positional import positional_symbolic
 from tlspectral.spectral_rope import to_spectral
 from tlspectral.stats import benjamini_hochberg
 from tlspectral.tables.schema import columns
-from tlspectral.tasks import Score, paired_effect
+from tlspectral.tasks import MetricValue, paired_effect
 from tlspectral.tasks.block_prompt import BlockPrompt
 from tlspectral_studies.bifocal.code_text import code_rows, source_files
 from tlspectral_studies.bifocal.evolution import EvolutionSettings, evolve
@@ -299,7 +299,7 @@ def joined(heads: pd.DataFrame) -> pd.DataFrame:
                 pd.Series([group[move].corr(group[name], method="spearman") for group in groups])
                 for name in (measure, f"{measure}_fixed")
             )
-            pvalue = paired_effect(Score(found.to_numpy()), Score(np.zeros(len(found)))).pvalue
+            pvalue = paired_effect(MetricValue(found.to_numpy()), MetricValue(np.zeros(len(found)))).pvalue
             row = {"arm": arm, "move": move, "measure": measure, **t_interval(found), "pvalue": pvalue}
             rows.append({**row, "control": float(control.mean())})
     table = pd.DataFrame(rows)

@@ -12,10 +12,10 @@ import pandas as pd
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.models.loading import usable_device
-from tlspectral.tables.parts import PartFolder, open_parts
+from tlspectral.tables.job import Job
+from tlspectral.tables.resume_folder import ResumeFolder, open_resume_folder
 from tlspectral.tables.stacking import bundled, unbundled
-from tlspectral.tables.work import finished_parts
-from tlspectral.tables.work_part import WorkPart
+from tlspectral.tables.work import finished_jobs
 from tlspectral.version import __version__
 
 
@@ -29,7 +29,7 @@ class RunFolder:
         device: where the runs are trained.
     """
 
-    parts: PartFolder
+    parts: ResumeFolder
     provenance: dict[str, Any]
     device: str = "cpu"
 
@@ -50,7 +50,7 @@ def open_run_folder(path: Path, settings: dict[str, Any], *, command: str, devic
     elsewhere = device_setting(device)
     # Another torch rounds differently, so its runs would not be identical. Our own version is recorded, not compared.
     rounding = {name: version for name, version in versions().items() if name != "tlspectral"}
-    parts = open_parts(path, {"settings": settings, "versions": rounding, **elsewhere})
+    parts = open_resume_folder(path, {"settings": settings, "versions": rounding, **elsewhere})
     return RunFolder(parts, {"command": command, "versions": versions(), **elsewhere}, device)
 
 
@@ -82,11 +82,11 @@ def finish_runs(
         n_jobs: processes; the tables do not depend on it.
     """
     parts = [
-        WorkPart(name, partial(_bundled_run, {**folder.provenance, "run": name, "seed": seed}, make))
+        Job(name, partial(_bundled_run, {**folder.provenance, "run": name, "seed": seed}, make))
         for name, (seed, make) in runs.items()
     ]
     stored = {} if store else {name: table for name in runs if (table := folder.parts.read(name)) is not None}
-    finished = stored | finished_parts(
+    finished = stored | finished_jobs(
         [part for part in parts if part.name not in stored],
         folder.parts if store else None,
         description="runs",

@@ -28,7 +28,7 @@ from tlspectral.cli.app import (
     require_writable,
     write_figure,
 )
-from tlspectral.cli.summary import read_heads
+from tlspectral.cli.terminal_summary import read_heads
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -82,7 +82,7 @@ def positional_figures(
 
     With a table of heads also prints and writes the rank correlations of the scores with its columns.
     """
-    from tlspectral.cli.summary import read_heads
+    from tlspectral.cli.terminal_summary import read_heads
     from tlspectral.tables import read_table, write_table
     from tlspectral_studies.positional_symbolic.agreement import score_agreement
     from tlspectral_studies.positional_symbolic.figures import task_figures

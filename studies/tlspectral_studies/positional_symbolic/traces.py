@@ -17,9 +17,9 @@ from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.layer import RawAttention
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.positional.block_weights import Mode
-from tlspectral.positional.measure import require_settings
 from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt
 from tlspectral.positional.scores import block_means
+from tlspectral.positional.swapped_prompts import require_settings
 from tlspectral.selection import Heads, heads_by_layer
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 from tlspectral.tables.schema import Schema, columns

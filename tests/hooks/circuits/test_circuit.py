@@ -140,14 +140,14 @@ def test_any_set_of_edges_is_that_of_nested_loops(double, name):
         loops.biases[count] = beside
     circuits = [some_edges(pairs, share, seed) for share, seed in ((0.5, 0), (0.9, 1), (0.1, 2))]
     assert not graph.useful(circuits[2]).all()  # receivers from which no path leads on, which are not edited
-    found = pairs.scores(circuits)  # stacked
+    found = pairs.circuit_values(circuits)  # stacked
     for kept, scores in zip(circuits, found, strict=True):
         logits = loops.circuit(graph, kept, then)[:, -1]
         expected = (logits[:, 7] - logits[:, 10]).numpy()
         # Rounding in float64: 2e-14 measured. A norm that is held moves the score by hundredths.
         np.testing.assert_allclose(scores, expected, atol=1e-10)
-        np.testing.assert_allclose(pairs.scores([kept])[0], expected, atol=1e-10)
-    assert np.abs(found[:2, None] - pairs.plain_scores()).min() > 1e-4  # neither end
+        np.testing.assert_allclose(pairs.circuit_values([kept])[0], expected, atol=1e-10)
+    assert np.abs(found[:2, None] - pairs.plain_values()).min() > 1e-4  # neither end
 
 
 def test_several_batches_give_what_one_does(monkeypatch):
@@ -158,7 +158,7 @@ def test_several_batches_give_what_one_does(monkeypatch):
     for size in (2**29, 11 * 11 * 48 * 4 * 2):
         monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(held=size))
         results.append(
-            (edge_estimates(pairs, "EAP-IG").terms.sum(0)[0], pairs.scores([kept]), single_cuts(pairs, edges))
+            (edge_estimates(pairs, "EAP-IG").terms.sum(0)[0], pairs.circuit_values([kept]), single_cuts(pairs, edges))
         )
     assert pairs.rows_at_once == 2
     for whole, parts in zip(*results, strict=True):
@@ -202,5 +202,5 @@ def partly_cut(pairs, row, column, share):
     then = written_by(pairs.graph, pairs.other.tokens)
     stream = Stream(pairs.graph, torch.empty_like(then), then, cut[None])
     with torch.no_grad():
-        logits = run_with(stream, pairs.sequences.tokens, pairs.sequences.scored)
-    return float((pairs.sequences.measured(logits).numpy() - pairs.plain_scores()[0]).mean())
+        logits = run_with(stream, pairs.sequences.tokens, pairs.sequences.predicted)
+    return float((pairs.sequences.measured(logits).numpy() - pairs.plain_values()[0]).mean())

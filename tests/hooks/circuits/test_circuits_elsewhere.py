@@ -54,8 +54,8 @@ def test_a_circuit_recovers_what_it_does_in_transformer_lens(name):
         for position in range(CLEAN.shape[1])
     ]
     found = analysis.faithfulness(model, CLEAN, OTHER, margin, circuit)
-    intact, none = pairs.plain_scores()[:, 0]
-    [value] = pairs.scores([kept])[0]
+    intact, none = pairs.plain_values()[:, 0]
+    [value] = pairs.circuit_values([kept])[0]
     # Both are exact, in float32: 3e-6 measured of a share that is .2 to .9.
     assert (value - none) / (intact - none) == pytest.approx(found.recovered, abs=1e-4)
 

@@ -64,7 +64,7 @@ def test_a_planted_circuit_is_recovered(planted):
     idle = (table["sender"] == "embedding") & table["receiver"].isin(["L1H2.q", "logits"])
     assert table.loc[inside & ~idle, "estimate"].abs().min() > 0
     whole, without = (tls.run_circuit(planted, table[chosen], asked) for chosen in (inside, ~inside))
-    intact, none = pairs.plain_scores().mean(1)
+    intact, none = pairs.plain_values().mean(1)
     assert float(whole) == pytest.approx(intact, abs=1e-4)  # float32: 1e-6 measured, a gap of 1
     assert float(without) == pytest.approx(none, abs=1e-4)
     one_path = inside & ~table[["sender", "receiver"]].eq("L1H2").any(axis=1) & (table["sender"] != "L1H2")
@@ -136,8 +136,8 @@ def test_fewer_than_eight_pairs_have_no_interval(planted):
     whole = tls.faithfulness(planted, table, asked, sizes=[0.1], null=0).iloc[0]
     pairs = pairs_of(planted, asked)
     kept = pairs.graph.kept(table.sort_values("estimate", key=abs, ascending=False).head(int(whole["n_edges"])))
-    intact, none = pairs.plain_scores()
-    carried = pairs.scores([kept])[0] - none
+    intact, none = pairs.plain_values()
+    carried = pairs.circuit_values([kept])[0] - none
     # A t test at either end is at its edge: p of .05.
     for end in (whole["low"], whole["high"]):
         found_p = scipy.stats.ttest_1samp(carried - end * (intact - none), 0).pvalue
@@ -161,7 +161,7 @@ def test_the_procedure_scores_pairs_by_circuits_that_were_chosen_without_them(pl
     # By hand: each sample's circuit, and the pairs out of it.
     pairs, rng = pairs_of(planted, asked), np.random.default_rng(0)
     terms = edge_estimates(pairs, "EAP").terms[:, 0]
-    intact, none = pairs.plain_scores()
+    intact, none = pairs.plain_values()
     size = round(0.2 * pairs.graph.possible.sum())
     of_pair = [[] for _ in range(18)]
     for draw in range(6):
@@ -170,7 +170,7 @@ def test_the_procedure_scores_pairs_by_circuits_that_were_chosen_without_them(pl
         estimate[~pairs.graph.possible] = -1
         kept = np.zeros(estimate.size, dtype=bool)
         kept[np.argsort(-estimate.ravel(), kind="stable")[:size]] = True
-        [value] = pairs.scores([kept.reshape(estimate.shape)])
+        [value] = pairs.circuit_values([kept.reshape(estimate.shape)])
         out = times == 0
         row = found[(found["circuit"] == "edges") & (found["draw"] == draw)].iloc[1]
         # float32 in other batches, and edges without effect that tie: 1e-6 measured, values of 1.
@@ -398,7 +398,7 @@ def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, tmp_pat
     ]
     kept = pairs.graph.possible.copy()
     kept[pairs.graph.places([("L1H2", "logits")])] = False
-    cut = pairs.scores([kept])[0] - pairs.plain_scores()[0]
+    cut = pairs.circuit_values([kept])[0] - pairs.plain_values()[0]
     assert chosen["delta"].iloc[-1] == pytest.approx(cut.mean(), abs=1e-5)  # float32, a gap of 1
 
 

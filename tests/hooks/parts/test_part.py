@@ -31,7 +31,7 @@ from tlspectral.hooks.parts import (
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.tables import read_table, write_table
-from tlspectral.tables.parts import open_parts
+from tlspectral.tables.resume_folder import open_resume_folder
 
 EVERY = one_of_each(EQUAL_BLOCKS)
 REFERENCE = zoo.prompt(batch=5, seed=3)
@@ -245,7 +245,7 @@ def table_of(number, attrs):
 @pytest.fixture
 def folder(tmp_path):
     """A folder with two finished parts."""
-    folder = open_parts(tmp_path / "parts", {"a": 1})
+    folder = open_resume_folder(tmp_path / "parts", {"a": 1})
     for number in range(2):
         folder.write(f"part{number}", table_of(number, ATTRS))
     return folder
@@ -278,7 +278,7 @@ def test_a_part_without_a_name_is_refused(folder):
 
 
 def test_a_part_of_other_settings_is_refused(folder, tmp_path):
-    other = open_parts(tmp_path / "other", {"a": 2})
+    other = open_resume_folder(tmp_path / "other", {"a": 2})
     shutil.copy(folder.path / "part0.parquet", other.path)
     with pytest.raises(IncompatibleCheckpoint, match=r"part0\.parquet was made with other settings than .*settings"):
         other.read("part0")

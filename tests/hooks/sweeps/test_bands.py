@@ -14,7 +14,7 @@ from tlspectral.hooks import band_effects as effects
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.sweeps.bands import BANDS, equal_sets
-from tlspectral.hooks.sweeps.effects import root_mean_square
+from tlspectral.hooks.sweeps.layer_effects import root_mean_square
 from tlspectral.models.reading import attention_view
 from tlspectral.tasks import induction, induction_loss
 

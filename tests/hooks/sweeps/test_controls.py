@@ -15,10 +15,10 @@ import tlspectral.hooks.sweeps.sweep as sweep_module
 from tlspectral.errors import BadHead
 from tlspectral.hooks import ablation_sweep
 from tlspectral.hooks.parts import Band, LongRange, Output
-from tlspectral.hooks.sweeps.effects import head_sets
+from tlspectral.hooks.sweeps.layer_effects import head_sets
 from tlspectral.models.reading import attention_view
 from tlspectral.tasks import induction
-from tlspectral.tasks.score import control_test
+from tlspectral.tasks.metric_value import control_test
 
 sweep = functools.partial(ablation_sweep, control="random")
 

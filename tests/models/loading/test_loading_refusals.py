@@ -157,7 +157,7 @@ def test_what_hooked_transformer_does_not_compute(copied, name, words):
 
 @zoo.needs_hooked
 def test_what_no_rule_names_is_caught_by_comparing_with_the_checkpoint(folder, monkeypatch):
-    monkeypatch.setattr("tlspectral.models.loading.hooked._check_positions", lambda *_: None)
+    monkeypatch.setattr("tlspectral.models.loading.building_hooked._check_positions", lambda *_: None)
     with pytest.raises(UnsupportedArchitecture, match=r"does not compute what the checkpoint does \(log-prob"):
         load(folder("yarn"), backend="hooked")
 

@@ -91,7 +91,7 @@ def circuit_scores(model):
     pairs = pairs_of(model, PAIRS)
     rng = np.random.default_rng(0)
     kept = np.stack([pairs.graph.possible & (rng.random(pairs.graph.possible.shape) < 0.7) for _ in range(3)])
-    return pd.DataFrame(pairs.scores(list(kept)))
+    return pd.DataFrame(pairs.circuit_values(list(kept)))
 
 
 def estimates(model):

@@ -19,8 +19,8 @@ CLEAN, OTHER = prompt_pairs(5, 9, seed=3)
 TASK = tls.logit_difference(CLEAN, 7, 10)
 
 
-def run_of(model, tokens=CLEAN, scored=slice(-1, None)):
-    return intact_run(attention_view(model), tokens, scored, (0, 1), batch=4, reduce=lambda now, logits: None)
+def run_of(model, tokens=CLEAN, predicted=slice(-1, None)):
+    return intact_run(attention_view(model), tokens, predicted, (0, 1), batch=4, reduce=lambda now, logits: None)
 
 
 def sweep(model, part="output", task=TASK, at=-1, **options):
@@ -41,7 +41,7 @@ OF_EACH = torch.tensor([[1, 7], [8, 4], [3, 2], [5, 6], [0, 8]])
 def test_a_replay_from_a_position_is_that_of_the_whole_sequence(scored):
     """Under an edit at the position, of logits in front of it and behind it."""
     model = zoo.shared("bridge", "llama")
-    intact = run_of(model, scored=scored)
+    intact = run_of(model, predicted=scored)
     run = continued_run(intact, 5)
     assert run.n_tokens == 4
     assert run.bytes_kept == 2 * 2 * 2 * 5 * 12 * 4  # keys and values, layers, groups, positions, columns

@@ -15,8 +15,8 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.prompts import packed_prompts
-from tlspectral.tasks.score import standard_error
-from tlspectral.tasks.scoring import scored_sequences
+from tlspectral.tasks.metric_value import standard_error
+from tlspectral.tasks.task_sequences import task_sequences
 
 IDS = torch.tensor([[1, 4, 9, 3, 8], [1, 5, 5, 6, 2], [1, 8, 2, 6, 7], [1, 9, 9, 4, 4]])
 PAIRS = torch.tensor([[1, 4, 8, 3, 8], [1, 5, 6, 6, 2], [1, 8, 3, 6, 7], [1, 9, 4, 4, 4]])
@@ -64,7 +64,7 @@ VALUE_KINDS = {
 
 def of_rows(task):
     """All that a task has per prompt, as plain numbers, once it meets a model."""
-    sequences = scored_sequences(attention_view(shared("bridge", "llama")), task)
+    sequences = task_sequences(attention_view(shared("bridge", "llama")), task)
     named = {name: at.tolist() for name, at in sequences.positions.items()}
     pairs = sequences.counterfactual.tokens.tolist()
     return [sequences.tokens.tolist(), pairs, sequences.metric.correct, sequences.metric.wrong, named, task.attention]
@@ -165,7 +165,7 @@ def test_a_metric_may_edit_what_it_is_given(screen):
         for metric in (ban, ban_copies)
     )
     pd.testing.assert_frame_equal(found, expected)
-    sequences = scored_sequences(attention_view(model), tls.Task(IDS, ban, predict=-1))
+    sequences = task_sequences(attention_view(model), tls.Task(IDS, ban, predict=-1))
     tls.evaluate(model, tls.Task(IDS, ban, predict=-1))
     logits = torch.randn(4, 1, 97)
     kept = logits.clone()
@@ -286,9 +286,9 @@ def test_a_space_at_the_end_belongs_to_the_answers_token(tmp_path):
     model = tls.load_model(save_tokenized("gpt2", tmp_path))
     for right in (" ab", "c"):  # two spaces; and `abba c` is `abba` and ` c` in text
         with pytest.warns(UserWarning, match="prompt 0 ends in a space, and .* does not follow one"):
-            sequences = scored_sequences(attention_view(model), tls.logit_difference(["abba "], right, "x"))
+            sequences = task_sequences(attention_view(model), tls.logit_difference(["abba "], right, "x"))
         assert [note.name for note in sequences.notes] == ["space_at_end"]
-    assert not scored_sequences(attention_view(model), tls.logit_difference(["abba"], " ab", " c")).notes
+    assert not task_sequences(attention_view(model), tls.logit_difference(["abba"], " ab", " c")).notes
 
 
 # --- equal rows ---
@@ -349,7 +349,7 @@ def test_rows_that_differ_in_answers_or_pairs_are_distinct():
         if counterfactual is not None:
             counterfactual[:, 0] = 1
         task = tls.logit_difference(rows, options["correct"], 8, counterfactual=counterfactual)
-        assert scored_sequences(view, task).distinct is None
+        assert task_sequences(view, task).distinct is None
 
 
 def test_equal_prompts_go_to_one_half_of_a_split():

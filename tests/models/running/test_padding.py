@@ -12,13 +12,13 @@ from conformance.scoring import PAD, padded, sequences
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.history.measure import copy_losses
+from tlspectral.history.checkpoint_tables import copy_losses
 from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.prompts import right_packed
 from tlspectral.models.running.text import text_tokens
 from tlspectral.tasks import induction_loss, language, language_loss
-from tlspectral.tasks.scoring import scored_sequences
+from tlspectral.tasks.task_sequences import task_sequences
 
 
 def with_tokenizer(**ids):
@@ -230,7 +230,7 @@ def test_the_mask_decides_and_not_the_ids():
 def test_drawn_segments_that_end_with_the_padding_id_are_scored():
     model = with_tokenizer()
     task = tls.tasks.induction(n_sequences=40, segment_length=8)
-    drawn = scored_sequences(attention_view(model), task).tokens
+    drawn = task_sequences(attention_view(model), task).tokens
     assert bool((drawn[:, -1] == PAD).any())
     scored_first, scored_second = copy_losses(model, task)
     assert scored_second.value == induction_loss(model, n_sequences=40, segment_length=8).value

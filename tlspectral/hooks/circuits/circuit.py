@@ -22,9 +22,9 @@ from tlspectral.stats.ratio import ratio_interval
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import Schema, columns, require, require_one_row
-from tlspectral.tasks import Score, Task
-from tlspectral.tasks.score import row_sums, standard_error
-from tlspectral.tasks.scoring import score_from
+from tlspectral.tasks import MetricValue, Task
+from tlspectral.tasks.metric_value import row_sums, standard_error
+from tlspectral.tasks.task_sequences import metric_value_from
 
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Shares of all edges."""
@@ -43,7 +43,7 @@ FAITHFULNESS = Schema(
         share_expanded | share         | The same with those of a group counted for each of its heads.
         n_edges        | count         | Edges that are kept.
         n_live         | count         | Those of them on a path of kept edges from the embedding to the logits.
-        value          | of the metric | Score of the circuit, mean over pairs.
+        value          | of the metric | Value of the circuit, mean over pairs.
         faithfulness   | share         | (value - that of no edge) / (that of all - that of no edge); may exceed 1.
         low?           | share         | Lower end of a 95 % interval over pairs (Fieller), of edges alone; NaN below 8
                        |               | distinct pairs. It is of these edges, not of how they were chosen.
@@ -53,24 +53,24 @@ FAITHFULNESS = Schema(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CircuitScore(Score):
-    """Score of a circuit on a task, a number; beside other tasks also of both ends of its scale, and on these.
+class CircuitValue(MetricValue):
+    """Value of a circuit on a task, a number; beside other tasks also of both ends of its scale, and on these.
 
     Attributes:
-        intact: score of the model as it is, on the same prompts, which is that of all edges. None without `off_target`.
+        intact: value of the model as it is, on the same prompts, which is that of all edges. None without `off_target`.
         counterfactual: that of the counterfactual prompts by the same metric, which is that of no edge. None likewise.
         off_target: the same circuit on each other task, by the task's name.
     """
 
-    intact: Score | None = None
-    counterfactual: Score | None = None
-    off_target: Mapping[str, "CircuitScore"] = field(default_factory=dict)
+    intact: MetricValue | None = None
+    counterfactual: MetricValue | None = None
+    off_target: Mapping[str, "CircuitValue"] = field(default_factory=dict)
 
 
 def run_circuit(
     model: Any, edges: Any, task: Task, *, off_target: Sequence[Task | Literal["induction", "language"]] = ()
-) -> CircuitScore:
-    """Score the clean prompts when only these edges carry what the model computes.
+) -> CircuitValue:
+    """Evaluate the clean prompts when only these edges carry what the model computes.
 
     Along a kept edge a receiver reads what its sender writes, computed anew in this run; along every other edge what
     the sender wrote on the counterfactual prompt. Queries of a head, keys and values of a group, MLPs and the logits
@@ -83,13 +83,13 @@ def run_circuit(
             or has effects of another kind: on another task or measure, or of another replacement.
         task: a `Task` with `counterfactual=`.
         off_target: other tasks with `counterfactual=`, on whose prompts and pairs the same edges are kept. Of these
-            tasks and of `task` the intact and the counterfactual prompts are scored too.
+            tasks and of `task` the intact and the counterfactual prompts are evaluated too.
 
     Returns:
-        A `Score`, which is used as a number: the mean over pairs, with `.se` and `.per_sequence`. With `off_target` it
-        has `.off_target`, the same of each other task by its name, and each has `.intact` and `.counterfactual`, the
-        scores of all edges and of none: `score - score.intact` is paired over prompts. Scores of two tasks are not
-        compared, as their units may differ.
+        A `MetricValue`, which is used as a number: the mean over pairs, with `.se` and `.per_sequence`. With
+        `off_target` it has `.off_target`, the same of each other task by its name, and each has `.intact` and
+        `.counterfactual`, the values of all edges and of none: `value - value.intact` is paired over prompts. Values of
+        two tasks are not compared, as their units may differ.
 
     Raises:
         BadHead: an edge that the model does not have.
@@ -119,21 +119,21 @@ def run_circuit(
     _compare(edges, pairs)
     warn_of_hooks(pairs.graph.view.model)
     kept = pairs.graph.kept(edges)
-    found = {name: _circuit_score(pairs_of(model, other), kept, ends=True) for name, other in others.items()}
-    return _circuit_score(pairs, kept, ends=bool(others), off_target=found)
+    found = {name: _circuit_value(pairs_of(model, other), kept, ends=True) for name, other in others.items()}
+    return _circuit_value(pairs, kept, ends=bool(others), off_target=found)
 
 
-def _circuit_score(
-    pairs: Pairs, kept: Mask, *, ends: bool, off_target: Mapping[str, CircuitScore] | None = None
-) -> CircuitScore:
-    """Return the score of a circuit on some pairs, with those of both `ends` of its scale if they are asked for."""
-    [values] = pairs.scores([kept])
-    score = score_from(pairs.view, pairs.sequences, values)
-    known = (score.labels, score.sequences_sha256, score.distinct, score.texts)
+def _circuit_value(
+    pairs: Pairs, kept: Mask, *, ends: bool, off_target: Mapping[str, CircuitValue] | None = None
+) -> CircuitValue:
+    """Return the value of a circuit on some pairs, with those of both `ends` of its scale if they are asked for."""
+    [values] = pairs.circuit_values([kept])
+    value = metric_value_from(pairs.view, pairs.sequences, values)
+    known = (value.labels, value.sequences_sha256, value.distinct, value.texts)
     if not ends:
-        return CircuitScore(values, *known)
-    intact, counterfactual = (Score(one, *known) for one in pairs.plain_scores())
-    return CircuitScore(values, *known, intact, counterfactual, off_target or {})
+        return CircuitValue(values, *known)
+    intact, counterfactual = (MetricValue(one, *known) for one in pairs.plain_values())
+    return CircuitValue(values, *known, intact, counterfactual, off_target or {})
 
 
 def faithfulness(
@@ -165,8 +165,8 @@ def faithfulness(
             the clean prompts. None is 20, and 1 with `choose`.
         rank: `"selected"` takes the edges of largest `selected` first, and among equals those of largest estimate.
         choose: `"bootstrap"` measures the procedure in place of one circuit. Edges are estimated on the task; each of
-            `draws` bootstrap samples of its pairs chooses the largest, and the circuit is scored on the pairs that are
-            not in the sample. It takes 16 distinct pairs or more.
+            `draws` bootstrap samples of its pairs chooses the largest, and the circuit is evaluated on the pairs that
+            are not in the sample. It takes 16 distinct pairs or more.
         draws: bootstrap samples of `choose`; each takes a pass of all pairs per size, and two more per null.
         method: of the estimate that `choose` makes.
         seed: of null and bootstrap.
@@ -203,19 +203,19 @@ def faithfulness(
     else:
         _compare(edges, pairs)
         choices = [(_ranked(graph, edges, rank), every)]
-    intact, none = pairs.plain_scores()
+    intact, none = pairs.plain_values()
     gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
     n_distinct = len(intact) if distinct is None else int(distinct.max()) + 1
     if not abs(gap) > scipy.stats.t.ppf(0.975, n_distinct - 1) * gap_se:
         raise ValueError(
-            f"{pairs.sequences.name}: the score is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
+            f"{pairs.sequences.name}: the value is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
             f"counterfactual prompts, a gap of {gap:.2g} with standard error {gap_se:.2g}, and a share of it is no "
             "number: give more pairs, or others that the model tells apart"
         )
     total = int(graph.possible.sum())
     rows: list[dict[str, Any]] = []
     circuits: list[Mask] = []
-    for share, (number, (order, scored)) in product(shares, enumerate(choices)):
+    for share, (number, (order, evaluated)) in product(shares, enumerate(choices)):
         mask = np.zeros(graph.possible.size, dtype=bool)
         mask[order[: max(1, round(share * total))]] = True
         mask = mask.reshape(graph.possible.shape)
@@ -225,19 +225,19 @@ def faithfulness(
                 ("relabelled", draw, relabelled_circuit(graph, mask, rng)),
                 ("random", draw, random_circuit(graph, mask, rng)),
             ]
-        rows += [{"circuit": kind, "draw": n, **_sizes(graph, one), "scored": scored} for kind, n, one in drawn]
+        rows += [{"circuit": kind, "draw": n, **_sizes(graph, one), "evaluated": evaluated} for kind, n, one in drawn]
         circuits += [one for _, _, one in drawn]
         if len(drawn) > 1 and all((one == mask).all() for _, _, one in drawn):
             warn_caller(
                 f"at a share of {share} every random circuit is the circuit itself, so that there is no null: the "
                 "model has too few other edges between the same layers"
             )
-    values = pairs.scores(circuits)
+    values = pairs.circuit_values(circuits)
     whole = intact - none
     for row, value in zip(rows, values, strict=True):
-        scored = row.pop("scored")
-        row["value"] = float(value[scored].mean())
-        row["faithfulness"] = float((value - none)[scored].mean() / whole[scored].mean())
+        evaluated = row.pop("evaluated")
+        row["value"] = float(value[evaluated].mean())
+        row["faithfulness"] = float((value - none)[evaluated].mean() / whole[evaluated].mean())
         if row["circuit"] == "edges" and choose is None:
             carried, of_all = row_sums(value - none, distinct), row_sums(whole, distinct)
             few = len(of_all) < _FEWEST
@@ -305,22 +305,22 @@ def _procedure(
     none: Float64[np.ndarray, "pairs"],
     whole: Float64[np.ndarray, "pairs"],
 ) -> list[dict[str, Any]]:
-    """Return a row for each size: of each pair the mean score of the circuits that were chosen without it."""
+    """Return a row for each size: of each pair the mean value of the circuits that were chosen without it."""
     found: list[dict[str, Any]] = []
     of_edges = [(row, value) for row, value in zip(rows, values, strict=True) if row["circuit"] == "edges"]
-    out = np.stack([scored for _, scored in choices])  # [draws, pairs]
+    out = np.stack([evaluated for _, evaluated in choices])  # [draws, pairs]
     known = out.any(0)
     for start in range(0, len(of_edges), len(choices)):
         some = of_edges[start : start + len(choices)]
-        scores = np.stack([value for _, value in some])
-        score = (scores * out)[:, known].sum(0) / out[:, known].sum(0)
+        values = np.stack([value for _, value in some])
+        value = (values * out)[:, known].sum(0) / out[:, known].sum(0)
         first = some[0][0]  # all have as many edges; what else is counted is a mean
         means = {name: float(np.mean([row[name] for row, _ in some])) for name in ("share_expanded", "n_live")}
         means["n_live"] = round(means["n_live"])
-        carried = float((score - none[known]).mean() / whole[known].mean())
+        carried = float((value - none[known]).mean() / whole[known].mean())
         found.append({
             "circuit": "procedure", "draw": 0, "share": first["share"], "n_edges": first["n_edges"], **means,
-            "value": float(score.mean()), "faithfulness": carried,
+            "value": float(value.mean()), "faithfulness": carried,
         })  # fmt: skip
     return found
 
@@ -466,7 +466,7 @@ def _compare(edges: Any, pairs: Pairs) -> None:
     if shared:
         warn_caller(
             f"{shared} of {len(pairs.digests)} pairs are among those on which the edges were found, and of these "
-            "the circuit carries more: find edges on one half of task.split(), and score them on the other"
+            "the circuit carries more: find edges on one half of task.split(), and evaluate them on the other"
         )
 
 

@@ -40,7 +40,7 @@ class Estimates:
     """First-order estimates of the effects of all edges, as sums of terms.
 
     A term is what a unit of pairs adds to the mean over all pairs. Units are the distinct pairs; where their terms take
-    more than 1 GiB, blocks of them; all pairs together for a metric whose score of a prompt depends on others.
+    more than 1 GiB, blocks of them; all pairs together for a metric whose value of a prompt depends on others.
 
     Attributes:
         terms: of each unit, for each position at which edges are cut.
@@ -130,12 +130,12 @@ def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"
     return "blocks", unit % most
 
 
-def _plain_logits(pairs: Pairs, batch: slice) -> Float[Tensor, "batch scored d_vocab"]:
+def _plain_logits(pairs: Pairs, batch: slice) -> Float[Tensor, "batch predicted d_vocab"]:
     sequences = pairs.sequences
-    return logits_at(pairs.view, sequences.tokens[batch], sequences.scored_of(batch)).float()
+    return logits_at(pairs.view, sequences.tokens[batch], sequences.predicted_of(batch)).float()
 
 
-def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs scored d_vocab"]:
+def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs predicted d_vocab"]:
     """Return the gradient in the logits of a metric that gets all prompts at once, at a share of the embedding."""
     view, point = pairs.view, pairs.view.hook_names(0)["residual"]
 
@@ -167,10 +167,10 @@ class _Reading:
     gradient: dict[tuple[str, int], Tensor | None] = field(default_factory=dict)
 
     def logits(self, batch: slice) -> Tensor:
-        """Return the logits of a batch that are scored."""
+        """Return the logits of a batch that the metric gets."""
         sequences, view = self.pairs.sequences, self.pairs.view
         with view.hooks_on(self._hooks()):
-            return logits_at(view, sequences.tokens[batch], sequences.scored_of(batch))
+            return logits_at(view, sequences.tokens[batch], sequences.predicted_of(batch))
 
     def run(self, batch: slice, of_logits: Tensor | None) -> None:
         """Run the model on a batch forth and back, from the gradient in the logits if it is given."""

@@ -1,4 +1,4 @@
-"""A task of pairs on one model: what is written on either side, and the score of any circuit.
+"""A task of pairs on one model: what is written on either side, and the value of any circuit.
 
 A circuit is a run with some edges kept, in which each receiver reads a residual stream of its own. The model runs on
 the clean prompts, and in its residual stream every sender writes what it computes in this run. A receiver reads that
@@ -32,8 +32,8 @@ from tlspectral.models.running.partial_runs import Positions, logits_at
 from tlspectral.models.stream.writes import HeadWrites, mixed, z_of
 from tlspectral.tables.progress import bar
 from tlspectral.tasks import Task
-from tlspectral.tasks.scoring import ScoredSequences, Scores, score_of, scored_sequences
 from tlspectral.tasks.task import task_of
+from tlspectral.tasks.task_sequences import MetricValues, TaskSequences, metric_value_of, task_sequences
 
 _Found = TypeVar("_Found")
 Mask = Bool[np.ndarray, "receivers senders"]
@@ -44,7 +44,7 @@ class Pairs:
     """The clean and counterfactual prompts of a task on one model."""
 
     graph: Graph
-    sequences: ScoredSequences
+    sequences: TaskSequences
     other: PackedTokens
 
     @property
@@ -77,21 +77,21 @@ class Pairs:
         clean = written_by(self.graph, self.sequences.tokens[batch])
         return clean.sub_(written_by(self.graph, self.other.tokens[batch]))
 
-    def scores(self, circuits: Sequence[Mask]) -> Float64[np.ndarray, "circuits pairs"]:
-        """Return the score of each pair in each circuit, a mask of the edges that are kept.
+    def circuit_values(self, circuits: Sequence[Mask]) -> Float64[np.ndarray, "circuits pairs"]:
+        """Return the value of each pair in each circuit, a mask of the edges that are kept.
 
         A circuit takes one forward pass of the clean prompts, all circuits together one of the counterfactual ones. As
         many circuits as memory allows are stacked on the batch axis, which changes numbers by rounding only.
         """
-        scores, kept = Scores(self.sequences, len(circuits)), np.stack([*circuits])
+        values, kept = MetricValues(self.sequences, len(circuits)), np.stack([*circuits])
         with bar(len(self.sequences.tokens) * len(circuits), "circuits", "run of a pair") as shown:
 
             def of_pairs(batch: slice) -> Tensor:
-                tokens, scored = self.sequences.tokens[batch], self.sequences.scored_of(batch)
+                tokens, predicted = self.sequences.tokens[batch], self.sequences.predicted_of(batch)
                 then = written_by(self.graph, self.other.tokens[batch])
 
                 def of_circuits(some: slice) -> Tensor:
-                    found = scores.read(batch, cut_logits(self.graph, tokens, then, kept[some], scored))
+                    found = values.read(batch, cut_logits(self.graph, tokens, then, kept[some], predicted))
                     shown.update(len(found) * len(tokens))
                     return found
 
@@ -101,27 +101,27 @@ class Pairs:
                 return torch.cat([*in_batches(len(circuits), at_once, of_circuits)])
 
             for found in self.in_batches(of_pairs):
-                scores.keep(found)
-        return scores.result().numpy()
+                values.keep(found)
+        return values.result().numpy()
 
-    def plain_scores(self) -> Float64[np.ndarray, "sides pairs"]:
+    def plain_values(self) -> Float64[np.ndarray, "sides pairs"]:
         """Return the metric of each pair in a plain run of the clean and of the counterfactual prompts."""
         swapped = replace(self.sequences, tokens=self.other.tokens)
-        return np.stack([score_of(self.view, one).per_sequence for one in (self.sequences, swapped)])
+        return np.stack([metric_value_of(self.view, one).per_sequence for one in (self.sequences, swapped)])
 
 
 def pairs_of(model: Any, task: Task) -> Pairs:
     """Return the pairs of a task on a model.
 
     Raises ValueError for no task, or one without counterfactual prompts, EditNotHonored where a run with no edge kept
-    is not that of the counterfactual prompts, and as `scored_sequences`, `AttentionView.raw` and `mlp_reads`.
+    is not that of the counterfactual prompts, and as `task_sequences`, `AttentionView.raw` and `mlp_reads`.
     """
     view = attention_view(model)
     require_stream(view)
     chosen = task_of(task)
     if chosen.counterfactual is None:
         raise ValueError(f"{chosen.label} has no counterfactual prompts: give Task(..., counterfactual=)")
-    sequences = scored_sequences(view, chosen)
+    sequences = task_sequences(view, chosen)
     assert sequences.counterfactual is not None
     read_by_indexer = "by what no edge carries: give shorter prompts"
     require_every_key(map(view.raw, view.layers), sequences.tokens.shape[1], read_by_indexer)
@@ -263,10 +263,10 @@ def cut_logits(
     tokens: Int[Tensor, "batch pos"],
     then: Float[Tensor, "senders batch pos d_model"],
     kept: Bool[np.ndarray, "circuits receivers senders"],
-    scored: Positions,
+    predicted: Positions,
     *,
     whole: bool = False,
-) -> Float[Tensor, "circuits batch scored d_vocab"]:
+) -> Float[Tensor, "circuits batch predicted d_vocab"]:
     """Return the logits of the clean prompts when only the edges that a circuit keeps carry what the run computes.
 
     Receivers from which no path leads to the logits are left as they are, since all that they change is cut behind
@@ -277,16 +277,16 @@ def cut_logits(
     if not whole:
         acting &= np.any([graph.useful(one, by_norms=True) for one in kept], axis=0)
     tokens = tokens.repeat(len(kept), 1)
-    scored = scored if isinstance(scored, slice) else scored.repeat(len(kept), 1)
+    predicted = predicted if isinstance(predicted, slice) else predicted.repeat(len(kept), 1)
     stream = Stream(graph, _room(graph, tokens), then, torch.as_tensor(cut).to(then), acting)
-    return run_with(stream, tokens, scored).unflatten(0, (len(kept), -1))
+    return run_with(stream, tokens, predicted).unflatten(0, (len(kept), -1))
 
 
-def run_with(stream: Stream, tokens: Tensor, scored: Positions) -> Float[Tensor, "batch scored d_vocab"]:
+def run_with(stream: Stream, tokens: Tensor, predicted: Positions) -> Float[Tensor, "batch predicted d_vocab"]:
     """Return the logits of a run that notes and edits what a stream says."""
     view = stream.graph.view
     with view.hooks_on(stream.hooks()):
-        return logits_at(view, tokens, scored)
+        return logits_at(view, tokens, predicted)
 
 
 def _room(graph: Graph, tokens: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.models.stream.mlp import mlp_reads
 from tlspectral.models.stream.writes import Cast, Input, LayerReads, change_of_reads, layer_reads
 from tlspectral.selection import head_name
-from tlspectral.tasks.score import beside_control, standard_error
-from tlspectral.tasks.scoring import ScoredSequences, replayed_values
+from tlspectral.tasks.metric_value import beside_control, standard_error
+from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
 
 Deltas = Float64[np.ndarray, "edges draws sequences"]
 
@@ -116,7 +116,7 @@ class QueryKeyPairs:
 @torch.no_grad()
 def edge_columns(
     edges: list[Edge],
-    sequences: ScoredSequences,
+    sequences: TaskSequences,
     draws: int,
     pairs: QueryKeyPairs | None,
     prepared: Prepared,
@@ -152,25 +152,25 @@ def edge_columns(
     return table
 
 
-def _task_deltas(edges: list[Edge], sequences: ScoredSequences, draws: int, prepared: Prepared) -> Deltas:
+def _task_deltas(edges: list[Edge], sequences: TaskSequences, draws: int, prepared: Prepared) -> Deltas:
     """Return the score with each edge cut, less the intact one."""
     assert prepared.intact is not None
     intact, values = prepared.intact
     reading = readers(intact.view, edges[0].end.receiver.layer, edges[0].end.receiver.input)
     # In this order what senders of one layer wrote is computed once.
-    jobs = sorted(product(range(-1, draws), range(len(edges))), key=lambda job: (job[0], edges[job[1]].sender))
+    replays = sorted(product(range(-1, draws), range(len(edges))), key=lambda one: (one[0], edges[one[1]].sender))
 
     def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
         cuts: list[Cut] = []
-        for draw, row in jobs[chunk]:
+        for draw, row in replays[chunk]:
             removed = prepared.removed(edges[row], draw)[batch]
             rows = slice(len(cuts) * len(removed), (len(cuts) + 1) * len(removed))
             cuts.append(Cut([max(0, edges[row].end.receiver.head)], rows, removed[None]))
         return [hook for one in reading for hook in one.hooks(lambda: cuts)]
 
-    found = replayed_values(intact, sequences, [reading[0].layer] * len(jobs), hooks_of).numpy() - values
+    found = replayed_values(intact, sequences, [reading[0].layer] * len(replays), hooks_of).numpy() - values
     deltas = np.empty((len(edges), draws + 1, len(values)))
-    for (draw, row), effect in zip(jobs, found, strict=True):
+    for (draw, row), effect in zip(replays, found, strict=True):
         deltas[row, draw + 1] = effect
     return deltas
 

@@ -10,7 +10,7 @@ and `"M_A"` are the parts as they act at each distance, and the static ones thos
 
 from typing import Literal
 
-from tlspectral.hooks.parts.blocks import BlockPart, Content, Interaction, Position
+from tlspectral.hooks.parts.content_position import BlockPart, Content, Interaction, Position
 from tlspectral.hooks.parts.long_range import LongRange
 from tlspectral.hooks.parts.output import Output, Replacement
 from tlspectral.hooks.parts.part import Part

@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.hooks.sweeps.effects import LayerEffects, LayerJobs
+from tlspectral.hooks.sweeps.layer_effects import LayerEffects, LayerReplays
 from tlspectral.models.hooking.hooks_on_model import Hook, evaluating
 from tlspectral.models.running.continued_runs import ContinuedRun
-from tlspectral.tasks.scoring import ScoredSequences, replayed_values
+from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
 
 _TOGETHER = 64
 """Tokens up to which layers share a pass: fewer take about as long, since a pass reads all weights.
@@ -24,9 +24,9 @@ It names files of a folder, and is the same on all devices.
 
 
 def layers_together(
-    by_layer: dict[int, list[int]], sequences: ScoredSequences, at: Int[Tensor, "sequences"] | None, draws: int
+    by_layer: dict[int, list[int]], sequences: TaskSequences, at: Int[Tensor, "sequences"] | None, draws: int
 ) -> list[dict[int, list[int]]]:
-    """Return heads by layer in groups whose jobs are run together: of parts at a position, `at`, some layers each."""
+    """Return heads by layer in groups that are run together: of parts at a position, `at`, some layers each."""
     groups: list[dict[int, list[int]]] = []
     taken = _TOGETHER + 1
     for layer, heads in by_layer.items():
@@ -41,54 +41,54 @@ def layers_together(
 
 
 def effects_at_position(
-    run: ContinuedRun, sequences: ScoredSequences, at: Int[Tensor, "sequences"], layers: list[LayerJobs]
+    run: ContinuedRun, sequences: TaskSequences, at: Int[Tensor, "sequences"], layers: list[LayerReplays]
 ) -> list[LayerEffects]:
-    """Ablate heads of some layers in turn, by parts that act at one position of each sequence alone: see `LayerJobs`.
+    """Ablate heads of some layers in turn, by parts that act at one position of each sequence: see `LayerReplays`.
 
     The layers are in their order.
     """
     view = run.view
     with evaluating(view.model):
-        written = [_written(run, at, jobs) for jobs in layers]
-        owners = [(place, index) for place, jobs in enumerate(layers) for index in range(len(jobs.jobs))]
+        written = [_written(run, at, replays) for replays in layers]
+        owners = [(place, index) for place, replays in enumerate(layers) for index in range(len(replays.replays))]
 
         def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
             hooks, n = [], len(range(*batch.indices(len(at))))
             for place in sorted({place for place, _ in owners[chunk]}):
                 own = [(copy, index) for copy, (of, index) in enumerate(owners[chunk]) if of == place]
                 rows = torch.tensor([copy for copy, _ in own])[:, None] * n + torch.arange(n)
-                heads = torch.tensor([layers[place].jobs[index][0] for _, index in own])[:, None].expand_as(rows)
+                heads = torch.tensor([layers[place].replays[index][0] for _, index in own])[:, None].expand_as(rows)
                 places = (at[batch] - run.first).expand_as(rows)
                 what = written[place][[index for _, index in own], batch]
                 hooks.append(_putting(view, layers[place].layer, (rows, places, heads), what))
             return hooks
 
         starts = [layers[place].layer for place, _ in owners]
-        values = replayed_values(run, sequences, starts, hooks_of).split([len(jobs.jobs) for jobs in layers])
-    return [jobs.effects(of_layer) for jobs, of_layer in zip(layers, values, strict=True)]
+        values = replayed_values(run, sequences, starts, hooks_of).split([len(replays.replays) for replays in layers])
+    return [replays.effects(of_layer) for replays, of_layer in zip(layers, values, strict=True)]
 
 
 def _written(
-    run: ContinuedRun, at: Int[Tensor, "sequences"], jobs: LayerJobs
-) -> Float[Tensor, "jobs sequences d_head"]:
-    """Return z of the head of each job at the position, without the part."""
-    view, layer, names = run.view, jobs.layer, run.view.hook_names(jobs.layer)
+    run: ContinuedRun, at: Int[Tensor, "sequences"], replays: LayerReplays
+) -> Float[Tensor, "replays sequences d_head"]:
+    """Return z of the head of each replay at the position, without the part."""
+    view, layer, names = run.view, replays.layer, run.view.hook_names(replays.layer)
     require_honoured(view, layer, "z")
-    by_draw = [slice(draw, None, jobs.draws + 1) for draw in range(jobs.draws + 1)]  # every head once
+    by_draw = [slice(draw, None, replays.draws + 1) for draw in range(replays.draws + 1)]  # every head once
 
     def of_batch(batch: slice) -> Tensor:
         found: Any = None
         for chunk in by_draw:
-            hooks = jobs.hooks(chunk, batch, stacked=False)  # whose proofs are whole passes
+            hooks = replays.hooks(chunk, batch, stacked=False)  # whose proofs are whole passes
             with run.intact.skipped(layer, batch, 1), view.hooks_on(hooks):
                 # Some layers hand on an edited pattern behind z.
                 z = view.capture(run.intact.tokens[batch], [names["z"]], last=names["attention_out"])[names["z"]]
             z = z.reshape(*z.shape[:2], view.n_heads(layer), -1)[range(len(z)), at[batch]]
-            found = z.new_empty(len(jobs.jobs), len(z), z.shape[-1]) if found is None else found
-            found[chunk] = z[:, jobs.heads].transpose(0, 1)
+            found = z.new_empty(len(replays.replays), len(z), z.shape[-1]) if found is None else found
+            found[chunk] = z[:, replays.heads].transpose(0, 1)
         return found
 
-    return torch.cat([*jobs.sequences.in_batches(view, of_batch)], dim=1)
+    return torch.cat([*replays.sequences.in_batches(view, of_batch)], dim=1)
 
 
 def _putting(view: Any, layer: int, index: tuple[Tensor, Tensor, Tensor], what: Tensor) -> Hook:

@@ -12,7 +12,7 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Band
-from tlspectral.hooks.sweeps.effects import unpadded
+from tlspectral.hooks.sweeps.layer_effects import unpadded
 from tlspectral.hooks.sweeps.sweep import SEQUENCES
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import AttentionLayer
@@ -24,9 +24,9 @@ from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import Task
-from tlspectral.tasks.score import beside_control, standard_error
-from tlspectral.tasks.scoring import ScoredSequences, intact_values, replayed_values, scored_sequences
+from tlspectral.tasks.metric_value import beside_control, standard_error
 from tlspectral.tasks.task import task_of
+from tlspectral.tasks.task_sequences import TaskSequences, intact_values, replayed_values, task_sequences
 
 BANDS = ("high", "middle", "low")
 _TRIES = 200  # orders of the frequencies tried for one random set
@@ -108,7 +108,7 @@ def band_effects(
         if geometry.n_pairs < len(BANDS):
             raise ValueError(f"layer {layer}: {geometry.n_pairs} rotary frequencies do not make three bands")
     chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
-    sequences = scored_sequences(view, chosen_task)
+    sequences = task_sequences(view, chosen_task)
     intact, intact_value = intact_values(view, sequences, by_layer)
     rows = []
     total = sum(len(chosen) for chosen in by_layer.values())
@@ -131,7 +131,7 @@ def band_effects(
 
 def _head_rows(
     intact: IntactRun,
-    sequences: ScoredSequences,
+    sequences: TaskSequences,
     intact_value: Float64[np.ndarray, "sequences"],
     layer: AttentionLayer,
     head: int,
@@ -225,7 +225,7 @@ def _set_rms(products: Float64[np.ndarray, "pairs pairs"], chosen: Bool[np.ndarr
 
 
 def _score_products(
-    view: AttentionView, sequences: ScoredSequences, layer: AttentionLayer, heads: list[int]
+    view: AttentionView, sequences: TaskSequences, layer: AttentionLayer, heads: list[int]
 ) -> Float64[np.ndarray, "heads pairs pairs"]:
     """Compute the mean products of the contributions of every two frequencies to the scaled scores.
 

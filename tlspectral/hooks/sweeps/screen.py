@@ -11,17 +11,17 @@ from torch import Tensor
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.hooks.sweeps.effects import root_mean_square, unpadded
+from tlspectral.hooks.sweeps.layer_effects import root_mean_square, unpadded
 from tlspectral.models.reading.view import AttentionView, require_one_run
 from tlspectral.models.running.partial_runs import logits_at, require_gradients
-from tlspectral.tasks.scoring import ScoredSequences
+from tlspectral.tasks.task_sequences import TaskSequences
 
 _GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewer rows than without gradients
 
 
 def gradient_screen(
     view: AttentionView,
-    sequences: ScoredSequences,
+    sequences: TaskSequences,
     by_layer: dict[int, list[int]],
     part: Part,
 ) -> pd.DataFrame:
@@ -46,7 +46,7 @@ def gradient_screen(
     if not sequences.by_rows:
         with torch.no_grad():
             logits = sequences.in_batches(
-                view, lambda each: logits_at(view, sequences.tokens[each], sequences.scored_of(each))
+                view, lambda each: logits_at(view, sequences.tokens[each], sequences.predicted_of(each))
             )
             of_logits = sequences.gradients(torch.cat([*logits]))
 
@@ -80,7 +80,7 @@ def gradient_screen(
         batch = sequences_run
         for ablation in ablations:
             ablation.part = bound[ablation.layer.layer].of_rows(batch)
-        logits = logits_at(view, sequences.tokens[batch], sequences.scored_of(batch))
+        logits = logits_at(view, sequences.tokens[batch], sequences.predicted_of(batch))
         whole = sequences.gradients(logits, batch) if of_logits is None else of_logits[batch]
         return torch.autograd.grad(logits, list(gates.values()), whole.to(logits))
 

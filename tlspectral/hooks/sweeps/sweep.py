@@ -25,10 +25,10 @@ from tlspectral.hooks.positions import asked_positions, is_one_position
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.hooks.sweeps.at_position import effects_at_position, layers_together
 from tlspectral.hooks.sweeps.comparable import require_comparable, require_one_replacement
-from tlspectral.hooks.sweeps.effects import (
+from tlspectral.hooks.sweeps.layer_effects import (
     SETS,
     LayerEffects,
-    LayerJobs,
+    LayerReplays,
     beside_heads,
     chosen_sets,
     effect_rows,
@@ -44,15 +44,15 @@ from tlspectral.models.running.continued_runs import continued_run
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, heads_by_layer, whole_number
 from tlspectral.tables.head_columns import HEAD, PART
+from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns, spelled
 from tlspectral.tables.stacking import stacked
-from tlspectral.tables.work_part import WorkPart
-from tlspectral.tasks import Score, Task
+from tlspectral.tasks import MetricValue, Task
 from tlspectral.tasks.identity import sequences_identity
-from tlspectral.tasks.score import CONTROL_COLUMNS, values_of_rows
-from tlspectral.tasks.scoring import ScoredSequences, intact_values, score_of, scored_sequences
+from tlspectral.tasks.metric_value import CONTROL_COLUMNS, values_of_rows
 from tlspectral.tasks.task import task_of
+from tlspectral.tasks.task_sequences import TaskSequences, intact_values, metric_value_of, task_sequences
 
 SEQUENCES = 16
 CONTROL_DRAWS = 5
@@ -223,7 +223,7 @@ def ablation_sweep(
             **({"off_target": identities[1:]} if others else {}),
         },
         folder=folder,
-        score=lambda: np.concatenate([score_of(view, one.sequences).per_sequence for one in swept]),
+        score=lambda: np.concatenate([metric_value_of(view, one.sequences).per_sequence for one in swept]),
         n_jobs=n_jobs,
     )
     estimated = None
@@ -237,7 +237,7 @@ def ablation_sweep(
             _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
             return table
 
-        estimated = measurement.first(WorkPart(f"{name}_screen", estimates))
+        estimated = measurement.first(Job(f"{name}_screen", estimates))
     chosen = [by_layer] * len(placed)
     if estimated is not None:
         kept = estimated[estimated["measured"] != ""]
@@ -287,13 +287,13 @@ class _Swept:
     """A task on the model, and the part as it is removed there: once, or at each of the positions `asked`."""
 
     task: Task
-    sequences: ScoredSequences
+    sequences: TaskSequences
     asked: list[tuple[str | int, Int[Tensor, "sequences"]]]
     placed: list[Part]
 
     @classmethod
     def of(cls, view: AttentionView, task: Task, removed: Part, listed: list[Any] | None) -> "_Swept":
-        sequences = scored_sequences(view, task)
+        sequences = task_sequences(view, task)
         asked = [] if listed is None else asked_positions(sequences, listed)
         placed = [replace(removed, at=one) for _, one in asked] or [removed]
         return cls(task, sequences, asked, [one.fixed(view, sequences) for one in placed])
@@ -306,23 +306,23 @@ class _Swept:
         chosen: Mapping[str, dict[int, list[int]]] | list[dict[int, list[int]]],
         per_head: int,
         seed: int,
-    ) -> list[tuple[int, WorkPart]]:
+    ) -> list[tuple[int, Job]]:
         """Return the parts of the work on task `number`, each with the index of its position.
 
         `chosen` are sets by name, or the heads by layer of each position.
         """
-        found: list[tuple[int, WorkPart]] = []
+        found: list[tuple[int, Job]] = []
         for index, one in enumerate(self.placed):
             shared, called = (one, self.sequences, per_head, seed), f"{label}_at{index}" if positioned else label
             if isinstance(chosen, Mapping):
                 for at, (name, heads) in enumerate(chosen.items()):
                     make = partial(_on_task, number, partial(set_table, *shared, name, heads))
-                    found.append((index, WorkPart(f"{called}_set{at:03d}", make)))
+                    found.append((index, Job(f"{called}_set{at:03d}", make)))
                 continue
             for group in layers_together(chosen[index], self.sequences, one.at, per_head):
                 layers = "-".join(f"{layer:03d}" for layer in dict.fromkeys((min(group), max(group))))
                 make = partial(_on_task, number, partial(_table, *shared, group))
-                found.append((index, WorkPart(f"{called}_L{layers}", make, items=sum(map(len, group.values())))))
+                found.append((index, Job(f"{called}_L{layers}", make, items=sum(map(len, group.values())))))
         return found
 
 
@@ -331,7 +331,7 @@ class _IntactRuns:
     """Runs of the tasks without ablation. The latest is kept, since one holds the residual streams of all layers."""
 
     view: AttentionView
-    tasks: list[ScoredSequences]
+    tasks: list[TaskSequences]
     layers: list[int]
     latest: tuple[int, Any] = (-1, None)
 
@@ -366,7 +366,7 @@ def _check(part: Part, control: Any, draws: Any, screen: Any) -> int | None:
     return number
 
 
-def _said(view: AttentionView, sequences: ScoredSequences) -> dict[str, Any]:
+def _said(view: AttentionView, sequences: TaskSequences) -> dict[str, Any]:
     """Return what a table says of a task's sequences."""
     return {
         "higher_is_better": sequences.higher_is_better,
@@ -377,9 +377,9 @@ def _said(view: AttentionView, sequences: ScoredSequences) -> dict[str, Any]:
     }
 
 
-def _intact_attrs(table: pd.DataFrame, sequences: ScoredSequences) -> dict[str, Any]:
+def _intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any]:
     """Return the intact score, of a part's table."""
-    intact = Score(np.array(table.attrs["intact_per_sequence"]), distinct=sequences.distinct)
+    intact = MetricValue(np.array(table.attrs["intact_per_sequence"]), distinct=sequences.distinct)
     return {"intact_value": intact.value, "intact_value_se": intact.se}
 
 
@@ -420,7 +420,7 @@ def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[
 
 def _table(
     part: Part,
-    sequences: ScoredSequences,
+    sequences: TaskSequences,
     draws: int,
     seed: int,
     by_layer: dict[int, list[int]],
@@ -450,7 +450,7 @@ def _table(
 
 
 def _effects(
-    part: Part, sequences: ScoredSequences, draws: int, seed: int, by_layer: dict[int, list[int]], intact: IntactRun
+    part: Part, sequences: TaskSequences, draws: int, seed: int, by_layer: dict[int, list[int]], intact: IntactRun
 ) -> dict[int, LayerEffects]:
     """Ablate each of some heads in turn, and random parts in their place, or other heads of their layers."""
     view, others, measured = intact.view, dict[int, list[list[int]]](), by_layer
@@ -471,7 +471,7 @@ def _effects(
         }
     else:
         jobs = [
-            LayerJobs(view, sequences, layer, heads, bound[layer], draws, seed) for layer, heads in measured.items()
+            LayerReplays(view, sequences, layer, heads, bound[layer], draws, seed) for layer, heads in measured.items()
         ]
         effects = dict(zip(measured, effects_at_position(run, sequences, at, jobs), strict=True))
     return {
@@ -483,7 +483,7 @@ def _joined(
     tables: list[pd.DataFrame],
     others: dict[str, list[pd.DataFrame]],
     estimated: pd.DataFrame | None,
-    sequences: ScoredSequences,
+    sequences: TaskSequences,
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Return the rows of all layers, beside other tasks and estimates of a screen, and what is said of them."""
     if not tables:

@@ -24,7 +24,7 @@ from tlspectral.models.reading.bridge import shared_keys
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.tables.same_model import recorded_weights
 
-Side = Literal["query-key", "output", "positions"]
+Matrices = Literal["query-key", "output", "positions"]
 """The weights of a layer to read: queries and keys, values and output, or queries, keys and learned positions."""
 
 STREAMED_MODEL_TYPES = (
@@ -163,7 +163,7 @@ class CheckpointLayers:
         file = f"config.json of {self.files.name}"
         return empty_model(self._whole, tensors=len(self.files.file_of), file=file)
 
-    def prepare(self, indices: Iterable[int], side: Side = "query-key") -> None:
+    def prepare(self, indices: Iterable[int], matrices: Matrices = "query-key") -> None:
         """Fetch the files that some layers need, and check in their headers that these layers can be read.
 
         Raises BadWeights for tensors that are missing, quantised, of other shapes than config.json asks for or unknown
@@ -172,7 +172,7 @@ class CheckpointLayers:
         with misfit(self.files.record):
             _ = self.unused  # raises if weights would be left out that belong to the model
             for index in indices:
-                shapes = dict(self._needed(index, side).values())
+                shapes = dict(self._needed(index, matrices).values())
                 for tensor, (dtype, stored_shape) in self.files.stored(shapes).items():
                     shape = shapes[tensor]
                     if dtype not in _FLOATS:
@@ -187,13 +187,13 @@ class CheckpointLayers:
                         )
 
     @contextmanager
-    def layer(self, index: int, side: Side = "query-key") -> Iterator[AttentionView]:
+    def layer(self, index: int, matrices: Matrices = "query-key") -> Iterator[AttentionView]:
         """Yield a view of a one-layer model with the weights of layer `index`, in float32, until the context ends.
 
-        Only the weights of `side` are read; embeddings are random and other matrices zero. Raises as `prepare`.
+        Only the weights of `matrices` are read; embeddings are random and other matrices zero. Raises as `prepare`.
         """
         with misfit(self.files.record):
-            tensors = self._needed(index, side)
+            tensors = self._needed(index, matrices)
             stored = self.files.read(tensor for tensor, _ in tensors.values())
             config = one_layer_config(self.config, index)
             model = model_of(config, {name: stored[tensor] for name, (tensor, _) in tensors.items()})
@@ -215,7 +215,7 @@ class CheckpointLayers:
         """Return the SHA-256 of the tensors that the query-key side of a layer is read from, as stored."""
         return self.files.digest(tensor for tensor, _ in self._needed(index, "query-key").values())
 
-    def _needed(self, index: int, side: Side) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def _needed(self, index: int, matrices: Matrices) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return, by parameter of the one-layer model, the tensor that holds it and the shape it must have."""
         names = self._names.get(index)
         if names is None:
@@ -232,9 +232,9 @@ class CheckpointLayers:
                     )
         for parameter, value in alone.named_parameters():
             match, outside = _LAYER_KEY.fullmatch(parameter), _POSITIONS.fullmatch(parameter)
-            if match is not None and (_OUTPUT if side == "output" else _QUERY_KEY).fullmatch(match[3]):
+            if match is not None and (_OUTPUT if matrices == "output" else _QUERY_KEY).fullmatch(match[3]):
                 tensor = names.get(match[3])
-            elif outside is not None and side == "positions":
+            elif outside is not None and matrices == "positions":
                 ending = f"{outside[1]}.weight"
                 tensor = next((name for name in self.files.file_of if f".{name}".endswith(f".{ending}")), None)
             else:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tlspectral.errors import EditNotHonored, warn_caller
 from tlspectral.models.hooking.interrupts import interruptible, undoing, uninterrupted
-from tlspectral.tables.work_part import in_worker
+from tlspectral.tables.job import in_worker
 
 Hook = tuple[str, Callable[..., Any]]
 

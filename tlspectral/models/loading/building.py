@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.loading.building_hooked import build_hooked
 from tlspectral.models.loading.checks import require_agreement, sound_log_probabilities
 from tlspectral.models.loading.encoders import has_no_head, is_encoder
-from tlspectral.models.loading.hooked import build_hooked
 
 _ATTENTION = {"nemotron_h": "mixer", "recurrent_gemma": "temporal_block"}
 # The parts of a layer by the names that they have elsewhere.

@@ -45,7 +45,7 @@ class ContinuedRun:
         """Size of the keys and values that a replay copies for each of its rows."""
         return self.read.bytes_of_prompt
 
-    def replay(self, layer: int, sequences: slice, copies: int) -> Float[Tensor, "rows scored d_vocab"]:
+    def replay(self, layer: int, sequences: slice, copies: int) -> Float[Tensor, "rows predicted d_vocab"]:
         """Return the logits of `IntactRun.replay`, under hooks that see positions from `first` on and change no other.
 
         Scored positions before it are unembedded as the intact run had them.
@@ -55,13 +55,13 @@ class ContinuedRun:
     def _replay(self, layer: int, sequences: slice, copies: int, off: list[Tensor]) -> Tensor:
         intact = self.intact
         assert intact.unembedded is not None
-        scored, before = _positions(intact)[sequences], intact.unembedded[sequences]
-        scored = scored.to(before.device)[..., None].repeat(copies, 1, 1)
+        predicted, before = _positions(intact)[sequences], intact.unembedded[sequences]
+        predicted = predicted.to(before.device)[..., None].repeat(copies, 1, 1)
         before = before.repeat(copies, 1, 1)
 
         def chosen(values: Tensor) -> Tensor:
-            found = values.take_along_dim((scored - self.first).clamp_min(0), dim=1)
-            found = torch.where(scored >= self.first, found, before)
+            found = values.take_along_dim((predicted - self.first).clamp_min(0), dim=1)
+            found = torch.where(predicted >= self.first, found, before)
             off.append((found - before).float().square().mean())
             return found
 
@@ -118,7 +118,7 @@ def rows_at_once(run: IntactRun | ContinuedRun) -> int:
 
 
 def _positions(intact: IntactRun) -> Tensor:
-    """Return the scored positions of each sequence."""
-    if not isinstance(intact.scored, slice):
-        return intact.scored
-    return torch.arange(intact.n_tokens)[intact.scored].expand(len(intact.tokens), -1)
+    """Return the predicted positions of each sequence."""
+    if not isinstance(intact.predicted, slice):
+        return intact.predicted
+    return torch.arange(intact.n_tokens)[intact.predicted].expand(len(intact.tokens), -1)

@@ -292,6 +292,6 @@ def _cached_pass(view: AttentionView, hooks: Iterable[Hook]) -> Iterator[None]:
         torch.no_grad(),
         evaluating(view.model),
         view.hooks_on(hooks),
-        unembedding_only(view, partial(at, scored=LAST)),
+        unembedding_only(view, partial(at, predicted=LAST)),
     ):
         yield

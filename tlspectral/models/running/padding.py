@@ -50,9 +50,9 @@ class PackedTokens:
         """Whether some sequence is shorter than the others."""
         return bool((self.lengths < self.tokens.shape[1]).any())
 
-    def hashed(self, scored: Any = "") -> str:
-        """Return a hash of the sequences and of the positions scored in them."""
-        described = f"{tuple(self.tokens.shape)}{self.lengths.tolist()}{scored}"
+    def hashed(self, predicted: Any = "") -> str:
+        """Return a hash of the sequences and of the positions predicted in them."""
+        described = f"{tuple(self.tokens.shape)}{self.lengths.tolist()}{predicted}"
         return hashlib.sha256(self.tokens.contiguous().numpy().tobytes() + described.encode()).hexdigest()
 
 

@@ -21,7 +21,7 @@ from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import in_batches
 
-Positions = slice | Int[Tensor, "sequences scored"]
+Positions = slice | Int[Tensor, "sequences predicted"]
 """Positions whose logits are wanted: the same in every prompt, or those of each."""
 
 LAST = slice(-1, None)
@@ -48,19 +48,19 @@ class IntactRun:
     """The residual streams of a run without ablation, from which a model is run again from a later block on.
 
     Attributes:
-        scored: positions whose logits are wanted.
+        predicted: positions whose logits are wanted.
         entering: by layer, the residual stream that enters it; layer 0 needs none.
         companions: by layer, how many values its block returns besides the residual stream; -1 for no tuple.
-        unembedded: what the unembedding read at the scored positions; None where the model does not use its module.
+        unembedded: what the unembedding read at the predicted positions; None where the model does not use its module.
         continued: the latest `ContinuedRun`, by its position.
     """
 
     view: AttentionView
     tokens: Int[Tensor, "sequences pos"]
-    scored: Positions
+    predicted: Positions
     entering: dict[int, Float[Tensor, "sequences pos d_model"]]
     companions: dict[int, int]
-    unembedded: Float[Tensor, "sequences scored width"] | None = None
+    unembedded: Float[Tensor, "sequences predicted width"] | None = None
     continued: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -73,16 +73,16 @@ class IntactRun:
         """Size of the keys and values that a replay copies for each of its rows."""
         return 0
 
-    def replay(self, layer: int, sequences: slice, copies: int) -> Float[Tensor, "rows scored d_vocab"]:
+    def replay(self, layer: int, sequences: slice, copies: int) -> Float[Tensor, "rows predicted d_vocab"]:
         """Return logits of some sequences, computed from the given block on, under the hooks that are on the model.
 
         The batch is `copies` copies of the sequences, one whole copy after the other. Whether gradients are recorded is
         left to the caller.
         """
         tokens = self.tokens[sequences].repeat(copies, 1)
-        scored = self.scored if isinstance(self.scored, slice) else self.scored[sequences].repeat(copies, 1)
+        predicted = self.predicted if isinstance(self.predicted, slice) else self.predicted[sequences].repeat(copies, 1)
         with self.skipped(layer, sequences, copies):
-            return logits_at(self.view, tokens, scored)
+            return logits_at(self.view, tokens, predicted)
 
     @uninterrupted
     def skipped(self, layer: int, sequences: slice, copies: int, first: int = 0) -> Iterator[None]:
@@ -113,7 +113,7 @@ def begins_whole(view: AttentionView) -> bool:
 def intact_run(
     view: AttentionView,
     tokens: Int[Tensor, "sequences pos"],
-    scored: Positions,
+    predicted: Positions,
     layers: Iterable[int],
     *,
     batch: int,
@@ -122,7 +122,7 @@ def intact_run(
     """Run the model once, without gradients, and store the residual stream that enters each of the given layers.
 
     Hooks that are on the model stay in force. `reduce` is called for each `batch` of sequences, with their slice and
-    the logits of the positions `scored`.
+    the logits of the positions `predicted`.
     """
     entering: dict[int, Tensor] = {}
     companions: dict[int, int] = {}
@@ -143,7 +143,7 @@ def intact_run(
     def run(sequences: slice) -> None:
         nonlocal current
         current = sequences
-        at_once = scored if isinstance(scored, slice) else scored[current]
+        at_once = predicted if isinstance(predicted, slice) else predicted[current]
 
         def read(values: Tensor) -> Tensor:
             chosen = at(values, at_once)
@@ -161,27 +161,27 @@ def intact_run(
     with evaluating(view.model), torch.no_grad(), module_hooks(keeping):
         for _ in in_batches(len(tokens), batch, run):
             pass
-    return IntactRun(view, tokens, scored, entering, companions, unembedded[0] if unembedded else None)
+    return IntactRun(view, tokens, predicted, entering, companions, unembedded[0] if unembedded else None)
 
 
 def logits_at(
-    view: AttentionView, tokens: Int[Tensor, "batch pos"], scored: Positions
-) -> Float[Tensor, "batch scored d_vocab"]:
+    view: AttentionView, tokens: Int[Tensor, "batch pos"], predicted: Positions
+) -> Float[Tensor, "batch predicted d_vocab"]:
     """Return logits of a whole forward pass at some positions; the others are never unembedded.
 
-    Hooks on the unembedding itself see the scored positions alone. Whether gradients are recorded is left to the
+    Hooks on the unembedding itself see the predicted positions alone. Whether gradients are recorded is left to the
     caller.
     """
-    return _logits(view, tokens, scored, partial(at, scored=scored))
+    return _logits(view, tokens, predicted, partial(at, predicted=predicted))
 
 
 def _logits(
-    view: AttentionView, tokens: Int[Tensor, "batch pos"], scored: Positions, chosen: Callable[[Tensor], Tensor]
-) -> Float[Tensor, "batch scored d_vocab"]:
+    view: AttentionView, tokens: Int[Tensor, "batch pos"], predicted: Positions, chosen: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "batch predicted d_vocab"]:
     with checked_at_end(), evaluating(view.model), unembedding_only(view, chosen) as selected:
         logits = view.model(tokens.to(view.device), return_type="logits")
     # A model that unembeds without its unembedding module returns all positions.
-    return logits if selected else at(logits, scored)
+    return logits if selected else at(logits, predicted)
 
 
 @uninterrupted
@@ -201,11 +201,11 @@ def unembedding_only(view: AttentionView, chosen: Callable[[Tensor], Tensor]) ->
         yield selected
 
 
-def at(values: Float[Tensor, "batch pos width"], scored: Positions) -> Float[Tensor, "batch scored width"]:
-    """Return what stands at the scored positions."""
-    if isinstance(scored, slice):
-        return values[:, scored]
-    return values.take_along_dim(scored[..., None].to(values.device), dim=1)
+def at(values: Float[Tensor, "batch pos width"], predicted: Positions) -> Float[Tensor, "batch predicted width"]:
+    """Return what stands at the predicted positions."""
+    if isinstance(predicted, slice):
+        return values[:, predicted]
+    return values.take_along_dim(predicted[..., None].to(values.device), dim=1)
 
 
 def _handed_on(output: Any, *inputs: Any, **named: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tlspectral.tables.parts import PartFolder
+from tlspectral.tables.resume_folder import ResumeFolder
 from tlspectral_studies.common.checkpoints import saved_checkpoints
 from tlspectral_studies.common.model import AttentionOnlyTransformer
 from tlspectral_studies.common.saved_training import SavedTraining, saved_model, saved_steps
@@ -18,7 +18,7 @@ def cell_name(arm: Arm, seed: int) -> str:
     return f"{arm.name}_lam{arm.penalty_weight}_seed{seed}"
 
 
-def saved_cell(cells: PartFolder, name: str) -> SavedTraining:
+def saved_cell(cells: ResumeFolder, name: str) -> SavedTraining:
     """Return where a cell saves its weights and state."""
     return SavedTraining(cells.path / name, {"cell": name, "settings": cells.key})
 

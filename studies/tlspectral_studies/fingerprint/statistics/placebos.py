@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from tlspectral import stats
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import PhaseMetrics, RotaryGeometry, pair_columns
-from tlspectral.heads.measure import phase_columns
+from tlspectral.heads.weight_columns import phase_columns
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView

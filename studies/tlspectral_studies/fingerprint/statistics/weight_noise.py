@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
-from tlspectral.heads.measure import measure_heads
+from tlspectral.heads.weight_columns import measure_heads
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import RawAttention, fold_attention
 from tlspectral.models.reading.view import AttentionView

@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from tlspectral.tables.parts import open_parts
+from tlspectral.tables.job import Job
+from tlspectral.tables.resume_folder import open_resume_folder
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tables.stacking import bundled, stacked, unbundled
-from tlspectral.tables.work import finished_parts
-from tlspectral.tables.work_part import WorkPart
+from tlspectral.tables.work import finished_jobs
 from tlspectral_studies.common.run_folder import device_setting
 from tlspectral_studies.positional_symbolic.canonical.behaviour import CANONICAL, head_behaviour
 from tlspectral_studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit
@@ -121,9 +121,9 @@ def canonical_sweep(
     settings = {"schedule": asdict(schedule), "angles": ordered, **elsewhere}
     parts = None
     if folder is not None:
-        parts = open_parts(folder, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
+        parts = open_resume_folder(folder, {"sweep": "canonical tasks", "weights": "N(0, 1/d_model)", **settings})
     stacks = [
-        WorkPart(
+        Job(
             f"{task}_{n_frequencies}f_seed{seed:03d}",
             partial(_trained, task, n_frequencies, seed, schedule, ordered, parts and parts.path / "weights", device),
         )
@@ -131,7 +131,7 @@ def canonical_sweep(
         for n_frequencies in _FREQUENCIES[CanonicalTask(task).name]
         for seed in range(seeds)
     ]
-    tables = finished_parts(stacks, parts, description="canonical sweep", unit="stack", n_jobs=n_jobs)
+    tables = finished_jobs(stacks, parts, description="canonical sweep", unit="stack", n_jobs=n_jobs)
     return _assembled(tables.values(), {**settings, "seeds": seeds})
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.labels import name_points
-from tlspectral.plots.positional import SCORES, circle_entry, plane_axes, without_nan
+from tlspectral.plots.positional_planes import SCORES, circle_entry, plane_axes, without_nan
 from tlspectral.plots.style import (
     BLUE,
     GREY,

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tlspectral.plots.positional import POSITIONAL, SCORES, SYMBOLIC, without_nan
+from tlspectral.plots.positional_planes import POSITIONAL, SCORES, SYMBOLIC, without_nan
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
 from tlspectral.selection import Head, Heads, head_name, head_pair, head_pairs
 from tlspectral.tables.schema import require, require_one_row

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.head_map import heads
-from tlspectral.plots.positional import (
+from tlspectral.plots.positional_planes import (
     POSITIONAL,
     POSITIONAL_AXIS,
     SCORES,

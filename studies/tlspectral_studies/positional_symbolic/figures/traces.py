@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from tlspectral.plots.positional import without_nan
+from tlspectral.plots.positional_planes import without_nan
 from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure
 from tlspectral.selection import head_name
 from tlspectral.tables.schema import require, require_one_row

@@ -102,7 +102,7 @@ class BlockPart(Part):
 class Content(BlockPart):
     """What of a head's scores depends on which content a block of a prompt has.
 
-    `tlspectral.hooks.parts.blocks` has the formulas. Only scores of queries behind the blocks and keys in them change.
+    The module has the formulas. Only scores of queries behind the blocks and keys in them change.
 
     Attributes:
         prompt: a `BlockPrompt` with blocks of equal length, or a list of them with blocks at the same places. Every

@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from work_parts import finished, numbers, parts_of, table_of
+from work_jobs import finished, numbers, parts_of, table_of
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables.atomic_writes import whole_file
-from tlspectral.tables.parts import open_parts
-from tlspectral.tables.work_part import WorkPart
+from tlspectral.tables.job import Job
+from tlspectral.tables.resume_folder import open_resume_folder
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 unix = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork and no SIGKILL")
@@ -101,7 +101,7 @@ def written_at_once(monkeypatch):
 
 @pytest.mark.usefixtures("written_at_once")
 def test_jobs_that_begin_a_folder_together_agree_on_one_manifest(tmp_path):
-    calls = [partial(open_parts, tmp_path, {"a": 1}, noted={"score": number}) for number in range(8)]
+    calls = [partial(open_resume_folder, tmp_path, {"a": 1}, noted={"score": number}) for number in range(8)]
     noted = [folder.noted["score"] for folder in at_once(calls)]
     assert set(noted) == {json.loads((tmp_path / "settings.json").read_text())["score"]}
     assert list(content(tmp_path)) == ["settings.json"]
@@ -109,7 +109,7 @@ def test_jobs_that_begin_a_folder_together_agree_on_one_manifest(tmp_path):
 
 @pytest.mark.usefixtures("written_at_once")
 def test_of_jobs_that_begin_a_folder_with_other_settings_one_goes_on(tmp_path):
-    found = at_once([partial(open_parts, tmp_path, {"a": number}) for number in range(8)])
+    found = at_once([partial(open_resume_folder, tmp_path, {"a": number}) for number in range(8)])
     refused = [error for error in found if isinstance(error, IncompatibleCheckpoint)]
     assert len(refused) == 7
     assert all("was made with other a" in str(error) for error in refused)
@@ -121,12 +121,12 @@ def test_of_jobs_that_begin_a_folder_with_other_settings_one_goes_on(tmp_path):
 
 
 def test_a_part_that_another_job_stored_meanwhile_is_read(tmp_path):
-    folder, made = open_parts(tmp_path, {}), []
+    folder, made = open_resume_folder(tmp_path, {}), []
 
     def make(number):
         made.append(number)
         if number == 0:  # another job
-            finished([WorkPart("part1", partial(table_of, 10))], open_parts(tmp_path, {}))
+            finished([Job("part1", partial(table_of, 10))], open_resume_folder(tmp_path, {}))
         return table_of(number)
 
     found = finished(parts_of(3, make), folder)
@@ -135,7 +135,7 @@ def test_a_part_that_another_job_stored_meanwhile_is_read(tmp_path):
 
 
 def test_a_part_stored_meanwhile_is_checked(tmp_path):
-    folder = open_parts(tmp_path, {})
+    folder = open_resume_folder(tmp_path, {})
 
     def make():
         folder.write("part1", table_of(1))
@@ -145,12 +145,12 @@ def test_a_part_stored_meanwhile_is_checked(tmp_path):
         raise IncompatibleCheckpoint("part1 is of another model")
 
     with pytest.raises(IncompatibleCheckpoint, match="part1 is of another model"):
-        finished([WorkPart("part0", make), WorkPart("part1", table_of, refuse)], folder)
+        finished([Job("part0", make), Job("part1", table_of, refuse)], folder)
 
 
 @pytest.mark.parametrize("error", [None, FileNotFoundError("what this job was reading")])
 def test_a_part_that_another_job_stored_first_stays_and_is_taken(tmp_path, error):
-    folder, failures = open_parts(tmp_path, {}), {}
+    folder, failures = open_resume_folder(tmp_path, {}), {}
 
     def make():
         folder.write("part0", table_of(10))  # another job, on a machine that rounds otherwise
@@ -158,7 +158,7 @@ def test_a_part_that_another_job_stored_first_stays_and_is_taken(tmp_path, error
             raise error
         return table_of(0)
 
-    found = finished([WorkPart("part0", make)], folder, failed=failures.__setitem__)
+    found = finished([Job("part0", make)], folder, failed=failures.__setitem__)
     assert found["part0"]["number"].item() == folder.read("part0")["number"].item() == 10
     assert failures == {}
     assert folder.write("part0", table_of(10))
@@ -166,7 +166,7 @@ def test_a_part_that_another_job_stored_first_stays_and_is_taken(tmp_path, error
 
 
 def test_a_part_of_another_model_that_was_stored_first_is_noted(tmp_path):
-    folder, failures = open_parts(tmp_path, {}), {}
+    folder, failures = open_resume_folder(tmp_path, {}), {}
 
     def make():
         folder.write("part0", table_of(10))
@@ -175,7 +175,7 @@ def test_a_part_of_another_model_that_was_stored_first_is_noted(tmp_path):
     def refuse(table):
         raise IncompatibleCheckpoint("part0 is of another model")
 
-    assert finished([WorkPart("part0", make, refuse)], folder, failed=failures.__setitem__) == {}
+    assert finished([Job("part0", make, refuse)], folder, failed=failures.__setitem__) == {}
     assert failures["part0"].message == "part0 is of another model"
 
 
@@ -214,7 +214,7 @@ def test_a_file_that_is_there_stays_where_it_is_not_to_be_replaced(tmp_path, mon
 def test_what_dead_jobs_left_is_removed_when_it_is_old(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    folder = open_parts(tmp_path, {})
+    folder = open_resume_folder(tmp_path, {})
     with whole_file(tmp_path / "a") as path:
         path.touch()
     here, there = path.name.removeprefix(".a.").split(f"-{os.getpid()}-")[0], "another-machine"
@@ -234,7 +234,7 @@ def test_what_dead_jobs_left_is_removed_when_it_is_old(tmp_path):
             if old:
                 make_old(path)
         (tmp_path / "._part1.parquet").write_bytes(b"")
-        open_parts(tmp_path, {})
+        open_resume_folder(tmp_path, {})
         removed = {path for path in paths if not path.exists()}
         assert removed == {path for path in paths if names[path.name][0] and old}
     assert numbers(finished(parts_of(1), folder)) == [0]

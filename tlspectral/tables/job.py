@@ -1,4 +1,4 @@
-"""Parts of a long work, and which of them this job and this thread make."""
+"""Jobs of a long work, and which of them this process and this thread make."""
 
 import threading
 import traceback
@@ -10,18 +10,18 @@ from typing import Any
 
 import pandas as pd
 
-# What this worker has prepared. Each thread has its own: two parts must not put their hooks on one model.
+# What this worker has prepared. Each thread has its own: two jobs must not put their hooks on one model.
 WORKER = threading.local()
 
 
 _SHARD: ContextVar[Any] = ContextVar("shard", default=None)
 current_shard = _SHARD.get
-"""Return the `tlspectral.tables.sharing.Shard` whose parts measurements make here, None where they make all."""
+"""Return the `tlspectral.tables.sharing.Shard` whose jobs measurements make here, None where they make all."""
 
 
 @contextmanager
 def sharing(one: Any) -> Iterator[None]:
-    """Make measurements inside the context parts of a shard; None: they make all their parts."""
+    """Let measurements inside the context make the jobs of a shard; None: they make all their jobs."""
     token = _SHARD.set(one)
     try:
         yield
@@ -30,12 +30,12 @@ def sharing(one: Any) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class WorkPart:
-    """One part of a long work.
+class Job:
+    """One job of a long work.
 
     Attributes:
-        name: name of the part and of its file.
-        make: makes the part's table. Where the work has a `prepare`, `make` is given what that returned.
+        name: name of the job and of its file.
+        make: makes the job's table. Where the work has a `prepare`, `make` is given what that returned.
         check: is given the stored table; raises IncompatibleCheckpoint if it does not belong to this work.
         items: how many things it measures, which the bar counts.
     """
@@ -47,8 +47,8 @@ class WorkPart:
 
 
 @dataclass(frozen=True)
-class PartFailure:
-    """Why a part was not made, as text: not every exception can be sent from one process to another.
+class JobFailure:
+    """Why a job was not made, as text: not every exception can be sent from one process to another.
 
     Attributes:
         error: type of the exception.
@@ -61,7 +61,7 @@ class PartFailure:
     raised_in: str
 
     @classmethod
-    def of(cls, error: Exception) -> "PartFailure":
+    def of(cls, error: Exception) -> "JobFailure":
         """Describe an exception that was caught."""
         frames = traceback.extract_tb(error.__traceback__)
         raised_in = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
@@ -69,13 +69,13 @@ class PartFailure:
 
 
 def in_worker() -> bool:
-    """Return whether this thread makes a part that another one has sent to it."""
+    """Return whether this thread makes a job that another one has sent to it."""
     return getattr(WORKER, "working", False)
 
 
 @contextmanager
 def working() -> Iterator[None]:
-    """Say of this thread that it makes a part, while the block runs."""
+    """Say of this thread that it makes a job, while the block runs."""
     WORKER.working = True
     try:
         yield

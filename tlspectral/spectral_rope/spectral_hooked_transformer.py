@@ -10,9 +10,9 @@ from tlspectral.models.loading.packaged import hooked_transformer_class
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import hooked_transformer as reader
 from tlspectral.selection import Heads
-from tlspectral.spectral_rope.layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
+from tlspectral.spectral_rope.spectral_layers import Frequencies, by_layer, spectral_geometry, spectral_layers
 
 _Base: Any
 try:

@@ -1,4 +1,4 @@
-"""The score of a model on a task with its standard error, and the paired difference of two scores."""
+"""The value of a model on a task with its standard error, and the paired difference of two values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +15,15 @@ _RESAMPLES = 9_999  # all sign flips up to 13 sequences, a sample of them above
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Score(float):
-    """Mean score of a model over the sequences of a task, a number.
+class MetricValue(float):
+    """Mean value of a model over the sequences of a task, a number.
 
-    The difference of two scores over the same sequences is the paired `Effect`; with a number it is a number.
+    The difference of two values over the same sequences is the paired `Effect`; with a number it is a number.
 
     Attributes:
-        per_sequence: score of each sequence.
+        per_sequence: value of each sequence.
         labels: the task's labels, a row per sequence, or None.
-        sequences_sha256: hash of the tokens and scored positions; None where it is not known.
+        sequences_sha256: hash of the tokens and predicted positions; None where it is not known.
         distinct: the number of the distinct row of each sequence; None where all differ.
         texts: text of each sequence: the prompt as it was given, or what the tokenizer makes of its ids, special tokens
             included; of a model without a tokenizer the ids. None where it is not known.
@@ -35,7 +35,7 @@ class Score(float):
     distinct: Int[np.ndarray, "sequences"] | None = None
     texts: tuple[str, ...] | None = None
 
-    def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> "Score":
+    def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> "MetricValue":
         """Make the number, the mean over sequences."""
         return super().__new__(cls, per_sequence.mean())
 
@@ -64,25 +64,25 @@ class Score(float):
         return table.assign(value=self.per_sequence)
 
     def __sub__(self, other: Any) -> "Effect | float":
-        return paired_effect(self, other) if isinstance(other, Score) else super().__sub__(other)
+        return paired_effect(self, other) if isinstance(other, MetricValue) else super().__sub__(other)
 
     def __str__(self) -> str:
         return f"{self.value:.4f} ± {self.se:.4f}"
 
     def __repr__(self) -> str:
-        return f"Score({self}, {len(self.per_sequence)} sequences)"
+        return f"MetricValue({self}, {len(self.per_sequence)} sequences)"
 
     def _repr_html_(self) -> str:
         rows = [("value", f"{self.value:.4g}"), ("se", f"{self.se:.4g}")]
-        return html_rows("Score", [*rows, ("sequences", str(len(self.per_sequence)))])
+        return html_rows("MetricValue", [*rows, ("sequences", str(len(self.per_sequence)))])
 
 
 @dataclass(frozen=True, eq=False)
 class Effect(float):
-    """A mean difference of scores over the same sequences, a number.
+    """A mean difference of values over the same sequences, a number.
 
     Attributes:
-        value: mean difference, in the unit of the score; se: its standard error.
+        value: mean difference, in the unit of the metric; se: its standard error.
         pvalue: two-sided sign-flip test of no difference: exact up to 13 sequences, above from 9,999 seeded flips, and
             so no finer than 1e-4 there. Equal sequences are flipped together.
     """
@@ -101,20 +101,20 @@ class Effect(float):
         return f"{self.value:.4f} ± {self.se:.4f}"
 
 
-def paired_effect(ablated: Score, intact: Score, *, seed: int = 0) -> Effect:
-    """Effect of an ablation on a score: `ablated - intact`, sequence by sequence; `seed` is of the flips of signs.
+def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -> Effect:
+    """Effect of an ablation on a value: `ablated - intact`, sequence by sequence; `seed` is of the flips of signs.
 
-    Raises ValueError for scores over different sequences, or over one.
+    Raises ValueError for values over different sequences, or over one.
     """
     if ablated.per_sequence.shape != intact.per_sequence.shape or len(intact.per_sequence) < 2:
         raise ValueError(
-            f"a paired effect needs two scores over the same two or more sequences, found "
+            f"a paired effect needs two values over the same two or more sequences, found "
             f"{len(ablated.per_sequence)} and {len(intact.per_sequence)}"
         )
     if None not in (known := {ablated.sequences_sha256, intact.sequences_sha256}) and len(known) > 1:
         raise ValueError(
-            "a paired effect needs two scores over the same sequences, and these are of other tokens: give both runs "
-            "the same task, or compare float(score)"
+            "a paired effect needs two values over the same sequences, and these are of other tokens: give both runs "
+            "the same task, or compare float(value)"
         )
     difference = ablated.per_sequence - intact.per_sequence
     distinct = intact.distinct

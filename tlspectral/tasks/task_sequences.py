@@ -1,4 +1,4 @@
-"""A task as it is run on one model: token ids, positions whose logits are needed, and the score of each sequence."""
+"""A task as it is run on one model: token ids, positions whose logits are needed, and the value of each sequence."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,9 +21,9 @@ from tlspectral.models.running.partial_runs import IntactRun, Positions, intact_
 from tlspectral.models.running.prompt_notes import distinct_rows, equality_notes
 from tlspectral.models.running.prompts import read_prompts
 from tlspectral.models.running.text import tokens_text
+from tlspectral.tasks.metric_value import MetricValue
 from tlspectral.tasks.metrics import AnsweredDifference, next_token_loss
-from tlspectral.tasks.prompts import RepeatedSegments
-from tlspectral.tasks.score import Score
+from tlspectral.tasks.ready_prompts import RepeatedSegments
 from tlspectral.tasks.task import Task
 
 _Found = TypeVar("_Found")
@@ -32,16 +32,16 @@ _MOST_LOGITS = 2**31  # 8 GiB in float32
 
 
 @dataclass(frozen=True)
-class ScoredSequences(PackedTokens):
-    """The sequences of a task on one model, on the CPU, and the positions `scored` whose logits the metric gets.
+class TaskSequences(PackedTokens):
+    """The sequences of a task on one model, on the CPU, and the positions `predicted` whose logits the metric gets.
 
-    A metric that is `by_rows` scores each row by itself, so it is called batch by batch. `counterfactual` are the pairs
-    of the sequences, of the same lengths; `positions` are named ones, one per sequence. `distinct` numbers the
-    sequences so that those which are equal in tokens, pair, scored positions and answers have one number; None where
+    A metric that is `by_rows` measures each row by itself, so it is called batch by batch. `counterfactual` are the
+    pairs of the sequences, of the same lengths; `positions` are named ones, one per sequence. `distinct` numbers the
+    sequences so that those which are equal in tokens, pair, predicted positions and answers have one number; None where
     all differ. `given_texts` are prompts that were given as text.
     """
 
-    scored: Positions
+    predicted: Positions
     metric: Callable[..., Tensor]
     by_rows: bool
     name: str
@@ -54,33 +54,33 @@ class ScoredSequences(PackedTokens):
 
     @property
     def digest(self) -> str:
-        """Hash of the tokens and of what is scored."""
-        return self.hashed(self.scored if isinstance(self.scored, slice) else self.scored.tolist())
+        """Hash of the tokens and of what is predicted."""
+        return self.hashed(self.predicted if isinstance(self.predicted, slice) else self.predicted.tolist())
 
     @property
-    def n_scored(self) -> int:
+    def n_predicted(self) -> int:
         """Positions of a sequence whose logits are computed."""
-        if isinstance(self.scored, slice):
-            return len(range(self.tokens.shape[1])[self.scored])
-        return self.scored.shape[1]
+        if isinstance(self.predicted, slice):
+            return len(range(self.tokens.shape[1])[self.predicted])
+        return self.predicted.shape[1]
 
-    def scored_of(self, sequences: slice) -> Positions:
-        """Positions scored in some of the sequences."""
-        return self.scored if isinstance(self.scored, slice) else self.scored[sequences]
+    def predicted_of(self, sequences: slice) -> Positions:
+        """Positions predicted in some of the sequences."""
+        return self.predicted if isinstance(self.predicted, slice) else self.predicted[sequences]
 
     def rows_at_once(self, view: AttentionView) -> int:
-        """Number of sequences in one run, which bounds its tokens and scored logits by the device."""
-        return max(1, min(batch_on(view.device).tokens // self.tokens.shape[1], self._rows_scored(view)))
+        """Number of sequences in one run, which bounds its tokens and predicted logits by the device."""
+        return max(1, min(batch_on(view.device).tokens // self.tokens.shape[1], self._rows_predicted(view)))
 
-    def _rows_scored(self, view: AttentionView) -> int:
-        return batch_on(view.device).logits // (self.n_scored * view.d_vocab)
+    def _rows_predicted(self, view: AttentionView) -> int:
+        return batch_on(view.device).logits // (self.n_predicted * view.d_vocab)
 
     def in_batches(self, view: AttentionView, run: Callable[[slice], _Found], share: int = 1) -> Iterator[_Found]:
         """Yield what `run` returns for batches of `rows_at_once // share` sequences, see `batches.in_batches`."""
         return in_batches(len(self.tokens), max(1, self.rows_at_once(view) // share), run)
 
     def measured(
-        self, logits: Float[Tensor, "rows scored d_vocab"], sequences: slice = slice(None)
+        self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
     ) -> Float64[Tensor, "rows"]:
         """Return the metric of some sequences, of all for a metric that is not `by_rows`.
 
@@ -91,64 +91,64 @@ class ScoredSequences(PackedTokens):
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         tokens, mask = (values[sequences].to(logits.device) for values in (self.tokens, self.real))
         given = (wide, tokens, mask) if self.by_rows else (wide.clone(), tokens.clone(), mask.clone())
-        scores, n = self.metric(*given), len(tokens)
-        if not isinstance(scores, Tensor) or scores.shape != (n,) or scores.is_complex():
-            shape = getattr(scores, "shape", None)
-            kind = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+        values, n = self.metric(*given), len(tokens)
+        if not isinstance(values, Tensor) or values.shape != (n,) or values.is_complex():
+            shape = getattr(values, "shape", None)
+            kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
             found = f"{kind}" if shape is None else f"shape {tuple(shape)} of {kind}"
             raise ValueError(
-                f"the metric of {self.name} returns a score per sequence, a tensor of real numbers of shape ({n},); "
+                f"the metric of {self.name} returns a value per sequence, a tensor of real numbers of shape ({n},); "
                 f"found {found}"
             )
-        return in_float64(scores)
+        return in_float64(values)
 
-    def of_each_row(self, logits: Callable[[], Float[Tensor, "sequences scored d_vocab"]]) -> bool:
-        """Return whether the score of a sequence depends on its own logits alone.
+    def of_each_row(self, logits: Callable[[], Float[Tensor, "sequences predicted d_vocab"]]) -> bool:
+        """Return whether the value of a sequence depends on its own logits alone.
 
         That of a ready metric does. A caller's gets `logits` with those of every second sequence changed, then of the
-        others: the scores of those that are left alone must not change.
+        others: the values of those that are left alone must not change.
         """
         if self.by_rows or isinstance(self.metric, AnsweredDifference):
             return True
         plain = logits()
-        scores = self.measured(plain)
+        values = self.measured(plain)
         changed = plain + torch.linspace(-1, 1, plain.shape[-1], device=plain.device, dtype=plain.dtype)
         for first in (0, 1):
             mixed = plain.clone()
             mixed[first::2] = changed[first::2]
-            if not torch.equal(self.measured(mixed)[1 - first :: 2], scores[1 - first :: 2]):
+            if not torch.equal(self.measured(mixed)[1 - first :: 2], values[1 - first :: 2]):
                 return False
         return True
 
     def gradients(
-        self, logits: Float[Tensor, "rows scored d_vocab"], sequences: slice = slice(None)
-    ) -> Float[Tensor, "rows scored d_vocab"]:
+        self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
+    ) -> Float[Tensor, "rows predicted d_vocab"]:
         """Return the gradient in the logits of the sum of `measured`. Raises ValueError for a metric without one."""
         leaf = logits.detach().requires_grad_()
         with torch.enable_grad():
-            score = self.measured(leaf, sequences).sum()
-        if not score.requires_grad:
+            value = self.measured(leaf, sequences).sum()
+        if not value.requires_grad:
             raise ValueError(
                 f"screen='gradient' needs a metric with a gradient, and that of {self.name} has none (an argmax, a "
                 "comparison or .item() cuts it off): leave the screen out"
             )
-        return torch.autograd.grad(score, leaf)[0]
+        return torch.autograd.grad(value, leaf)[0]
 
 
 @dataclass
-class Scores:
-    """Scores of several stacked copies of all sequences, whose logits come batch by batch."""
+class MetricValues:
+    """Values of several stacked copies of all sequences, whose logits come batch by batch."""
 
-    sequences: ScoredSequences
+    sequences: TaskSequences
     copies: int
     _batches: list[Tensor] = field(default_factory=list)
 
-    def add(self, batch: slice, logits: Float[Tensor, "rows scored d_vocab"]) -> None:
+    def add(self, batch: slice, logits: Float[Tensor, "rows predicted d_vocab"]) -> None:
         """Take the logits of a batch: copy after copy of the same sequences."""
         self.keep(self.read(batch, logits.unflatten(0, (self.copies, -1))))
 
-    def read(self, batch: slice, logits: Float[Tensor, "copies rows scored d_vocab"]) -> Tensor:
-        """Return the scores of some copies of a batch, or the logits where a metric has to see all sequences."""
+    def read(self, batch: slice, logits: Float[Tensor, "copies rows predicted d_vocab"]) -> Tensor:
+        """Return the values of some copies of a batch, or the logits where a metric has to see all sequences."""
         if not self.sequences.by_rows and batch.stop - batch.start < len(self.sequences.tokens):
             return logits
         return torch.stack([self.sequences.measured(copy, batch) for copy in logits]).cpu()
@@ -158,7 +158,7 @@ class Scores:
         self._batches.append(of_batch)
 
     def result(self) -> Float64[Tensor, "copies sequences"]:
-        """Return the score of each sequence in each copy. Raises ValueError for one that is not finite."""
+        """Return the value of each sequence in each copy. Raises ValueError for one that is not finite."""
         values = torch.cat(self._batches, dim=1)
         if values.ndim > 2:  # logits
             values = torch.stack([self.sequences.measured(copy) for copy in values]).cpu()
@@ -167,12 +167,12 @@ class Scores:
             copy, sequence = wrong[0].tolist()
             raise ValueError(
                 f"the metric of {self.sequences.name} is {float(values[copy, sequence])} for sequence {sequence}: "
-                "a score is a finite number"
+                "a value is a finite number"
             )
         return values
 
 
-def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
+def task_sequences(view: AttentionView, task: Task) -> TaskSequences:
     """Return the sequences of a task on one model.
 
     Raises:
@@ -189,19 +189,19 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
     # Random segments are independent draws, also where two are equal.
     drawn = isinstance(task.prompts, RepeatedSegments) and task.prompts.given is None
     n = len(packed.tokens)
-    scored = predicted_positions(packed.lengths, packed.tokens.shape[1], task.predict)
+    predicted = predicted_positions(packed.lengths, packed.tokens.shape[1], task.predict)
     answered = metric if isinstance(metric, AnsweredDifference) else None  # what is known of its answers
-    asked = [()] * n if isinstance(scored, slice) else scored.tolist()
+    asked = [()] * n if isinstance(predicted, slice) else predicted.tolist()
     answers = [()] * n if answered is None else answered.answers
     sides = [packed] if pairs is None else [packed, pairs]
     distinct = distinct_rows(sides, zip(asked, answers, strict=True))
     equal = () if drawn else equality_notes(distinct)
     noted = {note.name for note in packed.notes}
     of_pairs = () if pairs is None else (note for note in pairs.notes if note.name not in noted)
-    sequences = ScoredSequences(
+    sequences = TaskSequences(
         packed.tokens,
         packed.lengths,
-        scored,
+        predicted,
         metric,
         metric is next_token_loss,
         task.label,
@@ -228,8 +228,8 @@ def scored_sequences(view: AttentionView, task: Task) -> ScoredSequences:
     if task.labels is not None and len(task.labels) != n:
         raise ValueError(f"labels have {len(task.labels)} rows and there are {n} sequences: give a row each")
     attention_positions(packed.lengths, task.attention)  # raises where they do not fit
-    if not sequences.by_rows and n * sequences.n_scored * view.d_vocab > _MOST_LOGITS:
-        size = 4 * n * sequences.n_scored * view.d_vocab / 2**30
+    if not sequences.by_rows and n * sequences.n_predicted * view.d_vocab > _MOST_LOGITS:
+        size = 4 * n * sequences.n_predicted * view.d_vocab / 2**30
         raise ValueError(
             f"the metric of {task.label} gets the logits of all {n} prompts at once, {size:.0f} GiB: say with predict= "
             "which positions it needs, or give fewer prompts"
@@ -257,7 +257,7 @@ def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedToken
     return pairs
 
 
-def _warn_of_early_differences(sequences: ScoredSequences) -> None:
+def _warn_of_early_differences(sequences: TaskSequences) -> None:
     """Warn where a pair does not differ, or differs before every named position."""
     assert sequences.counterfactual is not None
     differs = sequences.tokens != sequences.counterfactual.tokens
@@ -278,12 +278,12 @@ def _warn_of_early_differences(sequences: ScoredSequences) -> None:
             )
 
 
-def _require_targets(sequences: ScoredSequences) -> None:
+def _require_targets(sequences: TaskSequences) -> None:
     """Refuse positions other than those whose next tokens `next_token_loss` takes as targets. Raises ValueError."""
-    n, width = sequences.n_scored, sequences.tokens.shape[1]
+    n, width = sequences.n_predicted, sequences.tokens.shape[1]
     columns = torch.arange(width - 1 - n, width - 1)
-    scored = sequences.scored
-    found = torch.arange(width)[scored][None] if isinstance(scored, slice) else scored
+    predicted = sequences.predicted
+    found = torch.arange(width)[predicted][None] if isinstance(predicted, slice) else predicted
     if bool(((found != columns) & sequences.real[:, width - n :]).any()):
         raise ValueError(
             "next_token_loss takes the positions from one on to the last but one: give predict=slice(start, -1) with "
@@ -313,63 +313,65 @@ def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: 
     return positions_in(lengths, predict, "predict")
 
 
-def score_of(view: AttentionView, sequences: ScoredSequences) -> Score:
-    """Score the model as it is now, batch by batch, without gradients."""
-    scores = Scores(sequences, 1)
+def metric_value_of(view: AttentionView, sequences: TaskSequences) -> MetricValue:
+    """Evaluate the model as it is now, batch by batch, without gradients."""
+    values = MetricValues(sequences, 1)
 
     def add(batch: slice) -> None:
-        scores.add(batch, logits_at(view, sequences.tokens[batch], sequences.scored_of(batch)))
+        values.add(batch, logits_at(view, sequences.tokens[batch], sequences.predicted_of(batch)))
 
     with evaluating(view.model), torch.no_grad():
         for _ in sequences.in_batches(view, add):
             pass
-    return score_from(view, sequences, scores.result()[0].numpy())
+    return metric_value_from(view, sequences, values.result()[0].numpy())
 
 
-def score_from(view: AttentionView, sequences: ScoredSequences, values: Float64[np.ndarray, "sequences"]) -> Score:
-    """Return the score that values of sequences make, with what is known of these."""
+def metric_value_from(
+    view: AttentionView, sequences: TaskSequences, values: Float64[np.ndarray, "sequences"]
+) -> MetricValue:
+    """Return the mean of values of sequences, with what is known of these."""
     texts = sequences.given_texts
     if texts is None:
         rows = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
         texts = tuple(tokens_text(view, row[:length]) for row, length in rows)
-    return Score(values, sequences.labels, sequences.digest, sequences.distinct, texts)
+    return MetricValue(values, sequences.labels, sequences.digest, sequences.distinct, texts)
 
 
 def intact_values(
-    view: AttentionView, sequences: ScoredSequences, layers: Iterable[int]
+    view: AttentionView, sequences: TaskSequences, layers: Iterable[int]
 ) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
-    """Run the model without ablation. Return the run, to replay from the given layers, and each sequence's score."""
-    scores = Scores(sequences, 1)
+    """Run the model without ablation. Return the run, to replay from the given layers, and each sequence's value."""
+    values = MetricValues(sequences, 1)
     rows = sequences.rows_at_once(view)
-    intact = intact_run(view, sequences.tokens, sequences.scored, layers, batch=rows, reduce=scores.add)
-    return intact, scores.result()[0].numpy()
+    intact = intact_run(view, sequences.tokens, sequences.predicted, layers, batch=rows, reduce=values.add)
+    return intact, values.result()[0].numpy()
 
 
 def replayed_values(
     intact: IntactRun | ContinuedRun,
-    sequences: ScoredSequences,
+    sequences: TaskSequences,
     layers: Sequence[int],
     hooks_of: Callable[[slice, slice], list[Hook]],
-) -> Float64[Tensor, "jobs sequences"]:
-    """Score every job on all sequences, the blocks from its layer on run again under its hooks, without gradients.
+) -> Float64[Tensor, "replays sequences"]:
+    """Evaluate every replay on all sequences, the blocks from its layer on run again under its hooks.
 
-    `layers` are those of the jobs, which do not decrease: jobs that are run together begin at the first of theirs. As
-    many jobs as memory allows are stacked on the batch axis, one copy of the sequences after the other: that changes
-    numbers by rounding only. `hooks_of` returns the hooks of some of the jobs on some of the sequences.
+    `layers` are those of the replays, which do not decrease: replays that are run together begin at the first of
+    theirs. As many replays as memory allows are stacked on the batch axis, one copy of the sequences after the other:
+    that changes numbers by rounding only. `hooks_of` returns the hooks of some of the replays on some of the sequences.
     """
     view, n = intact.view, len(sequences.tokens)
-    rows = max(1, min(rows_at_once(intact), sequences._rows_scored(view)))
+    rows = max(1, min(rows_at_once(intact), sequences._rows_predicted(view)))
 
-    def of_jobs(jobs: slice) -> Tensor:
-        scores = Scores(sequences, jobs.stop - jobs.start)
+    def of_replays(replays: slice) -> Tensor:
+        values = MetricValues(sequences, replays.stop - replays.start)
 
         def add(batch: slice) -> None:
-            with view.hooks_on(hooks_of(jobs, batch)):
-                scores.add(batch, intact.replay(layers[jobs.start], batch, scores.copies))
+            with view.hooks_on(hooks_of(replays, batch)):
+                values.add(batch, intact.replay(layers[replays.start], batch, values.copies))
 
-        for _ in in_batches(n, max(1, rows // scores.copies), add):
+        for _ in in_batches(n, max(1, rows // values.copies), add):
             pass
-        return scores.result()
+        return values.result()
 
     with evaluating(view.model), torch.no_grad():
-        return torch.cat([*in_batches(len(layers), max(1, rows // n), of_jobs)])
+        return torch.cat([*in_batches(len(layers), max(1, rows // n), of_replays)])

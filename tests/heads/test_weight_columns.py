@@ -30,7 +30,7 @@ from reference_spectra import dense_reference
 import tlspectral as tls
 from tlspectral.algebra.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.heads import measure
+from tlspectral.heads import weight_columns
 from tlspectral.models.reading import attention_view
 from tlspectral.tables.head_columns import EXTRA_COLUMNS
 
@@ -190,7 +190,7 @@ def test_score_asymmetry_is_that_of_plain_content_scores(name):
 @pytest.mark.parametrize("name", LEARNED_POSITIONS)
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 def test_position_share_is_the_part_of_m_in_the_span_of_positions(monkeypatch, backend, name):
-    monkeypatch.setattr(measure, "POSITION_DIRECTIONS", 10)
+    monkeypatch.setattr(weight_columns, "POSITION_DIRECTIONS", 10)
     model = built(backend, name)
     table = analyze(model, extras=["position_share"])
     rows = {

@@ -6,10 +6,10 @@ from functools import partial
 
 import pandas as pd
 
-from tlspectral.tables.work import finished_parts
-from tlspectral.tables.work_part import WorkPart
+from tlspectral.tables.job import Job
+from tlspectral.tables.work import finished_jobs
 
-finished = partial(finished_parts, description="work", unit="part")
+finished = partial(finished_jobs, description="work", unit="part")
 
 
 def table_of(number, *prepared):
@@ -17,7 +17,7 @@ def table_of(number, *prepared):
 
 
 def parts_of(count, make=table_of):
-    return [WorkPart(f"part{number}", partial(make, number)) for number in range(count)]
+    return [Job(f"part{number}", partial(make, number)) for number in range(count)]
 
 
 def numbers(tables):

@@ -18,16 +18,16 @@ from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.positional import positional_symbolic
-from tlspectral.positional.measure import SCORE_COLUMNS
+from tlspectral.positional.swapped_prompts import SCORE_COLUMNS
 from tlspectral.selection import head_pair
 from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.schema import Column, Schema, columns
 from tlspectral.tables.stacking import bundled
-from tlspectral.tasks import Score, Task, evaluate, induction
+from tlspectral.tasks import MetricValue, Task, evaluate, induction
 from tlspectral.tasks.block_prompt import BlockPrompt
-from tlspectral.tasks.score import standard_error
-from tlspectral.tasks.scoring import score_of, scored_sequences
+from tlspectral.tasks.metric_value import standard_error
+from tlspectral.tasks.task_sequences import metric_value_of, task_sequences
 
 if TYPE_CHECKING:
     from tlspectral.models.checkpoints.layers import CheckpointLayers
@@ -164,18 +164,18 @@ def _composition(model: Any, pairs: Sequence[tuple[Head, Head]]) -> pd.DataFrame
     return pd.DataFrame(rows, columns=[*_PAIR, *_COMPOSITION]).astype({"rank": np.int64})
 
 
-def copy_losses(model: Any, task: Task) -> tuple[Score, Score]:
+def copy_losses(model: Any, task: Task) -> tuple[MetricValue, MetricValue]:
     """Return the losses on the first and on the second copy of the repeated segments of `tasks.induction`.
 
     With segments of L tokens, positions 1 .. L-1 predict the first copy and L+1 .. 2L-1 the second, L - 1 each.
     """
     view = attention_view(model)
-    second = scored_sequences(view, task)
+    second = task_sequences(view, task)
     # Attention is causal, so the second copy does not change the losses of the first.
     width = second.tokens.shape[1] // 2 + 1
     lengths = torch.full((len(second.tokens),), width)
-    first = replace(second, tokens=second.tokens[:, :width], lengths=lengths, scored=slice(1, width - 1))
-    return score_of(view, first), score_of(view, second)
+    first = replace(second, tokens=second.tokens[:, :width], lengths=lengths, predicted=slice(1, width - 1))
+    return metric_value_of(view, first), metric_value_of(view, second)
 
 
 def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""A resumable folder of long work: one file per finished part, and a manifest with the settings of them all.
+"""A resumable folder of long work: one file per finished job, and a manifest with the settings of them all.
 
-Several jobs may share a folder. A manifest or part that one of them has finished is never replaced by another.
+Several processes may share a folder. A manifest or job that one of them has finished is never replaced by another.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ _OWN_ATTRS = ("file", "given", "made_with")  # `given` holds those of the table'
 
 
 @dataclass(frozen=True)
-class PartFolder:
-    """A folder of part files that were all made with the same settings.
+class ResumeFolder:
+    """A folder of job files that were all made with the same settings.
 
     Attributes:
         path: the folder.
@@ -36,10 +36,10 @@ class PartFolder:
     noted: dict[str, Any] = field(default_factory=dict)
 
     def read(self, name: str) -> pd.DataFrame | None:
-        """Read the table of a finished part, with the `attrs` that `write` was given; None if it has no file yet.
+        """Read the table of a finished job, with the `attrs` that `write` was given; None if it has no file yet.
 
         Raises:
-            IncompatibleCheckpoint: the file was made with other settings, is that of another part, or is damaged.
+            IncompatibleCheckpoint: the file was made with other settings, is that of another job, or is damaged.
         """
         file = self.path / f"{name}.parquet"
         if not file.exists():
@@ -47,7 +47,7 @@ class PartFolder:
         try:
             table = read_table(file)
         except ValueError as error:
-            raise IncompatibleCheckpoint(f"{file} is not a finished part ({error}): remove it") from error
+            raise IncompatibleCheckpoint(f"{file} is not a finished job ({error}): remove it") from error
         if table.attrs.get("made_with") != self.key:
             raise IncompatibleCheckpoint(
                 f"{file} was made with other settings than {self.path / _MANIFEST} says: remove it, or choose "
@@ -55,7 +55,7 @@ class PartFolder:
             )
         if table.attrs.get("file") != name:
             raise IncompatibleCheckpoint(
-                f"{file} holds {table.attrs.get('file', 'a part without a name')}: another part was copied there, or "
+                f"{file} holds {table.attrs.get('file', 'a job without a name')}: another job was copied there, or "
                 "an earlier version wrote it; remove it"
             )
         own_attrs = {key: table.attrs.pop(key, {}) for key in _OWN_ATTRS}
@@ -63,11 +63,11 @@ class PartFolder:
         return table
 
     def write(self, name: str, table: pd.DataFrame) -> bool:
-        """Write the file of a finished part, which appears when it is complete. An OSError names the file.
+        """Write the file of a finished job, which appears when it is complete. An OSError names the file.
 
         Returns:
-            Whether the file holds this table. If another job finished the part first, its file stays: True if that is
-            equal to the byte.
+            Whether the file holds this table. If another process finished the job first, its file stays: True if that
+            is equal to the byte.
         """
         file = self.path / f"{name}.parquet"
         keyed = table.copy(deep=False)
@@ -75,19 +75,19 @@ class PartFolder:
         keyed.attrs = {**table.attrs, "file": name, "given": given, "made_with": self.key}
         # pandas would give all rows of a dataset the attrs of its first file.
         data = table_bytes(keyed, attrs_for_pandas=False)
-        # Not beside the finished parts, of which others read the folder as it is.
+        # Not beside the finished jobs, of which others read the folder as it is.
         with naming_file(file), whole_file(file, replace=False, unfinished_in=self.path) as partial:
             partial.write_bytes(data)
         return file.read_bytes() == data
 
 
-def open_parts(
+def open_resume_folder(
     path: str | os.PathLike[str], settings: dict[str, Any], *, noted: dict[str, Any] | None = None
-) -> PartFolder:
+) -> ResumeFolder:
     """Make the folder, or check that an existing one was made with the same settings.
 
-    Of several jobs that make it at once, one writes the manifest, and the others are compared with that. Unfinished
-    files that dead jobs left in it are removed.
+    Of several processes that make it at once, one writes the manifest, and the others are compared with that.
+    Unfinished files that dead processes left in it are removed.
 
     Args:
         path: the folder; missing parents are made.
@@ -96,7 +96,7 @@ def open_parts(
 
     Raises:
         IncompatibleCheckpoint: the folder was made with other settings or by an older version, or holds other files.
-            Hidden files are ignored, and so is a manifest that was cut off before any part was written.
+            Hidden files are ignored, and so is a manifest that was cut off before any job was written.
     """
     folder = Path(path)
     settings = json.loads(json.dumps({"format": _FORMAT, **settings}))
@@ -106,7 +106,7 @@ def open_parts(
     stored = _read_manifest(file)
     if stored is not None and stored.get("format") != _FORMAT:
         raise IncompatibleCheckpoint(f"{folder} was written by an older version: remove it, or choose another folder")
-    for replace in (False, True):  # another job's manifest stays; one that was cut off is replaced
+    for replace in (False, True):  # that of another process stays; one that was cut off is replaced
         if stored is None:
             folder.mkdir(parents=True, exist_ok=True)
             with naming_file(file), whole_file(file, replace=replace) as partial:
@@ -126,7 +126,7 @@ def open_parts(
             f"{_short(settings.get(name))} now): choose another folder"
         )
     remove_left_overs(folder)
-    return PartFolder(folder, key, noted_before)
+    return ResumeFolder(folder, key, noted_before)
 
 
 def _read_manifest(file: Path) -> dict[str, Any] | None:

@@ -19,15 +19,15 @@ from torch import Tensor
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Bound, Output, Part
-from tlspectral.hooks.parts.blocks import BlockPart
+from tlspectral.hooks.parts.content_position import BlockPart
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.hooking.hooks_on_model import Hook
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, head_name, heads_by_layer
-from tlspectral.tasks.score import beside_control, sign_flip_p, standard_error
-from tlspectral.tasks.scoring import ScoredSequences, replayed_values
+from tlspectral.tasks.metric_value import beside_control, sign_flip_p, standard_error
+from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
 
 HeadSet = list[tuple[int, int]]
 
@@ -48,7 +48,7 @@ class LayerEffects:
     controls: Float64[np.ndarray, "heads draws sequences"]
 
 
-def unpadded(removal: Removal, sequences: ScoredSequences, batch: slice) -> Removal:
+def unpadded(removal: Removal, sequences: TaskSequences, batch: slice) -> Removal:
     """Return a removal in a run of these sequences, with allowed pairs limited to those without padding.
 
     Padding follows the sequence, so only queries of padding see keys of padding: masking queries is enough.
@@ -60,15 +60,15 @@ def unpadded(removal: Removal, sequences: ScoredSequences, batch: slice) -> Remo
 
 
 @dataclass(frozen=True)
-class LayerJobs:
-    """Ablations of the heads of a layer one by one, by a part that is bound to them: jobs, to be run in any order.
+class LayerReplays:
+    """Ablations of the heads of a layer one by one, by a part that is bound to them: replays, to be run in any order.
 
-    A job is a head and either the part itself (draw -1) or a random part of equal size. `squares` are the mean squares
-    of what was removed.
+    A replay is a head and either the part itself (draw -1) or a random part of equal size. `squares` are the mean
+    squares of what was removed.
     """
 
     view: AttentionView
-    sequences: ScoredSequences
+    sequences: TaskSequences
     layer: int
     heads: list[int]
     part: Bound
@@ -76,15 +76,15 @@ class LayerJobs:
     seed: int = 0
 
     @cached_property
-    def jobs(self) -> list[tuple[int, int]]:
-        """Head and draw of each job."""
+    def replays(self) -> list[tuple[int, int]]:
+        """Head and draw of each replay."""
         return [(head, draw) for head in self.heads for draw in range(-1, self.draws)]
 
     @cached_property
-    def squares(self) -> Float64[Tensor, "jobs sequences"]:
-        """Mean square of what each job removes from the scores of each sequence, as far as it ran; NaN without."""
+    def squares(self) -> Float64[Tensor, "replays sequences"]:
+        """Mean square of what each replay removes from the scores of each sequence, as far as it ran; NaN without."""
         return torch.full(
-            (len(self.jobs), len(self.sequences.tokens)), 0.0 if self._scored else torch.nan, dtype=torch.float64
+            (len(self.replays), len(self.sequences.tokens)), 0.0 if self._scored else torch.nan, dtype=torch.float64
         )
 
     @cached_property
@@ -96,25 +96,25 @@ class LayerJobs:
         return self.view.layer(self.layer)
 
     def hooks(self, chunk: slice, batch: slice, *, stacked: bool = True) -> list[Hook]:
-        """Return the hooks of some jobs on some sequences: each on its copy of them, or all at once (not `stacked`)."""
+        """Return the hooks of some replays on some sequences: each on its copy, or all at once (not `stacked`)."""
         self.squares[chunk, batch] *= 0.0  # of a run that memory ran out in; NaN stays
-        heads = [head for head, _ in self.jobs[chunk]]
+        heads = [head for head, _ in self.replays[chunk]]
         ablation = LayerAblation(self.view, self._folded, heads, self.part.of_rows(batch), stacked=stacked)
         if self._scored:
             ablation.alter = partial(self._altered, chunk, batch)
         return ablation.hooks()
 
     def _altered(self, chunk: slice, batch: slice, removal: Removal) -> Tensor:
-        """Add up the mean square of each removed part, and substitute random parts for the jobs of the control."""
+        """Add up the mean square of each removed part, and substitute random parts for the replays of the control."""
         removal = unpadded(removal, self.sequences, batch)
         assert removal.allowed is not None
         size = root_mean_square(removal.difference, removal.allowed)
         self.squares[chunk, batch] += size.square().T.cpu().double()
-        jobs = self.jobs[chunk]
-        random = [index for index, (_, draw) in enumerate(jobs) if draw >= 0]
+        replays = self.replays[chunk]
+        random = [index for index, (_, draw) in enumerate(replays) if draw >= 0]
         if not random:
             return removal.difference
-        seeds = [[self.seed, self.layer, *jobs[index]] for index in random]
+        seeds = [[self.seed, self.layer, *replays[index]] for index in random]
         replaced = removal.difference.clone()
         if isinstance(self.part, BlockPart):
             replaced[:, random] = self.part.prompt.shuffled(removal.difference[:, random], seeds)
@@ -125,8 +125,8 @@ class LayerJobs:
             replaced[:, random] = random_difference(removal, random, frames)
         return replaced
 
-    def effects(self, values: Float64[Tensor, "jobs sequences"]) -> LayerEffects:
-        """Return the scores of all jobs by head."""
+    def effects(self, values: Float64[Tensor, "replays sequences"]) -> LayerEffects:
+        """Return the scores of all replays by head."""
         shape = (len(self.heads), self.draws + 1, len(self.sequences.tokens))
         by_head = values.view(shape).numpy()
         squares = (self.squares / self.view.blocks[self.layer].runs).view(shape)
@@ -135,7 +135,7 @@ class LayerJobs:
 
 def layer_effects(
     intact: IntactRun,
-    sequences: ScoredSequences,
+    sequences: TaskSequences,
     layer: int,
     heads: list[int],
     part: Bound,
@@ -143,14 +143,14 @@ def layer_effects(
     draws: int = 0,
     seed: int = 0,
 ) -> LayerEffects:
-    """Ablate each of the heads in turn, on all sequences, by a part that is bound to them: see `LayerJobs`."""
-    jobs = LayerJobs(intact.view, sequences, layer, heads, part, draws, seed)
-    return jobs.effects(replayed_values(intact, sequences, [layer] * len(jobs.jobs), jobs.hooks))
+    """Ablate each of the heads in turn, on all sequences, by a part that is bound to them: see `LayerReplays`."""
+    replays = LayerReplays(intact.view, sequences, layer, heads, part, draws, seed)
+    return replays.effects(replayed_values(intact, sequences, [layer] * len(replays.replays), replays.hooks))
 
 
 def effects_of(
     part: Part,
-    sequences: ScoredSequences,
+    sequences: TaskSequences,
     values: Float64[np.ndarray, "*rows sequences"],
     intact_value: Float64[np.ndarray, "sequences"],
 ) -> Float64[np.ndarray, "*rows sequences"]:
@@ -191,8 +191,8 @@ def effect_rows(
 
 
 def random_difference(
-    removal: Removal, which: list[int], frames: Float[Tensor, "jobs d d"]
-) -> Float[Tensor, "batch jobs pos pos"]:
+    removal: Removal, which: list[int], frames: Float[Tensor, "replays d d"]
+) -> Float[Tensor, "batch replays pos pos"]:
     """Compute `q O k^T` of bias-free queries and keys before rotation, O orthogonal, scaled to the RMS of `removal`.
 
     The RMS is over the unmasked pairs of each sequence. `which` are indices among the heads of `removal`.
@@ -275,7 +275,7 @@ def chosen_sets(view: AttentionView, sets: Mapping[str, Heads]) -> dict[str, dic
 
 def set_table(
     part: Part,
-    sequences: ScoredSequences,
+    sequences: TaskSequences,
     draws: int,
     seed: int,
     name: str,
@@ -300,7 +300,7 @@ def set_table(
 
 
 def _values(
-    bound: Mapping[int, Any], intact: IntactRun, sequences: ScoredSequences, chosen: HeadSet
+    bound: Mapping[int, Any], intact: IntactRun, sequences: TaskSequences, chosen: HeadSet
 ) -> Float64[np.ndarray, "one sequences"]:
     """Return the score of each sequence without a part of a set of heads; it is bound to all heads of their layers."""
     view = intact.view
@@ -308,7 +308,7 @@ def _values(
     for layer, head in chosen:
         by_layer.setdefault(layer, []).append(head)
 
-    def hooks_of(jobs: slice, batch: slice) -> list[Hook]:
+    def hooks_of(replays: slice, batch: slice) -> list[Hook]:
         hooks = []
         for layer, heads in by_layer.items():
             hooks += LayerAblation(view, view.layer(layer), heads, bound[layer].of_rows(batch)).hooks()
