@@ -23,7 +23,7 @@ Terms = Float64[np.ndarray, "units edges"]
 def estimate_errors(terms: Terms, sizes: Int[np.ndarray, "units"]) -> Float64[np.ndarray, "edges"]:
     """Return the standard error of each estimate, the sum of its terms, over units; NaN for one unit.
 
-    A term is what a unit of so many pairs adds to the mean over all pairs. As `tasks.score.standard_error`.
+    A term is what a unit of so many pairs adds to the mean over all pairs. As `tasks.metric_value.standard_error`.
     """
     n_units = len(terms)
     if n_units < 2:
