@@ -341,8 +341,8 @@ def _statistics(
 
     `scorer` gives the scores of a batch, which are 0 where a sequence does not count, and which do. Hooks reduce the
     patterns, so that none is stored. `copies` says how many sequences are equal to each, itself among them: these are
-    one observation, and the error is that of `tasks.metric_value.standard_error`. None: all are observations. `stop`: the
-    standard error below which no more sequences are run, and the scores whose errors have to be below it. `spread`
+    one observation, and the error is that of `tasks.metric_value.standard_error`. None: all are observations. `stop`:
+    the standard error below which no more sequences are run, and the scores whose errors have to be below it. `spread`
     reads the same patterns.
     """
     of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads], mean over the times that the layer runs
