@@ -11,6 +11,7 @@ from torch import Tensor
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.tolerances import nearest_bound
+from tlspectral.models.hooking.hooks_on_model import not_without_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import PackedTokens, even_rows
@@ -67,8 +68,11 @@ def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerChe
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for points_of_layer in names.values() for point, name in points_of_layer.items() if point in points]
     captured = view.capture(packed.tokens, wanted, last=names[max(names)]["pattern"])
+    advice = not_without_hooks(
+        view.model, "this model's attention is not the bilinear form that was read from it, so no table is returned"
+    )
     return {
-        index: _check_layer(view, index, names[index], captured, packed.real.repeat(view.blocks[index].runs, 1))
+        index: _check_layer(view, index, names[index], captured, packed.real.repeat(view.blocks[index].runs, 1), advice)
         for index in names
     }
 
@@ -90,7 +94,12 @@ def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
 
 
 def _check_layer(
-    view: AttentionView, index: int, names: dict[str, str], captured: dict[str, Tensor], real: Bool[Tensor, "batch pos"]
+    view: AttentionView,
+    index: int,
+    names: dict[str, str],
+    captured: dict[str, Tensor],
+    real: Bool[Tensor, "batch pos"],
+    advice: str,
 ) -> LayerCheck:
     raw = view.raw(index)
     pattern = captured[names["pattern"]].cpu().double()
@@ -116,7 +125,7 @@ def _check_layer(
         raw.w_q.dtype,
         compared,
         f"layer {index}: the {compared} rebuilt from the folded weights differ from the model's own",
-        "this model's attention is not the bilinear form that was read from it, so no table is returned",
+        advice,
         ScoreMismatch,
     )
     record = {"worst_error": found, "tolerance": allowed_difference, "layer": index, "compared": compared}
