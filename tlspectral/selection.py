@@ -240,6 +240,14 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
+def counted(value: Any, least: int, what: str) -> int:
+    """Return a number of things as an integer. Raises ValueError, with `what` it is, for none or too few."""
+    number = whole_number(value)
+    if number is None or number < least:
+        raise ValueError(f"{what}, a whole number from {least} up; found {value!r}")
+    return number
+
+
 Symbol = Literal["M_S", "M_A", "Im(M_t)"]
 """What is removed, by the symbol that "Fingerprint, Not Blueprint" has for it."""
 

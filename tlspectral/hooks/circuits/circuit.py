@@ -17,7 +17,7 @@ from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.hooks.off_target import off_target_tasks
 from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
-from tlspectral.selection import whole_number
+from tlspectral.selection import counted
 from tlspectral.stats.ratio import ratio_interval
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.same_model import require_same_model
@@ -194,7 +194,8 @@ def faithfulness(
         raise ValueError(
             "give a table of edges, or edges=None and choose='bootstrap', which estimates them on the task"
         )
-    shares, null = _shares(sizes), _count((20 if choose is None else 1) if null is None else null)
+    shares, null = _shares(sizes), (20 if choose is None else 1) if null is None else null
+    null = counted(null, 0, "null is how many circuits of each size are drawn")
     pairs = pairs_of(model, task)
     graph, rng, distinct = pairs.graph, np.random.default_rng(seed), pairs.sequences.distinct
     every = np.ones(len(pairs.sequences.tokens), dtype=bool)
@@ -279,9 +280,7 @@ def _bootstrap_choices(pairs: Pairs, method: Method, draws: int, rng: np.random.
             f"choose='bootstrap' takes {_FEWEST_TO_CHOOSE} distinct pairs, and there are {n_units}: give more, or a "
             "table of edges"
         )
-    number = whole_number(draws)
-    if number is None or number < 1:
-        raise ValueError(f"draws is how many bootstrap samples choose edges, 1 or more; found {draws!r}")
+    number = counted(draws, 1, "draws is how many bootstrap samples choose edges")
     found = edge_estimates(pairs, method)
     if found.units != "pairs":
         raise ValueError(f"choose='bootstrap' draws pairs, and estimates of this task are of {found.units}")
@@ -425,14 +424,6 @@ def _shares(sizes: Any) -> list[float]:
     ):
         raise ValueError(f"sizes are a list of shares of all edges, above 0 and up to 1; found {sizes!r}"[:200])
     return shares.tolist()
-
-
-def _count(null: Any) -> int:
-    """Return the number of circuits of a null. Raises ValueError for what is none."""
-    number = whole_number(null)
-    if number is None or number < 0:
-        raise ValueError(f"null is how many circuits of each size are drawn, 0 or more; found {null!r}")
-    return number
 
 
 def _compare(edges: Any, pairs: Pairs) -> None:
