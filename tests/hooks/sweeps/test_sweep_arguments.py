@@ -67,16 +67,8 @@ REFUSED = [
     (RopePhase([]), {}, "no frequencies were given"),
     (Band([0, 6]), {}, r"layer 0: frequencies are 0 to 5, found \[0, 6\]"),
     ("output", {"control": "random", "draws": 0}, "draws is how many controls .* from 1 up; found 0"),
-    (
-        "output",
-        {"control": "random", "draws": 2.5},
-        "draws is how many controls .* from 1 up; found 2.5",
-    ),
-    (
-        "output",
-        {"control": "random", "draws": True},
-        "draws is how many controls .* from 1 up; found True",
-    ),
+    ("output", {"control": "random", "draws": 2.5}, "draws is how many controls .* from 1 up; found 2.5"),
+    ("output", {"control": "random", "draws": True}, "draws is how many controls .* from 1 up; found True"),
     ("output", {"draws": 19}, "draws=19 is of control='random': give that too"),
     ("symmetric", {"heads": []}, "nothing to sweep"),
     ("symmetric", {"task": "language"}, "no tokenizer"),
