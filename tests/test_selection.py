@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from attribution_nodes import EDGES, EMBED, HEAD, LOGITS, NODES, QUERY, AttributionResult
 from head_tables import analyze, built
 from reference_circuits import edited
 from zoo import shared
@@ -19,7 +20,15 @@ from tlspectral.history.recording import _checked_pairs
 from tlspectral.hooks import band_effects
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import bridge as bridge_reader
-from tlspectral.selection import chosen_part, counted, head_pair, heads_by_layer
+from tlspectral.selection import (
+    chosen_part,
+    counted,
+    head_pair,
+    head_pairs,
+    heads_by_layer,
+    naming_nodes,
+    read_receivers,
+)
 from tlspectral.spectral_rope.module import _chosen_heads
 from tlspectral.tasks.repeated import repeated_sequences
 
@@ -32,6 +41,49 @@ NO_HEAD = [
     (), {"layer": 1, "head": 2}, {1, 2}, [[1, 2]], 12, None, (1, None), torch.tensor(12), torch.tensor([1.0, 2.0]),
     torch.tensor([True, True]),
 ]  # fmt: skip
+
+
+NAMES = "of TransformerLens' nodes, which are at one position each, give the names: "
+
+
+@pytest.mark.tl4
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (QUERY, f"; {NAMES}'L1H2.q'"),
+        (EMBED, f"; {NAMES}'embedding'"),
+        ([LOGITS], f"; {NAMES}'logits'"),
+        ((HEAD, QUERY), f"; {NAMES}('L0H1', 'L1H2.q')"),
+        (EDGES, f"; a AttributionResult of TransformerLens has edges, {NAMES}('L0H1', 'L1H2.q')"),
+        (NODES, f"; a AttributionResult of TransformerLens has nodes alone, {NAMES}'L0H1'"),
+        ([*EDGES.edge_scores], f"; {NAMES}('embedding', 'logits')"),
+        ([(HEAD, QUERY, -1.0)], f"; {NAMES}('L0H1', 'L1H2.q')"),
+        (AttributionResult({}), "; a AttributionResult of TransformerLens has nodes alone"),
+        ("L0H1", ""),
+        ([], ""),
+        (None, ""),
+        ([1.5, None], ""),
+    ],
+)
+def test_nodes_of_transformer_lens_are_named_as_here(given, said):
+    assert naming_nodes(given) == said.replace("a Attr", "an Attr")
+
+
+@pytest.mark.tl4
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: unchecked(head_pair)(HEAD),
+        lambda: unchecked(head_pairs)([HEAD]),
+        lambda: unchecked(head_pairs)(EDGES),
+        lambda: unchecked(read_receivers)(QUERY),
+        lambda: unchecked(read_receivers)([QUERY]),
+        lambda: unchecked(read_receivers)(EDGES),
+    ],
+)
+def test_where_heads_and_receivers_are_given_nodes_are_refused_with_their_names(call):
+    with pytest.raises(BadHead, match=rf"{NAMES}\(?'L[01]H[12]"):
+        call()
 
 
 def unchecked(function):
