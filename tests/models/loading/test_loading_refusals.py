@@ -231,6 +231,16 @@ def tensors(**changes):
     return change
 
 
+def named(change):
+    """Change the names of all tensors."""
+
+    def changed(path):
+        held = tensors_of(path)
+        with_tensors(path, dict.fromkeys(held) | {change(name): value for name, value in held.items()})
+
+    return changed
+
+
 def with_a_nan(value):
     value = value.clone()
     value[3, 4] = torch.nan
@@ -318,6 +328,24 @@ FOLDERS = {
     ),
     "a norm that is missing": refused(
         tensors(input_layernorm=None), streamed=r"layer 1: .*such as model\.layers\.1\.input_layernorm\.weight"
+    ),
+    "names with a wrapper in front": refused(
+        named(lambda name: f"base_model.model.{name}"),
+        loaded=r"lacks 21 of .*names in its files hold base_model\.model, such as base_model\.model\.lm_head",
+    ),
+    "names with a wrapper within": refused(
+        named(lambda name: name.replace("self_attn.", "_fsdp_wrapped_module.self_attn.")),
+        both=r"hold _fsdp_wrapped_module, such as model\.layers\.0\._fsdp_wrapped_module\.self_attn",
+    ),
+    "a wrapper, and a tensor that is another model's": refused(
+        named(lambda name: name.replace("1.self_attn.k_proj", "1.self_attn.own.other")),
+        both=r"self_attn\.own\.other\.weight, which fits no parameter .*Correct config\.json",
+    ),
+    "a classifier": refused(
+        lambda path: with_tensors(
+            with_config(path, architectures=["LlamaForSequenceClassification"]), {"lm_head.weight": None}
+        ),
+        loaded=r"lm_head\.weight; .* of a LlamaForSequenceClassification: load the language model that",
     ),
     "a weight of another shape": refused(
         tensors(self_attn__k_proj=lambda value: value[:16].clone()),

@@ -61,7 +61,7 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
         options["experts_implementation"] = "eager"  # kernels of grouped experts have no float64
     with one_load_at_a_time:
         model, report = from_files(auto.from_pretrained, source, folder, config=config, **options)
-    require_filled(report, name)
+    require_filled(report, model, name, unused)
     require_tied(model, name)
     model = with_head(model)
     if not model.config.architectures:
