@@ -207,6 +207,12 @@ def test_a_start_that_is_not_the_model_is_refused(monkeypatch):
         spectral()
 
 
+def test_inference_mode_is_named_and_not_the_model():
+    for model in (base("bridge", "llama"), zoo.hf_model("llama")):
+        with torch.inference_mode(), pytest.raises(ValueError, match=r"^to_spectral needs gradients, .*inference_mode"):
+            to_spectral(model)
+
+
 def test_a_merge_that_does_not_reach_the_model_is_refused(monkeypatch):
     merging = importlib.import_module("tlspectral.spectral_rope.merge")  # as an attribute this is the function
     monkeypatch.setattr(merging, "with_gain_and_phase", lambda weight, geometry: weight)
