@@ -185,6 +185,8 @@ def test_what_does_not_fit_is_refused(case):
     ("prompts", "said"),
     [
         ([], "prompts are strings"),
+        (torch.tensor(5), "prompts are strings, .*; found one number, 5"),
+        ({"input_ids": np.array(5)}, "prompts are strings, .*; found one number, 5"),
         (7, "found int 7"),
         ([[1, 2], "w3"], "found str 'w3' in the list"),
         ([[1, 2], [1.5]], "in the list"),
