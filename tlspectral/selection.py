@@ -188,7 +188,7 @@ def read_receivers(given: Receivers) -> list[Receiver]:
         given = given["receiver"]
     listed = [given] if isinstance(given, str | Receiver) else given
     if not isinstance(listed, Iterable) or isinstance(listed, Mapping):
-        raise BadHead(f"{_shown(given)} names no receivers: {_RECEIVER_FORMS}{naming_nodes(given)}")
+        raise BadHead(f"{repr(given)[:200]} names no receivers: {_RECEIVER_FORMS}{naming_nodes(given)}")
     return list(dict.fromkeys(map(_receiver, listed)))
 
 
@@ -223,7 +223,7 @@ def _receiver(given: Any) -> Receiver:
         return Receiver(int(mlp[1]), -1, "mlp")
     match = _RECEIVER.fullmatch(given.strip()) if isinstance(given, str) else None
     if match is None or (match[2].upper() == "KV" and match[4].lower() == "q"):
-        raise BadHead(f"{_shown(given)} names no receiver: {_RECEIVER_FORMS}{naming_nodes(given)}")
+        raise BadHead(f"{repr(given)[:200]} names no receiver: {_RECEIVER_FORMS}{naming_nodes(given)}")
     input: Any = match[4].lower()
     return Receiver(int(match[1]), int(match[3]), input, match[2].upper() == "KV")
 
@@ -242,8 +242,7 @@ def whole_number(value: Any) -> int | None:
 
 def counted(value: Any, least: int, what: str) -> int:
     """Return a number of things as an integer. Raises ValueError, with `what` it is, for none or too few."""
-    number = whole_number(value)
-    if number is None or number < least:
+    if (number := whole_number(value)) is None or number < least:
         raise ValueError(f"{what}, a whole number from {least} up; found {value!r}")
     return number
 
@@ -276,21 +275,19 @@ _NODES = {
 
 
 def naming_nodes(given: Any) -> str:
-    """Return the end of a message about results of TransformerLens' attribution patching; empty for anything else.
+    """Return the end of a message with the names of TransformerLens' node, or edge of nodes; empty for anything else.
 
-    It has the names of a node or an edge (of several those of the largest, or the first), each of which is at one
-    position.
+    Of several edges or nodes, such as an AttributionResult holds, it is the largest or the first.
     """
-    if hasattr(given, "node_scores") and hasattr(given, "edge_scores"):
-        scores = given.edge_scores or given.node_scores
-        what = "edges" if given.edge_scores else "nodes alone"
+    if hasattr(given, "node_scores") and (scores := given.edge_scores or given.node_scores) is not None:
         largest = naming_nodes(max(scores, key=lambda one: abs(scores[one]))) if scores else ""
-        return f"; an {type(given).__name__} of TransformerLens has {what}{largest.replace(';', ',', 1)}"
+        held = "edges" if given.edge_scores else "nodes alone"
+        return f"; an {type(given).__name__} of TransformerLens has {held}{largest.replace(';', ',', 1)}"
     ends = [*given][:2] if isinstance(given, list | tuple | dict) else [given]
     if ends and isinstance(ends[0], list | tuple):
         return naming_nodes(ends[0])
-    nodes = [one for one in ends if hasattr(one, "position") and getattr(one, "kind", None) in _NODES]
-    names = [_NODES[one.kind].format(layer=one.layer, head=one.head) for one in nodes]
+    known = (one for one in ends if hasattr(one, "position") and getattr(one, "kind", None) in _NODES)
+    names = [_NODES[one.kind].format(layer=one.layer, head=one.head) for one in known]
     shown = repr(tuple(names)) if len(names) > 1 else "".join(map(repr, names))
     return f"; of TransformerLens' nodes, which are at one position each, give the names: {shown}" if names else ""
 
@@ -298,12 +295,7 @@ def naming_nodes(given: Any) -> str:
 def _refuse(given: Any) -> NoReturn:
     if isinstance(given, str) and _LAYER.fullmatch(given.strip()):
         raise BadHead(f"{given!r} is a whole layer, and here heads are named one by one, such as {given.strip()}H0")
-    raise BadHead(f"{_shown(given)} names no head: {HEAD_FORMS}{naming_nodes(given)}")
-
-
-def _shown(given: Any) -> str:
-    text = repr(given)
-    return text if len(text) <= 200 else f"{text[:197]}..."
+    raise BadHead(f"{repr(given)[:200]} names no head: {HEAD_FORMS}{naming_nodes(given)}")
 
 
 def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:

@@ -17,6 +17,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import PackedTokens, even_rows
 
 CHECK_LENGTH = 24
+_NOT_BILINEAR = "this model's attention is not the bilinear form that was read from it, so no table is returned"
 
 
 class LayerCheck(NamedTuple):
@@ -68,11 +69,8 @@ def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerChe
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for points_of_layer in names.values() for point, name in points_of_layer.items() if point in points]
     captured = view.capture(packed.tokens, wanted, last=names[max(names)]["pattern"])
-    advice = not_without_hooks(
-        view.model, "this model's attention is not the bilinear form that was read from it, so no table is returned"
-    )
     return {
-        index: _check_layer(view, index, names[index], captured, packed.real.repeat(view.blocks[index].runs, 1), advice)
+        index: _check_layer(view, index, names[index], captured, packed.real.repeat(view.blocks[index].runs, 1))
         for index in names
     }
 
@@ -94,12 +92,7 @@ def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
 
 
 def _check_layer(
-    view: AttentionView,
-    index: int,
-    names: dict[str, str],
-    captured: dict[str, Tensor],
-    real: Bool[Tensor, "batch pos"],
-    advice: str,
+    view: AttentionView, index: int, names: dict[str, str], captured: dict[str, Tensor], real: Bool[Tensor, "batch pos"]
 ) -> LayerCheck:
     raw = view.raw(index)
     pattern = captured[names["pattern"]].cpu().double()
@@ -125,7 +118,7 @@ def _check_layer(
         raw.w_q.dtype,
         compared,
         f"layer {index}: the {compared} rebuilt from the folded weights differ from the model's own",
-        advice,
+        not_without_hooks(view.model, _NOT_BILINEAR),
         ScoreMismatch,
     )
     record = {"worst_error": found, "tolerance": allowed_difference, "layer": index, "compared": compared}

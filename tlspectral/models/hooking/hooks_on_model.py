@@ -312,21 +312,20 @@ def warn_of_hooks(model: Any) -> None:
     """Warn of a user's hooks that no open block holds, such as a forgotten `add_hook`: they act in what is measured."""
     left = [name for name, of_blocks in _hooks_by_name(model) if not all(of_blocks)]
     if left:
+        names = ", ".join(left[:_NAMED]) + (f" and {len(left) - _NAMED} others" if len(left) > _NAMED else "")
         warn_caller(
-            f"{model_name(model)}: hooks of yours are on the model, at {_some(left)}, and act in what is measured: "
-            "where that is not meant, take them off by model.reset_hooks(including_permanent=True), those of PyTorch "
-            "by remove() of their handles; where it is, put them on by `with model.hooks(...)`"
+            f"{model_name(model)}: hooks of yours are on the model, at {names}, and act in what is measured: where "
+            "that is not meant, take them off by model.reset_hooks(including_permanent=True), those of PyTorch by "
+            "remove() of their handles; where it is, put them on by `with model.hooks(...)`"
         )
 
 
 def not_without_hooks(model: Any, otherwise: str) -> str:
     """Return the advice where a run differs from what the weights give: the user's hooks, `otherwise` where none is."""
     names = [*user_hooks(model)]
-    return f"hooks are on the model, at {_some(names)}: take them off and check again" if names else otherwise
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
+    return (
+        f"hooks are on the model, at {', '.join(names[:_NAMED])}: take them off and check again" if names else otherwise
+    )
 
 
 def _hooks_by_name(model: Any) -> Iterator[tuple[str, list[bool]]]:
