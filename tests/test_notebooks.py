@@ -27,6 +27,30 @@ def printed(path):
     return "\n".join("".join(part) for part in [*shown, *html])
 
 
+def used(path):
+    """Packages that a notebook needs besides those that TransformerLens brings, by what installs each."""
+    code = "\n".join(text(cell) for cell in cells(path)[2:] if cell["cell_type"] == "code")
+    return [
+        install
+        for needing, install in (
+            (r"\bmatplotlib\b|\bplots\b", '"..[plots]"'),
+            (r"\bduckdb\b", "duckdb"),
+            (r"\btlspectral_studies\b", "../studies"),
+            (r'"gemma3-270m"', '"..[demo-gemma]"'),
+        )
+        if re.search(needing, code)
+    ]
+
+
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if used(path)], ids=lambda path: path.stem)
+def test_without_what_it_uses_the_first_cell_says_what_to_install(path, monkeypatch):
+    source = text(cells(path)[1])
+    exec(source.replace("%pip", "pass  #"), {})  # all of it is here
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True if name == "tlspectral" else None)
+    with pytest.raises(ImportError, match=re.escape(f"-c ../constraints.txt {' '.join(used(path))}") + "$"):
+        exec(source.replace("%pip", "pass  #"), {})
+
+
 def test_they_make_one_path():
     assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 12)]
 
@@ -36,7 +60,9 @@ def test_each_says_what_one_will_know_installs_what_is_missing_and_ends_with_an_
     first, install, *_, last = cells(path)
     assert re.search(r"After this notebook", text(first))
     assert re.search(r"minutes?|core", text(first))
-    assert text(install) == text(cells(NOTEBOOKS[0])[1])
+    installs, uses, _ = text(install).partition("\n\nuses = ")
+    assert installs == text(cells(NOTEBOOKS[0])[1]).partition("\n\nuses = ")[0]
+    assert bool(uses) == bool(used(path))
     assert "## Your turn" in text(last)
 
 

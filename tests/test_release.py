@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from command_line import refusal
+from command_line import refusal, succeed
 
 ROOT = Path(__file__).parents[1]
 
@@ -61,6 +61,11 @@ def test_without_the_package_of_studies_the_command_says_where_it_is(monkeypatch
     monkeypatch.setattr("tlspectral.cli.study.entry_points", lambda group: [])
     assert "pip install ./studies" in refusal("study", "replicate")
     assert "pip install ./studies" in refusal("study")
+
+
+def test_the_studies_show_their_help_without_statsmodels(monkeypatch):
+    monkeypatch.setitem(sys.modules, "statsmodels", None)  # as if it were not installed
+    assert "replicate" in succeed("study", "--help").output
 
 
 def test_version_and_citation_agree():

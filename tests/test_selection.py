@@ -1,23 +1,36 @@
 """Heads, pairs and layers as callers give them: what is read, and what is refused in words that say what to write."""
 
 import inspect
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from attribution_nodes import EDGES, EMBED, HEAD, LOGITS, NODES, QUERY, AttributionResult
 from head_tables import analyze, built
 from reference_circuits import edited
 from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch
+from tlspectral.heads.weight_columns import NullSettings
 from tlspectral.history.checkpoint_tables import HeadHistory
 from tlspectral.history.recording import _checked_pairs
+from tlspectral.hooks import band_effects
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import bridge as bridge_reader
-from tlspectral.selection import chosen_part, head_pair, heads_by_layer
+from tlspectral.selection import (
+    chosen_part,
+    counted,
+    head_pair,
+    head_pairs,
+    heads_by_layer,
+    naming_nodes,
+    read_receivers,
+)
 from tlspectral.spectral_rope.module import _chosen_heads
+from tlspectral.tasks.repeated import repeated_sequences
 
 FORMS = r'a head is "L5H1", "5\.1", \(5, 1\) or a table row with layer and head; heads are one of these, "L5" for all'
 TABLE = pd.DataFrame({"head": [2, 3], "layer": [1, 0], "name": ["L1H2", "L0H3"]})
@@ -28,6 +41,49 @@ NO_HEAD = [
     (), {"layer": 1, "head": 2}, {1, 2}, [[1, 2]], 12, None, (1, None), torch.tensor(12), torch.tensor([1.0, 2.0]),
     torch.tensor([True, True]),
 ]  # fmt: skip
+
+
+NAMES = "of TransformerLens' nodes, which are at one position each, give the names: "
+
+
+@pytest.mark.tl4
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (QUERY, f"; {NAMES}'L1H2.q'"),
+        (EMBED, f"; {NAMES}'embedding'"),
+        ([LOGITS], f"; {NAMES}'logits'"),
+        ((HEAD, QUERY), f"; {NAMES}('L0H1', 'L1H2.q')"),
+        (EDGES, f"; a AttributionResult of TransformerLens has edges, {NAMES}('L0H1', 'L1H2.q')"),
+        (NODES, f"; a AttributionResult of TransformerLens has nodes alone, {NAMES}'L0H1'"),
+        ([*EDGES.edge_scores], f"; {NAMES}('embedding', 'logits')"),
+        ([(HEAD, QUERY, -1.0)], f"; {NAMES}('L0H1', 'L1H2.q')"),
+        (AttributionResult({}), "; a AttributionResult of TransformerLens has nodes alone"),
+        ("L0H1", ""),
+        ([], ""),
+        (None, ""),
+        ([1.5, None], ""),
+    ],
+)
+def test_nodes_of_transformer_lens_are_named_as_here(given, said):
+    assert naming_nodes(given) == said.replace("a Attr", "an Attr")
+
+
+@pytest.mark.tl4
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: unchecked(head_pair)(HEAD),
+        lambda: unchecked(head_pairs)([HEAD]),
+        lambda: unchecked(head_pairs)(EDGES),
+        lambda: unchecked(read_receivers)(QUERY),
+        lambda: unchecked(read_receivers)([QUERY]),
+        lambda: unchecked(read_receivers)(EDGES),
+    ],
+)
+def test_where_heads_and_receivers_are_given_nodes_are_refused_with_their_names(call):
+    with pytest.raises(BadHead, match=rf"{NAMES}\(?'L[01]H[12]"):
+        call()
 
 
 def unchecked(function):
@@ -153,7 +209,7 @@ def test_a_model_whose_scores_are_not_reproduced_gets_no_table(monkeypatch):
     [
         ({"extras": ["score_asym", "nonsense"]}, "unknown extras"),
         ({"extras": "score_asym"}, "unknown extras"),
-        ({"null_draws": 1}, "at least two draws, found null_draws=1"),
+        ({"null_draws": 1}, "null_draws is how many draws the null has, a whole number from 2 up; found 1"),
         ({"null_blocks": "own"}, "null_blocks"),
         ({"null_dtype": "float16"}, "null_dtype"),
     ],
@@ -163,6 +219,45 @@ def test_unknown_wishes_are_refused_before_any_work(monkeypatch, arguments, said
     # An unknown literal is stopped by jaxtyping's hook in tests, by the function itself elsewhere.
     with pytest.raises((ValueError, TypeError), match=said):
         analyze(built("bridge", "llama"), **arguments)
+
+
+@pytest.mark.parametrize(
+    "value", [1, 0, -3, 2.5, float("nan"), float("inf"), True, "3", None, [], [3], 2j, torch.ones(2)]
+)
+def test_what_is_no_number_of_things_is_refused_with_what_it_is(value):
+    with pytest.raises(ValueError, match=r"^n is how many things, a whole number from 2 up; found "):
+        counted(value, 2, "n is how many things")
+
+
+def with_draws(n):
+    return SimpleNamespace(**vars(NullSettings(0, 2, "shared", "float64")) | {"null_draws": n})
+
+
+@pytest.mark.parametrize("value", [3, 3.0, np.int64(3), np.float32(3), torch.tensor(3)])
+def test_a_whole_number_of_any_library_is_a_number_of_things(value):
+    found = counted(value, 2, "n is how many things")
+    assert (found, type(found)) == (3, int)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda n: unchecked(NullSettings.__post_init__)(with_draws(n)),
+            "null_draws",
+        ),
+        (lambda n: unchecked(tls.detect_heads)(shared("bridge", "llama"), null_draws=n), "null_draws"),
+        (lambda n: unchecked(repeated_sequences)(attention_view(shared("bridge", "llama")), n), "n_sequences"),
+        (lambda n: unchecked(repeated_sequences)(attention_view(shared("bridge", "llama")), 2, n), "segment_length"),
+        (lambda n: unchecked(tls.top_pairs)(shared("bridge", "llama"), n=n), "n is how many pairs"),
+        (lambda n: unchecked(band_effects)(shared("bridge", "llama"), None, draws=n), "draws"),
+        (lambda n: unchecked(tls.faithfulness)(None, None, None, choose="bootstrap", null=n), "null"),
+    ],
+)
+@pytest.mark.parametrize("value", [1.5, float("nan"), "3"])
+def test_functions_refuse_a_number_of_draws_that_is_none(call, said, value):
+    with pytest.raises(ValueError, match=rf"^{said} .*, a whole number from \d up; found {value!r}$"):
+        call(value)
 
 
 @pytest.mark.parametrize("null_blocks", ["shared", "fresh"])

@@ -188,7 +188,7 @@ def read_receivers(given: Receivers) -> list[Receiver]:
         given = given["receiver"]
     listed = [given] if isinstance(given, str | Receiver) else given
     if not isinstance(listed, Iterable) or isinstance(listed, Mapping):
-        raise BadHead(f"{given!r} names no receivers: {_RECEIVER_FORMS}")
+        raise BadHead(f"{repr(given)[:200]} names no receivers: {_RECEIVER_FORMS}{naming_nodes(given)}")
     return list(dict.fromkeys(map(_receiver, listed)))
 
 
@@ -223,7 +223,7 @@ def _receiver(given: Any) -> Receiver:
         return Receiver(int(mlp[1]), -1, "mlp")
     match = _RECEIVER.fullmatch(given.strip()) if isinstance(given, str) else None
     if match is None or (match[2].upper() == "KV" and match[4].lower() == "q"):
-        raise BadHead(f"{given!r} names no receiver: {_RECEIVER_FORMS}")
+        raise BadHead(f"{repr(given)[:200]} names no receiver: {_RECEIVER_FORMS}{naming_nodes(given)}")
     input: Any = match[4].lower()
     return Receiver(int(match[1]), int(match[3]), input, match[2].upper() == "KV")
 
@@ -238,6 +238,13 @@ def whole_number(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def counted(value: Any, least: int, what: str) -> int:
+    """Return a number of things as an integer. Raises ValueError, with `what` it is, for none or too few."""
+    if (number := whole_number(value)) is None or number < least:
+        raise ValueError(f"{what}, a whole number from {least} up; found {value!r}")
+    return number
 
 
 Symbol = Literal["M_S", "M_A", "Im(M_t)"]
@@ -261,10 +268,34 @@ def chosen_part(part: str, known: Iterable[str]) -> Any:
     raise ValueError(f"part must be one of {', '.join(map(repr, [*known, *symbols]))}; not {part!r}{hint}")
 
 
+_NODES = {
+    "embed": "embedding", "attn_head_out": "L{layer}H{head}", "mlp_out": "L{layer}MLP", "mlp_in": "L{layer}MLP",
+    "q_input": "L{layer}H{head}.q", "k_input": "L{layer}H{head}.k", "v_input": "L{layer}H{head}.v", "logits": "logits",
+}  # fmt: skip
+
+
+def naming_nodes(given: Any) -> str:
+    """Return the end of a message with the names of TransformerLens' node, or edge of nodes; empty for anything else.
+
+    Of several edges or nodes, such as an AttributionResult holds, it is the largest or the first.
+    """
+    if hasattr(given, "node_scores") and (scores := given.edge_scores or given.node_scores) is not None:
+        largest = naming_nodes(max(scores, key=lambda one: abs(scores[one]))) if scores else ""
+        held = "edges" if given.edge_scores else "nodes alone"
+        return f"; an {type(given).__name__} of TransformerLens has {held}{largest.replace(';', ',', 1)}"
+    ends = [*given][:2] if isinstance(given, list | tuple | dict) else [given]
+    if ends and isinstance(ends[0], list | tuple):
+        return naming_nodes(ends[0])
+    known = (one for one in ends if hasattr(one, "position") and getattr(one, "kind", None) in _NODES)
+    names = [_NODES[one.kind].format(layer=one.layer, head=one.head) for one in known]
+    shown = repr(tuple(names)) if len(names) > 1 else "".join(map(repr, names))
+    return f"; of TransformerLens' nodes, which are at one position each, give the names: {shown}" if names else ""
+
+
 def _refuse(given: Any) -> NoReturn:
     if isinstance(given, str) and _LAYER.fullmatch(given.strip()):
         raise BadHead(f"{given!r} is a whole layer, and here heads are named one by one, such as {given.strip()}H0")
-    raise BadHead(f"{given!r} names no head: {HEAD_FORMS}")
+    raise BadHead(f"{repr(given)[:200]} names no head: {HEAD_FORMS}{naming_nodes(given)}")
 
 
 def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:

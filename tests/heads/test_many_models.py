@@ -142,7 +142,7 @@ def test_a_model_whose_files_changed_is_not_passed_off_as_the_old_one(models, tm
 
 
 def test_what_no_model_can_have_is_refused_before_a_folder_is_made(models, tmp_path):
-    with pytest.raises(ValueError, match="at least two draws"):
+    with pytest.raises(ValueError, match="null_draws is how many draws"):
         analyze(models, tmp_path / "new", null_draws=1)
     for name in ("heads.parquet", "heads.csv", "heads.CSV"):
         with pytest.raises(ValueError, match="is a file, and several models make a dataset"):

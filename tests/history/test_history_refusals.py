@@ -2,6 +2,7 @@
 
 import functools
 
+import pandas as pd
 import pytest
 import zoo
 from tlspectral_studies.common import RandomMapTask, TrainingSettings, TransformerConfig, train
@@ -10,6 +11,7 @@ from tlspectral_studies.common.checkpoints import training_checkpoints
 import tlspectral as tls
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.history import suite_checkpoints
+from tlspectral.history.checkpoint_tables import HeadHistory
 
 WEIGHTS = {"null_draws": 2, "detectors": False}
 
@@ -135,3 +137,19 @@ REFUSED = {
 def test_a_history_that_cannot_be_is_refused(error, call, said):
     with pytest.raises(error, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("prev", r"give history\.heads\['prev'\]$"),
+        ("step", r"give history\.heads\['step'\] or history\.summary\['step'\]$"),
+        ("other", r"its tables are history\.heads, history\.summary, history\.composition$"),
+        (["step"], "its tables are "),
+        (0, "its tables are "),
+    ],
+)
+def test_an_index_of_a_history_is_refused_with_the_table_that_has_it(key, said):
+    tables = [pd.DataFrame(columns=names) for names in (["step", "prev"], ["step"], [])]
+    with pytest.raises(TypeError, match=f"holds several tables and is none itself: {said}"):
+        HeadHistory(*tables)[key]

@@ -186,6 +186,14 @@ def test_pairs_of_one_head_in_two_blocks_add_up_where_none_is_in_both():
 
 def test_a_check_that_fails_in_an_open_block_names_it():
     model = shared("bridge", "llama")
-    with ablate(model, "L0H1", "symmetric"), pytest.raises(ScoreMismatch) as raised:
+    open_block = r"an `ablate` block on L0H1 \({}\) is open: close it where that is not meant"
+    named = open_block.format("symmetric")
+    with ablate(model, "L0H1", "symmetric"), pytest.raises(ScoreMismatch, match=named) as raised:
         tls.verify_scores(model)
-    assert "an `ablate` block on L0H1 (symmetric) is open: close it" in str(raised.value)
+    assert "hooks are on the model, at blocks.0.attn" in str(raised.value)
+    assert "bilinear" not in str(raised.value)  # the model's attention is
+    with ablate(model, "L0H1", "output", into={"q": "L1H0"}):
+        with pytest.raises(EditNotHonored, match=open_block.format("output")):
+            tls.ablation_sweep(model, "symmetric")  # it skips layer 0, which the block reads
+        with pytest.raises(EditNotHonored, match=open_block.format("output")):
+            tls.edge_effects(model, "L1H0.q")

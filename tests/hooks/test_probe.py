@@ -11,6 +11,7 @@ from ablation_runs import DELEGATED, SCORES, ablated, intact, logits, some_model
 from attention_models import make_deaf
 from model_state import assert_unchanged, state_of, warm
 
+import tlspectral as tls
 from tlspectral.errors import BadWeights, EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
 from tlspectral.hooks.parts import RopePhase
@@ -245,3 +246,18 @@ def test_past_a_switch_angles_that_are_not_those_of_the_run_are_refused(monkeypa
         logits(model, zoo.prompt())
         with pytest.raises(EditNotHonored, match="layer 0, head 1: the model's scores are not those of"):
             logits(model, zoo.prompt(length=48))
+
+
+@zoo.needs_hooked
+@pytest.mark.parametrize("part", ["output", "symmetric"])
+def test_the_probe_fits_a_context_of_two_tokens(part):
+    from transformer_lens import HookedTransformer
+
+    cfg = {"n_layers": 2, "d_model": 16, "d_head": 4, "n_heads": 4, "d_vocab": 20, "attn_only": True, "device": "cpu"}
+    model = HookedTransformer(cfg | {"n_ctx": 2, "seed": 0})
+    assert ablation_hooks(model, ["L0H1", "L1H2"], part)
+    task = tls.logit_difference(torch.tensor([[3, 4], [5, 6]]), 0, 1)
+    assert len(tls.ablation_sweep(model, part, task=task)) == 8
+    edges = tls.edge_effects(model, "L1H0.k", measure="task", task=task)
+    assert len(edges) == 4
+    assert tls.hooks.check_hook(model, ablation_hooks(model, "L1H0", "output"), "L1H0").exact

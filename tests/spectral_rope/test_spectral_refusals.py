@@ -207,6 +207,12 @@ def test_a_start_that_is_not_the_model_is_refused(monkeypatch):
         spectral()
 
 
+def test_inference_mode_is_named_and_not_the_model():
+    for model in (base("bridge", "llama"), zoo.hf_model("llama")):
+        with torch.inference_mode(), pytest.raises(ValueError, match=r"^to_spectral needs gradients, .*inference_mode"):
+            to_spectral(model)
+
+
 def test_a_merge_that_does_not_reach_the_model_is_refused(monkeypatch):
     merging = importlib.import_module("tlspectral.spectral_rope.merge")  # as an attribute this is the function
     monkeypatch.setattr(merging, "with_gain_and_phase", lambda weight, geometry: weight)
@@ -271,11 +277,22 @@ def test_files_that_do_not_fit_are_refused(path, what):
     refused(path, said)
 
 
-def test_a_file_of_an_earlier_version_is_refused(path):
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [("1", "an earlier version of tlspectral .*no digest of the base"), ("3", "a newer version of .*: upgrade tl")],
+)
+def test_a_file_of_another_version_is_refused(path, number, said):
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
-    save_file(load(path.read_bytes()), path, metadata={**metadata, "format": "tlspectral.spectral_rope.1"})
-    refused(path, "another version of tlspectral .*no digest of the base")
+    save_file(load(path.read_bytes()), path, metadata={**metadata, "format": f"tlspectral.spectral_rope.{number}"})
+    refused(path, said)
+
+
+@pytest.mark.parametrize("swap", [lambda model, path: (path, model), lambda model, path: (model, None)])
+def test_what_is_no_path_is_refused_with_the_order(path, swap):
+    model, given = swap(base("bridge", "llama"), path)
+    with pytest.raises(TypeError, match=rf"takes the model first.*found {type(model).__name__}, then .*e"):
+        inspect.unwrap(load_spectral)(model, given)
 
 
 def test_other_files_are_not_replaced(path):

@@ -221,6 +221,10 @@ def with_attrs(attrs):
     return frame
 
 
+def beside(**columns):
+    return pd.DataFrame({"layer": [0, 1], "head": [2, 3]}).assign(**columns)
+
+
 @pytest.mark.parametrize(
     ("frame", "at", "error", "words"),
     [
@@ -230,6 +234,17 @@ def with_attrs(attrs):
         (heads(), "nowhere/a", FileNotFoundError, "the folder .*nowhere does not exist"),
         (heads(), ".", IsADirectoryError, "is a folder"),
         (3, "a", TypeError, "write_table writes a DataFrame; found int"),
+        (beside(mixed=[1, "a"]), "a", ValueError, "^column mixed holds int, str, which parquet cannot hold .*one type"),
+        (beside(kinds=pd.Categorical([1, "a"])), "a", ValueError, "^column kinds holds int, str"),
+        (beside(rows=[[1], ["a"]]), "a", ValueError, r"^column rows holds list, .*\(Could not convert 'a'"),
+        (beside(paths=[Path("a")] * 2), "a", ValueError, "^column paths holds .*Path, which parquet cannot hold"),
+        (beside(turns=[1j, 2j]), "a", ValueError, "^column turns holds complex"),
+        (beside(large=[2**80, 1]), "a", ValueError, "^column large holds int, .*too large"),
+        (beside(nothing=[{}, {}]), "a", ValueError, "^column nothing holds dict"),
+        (beside().set_axis([1, "a"]), "a", ValueError, "^the index holds int, str, which parquet cannot hold"),
+        (beside(**{"0": 1}).rename(columns={"head": 0}), "a", ValueError, "^several columns are called 0: give each"),
+        (pd.concat([beside(), beside()], axis=1), "a", ValueError, "^several columns are called head, layer: give"),
+        (pd.concat([beside(), beside()], axis=1), "a.csv", ValueError, "^several columns are called head, layer: give"),
     ],
 )
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, frame, at, error, words):

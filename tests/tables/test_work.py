@@ -271,13 +271,31 @@ def test_a_manifest_that_was_cut_off_is_written_again_while_there_are_no_parts(t
         ("[]", UNREADABLE),
         ('{"format": 2, "a": 1}', "by an older version"),
         ('{"format": 3, "a": 1}', UNREADABLE),
+        ('{"format": 4, "b": 1}', r"by a newer version of tlspectral \(format 4; this version has 3\): upgrade"),
+        ('{"a": 1}', "by an older version"),
     ],
 )
-def test_a_manifest_of_an_older_version_or_another_shape_is_refused(tmp_path, text, said):
+def test_a_manifest_of_another_version_or_another_shape_is_refused(tmp_path, text, said):
     (tmp_path / "settings.json").write_text(text)
     with pytest.raises(IncompatibleCheckpoint, match=said):
         open_resume_folder(tmp_path, {"a": 1}, noted={"noted": 2})
     assert (tmp_path / "settings.json").read_text() == text
+
+
+@pytest.mark.parametrize("change", ["damaged", "newer"])
+def test_a_part_that_cannot_be_read_says_why_and_that_it_can_be_made_again(tmp_path, monkeypatch, change):
+    folder = open_resume_folder(tmp_path, {"a": 1})
+    with monkeypatch.context() as later:
+        later.setattr("tlspectral.tables.parquet._FORMAT", 9 if change == "newer" else 2)
+        finished(parts_of(1), folder)
+    [file] = tmp_path.glob("*.parquet")
+    if change == "damaged":
+        file.write_bytes(file.read_bytes()[:-20])
+    said = {"damaged": "is a damaged or cut-off", "newer": "has table format 9; .*upgrade tlspectral"}[change]
+    with pytest.raises(
+        IncompatibleCheckpoint, match=rf"{file.name} .*{said}.*, or remove it, so that it is made again"
+    ):
+        finished(parts_of(1), folder)
 
 
 def test_folders_of_other_files_settings_or_scores_are_refused(tmp_path):

@@ -18,7 +18,7 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.running import batches
 from tlspectral.positional import BlockPrompt
 from tlspectral.tasks import MetricValue, paired_effect
-from tlspectral.tasks.metrics import next_token_loss
+from tlspectral.tasks.metrics import _token_id, next_token_loss
 from tlspectral.tasks.task_sequences import predicted_positions, task_sequences
 
 PROMPTS = [[1, 4, 9, 3], [1, 5], [1, 8, 2, 6, 7]]
@@ -85,7 +85,9 @@ def test_strings_are_tokenised_as_by_the_model(tmp_path):
     np.testing.assert_allclose(score.per_sequence, by_hand(model, rows), rtol=0, atol=NOISE)
     answers = tls.evaluate(model, tls.logit_difference(texts, "w3", "w5"))
     np.testing.assert_allclose(answers.per_sequence, score.per_sequence, rtol=0, atol=NOISE)
-    with pytest.raises(ValueError, match=r"correct: 'w3 w4' is 2 tokens, \['w3', 'w4'\]; an answer is one token"):
+    with pytest.raises(
+        ValueError, match=r"correct: 'w3 w4' is 2 tokens, \['w3', 'w4'\]; an answer is one token: give the id"
+    ):
         tls.evaluate(model, tls.logit_difference(texts, "w3 w4", "w5"))
 
 
@@ -183,6 +185,8 @@ def test_what_does_not_fit_is_refused(case):
     ("prompts", "said"),
     [
         ([], "prompts are strings"),
+        (torch.tensor(5), "prompts are strings, .*; found one number, 5"),
+        ({"input_ids": np.array(5)}, "prompts are strings, .*; found one number, 5"),
         (7, "found int 7"),
         ([[1, 2], "w3"], "found str 'w3' in the list"),
         ([[1, 2], [1.5]], "in the list"),
@@ -421,3 +425,30 @@ def test_screens_without_gradients_are_refused_in_words(screen):
         made = zoo.bridge("llama")
     with pytest.raises(ValueError, match=r"was loaded under torch.inference_mode, .*: load it outside of it"):
         SCREENS[screen](made, pairs)
+
+
+@pytest.mark.parametrize(
+    ("answer", "advice"),
+    [
+        (" A", "give 'A', or the id of the token that tells answers apart"),  # this tokenizer adds the space itself
+        ("B", "give ' B', or the id of"),
+        (" C ", "give 'C' or ' C', or the id of"),
+        ("D", "give the id of"),
+        ("E", "give the id of"),
+    ],
+)
+def test_an_answer_of_several_tokens_is_refused_with_the_forms_that_are_one(answer, advice):
+    one_token = {"A": [3], " B": [4], "C": [5], " C": [6], " E": [0]}  # 0 is unknown
+
+    class Tokenizer:
+        unk_token_id = 0
+
+        def __call__(self, text, **options):
+            return SimpleNamespace(input_ids=one_token.get(text, [1, 2]))
+
+        def decode(self, ids):
+            return "?"
+
+    view = SimpleNamespace(model=SimpleNamespace(tokenizer=Tokenizer()))
+    with pytest.raises(ValueError, match=f"^correct: {answer!r} is 2 tokens, .*; an answer is one token: {advice}"):
+        inspect.unwrap(_token_id)(view, answer, "correct")

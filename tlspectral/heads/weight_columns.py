@@ -19,6 +19,7 @@ from tlspectral.heads.operators.verification import checked_prompts
 from tlspectral.models.reading.latent import Latent
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.selection import counted
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 
 _NAMES = {column.name for column in HEAD_COLUMNS}
@@ -40,8 +41,7 @@ class NullSettings:
             raise ValueError(f"null_blocks must be 'shared' or 'fresh', not {self.null_blocks!r}")
         if self.null_dtype not in ("float32", "float64"):
             raise ValueError(f"null_dtype must be 'float32' or 'float64', not {self.null_dtype!r}")
-        if self.null_draws < 2:
-            raise ValueError(f"the null needs at least two draws, found null_draws={self.null_draws}")
+        object.__setattr__(self, "null_draws", counted(self.null_draws, 2, "null_draws is how many draws the null has"))
 
 
 @dataclass(frozen=True)

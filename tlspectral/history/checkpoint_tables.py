@@ -247,6 +247,14 @@ class HeadHistory:
     positional: pd.DataFrame | None = None
     frequencies: pd.DataFrame | None = None
 
+    def __getitem__(self, key: Any) -> Any:
+        """Raise TypeError, with the tables that have a column of this name."""
+        tables = {name: table for name, table in vars(self).items() if isinstance(table, pd.DataFrame)}
+        having = [f"history.{name}[{key!r}]" for name, table in tables.items() if key in [*table.columns]]
+        shown = " or ".join(having) or ", ".join(f"history.{name}" for name in tables)
+        advice = f"{'give' if having else 'its tables are'} {shown}"
+        raise TypeError(f"a HeadHistory holds several tables and is none itself: {advice}")
+
     @property
     def steps(self) -> list[Any]:
         """The steps, rising; or the names of the checkpoints, in the order given."""

@@ -100,7 +100,8 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
     require_stream(view)
     layer, index = head_pair(head, view.n_layers)
     heads_by_layer(view, [(layer, index)])  # raises BadHead
-    tokens = probe_tokens(view.d_vocab, 8) if prompts is None else packed_prompts(view, prompts).tokens
+    own = probe_tokens(view.d_vocab, min(8, view.n_ctx))
+    tokens = own if prompts is None else packed_prompts(view, prompts).tokens
     with torch.no_grad():
         if hook is None:
             under = _run(view, tokens, ())

@@ -68,7 +68,7 @@ def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Che
 
 
 def _require_alone(view: AttentionView, layer: int, route: str, checks: Checks | None) -> None:
-    tokens = probe_tokens(view.d_vocab)
+    tokens = probe_tokens(view.d_vocab, min(4, view.n_ctx))
     name = view.hook_names(layer)[route]
     with view.hooks_on(() if checks is None else checks(layer)):
         intact = view.logits(tokens)
@@ -84,7 +84,7 @@ def _honoured_together(view: AttentionView, route: str, checks: Checks | None) -
 
     Behind the row of each layer stands one without an edit. What these rows differ by is rounding.
     """
-    tokens = probe_tokens(view.d_vocab)
+    tokens = probe_tokens(view.d_vocab, min(4, view.n_ctx))
     layers = [layer for layer in view.layers if route in view.hook_names(layer)]
     failed: set[int] = set()
     if checks is not None:
@@ -150,7 +150,7 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     names += [view.hook_names(layer)["residual"] for layer in following]
     last = view.hook_names(max(following, default=missing[-1]))["residual" if following else "residual_after"]
     with without_hooks(view.model, view.hook_points):
-        captured = view.capture(probe_tokens(view.d_vocab), dict.fromkeys(names), last=last)
+        captured = view.capture(probe_tokens(view.d_vocab, min(4, view.n_ctx)), dict.fromkeys(names), last=last)
         for layer in missing:
             checked_writes(view, layer, captured, widened)
             after = captured[view.hook_names(layer)["residual_after"]]

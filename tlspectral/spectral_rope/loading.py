@@ -36,6 +36,7 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
         What `to_spectral` makes of the model, with the parameters of the file.
 
     Raises:
+        TypeError: no path, such as a model in its place.
         FileNotFoundError: there is no such file.
         IncompatibleCheckpoint: not such a file; made for a model of other layers, heads, inverse frequencies or
             weights; or with parameters that are missing, of another shape or not finite.
@@ -45,6 +46,11 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
     HookedTransformer and a bridge or a model of transformers, and in a lower precision. There, log-probabilities of 24
     tokens are compared.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"load_spectral(model, path) takes the model first, then its file; found {type(model).__name__}, then "
+            f"{type(path).__name__}"
+        )
     if os.path.isdir(path):
         path = parameters_file(Path(path))
     tensors, record = _read(path)
@@ -78,9 +84,17 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, An
         raise IncompatibleCheckpoint(f"{path} is not a safetensors file: {error}") from error
     found = metadata.get("format")
     if str(found).startswith(FORMAT.rstrip("0123456789")) and found != FORMAT:
+        number, ours = (name.rpartition(".")[2] for name in (str(found), FORMAT))
+        newer = number.isdecimal() and int(number) > int(ours)
         raise IncompatibleCheckpoint(
-            f"{path} was saved by another version of tlspectral (format {found!r}, expected {FORMAT!r}). Earlier "
-            "versions kept no digest of the base, so that no model can be known to be it: learn the parameters again"
+            f"{path} was saved by {'a newer' if newer else 'an earlier'} version of tlspectral (format {found!r}, "
+            f"expected {FORMAT!r})"
+            + (
+                ": upgrade tlspectral"
+                if newer
+                else ", which kept no digest of the base, so that no model can be known to be it: learn the parameters "
+                "again"
+            )
         )
     if found != FORMAT or IDENTITY not in tensors:
         raise IncompatibleCheckpoint(

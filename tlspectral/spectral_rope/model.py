@@ -19,7 +19,7 @@ from tlspectral.models.loading.roads import load_other
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import require_one_run
 from tlspectral.models.running.padding import probe_tokens
-from tlspectral.models.running.partial_runs import module_hooks
+from tlspectral.models.running.partial_runs import module_hooks, require_gradients
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.hugging_face import (
     avoid_lost_cache_of_object,
@@ -203,8 +203,8 @@ def to_spectral(
         UnsupportedArchitecture, BadWeights: no rotary positions, or a layer cannot be read, or (of transformers) it
             rotates in another way; the message names it.
         BadHead: a head that does not exist.
-        ValueError: a model that is spectral already, choices that do not fit the model, or a noise or seed that is no
-            finite number.
+        ValueError: a model that is spectral already, choices that do not fit the model, a noise or seed that is no
+            finite number, or torch.inference_mode.
         EditNotHonored: the model does not use queries or keys that are rotated at its hook points.
         ScoreMismatch: the logits at the start are not the model's own to the bit.
 
@@ -214,6 +214,7 @@ def to_spectral(
         raise ValueError("the model is spectral already: make the new one from its .base")
     of_transformers = hasattr(model, "get_input_embeddings") and not hasattr(model, "run_with_hooks")
     view = attention_view(_bridge_of(model) if of_transformers else model)
+    require_gradients(view, "to_spectral")
     require_one_run(view, "one rotation would learn from all, and the first record no gradient")
     layers = spectral_layers(
         view,

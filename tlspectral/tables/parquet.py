@@ -29,6 +29,8 @@ _NO_DIGEST = hashlib.sha256(b"").hexdigest().encode()
 # A table that is larger than both in memory was made to fill it: a row with one measured number takes some 8 bytes of
 # the file, so that it would need 4,000 bytes, or 500 columns.
 _MEMORY, _GROWTH = 2**30, 500
+# What pyarrow and pandas raise for values that parquet cannot hold.
+_NO_PARQUET = (pa.ArrowException, TypeError, ValueError, OverflowError, NotImplementedError)
 
 
 def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pandas: bool = True) -> None:
@@ -52,8 +54,9 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
 
     Raises:
         TypeError: `df` is no DataFrame.
-        ValueError: the name ends as that of another format, such as .xlsx; or `df.attrs` holds something that JSON
-            cannot (numpy scalars are fine; tuples come back as lists).
+        ValueError: the name ends as that of another format, such as .xlsx; two columns have one name; a column or the
+            index holds values that parquet cannot (of several types, tensors, paths); or `df.attrs` holds something
+            that JSON cannot (numpy scalars are fine; tuples come back as lists).
         FileNotFoundError: the folder does not exist.
         IsADirectoryError: `path` is a folder.
         OSError: the disk is full; the message names `path`.
@@ -62,6 +65,10 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     """
     if not isinstance(df, pd.DataFrame):
         raise TypeError(f"write_table writes a DataFrame; found {type(df).__name__}")
+    names = [str(name) for name in df.columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"several columns are called {', '.join(twice)}: give each column a name of its own")
     suffix = Path(path).suffix.lower()
     if suffix == ".csv":
         _write_csv(df, Path(path))
@@ -82,7 +89,10 @@ def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
     # pyarrow and pandas serialise attrs too, and neither takes numpy scalars.
     frame = df.copy(deep=False)
     frame.attrs = provenance if attrs_for_pandas else {}
-    table = pa.Table.from_pandas(frame)
+    try:
+        table = _arrow_table(frame)
+    except _NO_PARQUET as error:
+        raise _unwritable(frame, error) from error
     known = columns_of(provenance)
     documented = {name: known[name].texts() for name in table.column_names if name in known}
     fields = [
@@ -103,6 +113,29 @@ def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
     pq.write_table(table, sink, write_page_checksum=True)
     data = sink.getvalue().to_pybytes()
     return _with_digest(data, _NO_DIGEST, hashlib.sha256(data).hexdigest().encode())
+
+
+def _arrow_table(frame: pd.DataFrame) -> pa.Table:
+    table = pa.Table.from_pandas(frame)
+    pq.ParquetWriter(pa.BufferOutputStream(), table.schema).close()  # some types of arrow are none of parquet
+    return table
+
+
+def _unwritable(frame: pd.DataFrame, error: Exception) -> ValueError:
+    """Return the error that names the first column, or the index, that parquet cannot hold, and what is in it."""
+    empty = pd.DataFrame(index=range(len(frame)))
+    held = {f"column {name}": frame[name] for name in frame.columns} | {"the index": frame.index.to_frame(index=False)}
+    for where, values in held.items():
+        flat = pd.DataFrame(values).reset_index(drop=True)
+        try:
+            _arrow_table(empty.join(flat.set_axis(range(flat.shape[1]), axis=1).rename(columns=str)))
+        except _NO_PARQUET as found:
+            kinds = sorted({type(value).__name__ for _, column in flat.items() for value in column})
+            return ValueError(
+                f"{where} holds {', '.join(kinds)}, which parquet cannot hold ({found.args[0]}): give it values of one "
+                "type (numbers, text or lists of them), or leave it out"
+            )
+    return ValueError(f"parquet cannot hold this table ({error})")
 
 
 def _write_csv(df: pd.DataFrame, path: Path) -> None:

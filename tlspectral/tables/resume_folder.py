@@ -47,7 +47,9 @@ class ResumeFolder:
         try:
             table = read_table(file)
         except ValueError as error:
-            raise IncompatibleCheckpoint(f"{file} is not a finished job ({error}): remove it") from error
+            raise IncompatibleCheckpoint(
+                f"{file} is no finished job that can be read ({error}), or remove it, so that it is made again"
+            ) from error
         if table.attrs.get("made_with") != self.key:
             raise IncompatibleCheckpoint(
                 f"{file} was made with other settings than {self.path / _MANIFEST} says: remove it, or choose "
@@ -95,7 +97,7 @@ def open_resume_folder(
         noted: values stored beside the settings and not compared. Those of an existing folder are returned.
 
     Raises:
-        IncompatibleCheckpoint: the folder was made with other settings or by an older version, or holds other files.
+        IncompatibleCheckpoint: the folder was made with other settings or by another version, or holds other files.
             Hidden files are ignored, and so is a manifest that was cut off before any job was written.
     """
     folder = Path(path)
@@ -105,7 +107,7 @@ def open_resume_folder(
     file = folder / _MANIFEST
     stored = _read_manifest(file)
     if stored is not None and stored.get("format") != _FORMAT:
-        raise IncompatibleCheckpoint(f"{folder} was written by an older version: remove it, or choose another folder")
+        raise IncompatibleCheckpoint(f"{folder} was written by {_other_version(stored.get('format'))}")
     for replace in (False, True):  # that of another process stays; one that was cut off is replaced
         if stored is None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -151,6 +153,16 @@ def _read_manifest(file: Path) -> dict[str, Any] | None:
             f"{file} cannot be read (it holds a {type(stored).__name__}, not settings by name): choose another folder"
         )
     return stored
+
+
+def _other_version(found: Any) -> str:
+    """Return the end of a message about a folder of another format: what wrote it, and what to do."""
+    if isinstance(found, int) and found > _FORMAT:
+        return (
+            f"a newer version of tlspectral (format {found}; this version has {_FORMAT}): upgrade tlspectral, or "
+            "choose another folder"
+        )
+    return "an older version: remove it, or choose another folder"
 
 
 def _short(value: Any) -> str:

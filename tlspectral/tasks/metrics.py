@@ -193,6 +193,11 @@ def _answer_ids(view: AttentionView, answers: Any, n_prompts: int, side: str) ->
     return ids
 
 
+def _is_token(tokenizer: Any, text: str) -> bool:
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    return len(ids) == 1 and ids[0] != tokenizer.unk_token_id
+
+
 def _token_id(view: AttentionView, answer: str | int, where: str) -> int:
     tokenizer: Any = getattr(view.model, "tokenizer", None)
     token = answer
@@ -202,9 +207,11 @@ def _token_id(view: AttentionView, answer: str | int, where: str) -> int:
         ids: Sequence[int] = tokenizer(answer, add_special_tokens=False).input_ids
         if len(ids) != 1:
             texts = [tokenizer.decode([token]) for token in ids]
+            others = [other for other in (answer.strip(), f" {answer.strip()}") if _is_token(tokenizer, other)]
+            advice = f"give {' or '.join(map(repr, others))}, or " if others else "give "
             raise ValueError(
-                f"{where}: {answer!r} is {len(ids)} tokens, {texts}; an answer is one token: begin it with a space if "
-                "a word follows a space in the prompt, or give the id of the token that tells answers apart"
+                f"{where}: {answer!r} is {len(ids)} tokens, {texts}; an answer is one token: {advice}the id of the "
+                "token that tells answers apart"
             )
         token = int(ids[0])
         if token == tokenizer.unk_token_id and answer.strip() != tokenizer.unk_token:

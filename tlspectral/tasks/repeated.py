@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import PackedTokens
+from tlspectral.selection import counted
 
 SMALL_VOCABULARY = 64
 
@@ -22,16 +23,18 @@ def repeated_sequences(
     ValueError for fewer than two sequences, or no room for a segment of two tokens.
     """
     bos = view.start_token
+    n_sequences = counted(n_sequences, 2, "n_sequences is how many repeated sequences are drawn")
+    segment_length = counted(segment_length, 2, "segment_length is how many tokens are repeated")
     length = min(segment_length, (view.n_ctx - 1) // 2)
     allowed = torch.arange(view.d_vocab)
     generator = torch.Generator().manual_seed(seed)
     if view.d_vocab < SMALL_VOCABULARY:
         allowed = allowed[allowed != bos]
         length = min(length, len(allowed))
-    if n_sequences < 2 or length < 2:
+    if length < 2:
         raise ValueError(
-            f"detectors need two sequences and segments of two tokens, found {n_sequences} sequences and "
-            f"L = {length} (context {view.n_ctx}, {len(allowed)} usable ids)"
+            f"repeated sequences need segments of two tokens, and the model (context {view.n_ctx}, {len(allowed)} "
+            f"usable ids) has room for {length}"
         )
     if view.d_vocab < SMALL_VOCABULARY:
         drawn = [torch.randperm(len(allowed), generator=generator)[:length] for _ in range(n_sequences)]

@@ -1,5 +1,7 @@
 """Nested regressions and classes of heads against statsmodels, rank correlations against scipy, triage by pairs."""
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +11,7 @@ import statsmodels.formula.api as smf
 from statsmodels.regression.linear_model import OLS
 from statsmodels.stats.anova import anova_lm
 from tlspectral_studies.fingerprint.printed_pvalues import class_pvalue, mann_whitney_pvalue
+from tlspectral_studies.fingerprint.replication.sentences.power import holm
 from tlspectral_studies.fingerprint.statistics import (
     class_test,
     mann_whitney,
@@ -16,6 +19,7 @@ from tlspectral_studies.fingerprint.statistics import (
     spearman_table,
     triage,
 )
+from tlspectral_studies.fingerprint.statistics.regression import _fit
 
 pytestmark = pytest.mark.lowest
 
@@ -267,3 +271,10 @@ def test_an_auc_without_an_interval_says_why():
     assert np.isfinite(found.auc)
     assert found.reason == "positives lie in 1 of 8 layers: too few for an interval"
     assert np.isnan([perfect.auc_low, found.auc_low]).all()
+
+
+@pytest.mark.parametrize("call", [lambda: holm(np.ones(3)), lambda: _fit(np.ones(3), np.ones((3, 1)))])
+def test_without_statsmodels_it_says_what_installs_it(monkeypatch, call):
+    monkeypatch.setitem(sys.modules, "statsmodels", None)  # as if it were not installed
+    with pytest.raises(ImportError, match=r"needs the package statsmodels: pip install \./studies"):
+        call()

@@ -158,7 +158,7 @@ def test_too_few_sequences_are_refused_before_anything_is_measured(monkeypatch):
         raise AssertionError("the heads were measured first")
 
     monkeypatch.setattr("tlspectral.heads.analysis._loaded_layers", measured)
-    with pytest.raises(ValueError, match="found 1 sequences"):
+    with pytest.raises(ValueError, match=r"n_sequences is .*; found 1"):
         tls.analyze_heads(shared("bridge", "llama"), n_sequences=1)
 
 
@@ -248,14 +248,18 @@ def test_ids_that_do_not_repeat_are_prompts(tokens):
 @pytest.mark.parametrize(
     ("changes", "arguments", "said"),
     [
-        ({}, {"n_sequences": 1}, "found 1 sequences"),
-        ({}, {"segment_length": 1}, "L = 1"),
-        ({"n_ctx": 4}, {}, r"L = 1 \(context 4"),
-        ({"d_vocab": 2}, {}, "1 usable ids"),
+        (
+            {},
+            {"n_sequences": 1},
+            "n_sequences is how many repeated sequences are drawn, .* from 2 up; found 1",
+        ),
+        ({}, {"segment_length": 1}, "segment_length is how many tokens are repeated, .* from 2 up; found 1"),
+        ({"n_ctx": 4}, {}, r"segments of two tokens, and the model \(context 4, .* has room for 1"),
+        ({"d_vocab": 2}, {}, r", 1 usable ids\) has room for 1"),
     ],
 )
 def test_draws_without_room_are_refused(changes, arguments, said):
-    with pytest.raises(ValueError, match=f"two sequences and segments of two tokens.*{said}"):
+    with pytest.raises(ValueError, match=said):
         drawn(view_of(**changes), **arguments)
 
 

@@ -202,7 +202,7 @@ def test_a_table_is_read_back_from_its_file(tmp_path):
 def test_what_has_no_pairs_is_refused():
     model = shared("bridge", "llama")
     for n in (0, -1):
-        with pytest.raises(ValueError, match=f"n is the number of pairs with a rank, at least 1; found {n}"):
+        with pytest.raises(ValueError, match=f"n is how many pairs get a rank, a whole number from 1 up; found {n}"):
             tls.top_pairs(model, None, even_ids(), n=n)
     with pytest.raises(ValueError, match="this model has no tokenizer"):
         tls.top_pairs(model)

@@ -177,7 +177,8 @@ def test_an_edit_that_we_do_not_know_of_is_caught():
     """A hook of the user that edits queries changes the model's scores, and then our operators are not the model's."""
     model = zoo.bridge("gpt2")
     edit = ("blocks.1.attn.hook_q", lambda q, hook: q * 1.01)
-    with model.hooks(fwd_hooks=[edit]), pytest.raises(ScoreMismatch, match="layer 1"):
+    taken_off = rf"^layer 1: .*; hooks are on the model, at {edit[0]}: take them off and check again$"
+    with model.hooks(fwd_hooks=[edit]), pytest.raises(ScoreMismatch, match=taken_off):
         verify_scores(model)
     verify_scores(model)
 

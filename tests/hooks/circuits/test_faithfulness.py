@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 import torch
 import zoo
+from attribution_nodes import EDGES, HEAD, QUERY
 from pair_prompts import edges_of, prompt_pairs
 
 import tlspectral as tls
@@ -243,14 +244,38 @@ def test_edges_that_do_not_exist_are_refused(planted, edges, words):
         tls.run_circuit(planted, edges, task_of(planted))
 
 
+@pytest.mark.parametrize(
+    ("pairs", "metric", "said"),
+    [
+        (8, None, r"The gap is \S+ with standard error \S+: give more pairs, or others that the model tells apart$"),
+        (1, None, r"The gap is \S+ of one distinct pair, whose error is not known: give two distinct pairs or more$"),
+        (
+            8,
+            lambda logits, tokens, mask: logits[:, 0, 0] * 0,
+            "The gap is 0 on every pair: give pairs whose sides ",
+        ),
+    ],
+)
+def test_a_gap_without_shares_is_refused_with_what_was_found(planted, pairs, metric, said):
+    clean, other = CLEAN[:pairs], OTHER[:pairs]
+    task = tls.logit_difference(clean, 7, 10, counterfactual=other)
+    if metric is not None:
+        task = tls.Task(clean, metric, predict=-1, counterfactual=other)
+    with pytest.raises(ValueError, match=f"no share of their gap is a number. {said}"):
+        tls.faithfulness(planted, ranked(planted, task_of(planted))[1], task)
+    if pairs == 8 and metric is None:
+        open_block = r"`ablate` block on L0H0 \(output\) is open"
+        with tls.ablate(planted, "L0H0", "output"), pytest.raises(ValueError, match=f"tells apart; an {open_block}"):
+            tls.faithfulness(planted, ranked(planted, task_of(planted))[1], task)
+
+
 def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted):
     asked = task_of(planted)
     pairs, table = ranked(planted, asked)
     with pytest.raises(ValueError, match="has no counterfactual prompts"):
         tls.run_circuit(planted, [], tls.logit_difference(CLEAN, 7, 10))
-    blind = tls.logit_difference(CLEAN, 7, 10, counterfactual=OTHER)
-    with pytest.raises(ValueError, match="and a share of it is no number: give more pairs"):
-        tls.faithfulness(planted, table, blind)
+    with pytest.raises(ValueError, match=r"ranked by a table .*; found AttributionResult; .* has edges, .*'L0H1'"):
+        inspect.unwrap(room._ranked)(pairs.graph, EDGES)
     with pytest.raises(ValueError, match="edges have neither estimate nor delta"):
         tls.faithfulness(planted, table[["sender", "receiver"]], asked)
     with pytest.warns(UserWarning, match=r"share of 0\.9999 every random circuit is the circuit itself"):
@@ -268,6 +293,8 @@ def test_what_is_no_share_is_refused_and_shared_pairs_are_named(planted):
     ("edges", "task", "words"),
     [
         (["L0H1"], None, "edges are a table of edge_effects, or a list of pairs of names, .*; found 'L0H1'"),
+        (EDGES, None, r"found AttributionResult.*has edges, .* give the names: \('L0H1', 'L1H2\.q'\)"),
+        ([(HEAD, QUERY, -1.0)], None, r"give the names: \('L0H1', 'L1H2\.q'\)"),
         (("L0H1", "logits"), None, "found 'L0H1'"),
         ("L0H1->logits", None, "found 'L0H1->logits'"),
         ([("L0H1", "logits", 3)], None, r"found \('L0H1', 'logits', 3\)"),
@@ -291,7 +318,7 @@ def test_sizes_that_are_no_shares_are_refused(planted, sizes):
 
 @pytest.mark.parametrize("null", [-1, True, 1.5, "many"])
 def test_a_null_that_is_no_number_is_refused(planted, null):
-    with pytest.raises(ValueError, match="null is how many circuits of each size are drawn, 0 or more; found"):
+    with pytest.raises(ValueError, match=r"null is how many circuits of each size are drawn, .* from 0 up; found"):
         inspect.unwrap(tls.faithfulness)(planted, pd.DataFrame(), task_of(planted), null=null)
 
 

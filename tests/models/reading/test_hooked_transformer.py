@@ -5,6 +5,7 @@ import torch
 import zoo
 
 import tlspectral as tls
+from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading import attention_view
 
 pytestmark = zoo.needs_hooked
@@ -55,3 +56,15 @@ def test_olmoe_is_the_same_on_both_backends(folder):
             # Folding in float32 rounds the weights of one of them: 6e-8.
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
     assert float(tls.verify_scores(hooked.model).max()) < 1e-5
+
+
+def test_positions_beside_the_stream_are_refused_by_name():
+    from transformer_lens import HookedTransformer
+
+    cfg = {"n_layers": 1, "d_model": 16, "d_head": 4, "n_heads": 4, "d_vocab": 20, "n_ctx": 12, "attn_only": True}
+    model = HookedTransformer(cfg | {"positional_embedding_type": "shortformer", "device": "cpu", "seed": 0})
+    for measure in (tls.verify_scores, tls.analyze_heads, lambda model: tls.ablate(model, "L0H1", "symmetric")):
+        with pytest.raises(
+            UnsupportedArchitecture, match=r"layer 0: .*'shortformer' .*bilinear in stream \+ positions"
+        ):
+            measure(model)

@@ -21,6 +21,7 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_one_run
 from tlspectral.models.running.batches import batch_on
 from tlspectral.models.running.padding import PackedTokens, even_rows
+from tlspectral.selection import counted
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Column, Schema, columns
@@ -185,8 +186,7 @@ def detect_heads(
     the model. A small p does not say that the score is large, and the chance level of `prev_first` differs from that
     of `prev`, since its queries see fewer keys.
     """
-    if null_draws < 0:
-        raise ValueError(f"null_draws is the number of draws of the null, 0 for none; found {null_draws}")
+    null_draws = counted(null_draws, 0, "null_draws is how many draws the null has, 0 for no null")
     require_max_se(max_se)
     view = attention_view(model)
     if null_draws:

@@ -20,7 +20,7 @@ from tlspectral.models.running.batches import in_batches
 from tlspectral.models.running.padding import PackedTokens, even_rows
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import text_tokens, token_text
-from tlspectral.selection import Heads, heads_by_layer, whole_number
+from tlspectral.selection import Heads, counted, heads_by_layer
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Schema, columns
@@ -115,8 +115,7 @@ def top_pairs(
     says what the tokens are, not why the head attends to them: a head that looks for the token before a verb has
     `previous` pairs.
     """
-    if (whole_number(n) or 0) < 1:
-        raise ValueError(f"n is the number of pairs with a rank, at least 1; found {n!r}")
+    n = counted(n, 1, "n is how many pairs get a rank")
     view = attention_view(model)
     require_one_run(view, "a pair has one attention of a head in each, so there is no largest pair")
     chosen = heads_by_layer(view, heads)
@@ -132,7 +131,7 @@ def top_pairs(
     known = ["layer", "head", "rank", "interval", "attention", "prompt", "query", "key"]
     table = pd.DataFrame(rows, columns=known).astype({"rank": "Int64"})
     table["offset"] = table["key"] - table["query"]
-    attrs = {"n_sequences": len(packed.tokens), "n": int(n), "sink": bool(sink), "seed": 0, "batch": at_once}
+    attrs = {"n_sequences": len(packed.tokens), "n": n, "sink": bool(sink), "seed": 0, "batch": at_once}
     described = _with_words(view, packed, _with_kinds(table, packed, view.causal))
     return TOP_PAIRS.frame(described, {**view.origin(runs=True), **attrs, **packed.noted})
 

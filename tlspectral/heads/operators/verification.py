@@ -11,11 +11,13 @@ from torch import Tensor
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.tolerances import nearest_bound
+from tlspectral.models.hooking.hooks_on_model import not_without_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.padding import PackedTokens, even_rows
 
 CHECK_LENGTH = 24
+_NOT_BILINEAR = "this model's attention is not the bilinear form that was read from it, so no table is returned"
 
 
 class LayerCheck(NamedTuple):
@@ -116,7 +118,7 @@ def _check_layer(
         raw.w_q.dtype,
         compared,
         f"layer {index}: the {compared} rebuilt from the folded weights differ from the model's own",
-        "this model's attention is not the bilinear form that was read from it, so no table is returned",
+        not_without_hooks(view.model, _NOT_BILINEAR),
         ScoreMismatch,
     )
     record = {"worst_error": found, "tolerance": allowed_difference, "layer": index, "compared": compared}

@@ -16,8 +16,8 @@ from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.hooks.off_target import off_target_tasks
-from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
-from tlspectral.selection import whole_number
+from tlspectral.models.hooking.hooks_on_model import naming_open_blocks, warn_of_hooks
+from tlspectral.selection import counted, naming_nodes
 from tlspectral.stats.ratio import ratio_interval
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.same_model import require_same_model
@@ -194,7 +194,8 @@ def faithfulness(
         raise ValueError(
             "give a table of edges, or edges=None and choose='bootstrap', which estimates them on the task"
         )
-    shares, null = _shares(sizes), _count((20 if choose is None else 1) if null is None else null)
+    shares, null = _shares(sizes), (20 if choose is None else 1) if null is None else null
+    null = counted(null, 0, "null is how many circuits of each size are drawn")
     pairs = pairs_of(model, task)
     graph, rng, distinct = pairs.graph, np.random.default_rng(seed), pairs.sequences.distinct
     every = np.ones(len(pairs.sequences.tokens), dtype=bool)
@@ -207,10 +208,18 @@ def faithfulness(
     gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
     n_distinct = len(intact) if distinct is None else int(distinct.max()) + 1
     if not abs(gap) > scipy.stats.t.ppf(0.975, n_distinct - 1) * gap_se:
+        if not np.isfinite(gap):
+            found = ", which is no number: see what the metric returns on these prompts"
+        elif n_distinct < 2:
+            found = " of one distinct pair, whose error is not known: give two distinct pairs or more"
+        elif gap_se == 0:
+            found = " on every pair: give pairs whose sides the model tells apart"
+        else:
+            found = f" with standard error {gap_se:.2g}: give more pairs, or others that the model tells apart"
         raise ValueError(
             f"{pairs.sequences.name}: the value is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
-            f"counterfactual prompts, a gap of {gap:.2g} with standard error {gap_se:.2g}, and a share of it is no "
-            "number: give more pairs, or others that the model tells apart"
+            f"counterfactual prompts, so that no share of their gap is a number. The gap is {gap:.2g}{found}"
+            f"{naming_open_blocks()}"
         )
     total = int(graph.possible.sum())
     rows: list[dict[str, Any]] = []
@@ -282,9 +291,7 @@ def _bootstrap_choices(pairs: Pairs, method: Method, draws: int, rng: np.random.
             f"choose='bootstrap' takes {_FEWEST_TO_CHOOSE} distinct pairs, and there are {n_units}: give more, or a "
             "table of edges"
         )
-    number = whole_number(draws)
-    if number is None or number < 1:
-        raise ValueError(f"draws is how many bootstrap samples choose edges, 1 or more; found {draws!r}")
+    number = counted(draws, 1, "draws is how many bootstrap samples choose edges")
     found = edge_estimates(pairs, method)
     if found.units != "pairs":
         raise ValueError(f"choose='bootstrap' draws pairs, and estimates of this task are of {found.units}")
@@ -333,6 +340,11 @@ def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[n
     """
     if rank not in (None, "selected"):
         raise ValueError(f"rank is 'selected' or None, the size of the estimate; found {rank!r}")
+    if not isinstance(edges, pd.DataFrame):
+        raise ValueError(
+            "edges are ranked by a table with sender, receiver and estimate, such as that of edge_effects; found "
+            f"{type(edges).__name__}{naming_nodes(edges)}"
+        )
     column = "estimate" if "estimate" in edges else "delta"
     if column not in edges:
         raise ValueError("edges have neither estimate nor delta: give a table of edge_effects")
@@ -428,14 +440,6 @@ def _shares(sizes: Any) -> list[float]:
     ):
         raise ValueError(f"sizes are a list of shares of all edges, above 0 and up to 1; found {sizes!r}"[:200])
     return shares.tolist()
-
-
-def _count(null: Any) -> int:
-    """Return the number of circuits of a null. Raises ValueError for what is none."""
-    number = whole_number(null)
-    if number is None or number < 0:
-        raise ValueError(f"null is how many circuits of each size are drawn, 0 or more; found {null!r}")
-    return number
 
 
 def _compare(edges: Any, pairs: Pairs) -> None:

@@ -19,7 +19,7 @@ from tlspectral.models.reading.layer import require_own_projections
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.mlp import MlpReads, mlp_reads
 from tlspectral.models.stream.writes import HeadWrites, head_writes
-from tlspectral.selection import Receiver
+from tlspectral.selection import Receiver, naming_nodes
 from tlspectral.tables.schema import require
 
 
@@ -232,6 +232,7 @@ def _named(edges: Any) -> list[tuple[str, str | Receiver]]:
             raise ValueError(
                 "edges are a table of edge_effects, or a list of pairs of names, a sender and a receiver, such as "
                 f"[('L16H0', 'L18KV2.k')]; found {one!r}"[:300]
+                + naming_nodes(one)
             )
         named.append(ends)
     return named

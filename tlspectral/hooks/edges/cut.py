@@ -22,7 +22,7 @@ from tlspectral.hooks.capture import HeadCapture, acts_first
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.tolerances import require_close
-from tlspectral.models.hooking.hooks_on_model import Hook, holding
+from tlspectral.models.hooking.hooks_on_model import Hook, holding, naming_open_blocks
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.mlp import MlpReads, mlp_reads
 from tlspectral.models.stream.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
@@ -72,7 +72,7 @@ class EdgeRun:
             raise EditNotHonored(
                 f"layer {layer}: what the heads of layer {at} write was not seen in this run, so it cannot be taken "
                 "out: that layer was skipped (by a sweep, which replays later layers alone, or by start_at_layer), or "
-                "some hooks of the ablation were taken off the model"
+                f"some hooks of the ablation were taken off the model{naming_open_blocks()}"
             )
         return torch.stack([part.to(x.device) for part in removed.values()]).sum(0)
 
@@ -196,7 +196,7 @@ def refuse_open_receivers(points: Iterable[Any], what: Input, heads: list[int], 
             if twice := set(other.heads) & set(heads):
                 raise EditNotHonored(
                     f"{point.name}: an open block edits head {min(twice)} there already; give all senders of a "
-                    "receiver in one block, and measure edges outside it"
+                    f"receiver in one block, and measure edges outside it{naming_open_blocks()}"
                 )
 
 

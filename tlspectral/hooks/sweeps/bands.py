@@ -18,7 +18,7 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import IntactRun
-from tlspectral.selection import Heads, heads_by_layer, whole_number
+from tlspectral.selection import Heads, counted, heads_by_layer
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.progress import bar
@@ -96,10 +96,7 @@ def band_effects(
     effects of the three bands do not add up to that of the head. Where `random_overlap` is near 1, as in a head with
     one dominant frequency, a random set is almost the band itself and cannot serve as a control.
     """
-    number = whole_number(draws)
-    if number is None or number < 0:
-        raise ValueError(f"draws is a number of random sets per band, 0 or more; found {draws!r}")
-    draws, view = number, attention_view(model)
+    draws, view = counted(draws, 0, "draws is how many random sets each band has"), attention_view(model)
     by_layer = heads_by_layer(view, heads)
     for layer in by_layer:
         geometry = view.rotary(layer)

@@ -42,7 +42,7 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.continued_runs import continued_run
 from tlspectral.models.running.partial_runs import IntactRun
-from tlspectral.selection import Heads, heads_by_layer, whole_number
+from tlspectral.selection import Heads, counted, heads_by_layer
 from tlspectral.tables.head_columns import HEAD, PART
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement
@@ -352,9 +352,7 @@ def _check(part: Part, control: Any, draws: Any, screen: Any) -> int | None:
         raise ValueError(f"control must be None or 'random', not {control!r}")
     if draws is not None and control is None:
         raise ValueError(f"draws={draws} is of control='random': give that too")
-    number = whole_number(draws)
-    if draws is not None and (number is None or number < 1):
-        raise ValueError(f"draws must be 1 or more, a whole number, not {draws!r}")
+    number = None if draws is None else counted(draws, 1, "draws is how many controls each effect has")
     if screen not in (None, "gradient"):
         raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
     if screen is not None and (

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.models.hooking.hooks_on_model import open_blocks
+from tlspectral.models.hooking.hooks_on_model import naming_open_blocks
 from tlspectral.models.hooking.pass_checks import judged
 
 Quantity = Literal[
@@ -117,9 +117,7 @@ def nearest_bound(
     allowed = absolute + relative * of_size
     if not found <= allowed:
         compared = where if isinstance(where, str) else where[index]
-        blocks = "; ".join(f"{block} is open: close it where that is not meant" for block in open_blocks())
         raise error(
-            f"{compared} by {found:.2e} (allowed {allowed:.2e}, largest {of_size:.3g}); {advice}"
-            f"{'; ' * bool(blocks)}{blocks}"
+            f"{compared} by {found:.2e} (allowed {allowed:.2e}, largest {of_size:.3g}); {advice}{naming_open_blocks()}"
         )
     return found, allowed

@@ -89,6 +89,11 @@ def open_blocks(model: Any = None) -> list[Any]:
     return [block for use in mine for block in use.open.values() if block is not None]
 
 
+def naming_open_blocks() -> str:
+    """Return the end of a message that names the blocks that the user has open; empty where none is."""
+    return "".join(f"; {block} is open: close it where that is not meant" for block in open_blocks())
+
+
 def autocast_of(model: Any) -> list[str]:
     """Return the kinds of device on which `torch.autocast` is on, of that of a model and the CPU."""
     kinds = dict.fromkeys((next(model.parameters()).device.type, "cpu"))
@@ -313,6 +318,14 @@ def warn_of_hooks(model: Any) -> None:
             "that is not meant, take them off by model.reset_hooks(including_permanent=True), those of PyTorch by "
             "remove() of their handles; where it is, put them on by `with model.hooks(...)`"
         )
+
+
+def not_without_hooks(model: Any, otherwise: str) -> str:
+    """Return the advice where a run differs from what the weights give: the user's hooks, `otherwise` where none is."""
+    names = [*user_hooks(model)]
+    return (
+        f"hooks are on the model, at {', '.join(names[:_NAMED])}: take them off and check again" if names else otherwise
+    )
 
 
 def _hooks_by_name(model: Any) -> Iterator[tuple[str, list[bool]]]:

@@ -6,7 +6,7 @@ layers and parts for images or sound change nothing that is measured.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -143,14 +143,45 @@ def avoid_lost_cache(model: Any) -> None:
     )
 
 
-def require_filled(report: Mapping[str, Any], name: str) -> None:
-    """Refuse a model with weights that its files lack, by what transformers reports of the load. Raises BadWeights."""
+def require_filled(report: Mapping[str, Any], model: Any, name: str, stored: Iterable[str] = ()) -> None:
+    """Refuse a model with weights that its files lack, by what transformers reports of the load. Raises BadWeights.
+
+    `stored` are the names of tensors in the files that fit no parameter. `model` is of the class that was loaded.
+    """
     lost = sorted(map(str, report["missing_keys"])) + sorted(map(str, report["mismatched_keys"]))
-    if lost:
-        raise BadWeights(
-            f"{name} lacks {len(lost)} of the weights that its config asks for, such as {lost[0]}; they would be left "
-            "random. Fetch it again"
-        )
+    if not lost:
+        return
+    other = [one for one in model.config.architectures or () if one != type(model).__name__]
+    why = _wrapped(lost, stored) or "Fetch it again, or compare its config.json with the published one"
+    if other:
+        why = f"Its config.json says that they are of a {other[0]}: load the language model that it was made from"
+    raise BadWeights(
+        f"{name} lacks {len(lost)} of the weights that its config asks for, such as {lost[0]}; they would be left "
+        f"random. {why}"
+    )
+
+
+def _wrapped(parameters: Collection[str], stored: Iterable[str]) -> str:
+    """Return what a wrapper (torch.compile, DDP, FSDP, peft) put into names of tensors; empty where none did.
+
+    Some words stand in front of names of parameters, or some that no parameter has stand within: in all names that
+    hold them.
+    """
+    names = [name.split(".") for name in stored]
+    known = {word for parameter in parameters for word in parameter.split(".")}
+    for name in names:
+        starts = [at for at in range(1, len(name)) if ".".join(name[at:]) in parameters]
+        front, within = name[: starts[0]] if starts else [], {word for word in name if word not in known}
+        for words, meant in (
+            (front, [one[len(front) :] for one in names if one[: len(front)] == front]),
+            (within, [[word for word in one if word not in within] for one in names if within & {*one}]),
+        ):
+            if words and all(".".join(one) in parameters for one in meant):
+                return (
+                    f"The names in its files hold {'.'.join(words)}, such as {'.'.join(name)}, as a wrapper of the "
+                    "model puts it there: save the model without the wrapper, or take it out of the names"
+                )
+    return ""
 
 
 def _unplaced(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
@@ -223,10 +254,14 @@ def unused_weights(model: nn.Module, names: Iterable[str], read: Callable[[str],
                 f"layer {block[1]} is in the files of {who} ({stored}), and config.json says that there are "
                 f"{getattr(config, 'num_hidden_layers', 0)} layers; correct num_hidden_layers there"
             )
+        wrapped = _wrapped(model.state_dict(), unused)
         raise BadWeights(
-            f"{who}: its files hold {stored}, which fits no parameter of the model of config.json. Without it another "
-            "model would be measured. Correct config.json (model_type, biases, norms), or remove the tensor from the "
-            "files if it is no part of the model"
+            f"{who}: its files hold {stored}, which fits no parameter of the model of config.json. "
+            + (
+                wrapped
+                or "Without it another model would be measured. Correct config.json (model_type, biases, norms), or "
+                "remove the tensor from the files if it is no part of the model"
+            )
         )
     return list(unused)
 

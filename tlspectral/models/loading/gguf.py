@@ -144,7 +144,7 @@ def convert(source: Source, file: Path, folder: Path) -> None:
                 auto.from_pretrained, source, file.parent, config=config, output_loading_info=True, **options
             )
             tokenizer = from_files(transformers.AutoTokenizer.from_pretrained, source, file.parent, gguf_file=file.name)
-        require_filled(report, str(file))
+        require_filled(report, model, str(file))
         # The weights are plain float32 now, but the model is still marked as quantised, which prevents saving.
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config

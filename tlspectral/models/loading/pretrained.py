@@ -57,9 +57,11 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
         require_room(empty, room, f"config.json of {name}")
         unused = unused_weights(empty, stored, lambda tensor: stored_tensor(stored[tensor], tensor), name)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True, **given}
+    if dtype is torch.float64:
+        options["experts_implementation"] = "eager"  # kernels of grouped experts have no float64
     with one_load_at_a_time:
         model, report = from_files(auto.from_pretrained, source, folder, config=config, **options)
-    require_filled(report, name)
+    require_filled(report, model, name, unused)
     require_tied(model, name)
     model = with_head(model)
     if not model.config.architectures:

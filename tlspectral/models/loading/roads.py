@@ -64,6 +64,8 @@ def _copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str
     _check_weights(given, name)
     copied = copy_of_object(given, name, dtype=dtype).eval()
     copied.config._attn_implementation = "eager"
+    if next(copied.parameters()).dtype is torch.float64:
+        copied.config._experts_implementation = "eager"  # kernels of grouped experts have no float64
     if dtype is not None:
         copied.config.dtype = dtype
     return with_head(copied), {"model": name, "revision": None, **commit}

@@ -23,6 +23,12 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         raise UnsupportedArchitecture(
             f"layer {layer}: the attention is {cfg.attention_dir}; only causal decoders are read"
         )
+    if cfg.positional_embedding_type == "shortformer":
+        raise UnsupportedArchitecture(
+            f"layer {layer}: positional_embedding_type='shortformer' adds positions to what queries and keys read and "
+            "not to the residual stream, so that a score is bilinear in stream + positions; scores of the stream alone "
+            "are read"
+        )
     require_unclipped(getattr(cfg, "clip_qkv", None), layer)
     block = model.blocks[layer]
     attention = block.attn

@@ -59,8 +59,7 @@ def given_prompts(prompts: Any) -> Any:
     if isinstance(prompts, Mapping):
         return _batch(prompts)
     if isinstance(prompts, Tensor) or (hasattr(prompts, "__array__") and np.asarray(prompts).dtype.kind in "biufc"):
-        tokens = numbers(prompts)
-        return tokens[None] if tokens.ndim == 1 else tokens
+        return _rows(numbers(prompts))
     listed = list(np.asarray(prompts)) if hasattr(prompts, "__array__") and np.ndim(prompts) else prompts
     listed = list(listed) if _listed(listed) else []
     if not listed:
@@ -118,7 +117,13 @@ def _batch(batch: Mapping[str, Any]) -> Any:
         return {name: torch.nn.utils.rnn.pad_sequence(one, batch_first=True) for name, one in both.items()}
     except TypeError as error:
         raise TypeError(f"{FORMS}; input_ids and attention_mask: {error}") from error
-    return {name: values[None] if values.ndim == 1 else values for name, values in given.items()}
+    return {name: _rows(values) for name, values in given.items()}
+
+
+def _rows(values: Tensor) -> Tensor:
+    if values.ndim == 0:
+        raise TypeError(f"{FORMS}; found one number, {values.item()}")
+    return values[None] if values.ndim == 1 else values
 
 
 def whole(values: Tensor) -> bool:

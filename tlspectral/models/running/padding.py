@@ -120,7 +120,7 @@ def positions_in(lengths: Int[Tensor, "sequences"], given: Any, what: str) -> In
     return torch.where(positions < 0, positions + ends, positions).long().cpu()
 
 
-def probe_tokens(d_vocab: int, length: int = 4) -> Int64[Tensor, "1 pos"]:
+def probe_tokens(d_vocab: int, length: int) -> Int64[Tensor, "1 pos"]:
     """Return a short prompt from the middle of the vocabulary: TransformerLens masks leading pad tokens, of low ids."""
     return (d_vocab // 2 + torch.arange(length))[None] % d_vocab
 

@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.selection import counted
 
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
 NEWLINE = re.compile(r"\r\n?|\n")
@@ -84,9 +85,9 @@ def text_tokens(
     if tokenizer is None:
         raise ValueError("this model has no tokenizer, so text cannot be read: pass token ids, [sequences, pos]")
     documents = _documents(text)
+    n_sequences = counted(n_sequences, 1, "n_sequences is how many rows are cut from text")
+    sequence_length = counted(sequence_length, 2, "sequence_length is how many tokens a row has")
     width = min(sequence_length, view.n_ctx) - 1
-    if width < 1 or n_sequences < 1:
-        raise ValueError(f"found {n_sequences} sequences of {width + 1} tokens: at least one of two tokens is needed")
     separator = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     ids: list[int] = []
     for document in documents:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
+from tlspectral.errors import require_package
 from tlspectral.stats.values import complete_rows, table_columns
 from tlspectral.tables.html_summary import html_summary
 
@@ -111,6 +112,7 @@ def nested_r_squared(
 
 def _fit(y: Float64[np.ndarray, "rows"], predictors: Float64[np.ndarray, "rows columns"]) -> Any:
     # statsmodels takes most of a second to import, which `import tlspectral.stats` should not cost.
+    require_package("statsmodels", "A regression", "./studies, in a clone of the repository")
     from statsmodels.regression.linear_model import OLS
 
     with warnings.catch_warnings():

@@ -7,6 +7,7 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Bool, Float64
 
+from tlspectral.errors import require_package
 from tlspectral_studies.fingerprint.replication.sentences.sentence import LEVEL
 from tlspectral_studies.fingerprint.statistics import mann_whitney
 
@@ -89,6 +90,7 @@ def models_power(n: int) -> str:
 def holm(pvalues: Float64[np.ndarray, "tests"]) -> Float64[np.ndarray, "tests"]:
     """p-values adjusted for their family by Holm's step-down procedure; a NaN, a test without data, counts as 1."""
     # statsmodels takes most of a second to import, which the other commands of the study should not cost.
+    require_package("statsmodels", "A correction by Holm", "./studies, in a clone of the repository")
     from statsmodels.stats.multitest import multipletests
 
     return np.asarray(multipletests(np.where(np.isnan(pvalues), 1.0, pvalues), method="holm")[1])
