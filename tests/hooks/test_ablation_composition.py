@@ -152,7 +152,9 @@ def test_a_second_block_on_one_head_is_refused_alike(backend, name, first, secon
     model = shared(backend, name)
     with (
         ablate(model, "L0", first),
-        pytest.raises(EditNotHonored, match=rf"L0H1: an `ablate` block on L0H0, .* \({first}\) is open, and {second}"),
+        pytest.raises(
+            EditNotHonored, match=rf"L0H1: an `ablate` context on L0H0, .* \({first}\) is open, and {second}"
+        ),
         ablate(model, [(1, 0), (0, 1)], second),
     ):
         pass
@@ -186,14 +188,14 @@ def test_pairs_of_one_head_in_two_blocks_add_up_where_none_is_in_both():
 
 def test_a_check_that_fails_in_an_open_block_names_it():
     model = shared("bridge", "llama")
-    open_block = r"an `ablate` block on L0H1 \({}\) is open: close it where that is not meant"
-    named = open_block.format("symmetric")
+    open_context = r"an `ablate` context on L0H1 \({}\) is open: close it where that is not meant"
+    named = open_context.format("symmetric")
     with ablate(model, "L0H1", "symmetric"), pytest.raises(ScoreMismatch, match=named) as raised:
         tls.verify_scores(model)
     assert "hooks are on the model, at blocks.0.attn" in str(raised.value)
     assert "bilinear" not in str(raised.value)  # the model's attention is
     with ablate(model, "L0H1", "output", into={"q": "L1H0"}):
-        with pytest.raises(EditNotHonored, match=open_block.format("output")):
+        with pytest.raises(EditNotHonored, match=open_context.format("output")):
             tls.ablation_sweep(model, "symmetric")  # it skips layer 0, which the block reads
-        with pytest.raises(EditNotHonored, match=open_block.format("output")):
+        with pytest.raises(EditNotHonored, match=open_context.format("output")):
             tls.edge_effects(model, "L1H0.q")

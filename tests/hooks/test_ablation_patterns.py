@@ -130,7 +130,7 @@ def test_two_blocks_on_one_head_are_refused(name):
     second = ablate(model, ["L0H1", "L0H2"], "antisymmetric")
     with (
         ablate(model, "L0H1", "symmetric"),
-        pytest.raises(EditNotHonored, match=r"L0H1: an `ablate` block on L0H1 \(symmetric\) is open"),
+        pytest.raises(EditNotHonored, match=r"L0H1: an `ablate` context on L0H1 \(symmetric\) is open"),
         second,
     ):
         pass

@@ -78,7 +78,9 @@ def test_a_reset_of_hooks_inside_is_an_error_at_the_end(backend, name):
                 model.reset_hooks()
                 seen.append(logits(model))
 
-        with pytest.raises(EditNotHonored, match=r"taken off .* before the end of the block .*blocks\.0.* reset_hooks"):
+        with pytest.raises(
+            EditNotHonored, match=r"taken off .* before the end of the context .*blocks\.0.* reset_hooks"
+        ):
             reset()
         assert not torch.equal(seen[0], plain)
         assert torch.equal(seen[1], plain)
@@ -139,10 +141,10 @@ def test_a_copy_made_inside_a_block_says_so(backend, name, part):
         make, arguments = packed.__reduce__()
         copies = copy.deepcopy(model), make(*arguments)
         for copied in copies:
-            with pytest.raises(EditNotHonored, match=r"copied inside an `ablate` block.*copy the model before"):
+            with pytest.raises(EditNotHonored, match=r"copied inside an `ablate` context.*copy the model before"):
                 logits(copied)
     for copied in copies:
-        with pytest.raises(EditNotHonored, match="copied inside an `ablate` block"):
+        with pytest.raises(EditNotHonored, match="copied inside an `ablate` context"):
             logits(copied)
     assert torch.equal(logits(model), plain)
     assert torch.equal(logits(copy.deepcopy(model)), plain)

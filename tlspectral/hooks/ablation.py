@@ -15,8 +15,8 @@ from tlspectral.hooks.capture import HeadCapture
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Output, Part, PartName, part_of
 from tlspectral.hooks.probe import require_writes
-from tlspectral.models.hooking.hooks_on_model import Hook, OfQueries, exclusive, hooks_on, open_blocks, seen_at
-from tlspectral.models.hooking.interrupts import interruptible, uninterrupted_block
+from tlspectral.models.hooking.hooks_on_model import Hook, OfQueries, exclusive, hooks_on, open_contexts, seen_at
+from tlspectral.models.hooking.interrupts import interruptible, uninterrupted_context
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_stream
 from tlspectral.models.running.key_value_cache import generating_without_cache
@@ -33,7 +33,7 @@ def ablate(
     into: Receivers | None = None,
     task: Any = None,
 ) -> AbstractContextManager[Any]:
-    """Remove a part of the given heads inside a `with` block; the model is as before when the block ends.
+    """Remove a part of the given heads inside a context; the model is as before when the context ends.
 
     `tlspectral.hooks.parts` has the parts: `"symmetric"` (M_S), `"antisymmetric"` (M_A), `"rope_phase"` (Im(M_t)) and
     `"output"` by name, and as values with settings `RopePhase`, `Symmetric`, `Antisymmetric`, `Band`, `Output`,
@@ -44,18 +44,18 @@ def ablate(
     distance, and with Im(M_t) they sum to the score; `"symmetric_static"` and `"antisymmetric_static"` are those of the
     matrix M at distance 0, which do not (`parts.Symmetric`).
 
-    `generate`, `generate_stream` and `hf_generate` run without their key/value cache inside the block, whatever
+    `generate`, `generate_stream` and `hf_generate` run without their key/value cache inside the context, whatever
     `use_past_kv_cache` says: cached keys are those of earlier positions alone, and a part needs the queries too. The
     text is the same.
 
     Biases, ALiBi, windows and masks stay as they are, unless a part's `include_bias` adds the bias terms. Works with
     `run_with_cache`, `run_with_hooks`, gradients and hooks of your own: enter it after hooks that edit queries and
-    keys, which it then sees. Two blocks on different heads act like one on both. A second block on the same head is
+    keys, which it then sees. Two contexts on different heads act like one on both. A second context on the same head is
     refused, on every backend, unless the two provably add up: M_S, M_A and Im(M_t) of one head, or rotary pairs of
     which none is in both, where the layer exposes its scores and has no softcap; or other positions (`at`). Ctrl-C
-    leaves nothing on the model. Heads, part, receivers and task are checked at the call, the model as the block begins;
-    a block that is never entered warns. A copy of the model that is made inside the block cannot be run: copy it
-    outside.
+    leaves nothing on the model. Heads, part, receivers and task are checked at the call, the model as the context
+    begins; a context that is never entered warns. A copy of the model that is made inside the context cannot be run:
+    copy it outside.
 
     **Edges.** With `into`, the heads run as they are, and the part is taken away only in what the receivers read. What
     removing the part changes of the residual stream is measured at the heads, the norm behind an attention held at its
@@ -67,13 +67,13 @@ def ablate(
     a head. "Fingerprint, Not Blueprint" leaves the mediated phase ablation to future work.
 
     Args:
-        model: a TransformerBridge or HookedTransformer; the block's `as` target.
+        model: a TransformerBridge or HookedTransformer; the context's `as` target.
         heads: "L5H1", (5, 1), a table row, "L5" for all heads of a layer, a list of these over any layers, or a
             DataFrame with `layer` and `head`; an empty list changes nothing.
         part: what is removed: a value of `tlspectral.hooks.parts`, or one without settings by name or symbol.
         into: receivers, `"L18H6.q"`, `"L18KV2.k"`, a list of them or `{"k": heads}`, each in a later layer than all of
             `heads`. None: no edge; the part is removed from the model.
-        task: the prompts that the block runs, all at once: of a part with `at`, whose positions count from the end of
+        task: the prompts that the context runs, all at once: of a part with `at`, whose positions count from the end of
             each prompt or have a name; or of an `Output`, which takes from them, or from their pairs if it has no
             `replace` and they have pairs. Prompts stand from the first token of the run on, as in `evaluate`.
 
@@ -86,13 +86,14 @@ def ablate(
             of a part in blocks, or a receiver that reads before a head writes.
         EditNotHonored: the model discards the edit, or its scores are not those of the operators; the model is given a
             key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off
-            inside the block, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
-            thread opens a block on the model or runs it while a block is open.
-        EditNotHonored, as the block begins: another open block removes a part of one of these heads, and the two need
+            inside the context, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
+            thread opens a context on the model or runs it while a context is open.
+        EditNotHonored, as the context begins: another open context removes a part of one of these heads, and the two
+        need
             not add up.
         EditNotHonored, for an edge, as the model runs: a later hook edits z or the output of attention at a head; a
             receiver does not read the residual stream as the operators do; the pass skips a head (as a sweep does); or
-            two open blocks have one receiver.
+            two open contexts have one receiver.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
             3; `attrs["rotary_valid_up_to"]` of the head table); one sequence that is its own reference; sequences
             to resample that are of another length; tokens that are not those of the prompt of a part in blocks; or no
@@ -112,16 +113,16 @@ def ablate(
         ...     round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
         1.7
     """
-    return _block(model, _checked(model, heads, part, into, task))
+    return _context(model, _checked(model, heads, part, into, task))
 
 
-@uninterrupted_block(
-    "`tls.ablate` made a block that was never entered, so nothing is removed: write `with tls.ablate(...):`"
+@uninterrupted_context(
+    "`tls.ablate` made a context that was never entered, so nothing is removed: write `with tls.ablate(...):`"
 )
-def _block(model: Any, asked: "_Asked") -> Iterator[Any]:
-    with exclusive(asked.view.model, block=asked):
+def _context(model: Any, asked: "_Asked") -> Iterator[Any]:
+    with exclusive(asked.view.model, asked=asked):
         with interruptible():
-            asked.require_apart([other for other in open_blocks(model) if other is not asked])
+            asked.require_apart([other for other in open_contexts(model) if other is not asked])
             hooks = asked.hooks()
         # An edited pattern is handed on to all that reads it, hooks that were there before among them. Of embeddings
         # those of the run's tokens are read, not those that other hooks make of them.
@@ -213,7 +214,7 @@ class _Asked:
     ends: list[Any] | None
 
     def __str__(self) -> str:
-        return f"an `ablate` block on {self._heads()} ({self.part.name})"
+        return f"an `ablate` context on {self._heads()} ({self.part.name})"
 
     def __repr__(self) -> str:
         read = "" if self.ends is None else f", in what {', '.join(end.receiver.name for end in self.ends)} read"
@@ -238,15 +239,15 @@ class _Asked:
         return f"{owner.said}, {removed}"
 
     def require_apart(self, others: Iterable["_Asked"]) -> None:
-        """Refuse a head of which another open block removes a part that need not add up. Raises EditNotHonored."""
+        """Refuse a head of which another open context removes a part that need not add up. Raises EditNotHonored."""
         for other in others:
             for layer, heads in self.by_layer.items():
                 both = {*heads} & {*other.by_layer.get(layer, ())}
                 whole = self.ends is None and other.ends is None
                 if both and whole and not _add_up(self.view, layer, self.part, other.part):
                     raise EditNotHonored(
-                        f"{head_name(layer, min(both))}: {other} is open, and {self.part.name} that a second block "
-                        "takes from this head need not add up with that: close the first block"
+                        f"{head_name(layer, min(both))}: {other} is open, and {self.part.name} that a second context "
+                        "takes from this head need not add up with that: close the first context"
                     )
 
     def hooks(self) -> list[Hook]:

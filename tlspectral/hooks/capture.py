@@ -212,7 +212,7 @@ class HeadCapture:
         off, size = (x.detach().flatten(2).norm(dim=-1) for x in (rebuilt - z.to(rebuilt), z.to(rebuilt)))
         said = (
             f"layer {self.layer.layer}: the z of this run is not that of its own scores and values; they differ",
-            "enter the block after all hooks that edit scores, patterns, values or z of this layer (attention sinks "
+            "enter the context after all hooks that edit scores, patterns, values or z of this layer (attention sinks "
             "are not modelled)",
         )
         if delegated:
@@ -225,7 +225,7 @@ class HeadCapture:
         return (
             f"layer {self.layer.layer}: this bridge computes attention itself, and its {what} of heads {self.heads} is "
             "not that of attention over this run's own keys; they differ",
-            "look for a key/value cache (run with use_past_kv_cache=False), padding, or another hook or open block "
+            "look for a key/value cache (run with use_past_kv_cache=False), padding, or another hook or open context "
             "that edits these heads, or ablate on another backend",
         )
 

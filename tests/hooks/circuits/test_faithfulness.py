@@ -264,8 +264,8 @@ def test_a_gap_without_shares_is_refused_with_what_was_found(planted, pairs, met
     with pytest.raises(ValueError, match=f"no share of their gap is a number. {said}"):
         tls.faithfulness(planted, ranked(planted, task_of(planted))[1], task)
     if pairs == 8 and metric is None:
-        open_block = r"`ablate` block on L0H0 \(output\) is open"
-        with tls.ablate(planted, "L0H0", "output"), pytest.raises(ValueError, match=f"tells apart; an {open_block}"):
+        open_context = r"`ablate` context on L0H0 \(output\) is open"
+        with tls.ablate(planted, "L0H0", "output"), pytest.raises(ValueError, match=f"tells apart; an {open_context}"):
             tls.faithfulness(planted, ranked(planted, task_of(planted))[1], task)
 
 

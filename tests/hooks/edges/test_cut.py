@@ -217,7 +217,7 @@ def test_two_open_blocks_on_one_receiver_are_refused(backend, name):
         with_edge(model, [other], "output", f"L{layer}H0.k")
 
 
-SECOND = r"an open block edits head 0 there already; give all senders of a receiver in one block, and"
+SECOND = r"an open context edits head 0 there already; give all senders of a receiver in one context, and"
 
 
 def test_no_table_of_edges_under_an_open_block_on_its_receiver():
@@ -409,14 +409,14 @@ def test_an_input_that_is_not_read_from_the_stream_is_refused(backend, name, wha
     for tokens in (zoo.prompt(), zoo.prompt(length=1)):
         if len(tokens[0]) == 1 and what == "v":
             continue  # of one token an edit cannot be told from a bias, which a value has no record of
-        # After the block has seen the stream, another hook changes it.
+        # After the context has seen the stream, another hook changes it.
         with (
             ablate(model, senders, "output", into=into_of(layer, head, what)),
             model.hooks(fwd_hooks=[(names["residual"], lambda x, hook: x + torch.linspace(0, 3, x.shape[-1]) * x)]),
             pytest.raises(EditNotHonored, match=message),
         ):
             logits(model, tokens)
-    # Before the block it is what the layer reads.
+    # Before the context it is what the layer reads.
     with model.hooks(fwd_hooks=[(names["residual"], lambda x, hook: 0.5 * x)]):
         with_edge(model, senders, "output", into_of(layer, head, what))
 
@@ -438,7 +438,7 @@ def test_edits_of_a_sender_stand_in_front_of_the_block(backend, name):
         late = pytest.raises(EditNotHonored, match=f"layer {senders[0][0]}: the attention adds something else than")
         with ablate(model, senders, part, **into), edit(), late:
             logits(model)
-    # In front of the block: of the output it is what is measured; parts of scores are no longer those of z.
+    # In front of the context: of the output it is what is measured; parts of scores are no longer those of z.
     with moved_z():
         with_edge(model, senders, "output", into_of(layer, head, "k"))
         with pytest.raises(EditNotHonored, match="is not that of"):

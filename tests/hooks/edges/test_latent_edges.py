@@ -84,7 +84,7 @@ def test_keys_and_values_can_be_cut_in_two_blocks_and_one_receiver_in_one_alone(
     with ablate(model, [SENDER], "output", into="L1KV0.k"), ablate(model, [SENDER], "output", into="L1KV0.v"):
         found = with_edge(model, "L1H0.q")
     assert torch.equal(found, expected)
-    second = "an open block edits head .* there already"
+    second = "an open context edits head .* there already"
     for what in "qkv":
         into = f"L1H1.{what}"
         with ablate(model, [SENDER], "output", into=into):

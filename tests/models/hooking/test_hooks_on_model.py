@@ -52,7 +52,7 @@ def test_threads_that_ablate_one_model_leave_no_hook(backend, name):
 
 @some_models
 def test_while_a_block_is_open_other_threads_are_refused(backend, name):
-    """A second block, a run of this package and a plain pass, which would be ablated without knowing it."""
+    """A second context, a run of this package and a plain pass, which would be ablated without knowing it."""
     model = getattr(zoo, backend)(name)
     plain, before = logits(model), state_of(model)
 

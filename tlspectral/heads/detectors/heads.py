@@ -179,7 +179,7 @@ def detect_heads(
         TypeError, ValueError: prompts that cannot be read (see `Task`), or a pattern that is no matrix.
         UnsupportedArchitecture: the model exposes no attention pattern; with `null_draws`, a layer cannot be read.
         ScoreMismatch: with `null_draws`, a layer's pattern is not that of its weights (learned sinks, hooks or an
-            `ablate` block).
+            `ablate` context).
 
     What it does not establish: on random sequences, what the head does on text; on any, that the model needs it, or
     that the head looks for the token and not for its content. Errors say nothing of other prompts or another seed of

@@ -155,7 +155,7 @@ def measured_kernels(
         if "scores" not in names and names["z"] in hooked:
             raise EditNotHonored(
                 f"layer {layer}: this bridge computes attention itself and an ablation edits z, so there are no "
-                f"ablated scores to read; take the hooks off {names['z']} (leave the `ablate` block)"
+                f"ablated scores to read; take the hooks off {names['z']} (leave the `ablate` context)"
             )
     kernels = [LayerKernels(view, layer, heads, back) for layer, heads in chosen.items()]
     if isinstance(reference, PackedTokens):

@@ -156,7 +156,7 @@ def _fixed_queries(
         pattern.dtype,
         "scores",
         f"layer {index}: the attention pattern rebuilt from the folded weights differs from the model's own",
-        "its null cannot be drawn: leave `ablate` blocks, and take off hooks that edit queries, keys, scores or the "
+        "its null cannot be drawn: leave `ablate` contexts, and take off hooks that edit queries, keys, scores or the "
         "pattern, or set null_draws=0",
         ScoreMismatch,
     )

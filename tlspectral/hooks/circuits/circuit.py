@@ -16,7 +16,7 @@ from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.hooks.off_target import off_target_tasks
-from tlspectral.models.hooking.hooks_on_model import naming_open_blocks, warn_of_hooks
+from tlspectral.models.hooking.hooks_on_model import naming_open_contexts, warn_of_hooks
 from tlspectral.selection import counted, naming_nodes
 from tlspectral.stats.ratio import ratio_interval
 from tlspectral.tables.measurement import Measurement
@@ -219,7 +219,7 @@ def faithfulness(
         raise ValueError(
             f"{pairs.sequences.name}: the value is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
             f"counterfactual prompts, so that no share of their gap is a number. The gap is {gap:.2g}{found}"
-            f"{naming_open_blocks()}"
+            f"{naming_open_contexts()}"
         )
     total = int(graph.possible.sum())
     rows: list[dict[str, Any]] = []

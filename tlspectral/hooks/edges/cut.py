@@ -22,7 +22,7 @@ from tlspectral.hooks.capture import HeadCapture, acts_first
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.tolerances import require_close
-from tlspectral.models.hooking.hooks_on_model import Hook, holding, naming_open_blocks
+from tlspectral.models.hooking.hooks_on_model import Hook, holding, naming_open_contexts
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.mlp import MlpReads, mlp_reads
 from tlspectral.models.stream.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
@@ -47,7 +47,7 @@ class Cut(NamedTuple):
 
 @dataclass
 class EdgeRun:
-    """What the senders of one block take out of the residual stream, by thread (of its current run) and layer.
+    """What the senders of one context take out of the residual stream, by thread (of its current run) and layer.
 
     `senders` are heads by layer.
     """
@@ -72,7 +72,7 @@ class EdgeRun:
             raise EditNotHonored(
                 f"layer {layer}: what the heads of layer {at} write was not seen in this run, so it cannot be taken "
                 "out: that layer was skipped (by a sweep, which replays later layers alone, or by start_at_layer), or "
-                f"some hooks of the ablation were taken off the model{naming_open_blocks()}"
+                f"some hooks of the ablation were taken off the model{naming_open_contexts()}"
             )
         return torch.stack([part.to(x.device) for part in removed.values()]).sum(0)
 
@@ -115,7 +115,7 @@ class EdgeSender:
             "stream",
             f"layer {self.ablation.layer.layer}: the attention adds something else than was measured at its heads; "
             "they differ",
-            "enter the block after hooks and ablations that edit z or the output of attention in this layer",
+            "enter the context after hooks and ablations that edit z or the output of attention in this layer",
             EditNotHonored,
         )
 
@@ -167,7 +167,7 @@ class EdgeReceiver(HeadCapture):
                 for head in heads
             ],
             "a change of the stream cannot be carried to it: look for hooks that edit the input of attention or its "
-            "norm, and enter the block after hooks that edit the residual stream, queries, keys or values",
+            "norm, and enter the context after hooks that edit the residual stream, queries, keys or values",
             EditNotHonored,
         )
 
@@ -184,9 +184,9 @@ class EdgeReceiver(HeadCapture):
 
 
 def refuse_open_receivers(points: Iterable[Any], what: Input, heads: list[int], of: EdgeReceiver | None = None) -> None:
-    """Refuse queries, keys or values that another open block edits too. Raises EditNotHonored.
+    """Refuse queries, keys or values that another open context edits too. Raises EditNotHonored.
 
-    `points` are hook points of a layer, `heads` the receivers that are meant, and `of` the block that asks.
+    `points` are hook points of a layer, `heads` the receivers that are meant, and `of` the context that asks.
     """
     for point in points:
         for handle in getattr(point, "fwd_hooks", ()):
@@ -195,8 +195,8 @@ def refuse_open_receivers(points: Iterable[Any], what: Input, heads: list[int], 
                 continue
             if twice := set(other.heads) & set(heads):
                 raise EditNotHonored(
-                    f"{point.name}: an open block edits head {min(twice)} there already; give all senders of a "
-                    f"receiver in one block, and measure edges outside it{naming_open_blocks()}"
+                    f"{point.name}: an open context edits head {min(twice)} there already; give all senders of a "
+                    f"receiver in one context, and measure edges outside it{naming_open_contexts()}"
                 )
 
 

@@ -28,7 +28,7 @@ class Output(Part):
         replace: what z becomes: `"zero"`; its `"mean"` over sequences, at each position where the run has the
             reference's length, else over all positions too; `"resample"`, its z on another sequence of that length, the
             same one in every head; or `"counterfactual"`, its z on the pair of each prompt, which a task with
-            `counterfactual=` has, and which is the reference of an `ablate` block: a prompt for each row of the run.
+            `counterfactual=` has, and which is the reference of an `ablate` context: a prompt for each row of the run.
             None: `"counterfactual"` for a task of pairs, in sweeps and `ablate(task=)`, else `"zero"`.
         reference: prompts that means and other sequences come from, in any form that a `Task` takes; they are run once,
             under the hooks on the model by then. None: the sequences of each run itself (in a sweep those of the task),

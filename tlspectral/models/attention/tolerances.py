@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.models.hooking.hooks_on_model import naming_open_blocks
+from tlspectral.models.hooking.hooks_on_model import naming_open_contexts
 from tlspectral.models.hooking.pass_checks import judged
 
 Quantity = Literal[
@@ -107,7 +107,7 @@ def nearest_bound(
 
     Absolute differences between two routes to a quantity are each judged by themselves, by the quantity's size, as
     `NOISE` has it, and the type that the model stores it in. The message begins with `where`, which says what differs
-    from what (for all, or for each difference), and ends with `advice` and the names of open `ablate` blocks.
+    from what (for all, or for each difference), and ends with `advice` and the names of open `ablate` contexts.
     """
     absolute, relative = noise_of(what, stored)
     difference, size = (each.detach().cpu().double() for each in (difference, size))
@@ -118,6 +118,7 @@ def nearest_bound(
     if not found <= allowed:
         compared = where if isinstance(where, str) else where[index]
         raise error(
-            f"{compared} by {found:.2e} (allowed {allowed:.2e}, largest {of_size:.3g}); {advice}{naming_open_blocks()}"
+            f"{compared} by {found:.2e} (allowed {allowed:.2e}, largest {of_size:.3g}); "
+            f"{advice}{naming_open_contexts()}"
         )
     return found, allowed

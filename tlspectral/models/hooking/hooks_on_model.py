@@ -28,7 +28,7 @@ Hook = tuple[str, Callable[..., Any]]
 class _Use:
     """Which thread uses a model now, None when it is free, and the contexts of that thread that are open.
 
-    Of a `with` block of the user it is known what the block does, of others None. While there is such a block, other
+    Of a context of the user it is known what it does, of others None. While one is open, other
     threads are refused instead of waiting. `evaluating`: the thread has set the model to evaluation mode.
     """
 
@@ -50,17 +50,17 @@ _uses: WeakKeyDictionary[Any, _Use] = WeakKeyDictionary()
 _uses_lock = Lock()
 _PATIENCE = 0.2  # seconds that a thread waits for a model before it looks whether it was interrupted
 _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
-_ADVICE = "give each thread a copy of the model (copy.deepcopy, outside of any block), or run all of it in one thread"
+_ADVICE = "give each thread a copy of the model (copy.deepcopy, outside of any context), or run all of it in one thread"
 _NAMED = 6  # hook points in a warning
 _LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", "tlspectral.spectral_rope.")
 
 
 @uninterrupted
-def exclusive(model: Any, *, block: Any = None) -> Iterator[None]:
+def exclusive(model: Any, *, asked: Any = None) -> Iterator[None]:
     """Let this thread alone run a model; others wait. The same thread may enter again.
 
-    While a `block` of the user is open (which says by `str` what it does), others are refused by EditNotHonored, since
-    code in it may wait for them.
+    While a context of the user is open (`asked` says by `str` what it does), others are refused by EditNotHonored,
+    since code in it may wait for them.
     """
     thread, context = get_ident(), object()
     with _uses_lock:
@@ -70,28 +70,28 @@ def exclusive(model: Any, *, block: Any = None) -> Iterator[None]:
             while use.thread not in (None, thread):
                 if any(one is not None for one in use.open.values()):
                     raise EditNotHonored(
-                        f"{model_name(model)}: another thread has an `ablate` block open on this model, and hooks act "
-                        f"in every thread that runs it; {_ADVICE}"
+                        f"{model_name(model)}: another thread has an `ablate` context open on this model, and hooks "
+                        f"act in every thread that runs it; {_ADVICE}"
                     )
                 use.changed.wait(_PATIENCE)
                 with interruptible():
                     pass
             use.thread = thread
-            use.open[context] = block
+            use.open[context] = asked
         yield
 
 
-def open_blocks(model: Any = None) -> list[Any]:
-    """Return the blocks of the user that this thread has open on a model, or (None) on any, in the order of entry."""
+def open_contexts(model: Any = None) -> list[Any]:
+    """Return the contexts of the user that this thread has open on a model, or (None) on any, in the order of entry."""
     with _uses_lock:
         uses = [*_uses.values()] if model is None else [_uses[model]] if model in _uses else []
     mine = (use for use in uses if use.thread == get_ident())
-    return [block for use in mine for block in use.open.values() if block is not None]
+    return [asked for use in mine for asked in use.open.values() if asked is not None]
 
 
-def naming_open_blocks() -> str:
-    """Return the end of a message that names the blocks that the user has open; empty where none is."""
-    return "".join(f"; {block} is open: close it where that is not meant" for block in open_blocks())
+def naming_open_contexts() -> str:
+    """Return the end of a message that names the contexts that the user has open; empty where none is."""
+    return "".join(f"; {one} is open: close it where that is not meant" for one in open_contexts())
 
 
 def autocast_of(model: Any) -> list[str]:
@@ -182,7 +182,7 @@ class HookOfThread:
 
 
 class _HookOfCopy:
-    """A hook of a model that was sent to another process while a block was open: it acts in workers of ours alone."""
+    """A hook of a model that was sent to another process while a context was open: it acts in workers of ours alone."""
 
     def __init__(self, model: str, placed: Callable[..., Any]):
         self.model, self.placed = model, placed
@@ -214,10 +214,10 @@ class _AtPoint:
 
 
 def refuse_copy(model: str, *given: Any, **named: Any) -> Any:
-    """Refuse a run of a copy that was made while hooks of a block were on the model. Raises EditNotHonored."""
+    """Refuse a run of a copy that was made while hooks of a context were on the model. Raises EditNotHonored."""
     raise EditNotHonored(
-        f"{model}: this model was copied inside an `ablate` block, whose hooks are on the copy: copy the model before "
-        "the block"
+        f"{model}: this model was copied inside an `ablate` context, whose hooks are on the copy: copy the model "
+        "before the context"
     )
 
 
@@ -233,7 +233,8 @@ def hooks_on(
     the points named in `ahead` they act before the hooks that are there, elsewhere after them.
 
     Raises:
-        EditNotHonored: another thread has an `ablate` block open; a pass of another thread met one of the hooks (raised
+        EditNotHonored: another thread has an `ablate` context open; a pass of another thread met one of the hooks
+        (raised
             there); or a hook was taken off before the end (not raised over another exception).
     """
     level = next(_levels)
@@ -250,9 +251,9 @@ def hooks_on(
     if lost:
         raise EditNotHonored(
             f"{model_name(model)}: {len(lost)} of the {len(placed)} hooks were taken off the model before the end of "
-            f"the block (the first at {lost[0]}), so that later runs in it were without them; do not call reset_hooks "
-            "inside the block. run_with_hooks and run_with_cache, and `with model.hooks(...)`, take off their own "
-            "hooks alone"
+            f"the context (the first at {lost[0]}), so that later runs in it were without them; do not call "
+            "reset_hooks inside the context. run_with_hooks and run_with_cache, and `with model.hooks(...)`, take off "
+            "their own hooks alone"
         )
 
 
@@ -309,8 +310,8 @@ def user_hooks(model: Any) -> dict[str, int]:
 
 
 def warn_of_hooks(model: Any) -> None:
-    """Warn of a user's hooks that no open block holds, such as a forgotten `add_hook`: they act in what is measured."""
-    left = [name for name, of_blocks in _hooks_by_name(model) if not all(of_blocks)]
+    """Warn of hooks of the user that no context holds, such as a forgotten `add_hook`: they act in measurements."""
+    left = [name for name, of_contexts in _hooks_by_name(model) if not all(of_contexts)]
     if left:
         names = ", ".join(left[:_NAMED]) + (f" and {len(left) - _NAMED} others" if len(left) > _NAMED else "")
         warn_caller(
@@ -329,7 +330,7 @@ def not_without_hooks(model: Any, otherwise: str) -> str:
 
 
 def _hooks_by_name(model: Any) -> Iterator[tuple[str, list[bool]]]:
-    """Yield the name of a hook point or module and its user's hooks: of each, whether it is of a `with` block."""
+    """Yield the name of a hook point or module and its user's hooks: of each, whether it is of a context."""
     if not any(_hooks_of(module) for module in modules_of(model)):  # names take six times as long
         return
     points = {id(point): name for name, point in model.hook_dict.items()}
@@ -342,16 +343,16 @@ def _hooks_by_name(model: Any) -> Iterator[tuple[str, list[bool]]]:
 
 
 def _hooks_of(module: Any) -> list[bool]:
-    """Return of each hook of the user on a module whether it is of a `with` block."""
+    """Return of each hook of the user on a module whether it is of a context."""
     if not module._forward_pre_hooks and not module._forward_hooks:
         return []
     handles = {handle.hook.id: handle for handle in getattr(module, "fwd_hooks", ())}
     placed: list[tuple[Any, bool]] = [(hook, False) for hook in module._forward_pre_hooks.values()]
     for key, hook in module._forward_hooks.items():
         handle = handles.get(key)
-        of_block = getattr(handle, "context_level", None) is not None
-        placed.append((getattr(handle, "user_hook", None) or hook, of_block))
-    return [of_block for hook, of_block in placed if not of_a_library(hook)]
+        of_context = getattr(handle, "context_level", None) is not None
+        placed.append((getattr(handle, "user_hook", None) or hook, of_context))
+    return [of_context for hook, of_context in placed if not of_a_library(hook)]
 
 
 def of_a_library(hook: Callable[..., Any]) -> bool:

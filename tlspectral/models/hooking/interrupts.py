@@ -29,15 +29,15 @@ def uninterrupted(
     """Make a context manager of a generator function, as `contextlib.contextmanager` does, with SIGINT held back.
 
     It is held back while the context is entered and left, in the main thread, where Python handles signals; a part of
-    the entry that takes long goes into `interruptible`. Inside the `with` block SIGINT acts as without it.
+    the entry that takes long goes into `interruptible`. Inside the context SIGINT acts as without it.
     """
     return _entered_later(function, None)
 
 
-def uninterrupted_block(
+def uninterrupted_context(
     unentered: str,
 ) -> Callable[[Callable[_Arguments, Iterator[_Value]]], Callable[_Arguments, AbstractContextManager[_Value]]]:
-    """Do as `uninterrupted` for a `with` block of the user; `unentered` is the warning where it is never entered."""
+    """Do as `uninterrupted` for a context of the user; `unentered` is the warning where it is never entered."""
     return partial(_entered_later, unentered=unentered)
 
 
@@ -113,7 +113,7 @@ class _Uninterrupted(UserBlock):
         self._make, self._context, self.unentered = make, make(), unentered
 
     def __repr__(self) -> str:
-        """A block of the user is what it was asked for, its last argument."""
+        """A context of the user is what it was asked for, its last argument."""
         given = getattr(self._make, "args", ())
         return super().__repr__() if self.unentered is None or not given else repr(given[-1])
 
