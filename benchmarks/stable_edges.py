@@ -37,6 +37,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
@@ -291,18 +292,36 @@ STEPS: dict[str, Callable[[Pairs, Terms], pd.DataFrame]] = {
 
 
 def print_page() -> None:
-    """Print the tables of the page and draw its figure."""
+    """Print the tables of the page from what has been measured, and draw the overlap over the number of pairs."""
     found = pd.read_csv(FOLDER / "planted.csv")
     found["right"], found["found"] = found["planted"] / found["n"].where(found["n"] > 0), found["planted"] / 7
     table = found.groupby(["method", "pairs", "choice"], sort=False)[["n", "right", "found", "no_effect"]].mean()
     print(table.round(2).to_string())
     for what in STEPS:
-        for name in ("smollm2-135m", "gemma3-270m"):
-            for task in TASKS:
-                file = FOLDER / f"{name}-{task.replace(' ', '-')}-{what}.csv"
-                keys = [key for key in ("chosen", "pairs", "choice") if key in pd.read_csv(file)]
-                print(f"\n{what}: {name}, {task}")
-                print(pd.read_csv(file).groupby(keys, sort=False).mean(numeric_only=True).round(3).to_string())
+        for file in sorted(FOLDER.glob(f"*-{what}.csv")):
+            rows = pd.read_csv(file)
+            keys = [key for key in ("chosen", "pairs", "choice") if key in rows]
+            print(f"\n{file.stem}\n{rows.groupby(keys, sort=False).mean(numeric_only=True).round(3).to_string()}")
+            if what == "faithfulness":
+                of = rows.pivot_table(index=["chosen", "split", "direction"], columns="choice", values="faithfulness")
+                less = (of["stable"] - of["as many largest"]).groupby("chosen").agg(["mean", "sem"])
+                print(f"stable less as many largest\n{less.round(3).to_string()}")
+    files = sorted(FOLDER.glob("*-overlap.csv"))
+    figure, axes = plt.subplots(1, len(files), figsize=(4.2 * len(files) + 1, 4), sharey=True, squeeze=False)
+    for ax, file in zip(axes.flat, files, strict=True):
+        rows = pd.read_csv(file)
+        for choice, style in (("largest", "o-"), ("as many largest", "s--"), ("stable", "^-")):
+            of = rows[rows["choice"] == choice].groupby("pairs")
+            label = "50 largest" if choice == "largest" else choice
+            ax.errorbar(of["jaccard"].mean().index, of["jaccard"].mean(), of["jaccard"].std(), fmt=style, label=label)
+        ax.axhline(STABLE, color="0.7", lw=0.8)
+        ax.set(xscale="log", xticks=SIZES, xlabel="pairs in each of two disjoint samples")
+        ax.set_xticklabels(map(str, SIZES))
+        ax.set_title(file.stem.removesuffix("-overlap"), fontsize=10)
+    axes[0, 0].set_ylabel("Jaccard index of what both choose")
+    axes[0, 0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig("docs/images/stable_edges.png", dpi=110)
 
 
 def main(what: str, out: Path = Path("out/stable_edges")) -> None:
