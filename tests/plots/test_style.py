@@ -37,7 +37,7 @@ DRAWS = [[0.1, 0.2, 0.3], [0.0] * 3, None]
 CONTROLLED = plotted_tables.SWEEP.assign(control_p=[0.25, 1.0, np.nan], control_draws=DRAWS)
 ONE_PANEL = {
     "circuit": (lambda **ax: plots.circuit(EDGES, **ax), "L1KV0"),
-    "faithfulness": (lambda **ax: plots.faithfulness(CURVE, **ax), "share of the score gap carried"),
+    "faithfulness": (lambda **ax: plots.faithfulness(CURVE, **ax), "share of the gap carried"),
     "ablation_effects": (
         lambda **ax: plots.ablation_effects(CONTROLLED, plotted_tables.HEADS, **ax), "control_p",
     ),

@@ -14,7 +14,7 @@ FEWEST_DRAWS = 19
 """Draws of the control that `excess_z` takes at least: its standard deviation is that of the draws."""
 
 _COLUMNS = (
-    ("delta", "of the metric", "Score without the part less the intact score, mean over the sequences of {task}."),
+    ("delta", "of the metric", "Value without the part less the intact value, mean over the sequences of {task}."),
     ("delta_se", "of the metric", "Standard error of {name}_delta over the sequences of {task}."),
     ("control_p", "probability", "As control_p, on {task}: of the same draws of the control."),
     ("excess_z", "SD of draws", "As excess_z, on {task}: of the same draws of the control."),

@@ -168,7 +168,7 @@ def edge_effects(
         in common (Jaccard index, mean of 100 splits), so that it is of half as many pairs; `overlap_quarter`; and
         `overlap_extrapolated`, of two samples as large as this one, and `units_extrapolated`, how many distinct pairs
         would give .9, which follow from both by a power law and have no error. `units` says what was drawn: `"pairs"`,
-        `"blocks"` of them where estimates take more than 1 GiB, or `"all"`: a metric whose score of a prompt depends on
+        `"blocks"` of them where estimates take more than 1 GiB, or `"all"`: a metric whose value of a prompt depends on
         other prompts has no estimate per pair, and `estimate_se` and `selected` are NaN.
 
     Raises:

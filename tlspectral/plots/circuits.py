@@ -72,7 +72,7 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
         axes.fill_between(edges["share"], edges["low"], edges["high"], color=BLUE, alpha=0.15, linewidth=0)
     axes.set_xscale("log")
     axes.set_xlabel("share of all edges that are kept")
-    axes.set_ylabel("share of the score gap carried")
+    axes.set_ylabel("share of the gap carried")
     dress(axes)
     band = ", band: 95 % over pairs" if {"low", "high"} <= set(edges) and edges["low"].notna().any() else ""
     note = f"{table.attrs['n_pairs']} pairs{band}" if "n_pairs" in table.attrs else None
@@ -126,7 +126,7 @@ def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
     axes.set(xlabel="sender", ylabel="receiver", ylim=(len(down), 0))
     dress(axes)
     axes.tick_params(labelsize=8)
-    colour_bar(figure, colours, axes, "change of the score when it is cut", whole=False)
+    colour_bar(figure, colours, axes, "change of the metric when it is cut", whole=False)
     legend_below(figure, [], [note], ax=ax)
     return figure
 

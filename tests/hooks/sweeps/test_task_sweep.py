@@ -158,5 +158,5 @@ def test_harm_is_ranked_by_what_is_better():
     with pytest.raises(ValueError, match="say with small= what a small effect is"):
         tls.hooks.summarize_sweep(table, heads)
     unsaid = sweep(model, task=tls.Task(UNEQUAL, accuracy, predict=-1), heads=["L0H0", "L0H1"])
-    with pytest.raises(ValueError, match="does not say whether a higher score is better"):
+    with pytest.raises(ValueError, match="does not say whether a higher value is better"):
         tls.hooks.summarize_sweep(unsaid, heads, small=0.05)

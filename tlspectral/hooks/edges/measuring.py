@@ -85,7 +85,7 @@ def edges_between(
 class Prepared:
     """Runs that edges are measured after, and the positions of writes that edges carry, by name.
 
-    `intact` is the run to go on from, with the score of each sequence; None where attention is measured.
+    `intact` is the run to go on from, with the value of each sequence; None where attention is measured.
     """
 
     run: CachedRun
@@ -153,7 +153,7 @@ def edge_columns(
 
 
 def _task_deltas(edges: list[Edge], sequences: TaskSequences, draws: int, prepared: Prepared) -> Deltas:
-    """Return the score with each edge cut, less the intact one."""
+    """Return the value with each edge cut, less the intact one."""
     assert prepared.intact is not None
     intact, values = prepared.intact
     reading = readers(intact.view, edges[0].end.receiver.layer, edges[0].end.receiver.input)

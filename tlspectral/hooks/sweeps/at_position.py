@@ -1,4 +1,4 @@
-"""Scores without a part of each head at one position of each sequence: queries from there on are run alone.
+"""Values without a part of each head at one position of each sequence: queries from there on are run alone.
 
 What a head writes at the position is computed without the part from one run of its layer, for all heads together. It is
 then put in the place of what the head writes in runs that begin at that layer and position, several in a batch.

@@ -41,7 +41,7 @@ BAND_EFFECTS = Schema(
                              |               | middle or low.
             first            | index         | The band's first frequency, the head's pairs sorted from fast to slow.
             last             | index         | The band's last frequency in that order.
-            delta            | of the metric | Score without the band's contribution to the scores less the intact one.
+            delta            | of the metric | Value without the band's contribution to the scores less the intact one.
             delta_se         | of the metric | Standard error of delta over sequences, paired with the intact run.
             score_rms        | logit         | RMS of the band's contribution to the scaled scores over unmasked pairs.
             random_delta     | of the metric | As delta, mean over random sets of frequencies. NaN without a set, as

@@ -1,4 +1,4 @@
-"""Scores without a part of each head of one layer or of sets of heads, and their controls.
+"""Values of a metric without a part of each head of one layer or of sets of heads, and their controls.
 
 The control of a part of the scores is a random part of the same RMS. That of what is removed as a whole, a head's
 output or its attention to far keys, is other heads. Blocks are replayed from the layer, several heads in a batch.
@@ -37,7 +37,7 @@ SETS = 19
 
 @dataclass(frozen=True)
 class LayerEffects:
-    """Scores of a model with a layer's heads ablated; `controls` with a random part of equal size removed instead.
+    """Values of a metric with a layer's heads ablated; `controls` with a random part of equal size removed instead.
 
     `score_rms` is the root mean square of the removed part, over the unmasked pairs of a sequence and then over
     sequences, in HRM also over the times that the layer runs; NaN for a part of the mask or of z.
@@ -126,7 +126,7 @@ class LayerReplays:
         return replaced
 
     def effects(self, values: Float64[Tensor, "replays sequences"]) -> LayerEffects:
-        """Return the scores of all replays by head."""
+        """Return the values of all replays by head."""
         shape = (len(self.heads), self.draws + 1, len(self.sequences.tokens))
         by_head = values.view(shape).numpy()
         squares = (self.squares / self.view.blocks[self.layer].runs).view(shape)
@@ -154,7 +154,7 @@ def effects_of(
     values: Float64[np.ndarray, "*rows sequences"],
     intact_value: Float64[np.ndarray, "sequences"],
 ) -> Float64[np.ndarray, "*rows sequences"]:
-    """Return scores less the intact ones, exactly 0 where the pair that a settled part takes from is the prompt.
+    """Return values less the intact ones, exactly 0 where the pair that a settled part takes from is the prompt.
 
     Batches of other sizes round otherwise there.
     """
@@ -172,7 +172,7 @@ def effect_rows(
     seed: int,
     distinct: Int[np.ndarray, "sequences"] | None,
 ) -> pd.DataFrame:
-    """Return rows of a sweep: what names them, scores and effects, and the control where it has draws.
+    """Return rows of a sweep: what names them, values and effects, and the control where it has draws.
 
     Equal sequences, which have one number in `distinct`, are one observation.
     """
@@ -302,7 +302,7 @@ def set_table(
 def _values(
     bound: Mapping[int, Any], intact: IntactRun, sequences: TaskSequences, chosen: HeadSet
 ) -> Float64[np.ndarray, "one sequences"]:
-    """Return the score of each sequence without a part of a set of heads; it is bound to all heads of their layers."""
+    """Return the value of each sequence without a part of a set of heads; it is bound to all heads of their layers."""
     view = intact.view
     by_layer: dict[int, list[int]] = {}
     for layer, head in chosen:

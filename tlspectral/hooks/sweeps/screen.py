@@ -25,10 +25,10 @@ def gradient_screen(
     by_layer: dict[int, list[int]],
     part: Part,
 ) -> pd.DataFrame:
-    """Estimate what removing `part` from each head alone would add to the score.
+    """Estimate what removing `part` from each head alone would add to the metric.
 
     With a factor g on the difference D that an ablation adds to a head's scores S, the estimate is the derivative of
-    the score in g at g = 0, `sum over entries of (dL/dS) D`: one forward and one backward pass for all heads
+    the metric in g at g = 0, `sum over entries of (dL/dS) D`: one forward and one backward pass for all heads
     (attribution patching: Nanda 2023), and for a metric that gets all prompts at once one more forward pass. No
     gradient reaches the model's parameters. A part of the mask (`LongRange`) takes keys away, so that no difference of
     scores is finite; there g is on the difference of the head's output z.

@@ -62,7 +62,7 @@ def summarize_sweep(
     * `sum`: of the effects of all heads.
     * `share_small`: share of heads with an absolute effect below `small`.
     * `detector_rank`: rank (1 is best) of the head whose ablation does the most harm (raises a loss the most, or lowers
-      a score of which more is better) among all heads by `prev`, `dup`, `ind`. `note` names the head.
+      a metric of which more is better) among all heads by `prev`, `dup`, `ind`. `note` names the head.
     * `effect_rank`: the same asked the other way round: rank of the strongest head by `prev`, `dup` or `ind` among all
       measured heads by harm.
     * `rank_correlation`: Spearman of the effect with `dir_frac`, `D_head`, `rope_imag_frac` and `prev`, none of fewer
@@ -80,7 +80,7 @@ def summarize_sweep(
 
     Raises:
         ValueError: no sweep, a head that `heads` lacks, one that is in a part twice, heads of another model, no `small`
-            for a metric without a usual one, or a task that does not say whether a higher score is better.
+            for a metric without a usual one, or a task that does not say whether a higher value is better.
 
     What it does not establish: that heads without effect do nothing, or that a column predicts which head matters: over
     one model this is one observation of circuits, not many. Intervals are not over models or tasks; where the sums per
@@ -105,13 +105,13 @@ def summarize_sweep(
 
 
 def _scale(attrs: Any, small: float | None) -> tuple[float, int]:
-    """Return what a small effect is, and 1 where a higher score is worse, -1 where it is better."""
+    """Return what a small effect is, and 1 where a higher value is worse, -1 where it is better."""
     if "task" not in attrs:
         raise ValueError("the table does not hold its task (pd.concat drops attrs): give the sweeps as a list")
     task, higher_is_better = attrs["task"], attrs.get("higher_is_better")
     if higher_is_better is None:
         raise ValueError(
-            f"the sweep's task ({task}) does not say whether a higher score is better, so harm cannot be ranked: give "
+            f"the sweep's task ({task}) does not say whether a higher value is better, so harm cannot be ranked: give "
             "tls.Task(..., higher_is_better=True or False)"
         )
     if small is None and task not in _SMALL_EFFECT:

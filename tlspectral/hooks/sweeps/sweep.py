@@ -1,4 +1,4 @@
-"""`ablation_sweep`: the score of the model without a part of one head, head by head."""
+"""`ablation_sweep`: the value of a metric without a part of one head, head by head."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,8 +65,8 @@ ABLATION_SWEEP = Schema(
         PART,
         *columns("""
             position? | label         | Where the part was removed, as it was asked for. With at=.
-            value     | of the metric | Score of the model without the part of this one head, mean over sequences.
-            delta     | of the metric | value less the intact score; of a loss, positive where the part helped.
+            value     | of the metric | Value of the metric without the part of this one head, mean over sequences.
+            delta     | of the metric | value less the intact one; of a loss, positive where the part helped.
             delta_se  | of the metric | Standard error of delta over sequences, paired with the intact run; NaN for one.
             delta_p   | probability   | Two-sided p of no effect by sign flips: exact to 13 sequences, else 9,999 draws.
             score_rms | logit         | RMS of what was removed from the scaled scores, over unmasked pairs of tokens;
@@ -100,7 +100,7 @@ def ablation_sweep(
     n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Remove `part` from one head at a time and score the model each time (FP sections 5 and 8).
+    """Remove `part` from one head at a time and evaluate the model each time (FP sections 5 and 8).
 
     Residual streams of an intact run are stored, and an ablation in layer l runs only block l and the later ones; the
     numbers are those of whole forward passes under `ablate`. Hooks on the model stay in force.
@@ -376,7 +376,7 @@ def _said(view: AttentionView, sequences: TaskSequences) -> dict[str, Any]:
 
 
 def _intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any]:
-    """Return the intact score, of a part's table."""
+    """Return the intact value, of a part's table."""
     intact = MetricValue(np.array(table.attrs["intact_per_sequence"]), distinct=sequences.distinct)
     return {"intact_value": intact.value, "intact_value_se": intact.se}
 
