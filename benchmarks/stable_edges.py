@@ -317,6 +317,7 @@ def print_page() -> None:
         ax.axhline(STABLE, color="0.7", lw=0.8)
         ax.set(xscale="log", xticks=SIZES, xlabel="pairs in each of two disjoint samples")
         ax.set_xticklabels(map(str, SIZES))
+        ax.minorticks_off()
         ax.set_title(file.stem.removesuffix("-overlap"), fontsize=10)
     axes[0, 0].set_ylabel("Jaccard index of what both choose")
     axes[0, 0].legend(frameon=False)

@@ -1,6 +1,7 @@
 """Figures of ablations: every head and offset is drawn where the table says."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from figure_parts import part, said
 from plotted_tables import HEADS, KERNELS, SWEEP
@@ -42,6 +43,14 @@ def test_every_draw_of_the_control_is_seen_beside_its_head(part_name, said_of):
     assert texts.pop("control_p") > 1
     assert texts == {"\N{LESS-THAN OR EQUAL TO} 1/20": 0, "0.20": 1}
     assert said_of in said(figure)
+
+
+def test_sets_stand_by_their_names_beside_random_sets():
+    sets = pd.DataFrame({"layer": -1, "head": -1, "name": ["ind", "prev"], "part": "output", "delta": [-2.0, 0.1]})
+    sets = sets.assign(delta_se=0.1, control_p=[0.25, 0.5], control_draws=[[0.1, 0.2, 0.3]] * 2)
+    figure = ablation_effects(sets, HEADS)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["prev", "ind"]
+    assert "3 random sets of the same layers" in said(figure)
 
 
 @pytest.mark.parametrize("with_ablated", [False, True])

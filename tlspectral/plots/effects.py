@@ -18,13 +18,13 @@ _COLUMNS = 3
 def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Draw the change of a metric when a part of each head is removed, least first, beside every draw of its control.
 
-    A grey tick is a random part of equal size (of outputs, another head of the layer), the bar from the least to the
-    largest of them; a red dot outside of the bar did more than any. `control_p` stands at the right, as "<= 1/20" where
-    it is as small as 19 draws allow. The error of the red dot is over sequences. Draws share the sequences, so their
-    spread is that of the parts.
+    A grey tick is a random part of equal size (of outputs, another head of the layer; of sets, another set), the bar
+    from the least to the largest of them; a red dot outside of the bar did more than any. `control_p` stands at the
+    right, as "<= 1/20" where it is as small as 19 draws allow. The error of the red dot is over sequences. Draws share
+    the sequences, so their spread is that of the parts.
 
     Args:
-        sweep: of `ablation_sweep`; heads without a measured effect are left out.
+        sweep: of `ablation_sweep`, of heads or of sets of them; heads without a measured effect are left out.
         heads: of `analyze_heads` or `detect_heads`, for the previous-token score, which is written after each name.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
@@ -35,7 +35,9 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     for the number of heads.
     """
     require(sweep, ("layer", "head", "name", "part", "delta", "delta_se"), "ablation_sweep")
-    table = sweep.dropna(subset="delta").merge(heads[["layer", "head", "prev"]], on=["layer", "head"])
+    table = sweep.dropna(subset="delta").merge(heads[["layer", "head", "prev"]], on=["layer", "head"], how="left")
+    is_set = table["head"] < 0
+    table = table[is_set | table["prev"].notna()]
     if table.empty:
         raise ValueError("no head has a measured effect and a row in the table of heads")
     table = table.sort_values("delta", ignore_index=True, ascending=False)
@@ -47,12 +49,14 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     if n_draws:
         of_heads = table["part"].iloc[0] in ("output", "long_range")
         what = "other heads of the layer" if of_heads else "random parts of equal size"
+        what = "random sets of the same layers" if is_set.any() else what
         handles = [(_draw_control(axes, table), f"{n_draws} {what}, from the least to the largest")]
         _write_pvalues(axes, table["control_p"], n_draws)
     replaced = f" ({sweep.attrs['replace']})" if "replace" in sweep.attrs else ""
     dots = axes.errorbar(table["delta"], heights, xerr=table["delta_se"], fmt="o", color=_ABLATED, zorder=4)
     handles.insert(0, (dots[0], f"{table['part'].iloc[0]} removed{replaced}"))
-    names = [f"{name}  (prev {prev:.2f})" for name, prev in zip(table["name"], table["prev"], strict=True)]
+    named = zip(table["name"], table["prev"], strict=True)
+    names = [name if np.isnan(prev) else f"{name}  (prev {prev:.2f})" for name, prev in named]
     axes.set_yticks(heights, names)
     axes.set_ylim(-0.7, len(table) - 0.3)
     task = sweep.attrs.get("task", "induction")
