@@ -2,7 +2,7 @@
 
 EAP is Syed et al. 2023 ("Attribution Patching Outperforms Automated Circuit Discovery"), EAP-IG Hanna et al. 2024
 ("Have Faith in Faithfulness"), whose gradients are a mean over inputs between the two prompts. EAP-QK takes attention
-anew, see `circuits.patterns`.
+anew, see `circuits.query_key_estimates`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,12 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits.pairs import Pairs
-from tlspectral.hooks.circuits.patterns import attention_effects, attention_of, gradient_of_attention, taken_anew
+from tlspectral.hooks.circuits.query_key_estimates import (
+    attention_effects,
+    attention_of,
+    gradient_of_attention,
+    taken_anew,
+)
 from tlspectral.hooks.edges.cut import Reader
 from tlspectral.hooks.edges.measuring import ReceiverLayer
 from tlspectral.hooks.edges.senders import READ_POINTS

@@ -13,7 +13,7 @@ import tlspectral as tls
 from tlspectral.errors import ScoreMismatch
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
-from tlspectral.hooks.circuits.patterns import taken_anew
+from tlspectral.hooks.circuits.query_key_estimates import taken_anew
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.running import batches
 
