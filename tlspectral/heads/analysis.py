@@ -77,7 +77,7 @@ def analyze_heads(
             With `detectors=False` a folder of safetensors or a hub model is read from its files instead, layer by
             layer, without loading it: queries, keys and norms, from the hub only their files. Architectures:
             `models.checkpoints.layers.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual
-            streams. `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256` is of these.
+            streams. `outside_m, self_match, copying, positivity` are NaN, and `weights_sha256` is of what was read.
         heads: heads to tabulate, as in `ablate`: `"L5H1"`, `"L5"` for all of a layer, `"L-1"` for the last one, or a
             list of these; None for all. Their rows are those of the whole table, but `D_head_pct` is the percentile
             among them. Of a model that is read from its files only their layers are read.
