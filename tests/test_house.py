@@ -325,6 +325,22 @@ def test_public_names_are_sorted_importable_and_documented():
         _ = tlspectral.analyse_heads
 
 
+WITHOUT_AN_EXAMPLE = {"SpectralHookedTransformer"}
+"""Public names whose docstring has no example at its head: TransformerLens 4 has no HookedTransformer to run one on."""
+
+
+def test_public_docstrings_have_an_example_within_fifteen_lines():
+    """Which runs, as those of all docstrings do (`tests/test_docs_code.py`)."""
+    public = {name: getattr(tlspectral, name) for name in tlspectral.__all__}
+    heads = {
+        name: "\n".join((inspect.getdoc(one) or "").splitlines()[:15])
+        for name, one in public.items()
+        if inspect.isfunction(one) or inspect.isclass(one)
+    }
+    assert len(heads) > 20
+    assert {name for name, head in heads.items() if ">>> " not in head} == WITHOUT_AN_EXAMPLE
+
+
 IN_ROOMS = {
     "hooks": ("band_effects", "check_hook", "receivers", "summarize_sweep"),
     "heads": ("copying_scores", "qk_penalty"),

@@ -64,16 +64,20 @@ def analyze_heads(
 ) -> pd.DataFrame:
     """One row per attention head: the spectrum of its norm-folded QK operator against the matched random null.
 
+    >>> import tlspectral as tls
+    >>> heads = tls.analyze_heads(tls.load_model("tiny-rope"), null_draws=2, n_sequences=8)
+    >>> heads.loc[heads["ind"] > 0.5, "name"].tolist()
+    ['L1H0', 'L1H1', 'L1H2', 'L1H3']
+
     The operators are first checked against the model's own attention scores (`verify_scores`); a model that they do not
     reproduce gets no table. The model is not changed.
 
     Args:
         model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path for `load_model`.
             With `detectors=False` a folder of safetensors or a hub model is read from its files instead, layer by
-            layer, without loading it: of each layer queries, keys and norms; from the hub only the files that hold
-            them. Architectures: `models.checkpoints.layers.STREAMED_MODEL_TYPES`. Each layer's scores are checked
-            on random residual streams. `outside_m, self_match, copying, positivity` are then NaN, and `weights_sha256`
-            is that of what was read.
+            layer, without loading it: queries, keys and norms, from the hub only their files. Architectures:
+            `models.checkpoints.layers.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual
+            streams. `outside_m, self_match, copying, positivity` are NaN, and `weights_sha256` is of what was read.
         heads: heads to tabulate, as in `ablate`: `"L5H1"`, `"L5"` for all of a layer, `"L-1"` for the last one, or a
             list of these; None for all. Their rows are those of the whole table, but `D_head_pct` is the percentile
             among them. Of a model that is read from its files only their layers are read.
@@ -94,16 +98,14 @@ def analyze_heads(
             content block by the `b` of the prompts' tokens, without the first, in place of that of white input.
         folder: only for a model that is read from its files: a folder for one file per layer. A run that
             was stopped is resumed from there and gives the same table.
-        n_jobs: worker processes, each on one thread: for the null, or for whole layers of a model that is read from
-            its files (these by joblib, or the backend of `joblib.parallel_config`, Dask included). The table is the
-            same for any number.
+        n_jobs: worker processes of one thread: for the null, or for whole layers of a model that is read from its files
+            (by joblib or the backend of `joblib.parallel_config`, Dask included). The table is the same for any number.
         seed: of the null and of the detector sequences.
 
     Returns:
         DataFrame sorted by layer and head with all columns of `tls.tables.describe_columns()`, NaN where a number was
-        not computed or has no meaning. `attrs` hold model, weights, versions, seeds and checks; and as `user_hooks`,
-        where there are any, the number of forward hooks of your own that were on the model, by hook point or module.
-        Such hooks act in the detectors.
+        not computed or has no meaning. `attrs` hold model, weights, versions, seeds and checks; and as `user_hooks`, if
+        any, the number of your own forward hooks on the model, by hook point or module; they act in the detectors.
 
     Raises:
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read; the message says where.

@@ -82,6 +82,11 @@ COMPARE_HEADS = Schema(
 def compare_heads(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Compare every head of model b with the same head of model a, and with noise.
 
+    >>> import tlspectral as tls
+    >>> a, b = (tls.analyze_heads(tls.load_model(name), null_draws=9) for name in ("tiny-rope", "tiny-rope-sym"))
+    >>> tls.compare_heads(a, b)[["name", "behaviour_of", "spectrum_of"]].iloc[0].tolist()
+    ['L1H2', 'ind', 'henrici']
+
     Args:
         a, b: tables of `analyze_heads` with the same settings, of two models of the same shape (a base model and its
             fine-tuned or quantised copy). Heads that only one of them has are left out, and so are columns that only

@@ -47,13 +47,16 @@ K_COMPOSITION = Schema(
 def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.DataFrame:
     """Score how strongly each head of an earlier layer can feed a receiver (Elhage et al. 2021; FP section 4).
 
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> tls.k_composition(model, "L1H0.k")["name"].iloc[0]  # what feeds its keys best
+    'L0H3'
+    >>> tls.k_composition(model).nlargest(3, "score")["name"].tolist()  # the strongest of all pairs of heads
+    ['L0H3', 'L0H3', 'L0H3']
+
     `score = ||M OV^T|| / (||M|| ||OV||)` for the keys of a head, with M^T in place of M for its queries and
     `||OV_earlier OV_head||` for its values; Frobenius norms, from thin factors alone. M is norm-folded, and OV, like M,
     is centred under LayerNorm. Both are those of the head that is named, also where heads share keys and values.
-
-        tls.k_composition(model, "L5H1.q")  # who feeds its queries
-        tls.k_composition(model, "L5H1")  # its keys: the same as "L5H1.k"
-        tls.k_composition(model).nlargest(10, "score")  # the strongest of all pairs of heads
 
     Args:
         model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path. A folder of

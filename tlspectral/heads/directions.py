@@ -88,8 +88,10 @@ def head_directions(
 ) -> pd.DataFrame:
     """Read the largest singular directions of a head's operator in words, beside random directions.
 
-        words = tls.head_directions(model, "L16H0", "qk")
-        words[words["qvalue"] < 0.05].groupby(["direction", "side"])["word"].agg(list)
+    >>> import tlspectral as tls
+    >>> words = tls.head_directions(tls.load_model("tiny-rope"), "L1H0", "qk", n_directions=1, n_words=2, draws=99)
+    >>> words[words["qvalue"] < 0.05].groupby(["direction", "side"])["token"].agg(lambda ids: ids.tolist()).tolist()
+    [[20, 7]]
 
     `"qk"`: of M = W_Q W_K^T, with the norms folded in, the left vector (`query`) and the right one (`key`). Two tokens
     that load with the same sign raise the score, with different signs they lower it. `"ov"`: of W_V W_O, the left

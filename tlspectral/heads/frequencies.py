@@ -33,6 +33,11 @@ FREQUENCY_TABLE = Schema(
 def frequency_table(model: Any) -> pd.DataFrame:
     """Norms of `Re M_t` and `Im M_t` for every head and rotary pair (FP section 7).
 
+    >>> import tlspectral as tls
+    >>> table = tls.frequency_table(tls.load_model("tiny-rope"))
+    >>> table.loc[table["name"] == "L0H3", "wavelength"].round().tolist()[:4]
+    [6.0, 20.0, 63.0, 199.0]
+
     Returns:
         DataFrame sorted by layer, head and frequency; layers without rotary positions have no rows. Columns: `layer,
         head, name, frequency, theta, wavelength, re_norm, im_norm, im_share`. `attrs` hold where the model came from,

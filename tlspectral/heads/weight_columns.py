@@ -64,8 +64,7 @@ def measure_heads(
 ) -> MeasuredHeads:
     """Compute the spectral and phase columns of a layer's heads, under the layer's index in the model.
 
-    The repeated keys are freed on return: only one layer's are in memory at a time. Without `moments`, `self_match` is
-    NaN.
+    The repeated keys are freed on return: only one layer's are held at a time. Without `moments`, `self_match` is NaN.
     """
     w_q, w_k = layer.operator_factors()
     metrics = head_metrics(w_q, w_k, storage_dtype=layer.storage_dtype, effective_dimension=layer.effective_dimension)
@@ -206,8 +205,7 @@ def read_streams(view: AttentionView, prompts: Any) -> ReadStreams:
 def position_directions(view: AttentionView) -> Float64[Tensor, "d_model directions"] | None:
     """Return the leading right singular vectors of the learned position embedding, at most 64.
 
-    None without learned positions. Under LayerNorm the embedding's rows are centred first, because the norm removes
-    their mean.
+    None without learned positions. Under LayerNorm the rows are centred first, because the norm removes their mean.
     """
     positions = view.position_embedding()
     if positions is None:

@@ -49,6 +49,12 @@ def head_history(
 ) -> HeadHistory:
     """The head table, the in-context score and K-composition at every checkpoint of a training.
 
+    >>> import tlspectral as tls
+    >>> models = ["tiny-rope-sym", "tiny-rope"]
+    >>> history = tls.head_history(models, null_draws=2, detectors=False)
+    >>> history.steps
+    ['tiny-rope-sym', 'tiny-rope']
+
     One checkpoint is in memory at a time, if they are given by name or as functions, or come from a generator. With
     `detectors=False`, no task and no blocks, folders of safetensors and hub models are read from their files, layer by
     layer, and never loaded (see `analyze_heads`, also for the columns that are then NaN). No file in a cache is
@@ -98,13 +104,6 @@ def head_history(
     order of two changes between the same two steps. Names have no order: figures and questions of formation need steps.
     The in-context score says nothing of copying alone: it falls as well when the first copy gets worse, and late in
     training it does, as a model that has learned text finds random tokens ever less likely. Read `second_copy_loss`.
-
-    Example:
-        >>> import tlspectral as tls
-        >>> models = ["tiny-rope-sym", "tiny-rope"]
-        >>> history = tls.head_history(models, null_draws=2, detectors=False)
-        >>> history.steps
-        ['tiny-rope-sym', 'tiny-rope']
     """
     if blocks is not None and not isinstance(blocks, BlockPrompt):
         raise TypeError(

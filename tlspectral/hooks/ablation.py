@@ -35,6 +35,16 @@ def ablate(
 ) -> AbstractContextManager[Any]:
     """Remove a part of the given heads inside a context; the model is as before when the context ends.
 
+    Example: in a model with an induction circuit, the previous-token head acts by the keys of the induction heads.
+
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
+    0.1
+    >>> with tls.ablate(model, "L0H3", "rope_phase", into={"k": "L1"}):
+    ...     round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
+    1.7
+
     `tlspectral.hooks.parts` has the parts: `"symmetric"` (M_S), `"antisymmetric"` (M_A), `"rope_phase"` (Im(M_t)) and
     `"output"` by name, and as values with settings `RopePhase`, `Symmetric`, `Antisymmetric`, `Band`, `Output`,
     `LongRange`, `Content`, `Position` and `Interaction`. The name says what is removed.
@@ -102,16 +112,6 @@ def ablate(
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
     size. An edge without effect does not say that the head does not matter to the receiver: paths over other heads and
     MLPs are not cut.
-
-    Example: in a model with an induction circuit, the previous-token head acts by the keys of the induction heads.
-
-        >>> import tlspectral as tls
-        >>> model = tls.load_model("tiny-rope")
-        >>> round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
-        0.1
-        >>> with tls.ablate(model, "L0H3", "rope_phase", into={"k": "L1"}):
-        ...     round(tls.tasks.induction_loss(model, n_sequences=20).value, 1)
-        1.7
     """
     return _context(model, _checked(model, heads, part, into, task))
 

@@ -84,6 +84,12 @@ def positional_symbolic(
 ) -> pd.DataFrame:
     """Positional and symbolic score of every head, or of every rotary frequency of every head, on prompts or a task.
 
+    >>> import tlspectral as tls, torch
+    >>> start, query, *blocks = torch.tensor([1]), torch.tensor([4]), *torch.tensor([[3, 13], [4, 14], [5, 15]])
+    >>> prompt = tls.positional.BlockPrompt(start, blocks, query)
+    >>> tls.positional_symbolic(tls.load_model("tiny-rope"), prompt)["s_sym"].round().tolist()
+    [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+
     Blocks i and j of the prompt swap, and the attention that its last token pays to the two slots is compared before
     and after: `s_pos` is high where it stays in the slots, `s_sym` where it follows the blocks. A slot is as long as
     the block in it, so a swap of blocks of unequal length shifts the tokens between them.

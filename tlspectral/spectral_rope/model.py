@@ -169,6 +169,11 @@ def to_spectral(
 ) -> Any:
     """A new model with learnable frequency, amplitude and phase per rotary pair ("Bifocal Attention", section 3).
 
+    >>> import tlspectral as tls, torch
+    >>> model, tokens = tls.load_model("tiny-rope"), torch.arange(2, 9)[None]
+    >>> tls.to_spectral(model)(tokens).equal(model(tokens))
+    True
+
     BA's "surgical integration": the model's own inverse frequencies (rope scaling included) are the start, and the new
     model's logits are checked to be the old one's to the bit. The argument is left as it was. With `heads` and
     `frequencies` some pairs are spectral and the rest stay geometric: BA's two modalities in one model. Train it with

@@ -36,6 +36,13 @@ _NO_PARQUET = (pa.ArrowException, TypeError, ValueError, OverflowError, NotImple
 def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pandas: bool = True) -> None:
     """Write a table as parquet, with column docs and provenance in the schema metadata; as CSV to a name in .csv.
 
+    >>> import os, tempfile, tlspectral as tls
+    >>> table = tls.frequency_table(tls.load_model("tiny-rope"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     tls.write_table(table, f"{folder}/frequencies.csv")
+    ...     sorted(os.listdir(folder))
+    ['frequencies.columns.csv', 'frequencies.csv']
+
     `df.attrs["table"]`, which the functions of this package set, names the table. Its columns carry their docs as field
     metadata; other columns, and all columns of a frame without a name, are kept without. The schema's key `tlspectral`
     holds JSON: `format`, `provenance` (`df.attrs`) and `columns` (the docs by name). pandas keeps `attrs` through
@@ -159,6 +166,13 @@ def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Read a table that `write_table` wrote: the same values, dtypes, index and `df.attrs`.
+
+    >>> import tempfile, tlspectral as tls
+    >>> table = tls.frequency_table(tls.load_model("tiny-rope"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     tls.write_table(table, f"{folder}/frequencies.parquet")
+    ...     tls.read_table(f"{folder}/frequencies.parquet").equals(table)
+    True
 
     Args:
         path: the parquet file.

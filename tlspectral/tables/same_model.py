@@ -38,8 +38,7 @@ def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str
     `origin` is that of a model's view, or the `attrs` of a table; a message calls them `what`, and the heads `name`.
 
     Returns:
-        Why they could not be compared: hashes are missing or of other layers, or no name is known. Empty if they were
-        compared, and agree.
+        Why they could not be compared: hashes are missing or of other layers, or no name is known. Empty if they agree.
 
     Raises:
         ValueError: they differ.

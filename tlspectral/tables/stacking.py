@@ -19,8 +19,7 @@ def stacked(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
 def bundled(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Put several tables into one, which `unbundled` takes apart. At least one of them has rows.
 
-    The column `table` holds the names, `attrs["tables"]` the columns and dtypes. Index and `attrs` of the tables are
-    lost.
+    The column `table` holds the names, `attrs["tables"]` the columns and dtypes. Index and `attrs` are lost.
     """
     columns = {
         name: {str(column): str(kind) for column, kind in table.dtypes.items()} for name, table in tables.items()

@@ -52,8 +52,7 @@ def finished_jobs(
             too large to be sent with each of them. What it holds is sent once. A worker of a backend that the caller
             configured keeps the result until it is given other work or ends.
         n_jobs: workers, as joblib counts them.
-        failed: called in this process with the name of a job that cannot be read, checked or made, and why. The work
-            goes on without that job.
+        failed: called here with the name of a job that cannot be read, checked or made, and why. The rest goes on.
         done: called in this process with the name of a job that is stored or made.
 
     Returns:
@@ -243,8 +242,7 @@ _OWN = _OwnWorkers(threading.Lock())
 def workers_kept() -> Iterator[None]:
     """Keep worker processes from one `finished_jobs` to the next; they end with the outermost of these blocks.
 
-    Starting them takes seconds, because each imports torch. Workers of a backend that the caller configured are left
-    alone.
+    Starting them takes seconds, because each imports torch. Those of a configured backend are left alone.
     """
     with _OWN.lock:
         _OWN.blocks += 1

@@ -16,10 +16,13 @@ from tlspectral.tasks.task_sequences import metric_value_of, task_sequences
 def evaluate(model: Any, task: Task | str) -> MetricValue:
     """Evaluate a model on a task.
 
-        task = tls.logit_difference(prompts, " Mary", " John")
-        intact = tls.evaluate(model, task)
-        with tls.ablate(model, "L5H1", "output"):
-            effect = tls.evaluate(model, task) - intact
+    >>> import tlspectral as tls
+    >>> model, task = tls.load_model("tiny-rope"), tls.tasks.induction(n_sequences=8)
+    >>> intact = tls.evaluate(model, task)
+    >>> with tls.ablate(model, "L0H3", "output"):
+    ...     effect = tls.evaluate(model, task) - intact
+    >>> effect.value > 1
+    True
 
     Hooks on the model stay in force, so that inside `ablate(...)` this is the value of the ablated model; hooks on the
     unembedding see the predicted positions alone.

@@ -20,9 +20,12 @@ from tlspectral.tasks.ready_prompts import RepeatedSegments, TextRows
 class Task:
     """Prompts and a metric: what `evaluate`, `ablation_sweep` and every other function that evaluates a model takes.
 
-        first = model.to_single_token(" Mary")
-        second = model.to_single_token(" John")
-        task = tls.Task(prompts, lambda logits, tokens, mask: logits[:, -1, first] - logits[:, -1, second], predict=-1)
+    >>> import tlspectral as tls
+    >>> task = tls.Task([[1, 5, 6, 7, 5]], lambda logits, tokens, mask: logits[:, -1, 6] - logits[:, -1, 8], predict=-1)
+    >>> round(float(tls.evaluate(tls.load_model("tiny-rope"), task)), 1)
+    5.3
+
+    Of text, `model.to_single_token(" Mary")` is the id of a token.
 
     With `counterfactual` every prompt has a pair: the same text but for what the metric asks after. Edges, circuits and
     `parts.Output("counterfactual")` put what the model writes on the pair in the place of what it writes on the prompt.
@@ -292,7 +295,11 @@ def logit_difference(
 ) -> Task:
     """Logit of the correct answer less that of the wrong one, after the last real token of each prompt.
 
-        task = tls.logit_difference(["When Mary and John went out, John gave a book to"], " Mary", " John")
+    >>> import tlspectral as tls
+    >>> tls.logit_difference(["When Mary and John went out, John gave a book to"], " Mary", " John")
+    Task(logit difference, 1 prompts)
+    >>> round(float(tls.evaluate(tls.load_model("tiny-rope"), tls.logit_difference([[1, 5, 6, 7, 5]], 6, 8))), 1)
+    5.3
 
     Args:
         prompts: see `Task`.

@@ -110,13 +110,17 @@ def detect_heads(
 ) -> pd.DataFrame:
     """Measure the attention of every head on random repeated sequences, or on prompts of your own.
 
+    >>> import tlspectral as tls
+    >>> scores = tls.detect_heads(tls.load_model("tiny-rope"), n_sequences=8)
+    >>> scores.loc[scores["prev"].idxmax(), "name"]
+    'L0H3'
+
     On sequences [BOS, r, r] with a segment of L tokens, queries are positions L+1 .. 2L and the mass is read on p - 1
     (`prev`), p - L (`dup`, the same token before) and p - L + 1 (`ind`, the token that followed it). On `prompts`,
     queries are all real tokens from position 2 on, and the mass is read on the token before (`prev`), on all earlier
     tokens equal to the query's (`dup`, over the queries that have one), on the tokens that followed these (`ind`) and
     on the query's own (`self`). Prompts that are token ids [sequences, 1 + 2 L], an opening token, a segment of two or
-    more and the same segment again in every row, are measured as the drawn sequences are. Hooks that are on the model
-    stay in force.
+    more and the same segment again in every row, are measured as drawn sequences are. Hooks on the model stay in force.
 
     On prompts the table also says how widely a head attends (`entropy`), how far (`distance`) and how much to the first
     token (`start_share`). Many heads attend to that token when they have nothing to do, and then `distance` says how
@@ -138,23 +142,20 @@ def detect_heads(
     same queries. `ind` has no meaning there and is NaN: what follows a token is seen, not remembered. In HRM a score is
     the mean over the times that the layer runs in a pass.
 
-        tls.detect_heads(model, prompts=["When Mary and John went out, John gave a book to"])
         tls.detect_heads(model, pattern=lambda row: torch.eye(len(row)).roll(2, 0).tril())  # two tokens back
 
     Args:
         model: a TransformerBridge or HookedTransformer.
         n_sequences: sequences drawn, at most; standard errors are over those that are run.
-        max_se: the standard error below which no more sequences are run; None runs all. Prompts of your own are all
-            run.
+        max_se: the standard error below which no more sequences are run; None runs all. Of `prompts` all are run.
         segment_length: L, at most (n_ctx - 1) // 2.
         prompts: in place of the drawn sequences, in any form that `Task` takes: strings, token ids, lists of unequal
             length, or a tokenizer's batch with its `attention_mask`. Padding is never counted. Equal prompts are one
             observation, with a warning: means are over all, errors over the distinct ones.
-        pattern: keys that queries are to be scored on: weights, or 0 and 1, [pos, pos] for all sequences or
-            [sequences, pos, pos], where positions count from the first real token; or a function that takes the token
-            ids of a sequence, [pos], and returns [pos, pos]; or the name of one, on queries from position 2 on:
-            `"previous_token"`, `"next_token"` (encoders), `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2
-            to 8 tokens back), `"self"`.
+        pattern: keys that queries are scored on: weights, or 0 and 1, [pos, pos] for all sequences or [sequences, pos,
+            pos], where positions count from the first real token; or a function from the token ids of a sequence,
+            [pos], to [pos, pos]; or the name of one, on queries from position 2 on: `"previous_token"`, `"next_token"`
+            (encoders), `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2 to 8 tokens back), `"self"`.
         null_draws: draws of the null, 0 for none. p is no finer than 1 / (null_draws + 1). Memory does not grow with
             them; a draw takes about as long as the model's attention on 16 sequences.
         seed: of the draw, on the CPU: the same on every device and for every batch size. Also of the null.
@@ -178,8 +179,7 @@ def detect_heads(
             without a mark, or with a key after its query.
         TypeError, ValueError: prompts that cannot be read (see `Task`), or a pattern that is no matrix.
         UnsupportedArchitecture: the model exposes no attention pattern; with `null_draws`, a layer cannot be read.
-        ScoreMismatch: with `null_draws`, a layer's pattern is not that of its weights (learned sinks, hooks or an
-            `ablate` context).
+        ScoreMismatch: with `null_draws`, a layer's pattern is not that of its weights (sinks, hooks, an open `ablate`).
 
     What it does not establish: on random sequences, what the head does on text; on any, that the model needs it, or
     that the head looks for the token and not for its content. Errors say nothing of other prompts or another seed of
@@ -299,8 +299,7 @@ def measured_detectors(
 def _reliability(halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str]) -> dict[str, float | None]:
     """Return the Spearman correlation over heads between scores of even and of odd sequences, per detector.
 
-    It concerns the order of all heads, most of which are near chance. It is None for fewer than three heads or equal
-    scores.
+    It concerns the order of all heads, most of which are near chance. None for fewer than three heads or equal scores.
     """
     reliability: dict[str, float | None] = {}
     for name, (even, odd) in zip(names, halves.swapaxes(0, 1), strict=False):

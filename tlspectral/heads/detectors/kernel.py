@@ -71,13 +71,16 @@ def relative_position_kernel(
 ) -> pd.DataFrame:
     """Return the mean attention score by how far the key lies behind the query (FP section 7, figure 3).
 
+    >>> import tlspectral as tls
+    >>> kernel = tls.relative_position_kernel(tls.load_model("tiny-rope"), "L0H3")
+    >>> int(kernel.loc[kernel["score"].idxmax(), "offset"])
+    -1
+
     Scores are captured as the model computes them, scaled and before the softmax, so that inside `ablate(...)` they are
     those of the ablated model. The mean is over sequences and all queries that have such a key unmasked; later keys,
     which an encoder sees, are left out. Where a bridge computes attention itself (GPT-J, OPT, GPT-Neo, BERT,
     tiny-rope), the scores are rebuilt from the weights and the layer's input in float64, and their softmax has to be
     the model's pattern.
-
-        kernels = tls.relative_position_kernel(model, "L16H0", ["Alice was beginning to get very tired", "of sitting"])
 
     `predicted` is the score of the mean query with the mean key at that distance: `Re sum_t q_t conj(k_t)
     exp(i theta_t D)` over rotary pairs, plus the non-rotary columns, times the model's scale. Queries and keys

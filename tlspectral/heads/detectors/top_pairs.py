@@ -76,8 +76,10 @@ def top_pairs(
 ) -> pd.DataFrame:
     """Return the pairs of a query and a key that each head attends to most on text, and draws from below them.
 
-        pairs = tls.top_pairs(model)  # all heads, packaged text
-        pairs[(pairs["name"] == "L6H5") & (pairs["kind"] == "other")]["context"]
+    >>> import tlspectral as tls
+    >>> pairs = tls.top_pairs(tls.load_model("tiny-rope"), "L0H3", [list(range(1, 20))], n=2)
+    >>> pairs.loc[pairs["rank"].notna(), "kind"].tolist()
+    ['previous', 'previous']
 
     The `n` pairs with the largest attention have ranks, at most two of them of one query. They flatter the head, so
     draws stand below them: the range from 0 to the attention at the last rank is cut into thirds (`high`, `middle`,

@@ -177,6 +177,11 @@ class QKOperators(Sequence[QKOperator]):
 def qk_operators(model: Any) -> QKOperators:
     """Return the norm-folded query-key operators of a model, read lazily.
 
+    >>> import tlspectral as tls
+    >>> operators = tls.qk_operators(tls.load_model("tiny-rope"))
+    >>> len(operators), operators[0, 3].w_q.shape
+    (8, torch.Size([64, 16]))
+
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read; the message names it.
 

@@ -34,6 +34,10 @@ class LayerCheck(NamedTuple):
 def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
     """Rebuild every layer's attention scores from its folded weights and compare them with the model's own.
 
+    >>> import tlspectral as tls
+    >>> bool(tls.verify_scores(tls.load_model("tiny-rope")).max() < 1e-4)
+    True
+
     The input of each layer is taken from a pass of the model, in HRM of each time that the layer runs in it; norm,
     biases, M, rotation (the model's own cos and sin tables), scale and softcap are ours, in float64. Masked entries are
     left out. Where a bridge exposes no scores, the softmax is compared with the model's pattern. ALiBi is compared up
@@ -54,8 +58,7 @@ def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
         ValueError, TypeError: prompts that cannot be read (as in `Task`), longer than the positions that the model has,
             or than the length up to which its score scale holds.
 
-    What it does not establish: that TransformerLens itself reproduces the published model (`load_model` compares the
-    log-probabilities).
+    What it does not establish: that TransformerLens reproduces the published model (`load_model` compares them).
     """
     view = attention_view(model)
     errors = {layer: check.record["worst_error"] for layer, check in check_scores(view, prompts).items()}

@@ -54,6 +54,12 @@ def qk_attribution(
 ) -> pd.DataFrame:
     """Divide one attention score of a head among pairs of what wrote to the residual streams of its two tokens.
 
+    >>> import tlspectral as tls, torch
+    >>> tokens = torch.arange(3, 20).repeat(2)
+    >>> table = tls.qk_attribution(tls.load_model("tiny-rope"), tokens, "L1H0", query=-1, key=17, top=8, remove=4)
+    >>> table.loc[0, ["query_source", "key_source"]].tolist()
+    ['embedding', 'L0H3']
+
     The streams of the query token and of the key token are sums of writes: the embedding, learned positions, each
     earlier head, each earlier MLP, and biases. With the scale of each norm as a number of this run, the scaled score,
     before softcap and mask, is bilinear in the two streams: one row per pair of sources, and rows `bias` and `alibi`
@@ -61,10 +67,6 @@ def qk_attribution(
     (M_S) and `antisymmetric` (M_A) of what is even in the offset, `phase` (Im(M_t)), and `outside_m` (biases and
     ALiBi). C(b, a) exchanges the vectors of the two tokens; a query/key norm keeps its factors. All is computed in
     float64 from one run.
-
-        model = tls.load_model("tiny-rope")
-        tokens = torch.arange(3, 20).repeat(2)
-        table = tls.qk_attribution(model, tokens, "L1H0", query=-1, key=17, top=8, remove=4)
 
     With `remove=`, the rows of largest |total| are taken out and the score is computed again, every norm taken again:
     a decomposition alone proves nothing. With the norms held, `measured` would be `total`. In `attrs`,

@@ -72,6 +72,16 @@ def run_circuit(
 ) -> CircuitValue:
     """Evaluate the clean prompts when only these edges carry what the model computes.
 
+    Example: without any edge, the run is that of the counterfactual prompt.
+
+    >>> import tlspectral as tls, torch
+    >>> model = tls.load_model("tiny-rope")
+    >>> prompt = torch.tensor([[1, 5, 6, 7, 5]])
+    >>> task = tls.logit_difference(prompt, 6, 8, counterfactual=torch.tensor([[1, 5, 8, 7, 5]]))
+    >>> none, swapped = tls.run_circuit(model, [], task), tls.evaluate(model, task.denoising())
+    >>> abs(float(none) - float(swapped)) < 1e-4
+    True
+
     Along a kept edge a receiver reads what its sender writes, computed anew in this run; along every other edge what
     the sender wrote on the counterfactual prompt. Queries of a head, keys and values of a group, MLPs and the logits
     have an input each, and every norm is taken again. All edges kept is the clean run, none the counterfactual one.
@@ -103,16 +113,6 @@ def run_circuit(
     What it does not establish: that the circuit is the one that the model uses. Other sets of edges can carry as much:
     see `faithfulness`, which draws some. That a circuit carries the task and not another one: a task that needs more
     edges falls to its `counterfactual` under any small circuit, so set a circuit of equal size beside it.
-
-    Example: without any edge, the run is that of the counterfactual prompt.
-
-        >>> import tlspectral as tls, torch
-        >>> model = tls.load_model("tiny-rope")
-        >>> prompt = torch.tensor([[1, 5, 6, 7, 5]])
-        >>> task = tls.logit_difference(prompt, 6, 8, counterfactual=torch.tensor([[1, 5, 8, 7, 5]]))
-        >>> none, swapped = tls.run_circuit(model, [], task), tls.evaluate(model, task.denoising())
-        >>> abs(float(none) - float(swapped)) < 1e-4
-        True
     """
     others = off_target_tasks(off_target, task) if off_target else {}
     pairs = pairs_of(model, task)
@@ -150,6 +150,14 @@ def faithfulness(
     seed: int = 0,
 ) -> pd.DataFrame:
     """Measure how much of a behaviour the largest edges carry, over their number, beside circuits of equal size.
+
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> prompts, pairs = ([[1, key, value, 7, key] for key in (2, 3, 4, 5)] for value in (6, 8))
+    >>> found_on, task = tls.logit_difference(prompts, 6, 8, counterfactual=pairs).split()
+    >>> edges = tls.edge_effects(model, task=found_on)
+    >>> tls.faithfulness(model, edges, task, sizes=[0.5, 1.0], null=0)["faithfulness"].round(1).tolist()
+    [1.0, 1.0]
 
     `faithfulness` is (m(circuit) - m(none)) / (m(all) - m(none)), m the mean metric over pairs. It may exceed 1.
 

@@ -102,6 +102,14 @@ def ablation_sweep(
 ) -> pd.DataFrame:
     """Remove `part` from one head at a time and evaluate the model each time (FP sections 5 and 8).
 
+    Example: one of four heads needs its rope phase for induction.
+
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> sweep = tls.ablation_sweep(model, "rope_phase", heads="L0")
+    >>> sweep["delta"].round(1).abs().tolist()
+    [0.0, 0.0, 0.0, 1.3]
+
     Residual streams of an intact run are stored, and an ablation in layer l runs only block l and the later ones; the
     numbers are those of whole forward passes under `ablate`. Hooks on the model stay in force.
 
@@ -166,14 +174,6 @@ def ablation_sweep(
     with 8 or 16 sequences 7.9 to 9.9 % at nominal 5 %. `excess_z` is no normal z: draws are few and often skewed,
     and where a score does not change at all it is of rounding. A part with a large one on the target and small ones
     elsewhere is specific beside these tasks, not beside all.
-
-    Example: one of four heads needs its rope phase for induction.
-
-        >>> import tlspectral as tls
-        >>> model = tls.load_model("tiny-rope")
-        >>> sweep = tls.ablation_sweep(model, "rope_phase", heads="L0")
-        >>> sweep["delta"].round(1).abs().tolist()
-        [0.0, 0.0, 0.0, 1.3]
     """
     removed = part_of(part)
     draws = _check(removed, control, draws, screen)

@@ -9,8 +9,7 @@ score with the model's own rotations and `S-` the same with every angle negated,
 
 so that the symmetric part (C + C^T)/2, the antisymmetric part (C - C^T)/2 and D sum to the score. The C of
 `at_one_position` is that of the two tokens at offset 0, whose parts are those of the static M. All are matrices over
-pairs of tokens, without a loop over frequencies and without a d_model x d_model matrix ("Fingerprint, Not Blueprint",
-sections 5, 8 and 10).
+pairs of tokens, without a loop over frequencies and without a d_model x d_model matrix (FP, sections 5, 8 and 10).
 """
 
 from dataclasses import dataclass, replace

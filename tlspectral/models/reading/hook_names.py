@@ -17,8 +17,7 @@ def hook_names(layer: Block) -> dict[str, str]:
 
     `scores` is missing where the layer delegates its attention, cos and sin where it has no hook points for them, and
     all points of attention where it has none. `middle` is the stream in front of the MLP of a layer with a mixer.
-    `gate` is what a gated attention makes its gate of; where queries share its projection they stand in front of it, by
-    head.
+    `gate` is what a gated attention makes its gate of; where queries share its projection they stand in front, by head.
     """
     here, block, _ = layer
     attention, inside = getattr(block, "attn", None), f"{here}.attn"
