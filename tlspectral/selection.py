@@ -277,7 +277,7 @@ _NODES = {
 def naming_nodes(given: Any) -> str:
     """Return the end of a message with the names of TransformerLens' node, or edge of nodes; empty for anything else.
 
-    Of several edges or nodes, such as an AttributionResult holds, it is the largest or the first.
+    It is the largest or the first of several edges or nodes, such as an AttributionResult holds.
     """
     if hasattr(given, "node_scores") and (scores := given.edge_scores or given.node_scores) is not None:
         largest = naming_nodes(max(scores, key=lambda one: abs(scores[one]))) if scores else ""

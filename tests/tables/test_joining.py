@@ -85,7 +85,7 @@ def test_a_joined_table_can_be_joined_and_reported():
     ("table", "said"),
     [
         (lambda: sweep(weights_by_layer={"1": "c" * 64}), "other weights than .* ablation_sweep: the hash of layer 1"),
-        (lambda: sweep(weights_by_layer={"7": "c" * 64}), "cannot be told: they have no layer in common"),
+        (lambda: sweep(weights_by_layer={"7": "c" * 64}), "are of one model: they have no layer in common"),
         (lambda: sweep(backend="hooked", model="other"), "of model tiny, the rows of .* are of model other"),
         (lambda: sweep(n_layers=4), "of n_layers 2, the rows of .* are of n_layers 4"),
         (lambda: sweep().assign(layer=[9, 1, 0, 0]), "holds L9H1, which the table of heads lacks"),

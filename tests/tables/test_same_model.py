@@ -38,7 +38,7 @@ TABLES = every_schema()
 PROMPT, TASK = zoo.prompt(3, 8), induction(n_sequences=3, segment_length=8)
 NO_HEAD = [("blocks.0.attn.hook_z", lambda z, hook: 0.5 * z)]
 OTHER = "made from other weights than the rows of the table one"
-UNKNOWN = "of the model of the table of heads cannot be told"
+UNKNOWN = "and the table of heads are of one model"
 
 
 analyze = functools.partial(tls.analyze_heads, null_draws=2, detectors=False)

@@ -180,7 +180,7 @@ def with_gain_and_phase(
 ) -> Float[Tensor, "*batch heads rows d_head"]:
     """Return queries, or rows of W_Q [heads, d_model, d_head], times a spectral layer's `gain * exp(i phase)` per pair.
 
-    Both give the same score: the factor depends on head and pair alone. Of an ordinary layer they are returned as is.
+    Both give the same score: the factor depends on head and pair alone. An ordinary layer's are returned as they are.
     """
     if geometry.gain is None or geometry.phase is None:
         return queries
@@ -225,7 +225,7 @@ def phase_norms(
 
     With a, c the real and imaginary columns of W_Q and b, d those of W_K, `Re M_t = a b^T + c d^T` and
     `Im M_t = c b^T - a d^T`. A difference of squares leaves rounding of about 1e-8 of `||M_t||` where a part vanishes.
-    The norms leave out `attention_scaling`, which multiplies every `M_t` alike. Of a spectral layer, `w_q` must
+    The norms leave out `attention_scaling`, which multiplies every `M_t` alike. For a spectral layer `w_q` must
     contain gain and phase already (`with_gain_and_phase`), which mix real and imaginary parts.
     """
     re, im = phase_squares(w_q, w_k, geometry)

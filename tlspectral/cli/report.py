@@ -63,7 +63,7 @@ def report(
     tlspectral.write_table, a head opens into its card, which shows what they hold of it. An option may be given several
     times.
 
-    Of a model, FOLDER gets heads, kernels, kernel_prediction, directions (of the two strongest heads of each detector)
+    For a model FOLDER gets heads, kernels, kernel_prediction, directions (of the two strongest heads of each detector)
     and, for a model with a tokenizer, pairs and positional, each as .parquet when it is finished; then report.html.
     What is given as an option is not measured. The same command continues there, and refuses a folder of another model
     or seed.

@@ -80,7 +80,7 @@ def analyze_heads(
             streams. `outside_m, self_match, copying, positivity` are NaN, and `weights_sha256` is of what was read.
         heads: heads to tabulate, as in `ablate`: `"L5H1"`, `"L5"` for all of a layer, `"L-1"` for the last one, or a
             list of these; None for all. Their rows are those of the whole table, but `D_head_pct` is the percentile
-            among them. Of a model that is read from its files only their layers are read.
+            among them. Of files only the layers of these heads are read.
         null_draws: draws of the null per head; the error of a z is about sqrt((1 + z^2/2) / draws). 100 are enough to
             rank heads (Spearman correlation of z with those of 300 draws: .9995 and more); take 300 or more for
             statements about a population of heads.
@@ -180,9 +180,9 @@ def analyze_heads(
 def _loaded_layers(
     view: AttentionView, chosen: dict[int, list[int]], prompts: Any, extras: Collection[str], null: NullSettings
 ) -> list[Job]:
-    """Return a part for each layer of a loaded model, as `streamed_layers` does, of which the null is still to be made.
+    """Measure every layer of a loaded model; the jobs that are returned add the null.
 
-    All else is measured here, layer by layer: one layer's factors are in memory at a time.
+    One layer's factors are in memory at a time.
     """
     parts = []
     prompts = None if prompts is None else given_prompts(prompts)  # a generator can be read once

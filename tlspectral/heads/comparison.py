@@ -96,7 +96,7 @@ def compare_heads(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         DataFrame, one row per head, the most changed first. It begins with `layer, head, name, change_rank,
         behaviour_of, behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`; for every column
         of `COMPARED_COLUMNS` follow `<column>_a, <column>_b, <column>_diff` and, where a noise is known,
-        `<column>_band, <column>_outside`. Of the two families (`RANKED_COLUMNS`: behaviour in attention, spectrum in
+        `<column>_band, <column>_outside`. For the two families (`RANKED_COLUMNS`: behaviour in attention, spectrum in
         shares) a difference counts if it exceeds its band, of the null or of the standard error over sequences, and is
         at least `CHANGE_FLOOR`, 0.02. `attrs["bands"]` says which noise a band is of, `attrs["a"]`
         and `attrs["b"]` name the models, `attrs["settings"]` how they were measured, `attrs["left_out"]` the columns,
@@ -104,7 +104,7 @@ def compare_heads(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
     The floor is there because a band says only what noise explains. Attention of most heads on random sequences is
     known to .001, so that many a difference exceeds its band; the null of `dir_frac` is as narrow. Tables of equal
-    `max_se` are compared, whatever number of sequences each needed. Of a spectrum 0.02 is what rounding may move:
+    `max_se` are compared, whatever number of sequences each needed. A spectrum may move by 0.02 from rounding:
     between the stored 4-bit weights of SmolLM2-135M and a copy moved within the steps, 99 % of the heads move by at
     most 0.019 in `D_head` and 0.010 in every other ranked column.
 

@@ -68,7 +68,7 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
             of every head: 35 MB for SmolLM2-135M, 1.2 GB for Llama-3-8B.
 
     Returns:
-        DataFrame, best first; empty for a receiver in layer 0. Of all pairs it has a row per sender and receiver: the
+        DataFrame, best first; empty for a receiver in layer 0. For all pairs it has a row per sender and receiver: the
         receivers in the order of the model, the senders of each best first.
         Columns: `layer, head, name, receiver?, receiver_layer?, receiver_head?, score, chance, rank`.
         `attrs` hold where the model came from, with hashes of the (last) receiver's layer and all earlier ones.

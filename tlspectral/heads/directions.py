@@ -136,7 +136,7 @@ def head_directions(
     What it does not establish: what the head does. Tokens are read as if the residual stream held their embeddings,
     which fits the first layers best; rotation, biases and a norm behind the attention are left out. A list that is
     stronger than random ones says that the direction is no random one, not that its words have a common meaning: all
-    embeddings share some directions. The largest directions need not be those that text uses. Of a contrast it is the
+    embeddings share some directions. The largest directions need not be those that text uses. For a contrast it is the
     words that are tested, not the contrast: with few prompts its directions are those of these prompts.
     """
     if kind not in SIDES:

@@ -46,7 +46,7 @@ class NullSettings:
 
 @dataclass(frozen=True)
 class MeasuredHeads:
-    """Columns of some or all heads of a layer, what else their null is matched to, and the `attrs` of their table."""
+    """Columns of heads of one layer, what their null needs, and the `attrs` of their table."""
 
     layer: int
     columns: dict[str, Any]

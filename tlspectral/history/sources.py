@@ -75,7 +75,7 @@ def suite_checkpoints(
 def labelled_checkpoints(checkpoints: Any) -> Iterable[tuple[Any, Callable[[], Any]]]:
     """Return (label, function) pairs of what `head_history` is given; of paths to training steps in the order of steps.
 
-    Those of a generator are made one by one, and no label is checked.
+    A generator's checkpoints are made one by one, and no label is checked.
     """
     if isinstance(checkpoints, str | os.PathLike):
         return suite_checkpoints(checkpoints)

@@ -77,7 +77,7 @@ EDGE_EFFECTS = Schema(
                           |             | chosen. It is of the estimate on such prompts, not of the mechanism.
             measured?     | label       | What measures delta: top (the largest estimates), random others by their ranks
                           |             | (51 to 500), logits (all near the largest that write there), or empty.
-            eap_name?     | label       | Name in EAP and MIB: a16.h0->a18.h6<k>. Of pairs.
+            eap_name?     | label       | Name in EAP and MIB: a16.h0->a18.h6<k>. With pairs.
         """),
     ),
     "`tls.edge_effects`",

@@ -42,7 +42,7 @@ def screened_edges(
 ) -> tuple[Int[np.ndarray, "rows"], np.ndarray]:
     """Return the order of the estimates of edges by size, and a word for each row: which draw measures it.
 
-    `"top"` are the `most` largest. Of the others those to the logits up to rank 4 `most` are all measured
+    `"top"` are the `most` largest. All others to the logits up to rank 4 `most` are measured
     (`"logits"`), and some are drawn by rank, named by their ranks: of 50 largest 30 of `"51 to 500"`, 20 of
     `"501 to 5000"` and 20 of `"beyond 5000"`. Empty is not measured.
     """

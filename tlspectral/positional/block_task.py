@@ -186,7 +186,7 @@ def asked_blocks(task: BlockTask) -> tuple[int, ...]:
 
 
 def questions_of(draw: BlockDraw, asked: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of the chosen blocks that a draw has questions about; all its questions where it has none about them."""
+    """The chosen blocks that a draw has questions about; all its questions where it has none about them."""
     return tuple(query for query in asked if query in draw.asked) or draw.asked
 
 

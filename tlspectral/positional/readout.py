@@ -176,7 +176,7 @@ Reduce = Callable[[int, int, LastQuery, Tensor], None]
 class LastQueryReader:
     """Hooks that pass what the last query of each row sees to `reduce`, layer by layer while the model runs.
 
-    Nothing of a layer is kept after it has run. Of queries and patterns only the last row is taken.
+    Nothing of a layer is kept after it has run. Only the last row of queries and patterns is taken.
 
     Attributes:
         reduce: called with layer, row of the batch, `LastQuery` and the last row of the pattern.

@@ -1,7 +1,7 @@
 """How much of a head's logits is content, how much position, and how much needs both.
 
 "Decoupling Positional and Symbolic Attention Behavior" (PS, section 6) conjectures that any head decomposes into heads
-that are purely positional or purely symbolic. Of a logit on a block of a prompt this is a sum of a function of the
+that are purely positional or purely symbolic. For a logit on a block of a prompt this is a sum of a function of the
 content and one of the place. The interaction of a two-way table is what no such sum has.
 """
 

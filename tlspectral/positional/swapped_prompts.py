@@ -129,7 +129,7 @@ def positional_symbolic(
         heads: only these heads, in any form that `ablate` takes.
         folder: where what was measured is kept, part by part; what was stopped continues there. Calls that differ in
             mode, tau, `by`, number of draws, or `per_frequency` may share it, and measure again only what it lacks.
-            Heads are in the parts of their frequencies.
+            A folder made with per_frequency=True also serves calls without it.
         n_jobs: workers, as joblib counts them.
         seed: of a task's draws, and of the null of the correlation.
 

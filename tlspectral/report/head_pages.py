@@ -11,7 +11,7 @@ def page_address(attrs: Mapping[Any, Any]) -> str | None:
     """Return the address of the public pages of a model's heads, with `{layer}` and `{head}`; None if none is known.
 
     The model is that of a table's `attrs`, by its whole name or, as TransformerLens calls it, by what stands behind the
-    owner. Of a revision, such as a checkpoint of training, there is no page. Nothing is asked of a network.
+    owner. There is no page of a revision, such as a checkpoint of training. Nothing is asked of a network.
     """
     known, name = _pages(), str(attrs.get("model")).lower()
     return None if attrs.get("revision") not in (None, "main") else known.get(name)

@@ -55,9 +55,9 @@ def report(heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, **ta
     heads against their nulls, statuses, provenance, and the meaning of every column. Pointing at a head shows its row.
     A click pins it and opens its card, with what the other tables hold of it, first the text where it attends most
     (`head_card` shows the same). The page's address then ends in its name (`#L16H0`), and a link with it leads to the
-    card. Of some models (`tlspectral/report/head_pages.txt`) the head's public page on Neuronpedia is linked beside its
-    row, by a click alone. Style, script and data are in the file, whose policy forbids every request and every other
-    script. Without scripts the tables remain.
+    card. For some models (`tlspectral/report/head_pages.txt`) the head's public page on Neuronpedia is linked beside
+    its row, by a click alone. Style, script and data are in the file, whose policy forbids every request and every
+    other script. Without scripts the tables remain.
 
     Args:
         heads: table of `analyze_heads` or `tables.join`. Needed: `layer, head, dir_frac, D_head`; what else is there is

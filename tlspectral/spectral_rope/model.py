@@ -119,13 +119,13 @@ class SpectralModel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those of the copied model by its own names, then the spectral ones."""
+        """Parameters of the copied model by its own names, then the spectral ones."""
         before = f"{prefix}." if prefix else ""
         yield from self.rotated.named_parameters(prefix, recurse, remove_duplicate)
         yield from self.spectral.named_parameters(f"{before}spectral", recurse, remove_duplicate)
 
     def state_dict(self, *given: Any, **named: Any) -> Any:
-        """That of the copied model and the spectral parameters; by torch's rules inside another module."""
+        """State of the copied model and the spectral parameters; by torch's rules inside another module."""
         if given or named.get("destination") is not None or named.get("prefix"):
             return super().state_dict(*given, **named)
         options = {"keep_vars": named.get("keep_vars", False)}

@@ -97,7 +97,7 @@ def from_tensor(stored: Tensor) -> dict[str, Any]:
 def plain_weights(model: Any) -> dict[str, Tensor]:
     """Return the weights of a model, spectral or not, without spectral parameters.
 
-    Of transformers and raw bridges by their names in the checkpoint; of others the parameters of TransformerLens.
+    Weights of transformers and raw bridges have their names in the checkpoint, others those of TransformerLens.
     """
     own = getattr(model, "rotated", model)  # of a SpectralModel
     if _form(model) == "checkpoint":

@@ -48,7 +48,7 @@ def top_head_percentile(
     Args:
         heads: one row per head of one model, with `layer` and `head`.
         column: what is ranked within the model.
-        by: what the strongest heads are taken by. Of equal ones the lower layer goes first, then the lower head;
+        by: what the strongest heads are taken by. Among equal ones the lower layer goes first, then the lower head;
             `tied_at_border` says how many were left out that way.
         k: heads taken.
 

@@ -1,7 +1,7 @@
 """Every documented table by its name.
 
-A schema stands beside the function that makes its table, in any room or study. Those that nothing has imported yet are
-found by importing the modules of the package one by one, and then those of the studies that are installed.
+A schema stands beside the function that makes its table, in any room or study. Tables that nothing has imported yet
+are found by importing every module of the package, and then the modules of installed studies.
 """
 
 import importlib

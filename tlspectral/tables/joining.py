@@ -67,7 +67,7 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
         unknown_origin = require_same_model(heads, table.attrs, f"the rows of the {said}")
         if unknown_origin:
             raise ValueError(
-                f"whether the {said} is of the model of the table of heads cannot be told: {unknown_origin}. Make both "
+                f"cannot check that the {said} and the table of heads are of one model: {unknown_origin}. Make both "
                 "with this version on one model; to a table that lost its attrs in pandas (concat, merge) give them "
                 "back: table.attrs = original.attrs"
             )

@@ -25,8 +25,8 @@ _SAME_SCORE = 1e-4
 class Measurement:
     """One measurement, from its settings to its table.
 
-    What comes first, such as a screen that chooses heads, is a call of `first`. What comes last, such as q-values over
-    all jobs, is done on the joined frame before `table`.
+    Use `first` for a job that the others need, such as a screen that chooses heads. What comes last, such as q-values
+    over all jobs, is done on the joined frame before `table`.
 
     Attributes:
         schema: of the table.

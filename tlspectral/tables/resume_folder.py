@@ -88,13 +88,13 @@ def open_resume_folder(
 ) -> ResumeFolder:
     """Make the folder, or check that an existing one was made with the same settings.
 
-    Of several processes that make it at once, one writes the manifest, and the others are compared with that.
+    Where several processes make it at once, one writes the manifest, and the others are compared with it.
     Unfinished files that dead processes left in it are removed.
 
     Args:
         path: the folder; missing parents are made.
         settings: everything that the numbers depend on, as JSON.
-        noted: values stored beside the settings and not compared. Those of an existing folder are returned.
+        noted: values stored beside the settings and not compared. An existing folder's are returned.
 
     Raises:
         IncompatibleCheckpoint: the folder was made with other settings or by another version, or holds other files.
@@ -132,7 +132,7 @@ def open_resume_folder(
 
 
 def _read_manifest(file: Path) -> dict[str, Any] | None:
-    """Read the manifest; None if there is none, or a damaged one, and no other file."""
+    """Return the manifest. None for an empty folder, or one that holds only a damaged manifest."""
     others = file.parent.is_dir() and any(
         other.name != file.name and not other.name.startswith(".") for other in file.parent.iterdir()
     )

@@ -31,11 +31,11 @@ def origin_of(attrs: Mapping[Any, Any]) -> dict[str, Any]:
 def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str, *, name: str = "head table") -> str:
     """Refuse a table or model that has other weights than those of the head table.
 
-    Models of different depth are refused. Of two that were read by the same backend, the hashes of the layers that both
+    Models of different depth are refused. Where the same backend read both, the hashes of the layers that both
     have must agree, and names may differ. In all other cases the name of the model, its revision, its commit and the
     hash of its file must agree, as far as both are known.
 
-    `origin` is that of a model's view, or the `attrs` of a table; a message calls them `what`, and the heads `name`.
+    `origin` is that of a model's view, or the `attrs` of a table; `what` and `name` are their names in messages.
 
     Returns:
         Why they could not be compared: hashes are missing or of other layers, or no name is known. Empty if they agree.

@@ -43,7 +43,7 @@ def finished_jobs(
     and, without `failed`, an error in a job stop the work. Finished jobs stay in the folder.
 
     Args:
-        jobs: with names of their own. Of a sequence all files are read and checked before the first missing job is
+        jobs: with names of their own. All files of a sequence are read and checked before the first missing job is
             made. Parts of any other iterable are taken one by one, and each is freed before the next is taken.
         folder: where finished jobs are stored; None keeps them in memory alone.
         description: of the bar.
@@ -242,7 +242,7 @@ _OWN = _OwnWorkers(threading.Lock())
 def workers_kept() -> Iterator[None]:
     """Keep worker processes from one `finished_jobs` to the next; they end with the outermost of these blocks.
 
-    Starting them takes seconds, because each imports torch. Those of a configured backend are left alone.
+    Starting them takes seconds, because each imports torch. A configured backend's workers are left alone.
     """
     with _OWN.lock:
         _OWN.blocks += 1

@@ -25,7 +25,7 @@ class Task:
     >>> round(float(tls.evaluate(tls.load_model("tiny-rope"), task)), 1)
     5.3
 
-    Of text, `model.to_single_token(" Mary")` is the id of a token.
+    For text `model.to_single_token(" Mary")` is the id of a token.
 
     With `counterfactual` every prompt has a pair: the same text but for what the metric asks after. Edges, circuits and
     `parts.Output("counterfactual")` put what the model writes on the pair in the place of what it writes on the prompt.

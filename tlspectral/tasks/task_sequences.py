@@ -105,8 +105,8 @@ class TaskSequences(PackedTokens):
     def of_each_row(self, logits: Callable[[], Float[Tensor, "sequences predicted d_vocab"]]) -> bool:
         """Return whether the value of a sequence depends on its own logits alone.
 
-        That of a ready metric does. A caller's gets `logits` with those of every second sequence changed, then of the
-        others: the values of those that are left alone must not change.
+        The value of a ready metric does. A caller's metric gets `logits` with every second sequence changed, then of
+        the others: the values of those that are left alone must not change.
         """
         if self.by_rows or isinstance(self.metric, AnsweredDifference):
             return True

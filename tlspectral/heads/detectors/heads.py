@@ -50,7 +50,7 @@ def _at_times(name: str, meaning: str) -> tuple[Column, ...]:
 
 
 _PATTERN = _at_times("pattern", "Mean weighted attention to the keys marked by `pattern=`. NaN where none counts.")
-_NEXT = "Mean attention from each query to the token after it, where there is one. Of an encoder alone."
+_NEXT = "Mean attention from each query to the token after it, where there is one. For encoders alone."
 DETECT_HEADS = Schema(
     "detect_heads",
     (
@@ -138,7 +138,7 @@ def detect_heads(
     on the first 16 sequences (of prompts beyond 256 tokens, on as many as have 4,096 tokens together). P of many heads
     need a correction, `tls.stats.benjamini_hochberg`.
 
-    Of an encoder, whose queries see later keys, there is also the mass on the token after the query (`next`), on the
+    For an encoder, whose queries see later keys, there is also the mass on the token after the query (`next`), on the
     same queries. `ind` has no meaning there and is NaN: what follows a token is seen, not remembered. In HRM a score is
     the mean over the times that the layer runs in a pass.
 
@@ -147,7 +147,7 @@ def detect_heads(
     Args:
         model: a TransformerBridge or HookedTransformer.
         n_sequences: sequences drawn, at most; standard errors are over those that are run.
-        max_se: the standard error below which no more sequences are run; None runs all. Of `prompts` all are run.
+        max_se: the standard error below which no more sequences are run; None runs all. With `prompts` all are run.
         segment_length: L, at most (n_ctx - 1) // 2.
         prompts: in place of the drawn sequences, in any form that `Task` takes: strings, token ids, lists of unequal
             length, or a tokenizer's batch with its `attention_mask`. Padding is never counted. Equal prompts are one

@@ -34,7 +34,7 @@ Hooks = list[tuple[str, Callable[[Tensor, Any], None]]]
 class Preference(NamedTuple):
     """What the mean query and key of some heads of a layer contribute to the mean score, by distance.
 
-    That of the non-rotary columns is equal at every distance; `theta` is in radians per token.
+    Non-rotary columns add the same at every distance; `theta` is in radians per token.
     """
 
     by_pair: Float64[Tensor, "heads pairs distances"]

@@ -47,7 +47,7 @@ def rotated_key_pvalues(
 ) -> Float64[np.ndarray, "scores heads"]:
     """Return the share of draws, the head itself counted as one, that reach each score of each head.
 
-    A score is the mean over the sequences that count; NaN where none does. That of the head is computed from its
+    A score is the mean over the sequences that count; NaN where none does. The head's own score is computed from its
     weights, as those of the draws are. The model runs once over all sequences. Each layer is measured when the run
     passes it, and only counts are kept: what this holds grows neither with the number of draws nor with that of layers.
     `reduce` gives the scores of a pattern, 0 where a sequence does not count, and `advance` is called after each draw
@@ -149,7 +149,7 @@ def _fixed_queries(
     scores = scores_of_stream(layer, residual, rotation_tables(view, layer.rotary, index, n_positions, captured))
     rebuilt = scores.own()
     observed = rebuilt.masked_fill(hidden, -torch.inf).softmax(-1)
-    # An error of the attention is at most one of its scores.
+    # Attention differs by no more than the scores do.
     require_close(
         (observed - pattern.double()).abs().max(),
         rebuilt.masked_fill(hidden, 0.0).abs().max(),

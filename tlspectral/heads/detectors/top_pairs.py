@@ -51,7 +51,7 @@ TOP_PAIRS = Schema(
         *columns("""
             rank        | index       | Place among the head's pairs by attention, 1 for the largest, at most two of
                         |             | one query; missing for drawn pairs.
-            interval    | label       | top for the ranked pairs. Of drawn ones the third below the least attention of
+            interval    | label       | top for the ranked pairs. For drawn ones the third below the least attention of
                         |             | these, from 0 on, that they lie in: high, middle or low.
             attention   | probability | Attention of the query to the key, as the model has it.
             prompt      | index       | Prompt, from 0.
@@ -192,7 +192,7 @@ def _chosen(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of one head, `layer, head, rank, interval, attention, prompt, query, key`: ranked, then drawn.
 
-    Of equal weights that of the earlier prompt and query comes first.
+    Among equal weights the earlier prompt and query come first.
     """
     weights, places = attention.flatten().numpy(), keys.flatten().numpy()
     n_queries = attention.shape[1]

@@ -70,7 +70,7 @@ class Graph:
 
     @cached_property
     def receivers(self) -> list[Receiver]:
-        """Of each layer the queries of heads, keys and values of groups and the MLP; then the logits."""
+        """Queries of heads, keys and values of groups and the MLP of each layer; then the logits."""
         found = []
         for layer in range(len(self.n_heads)):
             found += [Receiver(layer, head, "q") for head in range(self.n_heads[layer])]

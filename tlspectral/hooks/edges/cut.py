@@ -146,7 +146,7 @@ class EdgeReceiver(HeadCapture):
     def _require_own_reads(self, captured: Tensor, x: Tensor, reads: LayerReads) -> None:
         """Refuse a run whose queries, keys or values are not read from its residual stream. Raises EditNotHonored.
 
-        Compared is the first sequence. Of values, whose bias is not read, what is left has to be the same at every
+        The first sequence is compared. For values, whose bias is not read, what is left has to be the same at every
         token.
         """
         heads = list(range(len(reads.weight))) if reads.joint else self.heads

@@ -28,7 +28,7 @@ class Sender(NamedTuple):
     """One writer. `head` is -1 for all but heads, `layer` -1 for the embedding.
 
     A mixer is what a layer has in the place of heads or beside them: a state-space block, a convolution, linear
-    attention. It is one with the MLP of its layer where that has no hook point.
+    attention. If the MLP has no hook point, the mixer's write includes it.
     """
 
     layer: int
@@ -169,7 +169,7 @@ def cached_run(
 ) -> CachedRun:
     """Run the model once under the hooks that are on it, and keep what senders of the layers below one wrote.
 
-    Of the layers `reading`, queries, keys and attention are kept too. Raises UnsupportedArchitecture for a layer of
+    Queries, keys and attention of the layers `reading` are kept too. Raises UnsupportedArchitecture for a layer of
     which the residual stream is no sum of writes, and ValueError for sequences that have nothing in their place.
     """
     names, reading = [view.hook_names(layer) for layer in range(view.n_layers)], list(reading)

@@ -16,7 +16,7 @@ from tlspectral.models.running.padding import position_of, positions_by_place
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Placed:
-    """What acts at one position of each sequence of a run, `at`; None: at all."""
+    """Acts at one position per sequence, `at`; None means everywhere."""
 
     at: Any = None
 
@@ -69,7 +69,7 @@ class Part(Placed, ABC):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What tables and folders hold of the part besides its name, as far as it is settled: no defaults."""
+        """Settings for `attrs` and the manifest, without those at their default."""
         return {}
 
     def __repr__(self) -> str:

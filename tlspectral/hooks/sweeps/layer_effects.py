@@ -1,7 +1,8 @@
 """Values of a metric without a part of each head of one layer or of sets of heads, and their controls.
 
-The control of a part of the scores is a random part of the same RMS. That of what is removed as a whole, a head's
-output or its attention to far keys, is other heads. Blocks are replayed from the layer, several heads in a batch.
+The control of a part of the scores is a random part of the same RMS. For what is removed as a whole, a head's output or
+its attention to far keys, the control is other heads of the layer. Blocks are replayed from the layer, several heads in
+a batch.
 """
 
 from collections.abc import Mapping

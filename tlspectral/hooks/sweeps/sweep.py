@@ -132,9 +132,9 @@ def ablation_sweep(
             part.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
-            that its RMS over unmasked pairs equals that of the part, sequence by sequence. Of parts in blocks: the same
-            numbers taken from other blocks, by a random cycle through all of them. Of `Output` and `LongRange`: the
-            same is removed from other heads of the layer, chosen at random, one at a time.
+            that its RMS over unmasked pairs equals that of the part, sequence by sequence. For parts in blocks: the
+            same numbers taken from other blocks, by a random cycle through all of them. For `Output` and `LongRange`:
+            the same is removed from other heads of the layer, chosen at random, one at a time.
         draws: random parts per head, None is five (19 with `off_target`); for `Output` and `LongRange` other heads per
             head, None is all (no more than n - 1 in a layer with n heads); random sets per set, None is 19. `control_p`
             is not below 1 / (1 + draws): 19 reach .05.

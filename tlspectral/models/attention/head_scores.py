@@ -41,8 +41,8 @@ Tables = tuple[Float[Tensor, "*heads pos pairs"], Float[Tensor, "*heads pos pair
 class Rotation(Castable):
     """The rotary pairs of a layer with cos and sin at some rows, as a run applied them or in float64.
 
-    Tables are [(batch,) rows, pairs], or with an axis of heads (1 where all are alike) in front of the rows. Those of a
-    spectral layer always have it, for the heads of the geometry.
+    Tables are [(batch,) rows, pairs], or with an axis of heads (1 where all are alike) in front of the rows. Tables of
+    a spectral layer always have it, for the heads of the geometry.
     """
 
     geometry: RotaryGeometry

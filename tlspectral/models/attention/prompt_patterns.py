@@ -11,7 +11,7 @@ from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
 
 MOST_TOKENS = 128
-"""Of a prompt whose attention is drawn; beyond it the squares cannot be told apart."""
+"""Tokens of a prompt whose attention is drawn; beyond it the squares cannot be told apart."""
 
 
 def prompt_patterns(

@@ -24,7 +24,7 @@ from tlspectral.models.reading.digests import stored_bytes
 
 
 class CheckpointFiles:
-    """The safetensors files of a checkpoint. Of a hub model, only the files that are asked for are fetched.
+    """The safetensors files of a checkpoint. From a hub only the files that are asked for are fetched.
 
     `record` is the provenance that tables store, and `name` the checkpoint's name in messages.
 

@@ -28,7 +28,7 @@ Hook = tuple[str, Callable[..., Any]]
 class _Use:
     """Which thread uses a model now, None when it is free, and the contexts of that thread that are open.
 
-    Of a context of the user it is known what it does, of others None. While one is open, other
+    A context of the user says what it does, others hold None. While one of the user is open, other
     threads are refused instead of waiting. `evaluating`: the thread has set the model to evaluation mode.
     """
 

@@ -31,7 +31,7 @@ def load_model(
     masked tokens, or alone where the files hold none. The bridge then returns the residual stream as logits.
 
     Attention runs eagerly, so that hooks see scores and patterns, and the model is in evaluation mode. A model on disk
-    is loaded without the network. Of a hub model, what the hub's cache lacks is fetched: config, tokenizer, and the
+    is loaded without the network. What the cache lacks of a hub model is fetched: config, tokenizer, and the
     weights in one format (safetensors, else pickles); a cached branch stays at its commit. A warning says if the
     tokenizer could not be fetched or read; `model.tokenizer` is then None. `model.tlspectral_source` says where it came
     from: `model`, `revision` and, where there are any, `commit`, `adapter`, `base`, `file`, `sha256` (of a tiny model,
@@ -40,7 +40,7 @@ def load_model(
     A model object of transformers stays as it is. What is returned is made of a copy with eager attention, without the
     object's hooks (a warning names them), whose parameters share their storage with the object's where type and device
     are the same: in the bridge, a later change of values in place, as by training, can show in both. `model` and
-    `commit` are what its config says; that its weights have not changed since is not known.
+    `commit` are what its config says; its weights may have changed since.
 
     One cached step is compared with an uncached pass. Where TransformerLens loses the cache, as under transformers 5.24
     and (3.9) for MPT, a warning says so, and `generate`, `generate_stream` and `hf_generate` run without one.

@@ -139,7 +139,7 @@ def _hold_text(adapter: Any) -> None:
 
 
 def correct_packed(adapter: Any, config: Any) -> None:
-    """Correct how an adapter cuts a packed projection, in place. That of other models is left as it is."""
+    """Correct how an adapter cuts a packed projection, in place. Other models' projections are left as they are."""
     newer_falcon = config.model_type == "falcon" and config.new_decoder_architecture
     without_bias = config.model_type == "gpt_neox" and not config.attention_bias
     key_for_each = config.model_type == "gpt_bigcode" and not config.multi_query

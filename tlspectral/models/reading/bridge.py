@@ -240,7 +240,7 @@ def cache_bytes(cache: Any) -> int:
 def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, first_layer: int = 0) -> Tensor:
     """Return logits of tokens that follow cached ones, of the row of the cache that `rows` names for each of theirs.
 
-    The cache is not changed. Of layers below the first nothing is read, for passes that skip them.
+    The cache is not changed. Layers below the first are not read, for passes that skip them.
     """
     copied_cache = _copied(cache)  # a pass extends the cache it is given
     for layer in copied_cache.layers[first_layer:]:

@@ -1,6 +1,6 @@
 """SHA-256 of tensors as they are stored, by which tables name the weights and tokens that they were made from.
 
-Of a model's weights it is computed once. Later calls compare the weights with what was hashed, on their device.
+It is computed once for a model's weights. Later calls compare the weights with what was hashed, on their device.
 """
 
 import hashlib

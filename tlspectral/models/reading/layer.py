@@ -81,8 +81,8 @@ class RawAttention(LayerSettings):
     [heads, d_head, d_model] for W_O, in TransformerLens order: `q = x @ W_Q + b_Q`. Those that read a latent, which is
     then the norm of queries or keys, are [heads, rank, columns].
 
-    Of a gated attention W_gate, [heads, d_model, columns], makes of the same input what z is multiplied by, behind an
-    activation (Qwen3-Next, AFMoE); `gate_behind_queries`: in one projection with W_Q.
+    A gated attention has W_gate, [heads, d_model, columns], which makes of the same input what z is multiplied by,
+    behind an activation (Qwen3-Next, AFMoE); `gate_behind_queries`: in one projection with W_Q.
     """
 
     w_q: Tensor

@@ -19,7 +19,7 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
 
     Prompts are strings, tokenised as by `model.to_tokens` but never cut; token ids [sequences, pos], or [pos] of one
     prompt; a list of one-dimensional tensors or lists of ids; or a tokenizer's batch with `input_ids` and
-    `attention_mask`. Arrays and columns of a table are read by place. Those of a ready task, which have `packed`, are
+    `attention_mask`. Arrays and columns of a table are read by place. Prompts of a ready task, which have `packed`, are
     made for the model. Warnings say what the prompts became that a caller may not expect, see `prompt_notes`.
 
     Raises:

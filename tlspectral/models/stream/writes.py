@@ -188,7 +188,7 @@ class LayerReads:
     Attributes:
         norm: of the input of the projection.
         weight: with the gain of `norm` folded in, centred under LayerNorm.
-        bias: with that of `norm`; None where it is not read. Of values that of W_V is not read.
+        bias: with that of `norm`; None where it is not read. For values the bias of W_V is ignored.
         point: the hook point, by its name in `AttentionView.hook_names`.
         latent: how the latent is read from the stream, of one head, where the heads project a latent; `norm` is then
             the latent's.
