@@ -37,7 +37,7 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     require(sweep, ("layer", "head", "name", "part", "delta", "delta_se"), "ablation_sweep")
     table = sweep.dropna(subset="delta").merge(heads[["layer", "head", "prev"]], on=["layer", "head"], how="left")
     is_set = table["head"] < 0
-    table = table[is_set | table["prev"].notna()]
+    table = table.loc[is_set | table["prev"].notna()]
     if table.empty:
         raise ValueError("no head has a measured effect and a row in the table of heads")
     table = table.sort_values("delta", ignore_index=True, ascending=False)
