@@ -157,7 +157,9 @@ class AttentionView:
         return int(next((one for one in found if one is not None), 0))
 
     def raw(self, index: int) -> RawAttention:
-        """Return the parameters of one layer as the model holds them. Raises as `layer`.
+        """Return the parameters of one layer as the model holds them.
+
+        Raises BadHead for no such layer, UnsupportedArchitecture for one that cannot be read.
 
         The rotary geometry of a model with learnable rotary positions is that of its method `spectral_geometry`.
         """
@@ -196,7 +198,7 @@ class AttentionView:
     def live_factors(self, index: int, heads: list[int] | None, *, folded: bool) -> LiveFactors:
         """Return W_Q and W_K of some heads of a layer (None: all), folded or as stored, with gradients.
 
-        Raises as `layer`; UnsupportedArchitecture also where it is read in a way that passes no gradient.
+        Raises BadHead for no such layer; UnsupportedArchitecture for one that cannot be read, or not with gradients.
         """
         raw = self._stored(index)
         if folded and self._spectral_geometry is not None:
@@ -220,7 +222,10 @@ class AttentionView:
             )
 
     def output(self, index: int) -> OutputFactors:
-        """Return the value and output side of one layer, folded in float64 on the CPU. Raises as `layer`."""
+        """Return the value and output weights of one layer, folded in float64 on the CPU.
+
+        Raises BadHead for no such layer; UnsupportedArchitecture, BadWeights for one that cannot be read.
+        """
         return fold_output(self.raw(index), index)
 
     def behind(self, index: int) -> tuple[Tensor | None, Normalization, float]:
@@ -237,12 +242,12 @@ class AttentionView:
         return float(getattr(wrapped, "attn_out_multiplier", 1.0))
 
     def n_heads(self, index: int) -> int:
-        """Return the number of query heads of a layer. Raises as `layer`."""
+        """Return the number of query heads of a layer. Raises BadHead for no such layer."""
         known = self.__dict__.get("_found")  # one layer alone is read where not all have been
         return known[1][index] if known is not None and index in known[1] else len(self.raw(index).w_q)
 
     def rotary(self, index: int) -> RotaryGeometry | None:
-        """Return the rotary geometry of a layer, None where it has no rotary positions. Raises as `layer`."""
+        """Return the rotary geometry of a layer, None where it has no rotary positions. Raises BadHead for no layer."""
         return self.raw(index).rotary
 
     def writes_more(self, index: int) -> bool:

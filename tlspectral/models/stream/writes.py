@@ -100,7 +100,7 @@ class HeadWrites:
 
 
 def head_writes(view: AttentionView, index: int, cast: Cast) -> HeadWrites:
-    """Return how the heads of a layer write; differentiable where `cast` is. Raises as `AttentionView.raw`."""
+    """Return how the heads of a layer write; differentiable where `cast` is. Raises BadHead for no layer."""
     b_o, norm, multiplier = view.behind(index)
     return HeadWrites(cast(view.raw(index).w_o), None if b_o is None else cast(b_o), norm, multiplier, cast)
 
