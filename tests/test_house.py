@@ -35,8 +35,9 @@ LARGEST_TRACKED = 1_000_000  # bytes
 LARGER: set[str] = set()  # models and results that may be larger, by their path; none is
 # Every product of queries and keys stands in one file, also those that a table does not need. What reads skipped layers
 # and latents, prompts by place, sums by which weights are compared, and what checks passes and halves batches is loaded
-# with every model; how widely heads attend with all detectors.
-MOST_LOADED_LINES = 8_200
+# with every model; how widely heads attend with all detectors. Three in a hundred are free, so that no first line
+# fails.
+MOST_LOADED_LINES = 8_500
 SAYS_NOTHING = {"common", "helpers", "misc", "utils"}
 
 

@@ -88,6 +88,12 @@ LOADERS["spectral"] = Loader(
     lambda given, **options: import_module("tlspectral.spectral_rope.loading").load_claimed(given, **options),
 )
 
+# No folder claims it: `load_model(weights="files")` asks for it.
+LOADERS["files"] = Loader(
+    lambda at: False,
+    lambda source: import_module("tlspectral.models.checkpoints.layers").WeightFiles(source),
+)
+
 
 _imported, _ = lazy_names(__name__)
 

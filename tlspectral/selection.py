@@ -301,7 +301,7 @@ def _refuse(given: Any) -> NoReturn:
 def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
     """Return the chosen heads by layer (None: all), layers and heads sorted, each head once; "L5" is all of a layer.
 
-    `view` is a model as `AttentionView` or `CheckpointLayers` reads it: its `n_layers`, its `layers`, `n_heads(layer)`.
+    `view` is a model as `AttentionView` or `WeightFiles` reads it: its `n_layers`, its `layers`, `n_heads(layer)`.
     Raises BadHead for a layer or head that does not exist, or heads in no form of `Heads`.
     """
     if heads is None:

@@ -38,7 +38,7 @@ def test_rows_of_a_loaded_model_are_those_of_the_whole_table(name, blocks):
 @pytest.mark.parametrize("blocks", ["shared", "fresh"])
 def test_rows_of_a_model_that_is_read_from_files_and_only_their_layers_are_read(folder, spied, blocks):
     whole = analyze(folder("gemma2"), null_blocks=blocks)
-    read = spied(checkpoints.CheckpointLayers, "layer", at=1)
+    read = spied(checkpoints.WeightFiles, "layer", at=1)
     heads = [(3, 1), (1, 0), (3, 0)]
     part = analyze(folder("gemma2"), heads=heads, null_blocks=blocks)
     assert read == [1, 3]

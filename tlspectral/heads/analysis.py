@@ -74,8 +74,8 @@ def analyze_heads(
 
     Args:
         model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path for `load_model`.
-            With `detectors=False` a folder of safetensors or a hub model is read from its files instead, layer by
-            layer, without loading it: queries, keys and norms, from the hub only their files. Architectures:
+            `load_model(name, weights="files")`, and a name with `detectors=False`, is read from its files instead,
+            layer by layer, without loading it: queries, keys and norms, from the hub only their files. Architectures:
             `models.checkpoints.layers.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual
             streams. `outside_m, self_match, copying, positivity` are NaN, and `weights_sha256` is of what was read.
         heads: heads to tabulate, as in `ablate`: `"L5H1"`, `"L5"` for all of a layer, `"L-1"` for the last one, or a
@@ -89,7 +89,7 @@ def analyze_heads(
         null_dtype: of the eigenvalues of the draws. `"float32"` is used for d_head of 64 or more, and for heads where
             its rounding stays below 1 % of the Monte-Carlo error; all others, and the heads' own spectra, are in
             float64. The random frames are the same.
-        detectors: also run the model on repeated sequences (`detect_heads`).
+        detectors: also run the model on repeated sequences (`detect_heads`); of files nothing is run.
         n_sequences, max_se: of the detectors, as in `detect_heads`: sequences at most, and the standard error below
             which no more are run; `max_se=None` runs all.
         prompts: in any form that `Task` takes (strings, ids [batch, pos], a tokenizer's batch), for the

@@ -21,7 +21,7 @@ from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 
 if TYPE_CHECKING:
-    from tlspectral.models.checkpoints.layers import CheckpointLayers, Matrices
+    from tlspectral.models.checkpoints.layers import Matrices, WeightFiles
 
 COMPOSITION = columns("""
     score  | ratio | ||M OV^T|| / (||M|| ||OV||), OV of the earlier head and M of the one that reads; M^T for its
@@ -133,7 +133,7 @@ def _ranked(
 
 
 @contextmanager
-def _layer(source: "AttentionView | CheckpointLayers", index: int, matrices: "Matrices") -> Iterator[RawAttention]:
+def _layer(source: "AttentionView | WeightFiles", index: int, matrices: "Matrices") -> Iterator[RawAttention]:
     if isinstance(source, AttentionView):
         yield source.raw(index)
     else:

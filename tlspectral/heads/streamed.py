@@ -14,7 +14,7 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.operators.verification import check_scores
 from tlspectral.heads.weight_columns import NullSettings, measure_heads, of_heads, position_directions, with_null
-from tlspectral.models.checkpoints.layers import CheckpointLayers, layer_named
+from tlspectral.models.checkpoints.layers import WeightFiles, layer_named
 from tlspectral.models.hooking.hooks_on_model import refuse_autocast
 from tlspectral.models.loading.damage import download_bars, misfit
 from tlspectral.models.reading.layer import fold_attention, key_value_groups
@@ -23,7 +23,7 @@ from tlspectral.version import __version__
 
 
 def streamed_layers(
-    checkpoint: CheckpointLayers,
+    checkpoint: WeightFiles,
     heads: dict[int, list[int]],
     null: NullSettings,
     extras: Collection[str],
@@ -62,7 +62,7 @@ def streamed_layers(
     return identity, parts
 
 
-def _require_same_weights(checkpoint: CheckpointLayers, index: int, file: str, table: pd.DataFrame) -> None:
+def _require_same_weights(checkpoint: WeightFiles, index: int, file: str, table: pd.DataFrame) -> None:
     if table.attrs["digest"] != checkpoint.digest(index):
         raise IncompatibleCheckpoint(
             f"{file} was made from other weights of layer {index} than those of "
@@ -71,7 +71,7 @@ def _require_same_weights(checkpoint: CheckpointLayers, index: int, file: str, t
 
 
 def _measured(
-    checkpoint: CheckpointLayers,
+    checkpoint: WeightFiles,
     null: NullSettings,
     directions: Float64[Tensor, "d_model directions"] | None,
     index: int,

@@ -30,7 +30,7 @@ from tlspectral.tasks.metric_value import standard_error
 from tlspectral.tasks.task_sequences import metric_value_of, task_sequences
 
 if TYPE_CHECKING:
-    from tlspectral.models.checkpoints.layers import CheckpointLayers
+    from tlspectral.models.checkpoints.layers import WeightFiles
 
 _PAIR = ["sender_layer", "sender_head", "receiver_layer", "receiver_head"]
 _COMPOSITION = ["score", "chance", "rank"]
@@ -144,7 +144,7 @@ def measure_step(
     return table
 
 
-def _shape(layers: "AttentionView | CheckpointLayers") -> dict[str, Any]:
+def _shape(layers: "AttentionView | WeightFiles") -> dict[str, Any]:
     shape = {"layers": layers.n_layers, "d_model": layers.d_model}
     if isinstance(layers, AttentionView):
         rotary = [layers.rotary(index) is not None for index in layers.layers]

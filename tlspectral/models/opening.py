@@ -9,15 +9,18 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 
 if TYPE_CHECKING:
-    from tlspectral.models.checkpoints.layers import CheckpointLayers
+    from tlspectral.models.checkpoints.layers import WeightFiles
 
 
-def open_layers(model: Any, *, load: bool = False) -> "AttentionView | CheckpointLayers":
+def open_layers(model: Any, *, load: bool = False) -> "AttentionView | WeightFiles":
     """Return the attention layers of a model, or of the model that a name or path means.
 
-    A folder or hub model is read from its files, unless `load`; other names are loaded. A `Source`, which is what
-    `find_source` says of a name, a revision and a step, is read from its files. Raises as `load_model`.
+    A folder or hub model is read from its files, unless `load`; other names are loaded. `WeightFiles` are taken as they
+    are. A `Source`, which is what `find_source` says of a name, a revision and a step, is read from its files. Raises
+    as `load_model`.
     """
+    if getattr(model, "only_weights", False):
+        return model
     named = isinstance(model, str | os.PathLike)
     if isinstance(model, Source) or (named and not load):
         from tlspectral.models.checkpoints.layers import (

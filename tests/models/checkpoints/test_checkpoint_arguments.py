@@ -23,13 +23,13 @@ from tlspectral.tables import read_table
 @pytest.fixture
 def read(monkeypatch):
     """Layers that are read, with the side of each."""
-    seen, real = [], checkpoints.CheckpointLayers.layer
+    seen, real = [], checkpoints.WeightFiles.layer
 
     def layer(self, index, side="query-key"):
         seen.append((index, side))
         return real(self, index, side)
 
-    monkeypatch.setattr(checkpoints.CheckpointLayers, "layer", layer)
+    monkeypatch.setattr(checkpoints.WeightFiles, "layer", layer)
     return seen
 
 
@@ -163,3 +163,67 @@ def test_layers_read_by_threads_leave_weight_tying_as_it_was(folder):
             found = analyze(folder("llama"), null_blocks="fresh", n_jobs=4)
     assert PreTrainedModel.tie_weights is own
     pd.testing.assert_frame_equal(found, analyze(folder("llama"), null_blocks="fresh"), check_exact=True)
+
+
+def test_files_are_opened_by_load_model_and_measured_as_by_name(folder):
+    files = tls.load_model(folder("llama"), weights="files")
+    assert "WeightFiles" in repr(files)
+    assert str(folder("llama")) in repr(files)
+    by_name = tls.analyze_heads(folder("llama"), detectors=False, null_draws=2)
+    for options in ({}, {"detectors": False}):  # nothing is run of files either way
+        found = tls.analyze_heads(files, null_draws=2, **options)
+        pd.testing.assert_frame_equal(found, by_name, check_exact=True)
+        assert found["prev"].isna().all()
+    senders = tls.k_composition(files, "L1H0.k")
+    pd.testing.assert_frame_equal(senders, tls.k_composition(folder("llama"), "L1H0.k"), check_exact=True)
+
+
+TASK = tls.logit_difference([[1, 2, 3]], 4, 5, counterfactual=[[1, 3, 3]])
+BLOCKS = tls.positional.BlockPrompt(
+    torch.tensor([1]), [torch.tensor([token]) for token in (2, 3, 4)], torch.tensor([5])
+)
+WITH_A_MODEL = {
+    "detect_heads": lambda files: tls.detect_heads(files),
+    "evaluate": lambda files: tls.evaluate(files, TASK),
+    "ablate": lambda files: tls.ablate(files, "L0H0", "output").__enter__(),
+    "ablation_sweep": lambda files: tls.ablation_sweep(files, "output"),
+    "edge_effects": lambda files: tls.edge_effects(files, "logits", task=TASK),
+    "run_circuit": lambda files: tls.run_circuit(files, [], TASK),
+    "faithfulness": lambda files: tls.faithfulness(files, pd.DataFrame(), TASK),
+    "verify_scores": lambda files: tls.verify_scores(files),
+    "qk_operators": lambda files: tls.qk_operators(files),
+    "frequency_table": lambda files: tls.frequency_table(files),
+    "relative_position_kernel": lambda files: tls.relative_position_kernel(files),
+    "head_directions": lambda files: tls.head_directions(files, "L0H0"),
+    "top_pairs": lambda files: tls.top_pairs(files, "L0H0"),
+    "qk_attribution": lambda files: tls.qk_attribution(files, [1, 2, 3], "L0H0", 2, 1),
+    "positional_symbolic": lambda files: tls.positional_symbolic(files, BLOCKS),
+    "to_spectral": lambda files: tls.to_spectral(files),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_A_MODEL)
+def test_what_needs_a_model_refuses_files_by_name(folder, name):
+    files = tls.load_model(folder("llama"), weights="files")
+    with pytest.raises(TypeError, match=r"WeightFiles\(.*\) holds the files of weights, .* load it with load_model"):
+        WITH_A_MODEL[name](files)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"weights": "all"}, "weights='all' is none of 'model', 'files'"),
+        ({"weights": "files", "dtype": "float64"}, "reads weights as they are stored: leave dtype= out"),
+        ({"weights": "files", "backend": "bridge"}, "leave backend= out"),
+    ],
+)
+def test_arguments_that_files_do_not_take_are_refused(folder, options, words):
+    with pytest.raises(ValueError, match=words):
+        tls.load_model(folder("llama"), **options)
+
+
+def test_what_is_loaded_whole_has_no_files_to_read(folder):
+    with pytest.raises(ValueError, match="tiny-rope is a model of this package: leave weights='files' out"):
+        tls.load_model("tiny-rope", weights="files")
+    with pytest.raises(ValueError, match="takes a name or a path; this TransformerBridge is loaded already"):
+        tls.load_model(tls.load_model("tiny-rope"), weights="files")

@@ -135,14 +135,14 @@ def test_local_layers_stay_local_and_layers_keep_their_own_base(folder, name, wi
 @pytest.mark.slow
 def test_a_mismatch_names_the_layer_of_the_checkpoint(folder, monkeypatch):
     """Layer 2 of 4, though the model at hand has one."""
-    scale, layer = reader._score_scale, checkpoints.CheckpointLayers.layer
+    scale, layer = reader._score_scale, checkpoints.WeightFiles.layer
 
     def opened(self, index, side: checkpoints.Side = "query-key"):
         factor = 1.5 if index == 2 else 1.0
         monkeypatch.setattr(reader, "_score_scale", lambda *arguments: factor * scale(*arguments))
         return layer(self, index, side)
 
-    monkeypatch.setattr(checkpoints.CheckpointLayers, "layer", opened)
+    monkeypatch.setattr(checkpoints.WeightFiles, "layer", opened)
     with pytest.raises(ScoreMismatch, match="layer 2: the scores rebuilt"):
         analyze(folder("smollm3"))
 

@@ -55,18 +55,20 @@ _POSITIONS = re.compile(r"(?:.*\.)?(wpe|embed_positions)\.weight")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def opened_files(model: Source | str | PathLike[str]) -> "CheckpointLayers | None":
+def opened_files(model: Source | str | PathLike[str]) -> "WeightFiles | None":
     """Return the layers of the folder or hub model that a name or source means, None where a model has to be loaded.
 
     That is so for a GGUF file, an adapter and a packaged model. Raises as `load_model` for an unknown name.
     """
     with download_bars():
         source = model if isinstance(model, Source) else find_source(model)
-        return CheckpointLayers(source) if source.streams else None
+        return WeightFiles(source) if source.streams else None
 
 
-class CheckpointLayers:
+class WeightFiles:
     """The layers of a checkpoint, one in memory at a time. It holds names, no weights, and can be sent to a worker.
+
+    `load_model(name, weights="files")` returns it, and `analyze_heads` measures it. It is no model: nothing can be run.
 
     A layer's index enters only through its kind (window, rotary or not, local or global), which is taken from the
     config's per-layer lists. Queries, keys and norms are exact; a scale that depends on the layer's index
@@ -78,6 +80,9 @@ class CheckpointLayers:
         BadWeights: quantised weights, pickles, or unreadable files.
         FileNotFoundError, ValueError: nothing has that name.
     """
+
+    only_weights = True
+    """Read by `attention_view`, which refuses it, and by `open_layers`, which takes it as it is."""
 
     def __init__(self, source: Source):
         from transformers import AutoConfig
@@ -105,6 +110,9 @@ class CheckpointLayers:
         self.n_layers = config.num_hidden_layers
         self._names = stacks[0]
         self._in_whole = wholes[0]  # parameters of the whole model, by layer and by name within it
+
+    def __repr__(self) -> str:
+        return f"WeightFiles({self.files.name}, {self.n_layers} layers)"
 
     @property
     def d_model(self) -> int:

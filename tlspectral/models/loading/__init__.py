@@ -1,7 +1,7 @@
 """Load a model to analyse, from a package, the hub, a folder, a GGUF file or an object, as a TransformerLens model."""
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,6 +15,7 @@ def load_model(
     name: str | os.PathLike[str] | Any,
     *,
     backend: str = "auto",
+    weights: Literal["model", "files"] = "model",
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
@@ -60,6 +61,9 @@ def load_model(
         backend: `"bridge"` (as `"auto"`): a raw TransformerBridge, weights as in the checkpoint. `"hooked"`: a
             HookedTransformer with folded norms and nothing else processed; TransformerLens 3.x only, context of at
             most 2048 tokens without learned positions.
+        weights: `"files"` loads nothing. It returns `WeightFiles`, what `analyze_heads` reads layer by layer, of a
+            folder of safetensors or a hub model; every other function but `k_composition` refuses it. Backend, device,
+            type and tokenizer are then left out.
         device: Default: that of an object; else CUDA where there is one, else the CPU.
         dtype: Floating-point type, or its name. Default: that of an object; else float32.
         revision: Branch, tag or commit on the hub.
@@ -79,6 +83,13 @@ def load_model(
     """
     if backend not in ("auto", "bridge", "hooked"):
         raise ValueError(f"backend={backend!r} is none of 'auto', 'bridge', 'hooked'.")
+    if weights not in ("model", "files"):
+        raise ValueError(f"weights={weights!r} is none of 'model', 'files'.")
+    if weights == "files":
+        from tlspectral.models.loading.finding import opened_by_name
+
+        of_models = {"backend": backend != "auto", "device": device, "dtype": dtype, "tokenizer": tokenizer}
+        return opened_by_name(name, revision, checkpoint, [key for key, value in of_models.items() if value])
     float_type = None if dtype is None else _float_type(dtype)
     on_device = None if device is None else usable_device(device)
     if backend == "hooked":

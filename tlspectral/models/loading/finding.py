@@ -3,11 +3,14 @@
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tlspectral.errors import did_you_mean
-from tlspectral.models.loaders import TINY, Source, claimed, tiny_source
+from tlspectral.models.loaders import LOADERS, TINY, Source, claimed, tiny_source
+from tlspectral.models.loading.damage import download_bars
 from tlspectral.models.loading.weight_files import ADAPTER_CONFIG, NAMES, snapshot_commit
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -157,3 +160,22 @@ def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sour
             )
         revision = f"step{checkpoint}" if model.startswith("pythia") else f"checkpoint-{checkpoint}"
     return Source("hub", name, revision, {"model": name, "revision": revision})
+
+
+def opened_by_name(name: Any, revision: str | None, checkpoint: int | None, of_models: Sequence[str]) -> Any:
+    """Return the `WeightFiles` of a name, whose weights are read layer by layer.
+
+    `of_models` are arguments that were given and that files do not take. Raises ValueError for these, for an object,
+    and for what is loaded whole.
+    """
+    if of_models:
+        raise ValueError(f"weights='files' reads weights as they are stored: leave {of_models[0]}= out.")
+    if not isinstance(name, str | os.PathLike):
+        raise ValueError(f"weights='files' takes a name or a path; this {type(name).__name__} is loaded already.")
+    with download_bars():
+        source = find_source(name, revision, checkpoint)
+        if not source.streams:
+            kinds = {"tiny": "a model of this package", "gguf": "a GGUF file", "adapter": "the folder of an adapter"}
+            kind = kinds.get(source.kind, "a folder that is loaded whole")
+            raise ValueError(f"{name} is {kind}: leave weights='files' out.")
+        return LOADERS["files"].load(source)

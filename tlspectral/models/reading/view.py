@@ -454,6 +454,11 @@ def attention_view(model: Any) -> AttentionView:
 
     Raises TypeError for another object, UnsupportedArchitecture for a bridge of an encoder with a decoder.
     """
+    if getattr(model, "only_weights", False):
+        raise TypeError(
+            f"{model} holds the files of weights, which analyze_heads reads layer by layer, and no model that runs: "
+            "load it with load_model, without weights='files'"
+        )
     if hasattr(model, "original_model") and hasattr(model, "adapter"):
         backend = "bridge"
         if not blocks_of(model):
