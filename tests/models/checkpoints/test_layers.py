@@ -137,10 +137,10 @@ def test_a_mismatch_names_the_layer_of_the_checkpoint(folder, monkeypatch):
     """Layer 2 of 4, though the model at hand has one."""
     scale, layer = reader._score_scale, checkpoints.WeightFiles.layer
 
-    def opened(self, index, side: checkpoints.Side = "query-key"):
+    def opened(self, index, matrices: checkpoints.Matrices = "query-key"):
         factor = 1.5 if index == 2 else 1.0
         monkeypatch.setattr(reader, "_score_scale", lambda *arguments: factor * scale(*arguments))
-        return layer(self, index, side)
+        return layer(self, index, matrices)
 
     monkeypatch.setattr(checkpoints.WeightFiles, "layer", opened)
     with pytest.raises(ScoreMismatch, match="layer 2: the scores rebuilt"):
