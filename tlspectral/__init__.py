@@ -91,7 +91,7 @@ LOADERS["spectral"] = Loader(
 # No folder claims it: `load_model(weights="files")` asks for it.
 LOADERS["files"] = Loader(
     lambda at: False,
-    lambda source: import_module("tlspectral.models.checkpoints.layers").WeightFiles(source),
+    lambda source: import_module("tlspectral.models.checkpoints.layers").opened_files(source),
 )
 
 

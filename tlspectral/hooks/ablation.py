@@ -99,8 +99,7 @@ def ablate(
             inside the context, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
             thread opens a context on the model or runs it while a context is open.
         EditNotHonored, as the context begins: another open context removes a part of one of these heads, and the two
-        need
-            not add up.
+            need not add up.
         EditNotHonored, for an edge, as the model runs: a later hook edits z or the output of attention at a head; a
             receiver does not read the residual stream as the operators do; the pass skips a head (as a sweep does); or
             two open contexts have one receiver.

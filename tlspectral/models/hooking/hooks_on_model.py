@@ -234,8 +234,7 @@ def hooks_on(
 
     Raises:
         EditNotHonored: another thread has an `ablate` context open; a pass of another thread met one of the hooks
-        (raised
-            there); or a hook was taken off before the end (not raised over another exception).
+            (raised there); or a hook was taken off before the end (not raised over another exception).
     """
     level = next(_levels)
     placed: list[tuple[str, Any, Any]] = []

@@ -88,8 +88,10 @@ def load_model(
     if weights == "files":
         from tlspectral.models.loading.finding import opened_by_name
 
-        of_models = {"backend": backend != "auto", "device": device, "dtype": dtype, "tokenizer": tokenizer}
-        return opened_by_name(name, revision, checkpoint, [key for key, value in of_models.items() if value])
+        asked = None if backend == "auto" else backend
+        of_models = {"backend": asked, "device": device, "dtype": dtype, "tokenizer": tokenizer}
+        given = [key for key, value in of_models.items() if value is not None]
+        return opened_by_name(name, revision, checkpoint, given)
     float_type = None if dtype is None else _float_type(dtype)
     on_device = None if device is None else usable_device(device)
     if backend == "hooked":

@@ -174,8 +174,9 @@ def opened_by_name(name: Any, revision: str | None, checkpoint: int | None, of_m
         raise ValueError(f"weights='files' takes a name or a path; this {type(name).__name__} is loaded already.")
     with download_bars():
         source = find_source(name, revision, checkpoint)
-        if not source.streams:
-            kinds = {"tiny": "a model of this package", "gguf": "a GGUF file", "adapter": "the folder of an adapter"}
-            kind = kinds.get(source.kind, "a folder that is loaded whole")
-            raise ValueError(f"{name} is {kind}: leave weights='files' out.")
-        return LOADERS["files"].load(source)
+    files = LOADERS["files"].load(source)
+    if files is None:
+        kinds = {"tiny": "a model of this package", "gguf": "a GGUF file", "adapter": "the folder of an adapter"}
+        kind = kinds.get(source.kind, "a folder that is loaded whole")
+        raise ValueError(f"{name} is {kind}: leave weights='files' out.")
+    return files
