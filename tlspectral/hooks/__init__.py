@@ -6,7 +6,8 @@ from tlspectral.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tlspectral.hooks.ablation import ablate, ablation_hooks
-    from tlspectral.hooks.attribution.one_score import qk_attribution
+    from tlspectral.hooks.attribution.dictionary import Dictionary
+    from tlspectral.hooks.attribution.qk_attribution import qk_attribution
     from tlspectral.hooks.circuits.circuit import faithfulness, run_circuit
     from tlspectral.hooks.hook_check import check_hook
     from tlspectral.hooks.path_patching import edge_effects
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from tlspectral.selection import receivers
 
 __all__ = [
+    "Dictionary",
     "ablate",
     "ablation_hooks",
     "ablation_sweep",

@@ -186,6 +186,10 @@ class HeadScores:
             scores = scores + bias[:, None].to(scores)
         return softcapped(scores, self.layer.softcap)
 
+    def even(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
+        """Return C, scaled."""
+        return self._even(*self._parts(include_bias)).mul_(self.layer.score_scale)
+
     def symmetric(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
         """Return (C + C^T)/2, scaled."""
         content = self._even(*self._parts(include_bias))

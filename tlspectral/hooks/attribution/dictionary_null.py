@@ -1,0 +1,115 @@
+"""What a table of feature pairs does not say by itself: how much is the error's, and what other features would give."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from tlspectral.hooks.attribution.dictionary import ERROR, Dictionary
+from tlspectral.hooks.attribution.divisions import DividedScore
+from tlspectral.hooks.attribution.score_terms import pair_parts
+
+DRAWS, TURNS = 199, 20
+"""Permutations of the tokens whose activations stand at query and key; random turns of the decoder."""
+
+
+def dictionary_notes(
+    dictionary: Dictionary, divided: list[DividedScore], weights: Float64[Tensor, "scores"]
+) -> dict[str, Any]:
+    """Return what `attrs` say of a dictionary: the error's share, the same of a turned decoder, and `max_p`.
+
+    `weights` are those of the scores in the mean, and sum to 1.
+    """
+    score = sum(weight * each.row.score for weight, each in zip(weights.tolist(), divided, strict=True))
+    of_error = sum(weight * _error_score(each) for weight, each in zip(weights.tolist(), divided, strict=True))
+    generator = torch.Generator().manual_seed(0)
+    turned = 0.0
+    for weight, each in zip(weights.tolist(), divided, strict=True):
+        turned += weight * sum(_turned_error_score(dictionary, each, generator) for _ in range(TURNS)) / TURNS
+    return {
+        "error_share": of_error / score,
+        "error_share_turned": turned / score,
+        "error_score": of_error,
+        "max_p": _max_p(dictionary, divided, weights, generator),
+        "null_draws": DRAWS,
+        "dictionary": repr(dictionary),
+    }
+
+
+def _error_score(divided: DividedScore) -> float:
+    """Return the sum of all rows with the error at the query, at the key, or at both."""
+    at = [names.index(ERROR) for names in divided.names]
+    rows = (divided.pairs[:, 0] == at[0]) | (divided.pairs[:, 1] == at[1])
+    return float(divided.total[rows].sum())
+
+
+def _turned_error_score(dictionary: Dictionary, divided: DividedScore, generator: torch.Generator) -> float:
+    """Return `_error_score` with the same activations of features whose decoder is turned at random.
+
+    A random rotation keeps lengths and angles between features. Of the decoder only the active rows are turned: into a
+    random frame of their span, which has the distribution that a rotation of the whole space gives.
+    """
+    streams = divided.run.residual[:2]
+    written = [terms.written[:-2] for terms in (divided.query, divided.key)]
+    rows = torch.cat(written)
+    basis, triangle = torch.linalg.qr(rows.T)
+    frame = torch.randn(basis.shape, generator=generator, dtype=torch.float64)
+    turned = triangle.T @ torch.linalg.qr(frame).Q.T
+    bias = divided.query.written[-2]
+    explained = [part.sum(0) + bias for part in turned.split([len(part) for part in written])]
+    terms = [torch.stack([part, stream - part]) for part, stream in zip(explained, streams, strict=True)]
+    total = pair_parts(divided.form, terms[0], terms[1], streams)[0].sum(0)
+    return float(total[1].sum() + total[:, 1].sum() - total[1, 1])
+
+
+def _max_p(dictionary: Dictionary, divided: list[DividedScore], weights: Tensor, generator: torch.Generator) -> float:
+    """Return p of the largest |mean| of a pair of features, against activations of other tokens of the prompts.
+
+    In each draw the tokens of a prompt are permuted, so that query and key have the features of two others, with the
+    norms of the run. Every draw gives its largest pair, so that p is corrected for the number of pairs.
+    """
+    reads = [_token_reads(dictionary, each) for each in divided]
+    observed = _largest(divided, reads, weights, [(0, 1)] * len(divided), len(dictionary.decoder))
+    reached = 0
+    for _ in range(DRAWS):
+        places = []
+        for each, (features, _, _) in zip(divided, reads, strict=True):
+            order = (torch.randperm(len(features) - 2, generator=generator) + 2).tolist()
+            same = each.run.positions[0] == each.run.positions[1]
+            places.append((order[0], order[0] if same else order[1]))
+        reached += _largest(divided, reads, weights, places, len(dictionary.decoder)) >= observed * (1 - 1e-12)
+    return (1 + reached) / (1 + DRAWS)
+
+
+def _token_reads(dictionary: Dictionary, divided: DividedScore) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return, of each token of a run, its features and what queries and keys at the two tokens read of them."""
+    form, residual = divided.form, divided.run.residual
+    scales = form.query.scale(residual[0]), form.key.scale(residual[1])
+    features, queries, keys = [], [], []
+    for activations in dictionary.activations(residual):
+        active, written = dictionary.written(activations)
+        features.append(torch.tensor(active))
+        queries.append(form.query.of_terms(written, residual[0], scales[0]))
+        keys.append(form.key.of_terms(written, residual[1], scales[1]))
+    return features, queries, keys
+
+
+def _largest(
+    divided: list[DividedScore],
+    reads: list[tuple[list[Tensor], list[Tensor], list[Tensor]]],
+    weights: Tensor,
+    places: list[tuple[int, int]],
+    n_features: int,
+) -> float:
+    """Return the largest |weighted sum over scores| of a pair of features, with those of some tokens at the two."""
+    pairs, totals = [], []
+    for each, (features, queries, keys), weight, (query, key) in zip(
+        divided, reads, weights.tolist(), places, strict=True
+    ):
+        scores = each.form.scores(queries[query], keys[key]).whole()[0]
+        pairs.append((features[query][:, None] * n_features + features[key]).flatten())
+        totals.append(weight * scores.flatten())
+    numbers, place = torch.cat(pairs).unique(return_inverse=True)
+    summed = torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, place, torch.cat(totals))
+    return float(summed.abs().max()) if len(summed) else 0.0

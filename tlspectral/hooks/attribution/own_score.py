@@ -1,0 +1,108 @@
+"""The score that a run has itself, beside which the sum of its terms stands, and the attention without some of it."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from tlspectral.algebra.rotary import in_float64
+from tlspectral.errors import ScoreMismatch
+from tlspectral.hooks.attribution.score_terms import HeadForm
+from tlspectral.hooks.attribution.stream_terms import TracedRun
+from tlspectral.models.attention.head_scores import Tables
+from tlspectral.models.attention.run_scores import require_own_pattern, row_scores
+from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, noise_of, require_close
+from tlspectral.models.reading.layer import softcapped
+from tlspectral.models.reading.view import AttentionView
+
+
+@dataclass(frozen=True)
+class QueryRow:
+    """The scores of a query as the softmax reads them, and that of one key.
+
+    `score` is that of the key before a softcap, `alibi` the bias in it, None without ALiBi, and `attention` the weight
+    of the key in the run. `stored` is the type of the layer's weights, and `largest` the largest |score| of the layer.
+    """
+
+    form: HeadForm
+    layer: int
+    key: int
+    scores: Float64[Tensor, "pos"]
+    unmasked: Bool[Tensor, "pos"]
+    score: float
+    alibi: float | None
+    attention: float
+    stored: torch.dtype
+    largest: float
+
+    @property
+    def tolerance(self) -> float:
+        """Largest difference allowed between the sum of the terms and the score."""
+        absolute, relative = noise_of("term sum", self.stored)
+        return absolute + relative * self._size
+
+    @property
+    def _size(self) -> float:
+        return abs(self.score) if self.stored.itemsize >= 4 else self.largest
+
+    def require_sum(self, total: float) -> None:
+        """Refuse terms that do not sum to the score, or under a softcap to the capped one. Raises ScoreMismatch."""
+        capped = float(self._capped(torch.tensor(total, dtype=torch.float64)))
+        for found, own, what in ((total, self.score, ""), (capped, float(self.scores[self.key]), " capped")):
+            require_close(
+                torch.tensor(abs(found - own), dtype=torch.float64),
+                torch.tensor(self._size, dtype=torch.float64),
+                self.stored,
+                "term sum",
+                f"layer {self.layer}: the terms sum{what} to {found:.6g}, which differs from the model's own score",
+                LOOK_FOR_HOOKS,
+                ScoreMismatch,
+            )
+
+    def _capped(self, score: Tensor) -> Tensor:
+        return softcapped(score, self.form.layer.softcap)
+
+    def attention_without(self, change: Float64[Tensor, "rows"]) -> Float64[Tensor, "rows"]:
+        """Return the attention to the key if its score, before a softcap, lost each of these amounts."""
+        others = self.scores.masked_fill(~self.unmasked, -torch.inf)
+        others = others[torch.arange(len(others)) != self.key].logsumexp(0)
+        return torch.sigmoid(self._capped(self.score - change) - others)
+
+
+def query_row(
+    view: AttentionView, run: TracedRun, form: HeadForm, tables: Tables | None, query: int, key: int
+) -> QueryRow:
+    """Return a query's own scores of a run: those that the model exposes, else those of its own queries and keys.
+
+    Under ALiBi the bias of a key is `slope * position` and a constant of the row, which the softmax does not see: the
+    constant is the mean difference, over the row, between the model's scores and the others. Raises ValueError for a
+    masked key, and ScoreMismatch where the softmax of the scores is not the model's attention.
+    """
+    layer, names, raw = run.layer, view.hook_names(run.layer), view.raw(run.layer)
+    q, k = (in_float64(run.captured[names[point]]).cpu() for point in ("query", "key"))
+    of_run = row_scores(raw, form.head, q, k, tables, torch.tensor([[query]])).whole()[0, 0, 0]
+    if form.slope is not None:
+        of_run = of_run + form.slope * torch.arange(len(of_run), dtype=of_run.dtype)
+    if "scores" in names:
+        exposed = run.captured[names["scores"]]
+        visible = view.unmasked(layer, exposed)
+        largest = float(exposed.where(visible, 0.0).abs().max())
+        scores = exposed[0, form.head, query].cpu().double()
+        unmasked = visible[0, form.head, query].cpu() & (torch.arange(len(scores)) <= query)
+    else:
+        scores, unmasked = softcapped(of_run, form.layer.softcap), view.seen_keys(layer, len(of_run))[query].cpu()
+        largest = float(scores[unmasked].abs().max())
+    if not bool(unmasked[key]):
+        first = int(unmasked.nonzero()[0])
+        raise ValueError(
+            f"layer {layer} masks key {key} for query {query}: the query sees keys {first} to {query} (a window), so "
+            "there is no score"
+        )
+    row, pattern = scores.masked_fill(~unmasked, -torch.inf), run.captured[names["pattern"]]
+    pattern = pattern[0, form.head, query].cpu().double()
+    require_own_pattern(row, pattern, raw.w_q.dtype, f"layer {layer}", largest=largest)
+    score, alibi = float(scores[key] if form.layer.softcap is None else of_run[key]), None
+    if form.slope is not None:
+        alibi = float(form.slope * key + (scores - of_run)[unmasked].mean())
+    return QueryRow(form, layer, key, scores, unmasked, score, alibi, float(pattern[key]), raw.w_q.dtype, largest)

@@ -1,0 +1,228 @@
+"""One head's score as a function of the residual streams of two tokens, and of the terms that these are sums of.
+
+With the scale of every norm as a number, the score is bilinear in the two streams. C is its part that is even in the
+offset and D the odd one, as in `HeadScores`; for a term a at the query and a term b at the key,
+
+    symmetric     = (C(a, b) + C(b, a)) / 2
+    antisymmetric = (C(a, b) - C(b, a)) / 2
+    phase         = D(a, b)
+
+C(b, a) exchanges the vectors of the two tokens, each with the factor of the norm in front of the attention. The factors
+of a query/key norm stay at query and key.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from tlspectral.algebra.rotary import with_gain_and_phase
+from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, Tables
+from tlspectral.models.reading.latent import Latent
+from tlspectral.models.reading.layer import LayerSettings, RawAttention, fold_attention, key_value_groups
+from tlspectral.models.reading.norms import QueryKeyNorm
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.stream.writes import LayerReads
+
+PARTS = ("symmetric", "antisymmetric", "phase", "outside_m")
+
+
+@dataclass(frozen=True)
+class StreamSide:
+    """The queries or keys of a head, of heads that share its query/key norm where the norm's mean runs over them.
+
+    `reads` and `bias` are the folded projection of the residual stream, `query_key_norm` is behind it.
+    """
+
+    reads: LayerReads
+    bias: Float64[Tensor, "heads d_head"]
+    query_key_norm: QueryKeyNorm | Latent | None
+    head: int
+
+    def of(self, x: Float64[Tensor, "*batch d_model"], *, bias: bool = True) -> Float64[Tensor, "*batch d_head"]:
+        """Return the head's query or key of whole streams, all norms taken at them."""
+        every = self._projected(x, bias)
+        return (every if self.query_key_norm is None else self.query_key_norm.applied(every))[..., self.head, :]
+
+    def scale(self, x: Float64[Tensor, "d_model"]) -> Float64[Tensor, ""] | None:
+        """Return the factor 1/rms of the query/key norm at a stream; None without such a norm."""
+        norm = self.query_key_norm
+        return None if norm is None else norm.token_scale(self._projected(x, bias=True))[..., self.head]
+
+    def of_terms(
+        self, written: Float64[Tensor, "terms d_model"], x: Float64[Tensor, "d_model"], scale: Tensor | None
+    ) -> Float64[Tensor, "terms d_head"]:
+        """Return what the head reads of terms of a stream `x`, its norms held: that of queries or keys at `scale`."""
+        read = (self.reads.norm.token_scale(x) * written) @ self.reads.weight[self.head]
+        return self._normed(read, scale)
+
+    def own_bias(self, scale: Tensor | None) -> Float64[Tensor, "one d_head"]:
+        """Return the bias of the head behind its query/key norm with its factor as given."""
+        return self._normed(self.bias[self.head][None], scale)
+
+    def _normed(self, rows: Float64[Tensor, "rows d_head"], scale: Tensor | None) -> Float64[Tensor, "rows d_head"]:
+        if self.query_key_norm is None or scale is None:
+            return rows
+        norm = self.query_key_norm
+        if norm.gain is not None and norm.gain.ndim == 2:  # one gain serves several heads, if they share it
+            norm = norm.of_heads([self.head * len(norm.gain) // len(self.reads.weight)])
+        return norm.applied(rows[:, None], scale.expand(len(rows))[:, None])[:, 0]
+
+    def _projected(self, x: Tensor, bias: bool) -> Tensor:
+        heads = self.reads.of(x)
+        return heads + self.bias if bias else heads
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """One head at a query and a key position: how its scaled score, before softcap and mask, depends on two streams.
+
+    `rotation` has cos and sin at the query (row 0) and at the key (row 1), as the model applied them, and gain and
+    phase of a spectral layer; None without rotary positions.
+    """
+
+    layer: LayerSettings
+    head: int
+    query: StreamSide
+    key: StreamSide
+    rotation: Rotation | None
+
+    @property
+    def slope(self) -> float | None:
+        """Slope of ALiBi, None without it."""
+        return None if self.layer.alibi is None else self.layer.alibi.slopes[self.head]
+
+    def scores(
+        self,
+        queries: Float64[Tensor, "*batch queries d_head"],
+        keys: Float64[Tensor, "*batch keys d_head"],
+        contents: tuple[Tensor, Tensor] | None = None,
+        *,
+        exchanged: bool = False,
+    ) -> HeadScores:
+        """Return the scores of queries, all at the query's position, and keys, all at the key's, one head [*batch, 1].
+
+        `contents` are the two without biases, where they have some. `exchanged`: queries stand at the key's position
+        and keys at the query's.
+        """
+        at_query, at_key = self._at(int(exchanged)), self._at(int(not exchanged))
+        sides = []
+        for rows, content, rotation in zip(
+            (queries, keys), contents or (queries, keys), (at_query, at_key), strict=True
+        ):
+            whole, content = rows[..., None, :, :], content[..., None, :, :]
+            if rotation is not None and rows is queries:
+                whole, content = (with_gain_and_phase(part, rotation.geometry) for part in (whole, content))
+            sides.append(Side(whole, content, None, rotation))
+        return HeadScores(self.layer, [self.head], *sides)
+
+    def score(
+        self, queries: Float64[Tensor, "rows d_head"], keys: Float64[Tensor, "rows d_head"]
+    ) -> Float64[Tensor, "rows"]:
+        """Return the score of each query with the key of its row (as of `StreamSide.of`), without ALiBi."""
+        return self.scores(queries[:, None], keys[:, None]).whole()[:, 0, 0, 0]
+
+    def _at(self, row: int) -> Rotation | None:
+        if self.rotation is None:
+            return None
+        return replace(self.rotation, cos=self.rotation.cos[[row]], sin=self.rotation.sin[[row]])
+
+
+def head_form(view: AttentionView, index: int, head: int, query: int, key: int, tables: Tables | None) -> HeadForm:
+    """Return the form of one head, given cos and sin as the run applied them (`rotation_tables`)."""
+    raw = view.raw(index)
+    group, first = readable_group(raw, head)
+    layer, rotation = fold_attention(group, index), None
+    if tables is not None and raw.rotary is not None:
+        cos, sin = ((table[head] if table.ndim == 3 else table)[[query, key]] for table in tables)
+        rotation = Rotation(raw.rotary.of_heads([head]), cos, sin)
+    return HeadForm(
+        raw,
+        head,
+        StreamSide(LayerReads(layer.norm, layer.w_q), layer.b_q, layer.q_norm, head - first),
+        StreamSide(LayerReads(layer.norm, layer.w_k), layer.b_k, layer.k_norm, layer.kv_head(head - first)),
+        rotation,
+    )
+
+
+def readable_group(raw: RawAttention, head: int) -> tuple[RawAttention, int]:
+    """Return the key/value group of a head and its first head: all heads where a query/key norm runs over them."""
+    if any(norm is not None and norm.over_heads for norm in (raw.q_norm, raw.k_norm)):
+        return raw, 0
+    return next((group, heads.start) for heads, group in key_value_groups(raw) if head < heads.stop)
+
+
+def pair_parts(
+    form: HeadForm,
+    at_query: Float64[Tensor, "a d_model"],
+    at_key: Float64[Tensor, "b d_model"],
+    residual: Float64[Tensor, "two d_model"],
+    columns: Float64[Tensor, "groups d_head"] | None = None,
+) -> tuple[Float64[Tensor, "*groups parts queries keys"], tuple[bool, bool]]:
+    """Return the four `PARTS` of every pair of terms, and whether the query and the key have a bias.
+
+    The streams `residual` of the two tokens are sums of the terms, and all norms have the scales that they have there.
+    Rows are terms at the query, columns at the key; the bias of the projection is the last term. With `columns`, masks
+    over the columns of the head, for each mask alone.
+    """
+    query, key = form.query, form.key
+    of_query, of_key = query.scale(residual[0]), key.scale(residual[1])
+    q, k = query.of_terms(at_query, residual[0], of_query), key.of_terms(at_key, residual[1], of_key)
+    # The same terms read by the other side, for C(b, a).
+    q_of_key, k_of_query = query.of_terms(at_key, residual[1], of_query), key.of_terms(at_query, residual[0], of_key)
+    b_q, b_k = query.own_bias(of_query), key.own_bias(of_key)
+    biased = bool(b_q.any()), bool(b_k.any())
+    if columns is not None:
+        q, k, q_of_key, k_of_query, b_q, b_k = (
+            rows * columns[:, None] for rows in (q, k, q_of_key, k_of_query, b_q, b_k)
+        )
+    whole = [torch.cat(rows, dim=-2) for rows in ((q, b_q), (k, b_k))]
+    content = [torch.cat([rows, torch.zeros_like(bias)], dim=-2) for rows, bias in ((q, b_q), (k, b_k))]
+    there = form.scores(*whole, contents=(content[0], content[1]))
+    even = there.even()[..., 0, :, :]
+    mirrored = torch.zeros_like(even)
+    mirrored[..., :-1, :-1] = form.scores(q_of_key, k_of_query, exchanged=True).even()[..., 0, :, :].mT
+    outside = there.whole()[..., 0, :, :]
+    outside[..., :-1, :-1] = 0.0
+    odd = torch.zeros_like(even) if form.rotation is None else there.phase()[..., 0, :, :]
+    return torch.stack([(even + mirrored) / 2, (even - mirrored) / 2, odd, outside], dim=-3), biased
+
+
+def removed_pairs(
+    form: HeadForm,
+    at_query: Float64[Tensor, "a d_model"],
+    at_key: Float64[Tensor, "b d_model"],
+    residual: Float64[Tensor, "two d_model"],
+    pairs: Int[Tensor, "pairs two"],
+) -> Float64[Tensor, "pairs"]:
+    """Return S(x, y) - S(x - a, y) - S(x, y - b) + S(x - a, y - b) of each pair of terms (a, b).
+
+    The term behind the last one is the bias of the projection: that projection then has none.
+    """
+    queries = _without(form.query, residual[0], at_query, pairs[:, 0])
+    keys = _without(form.key, residual[1], at_key, pairs[:, 1])
+    query, key = form.query.of(residual[0]).expand_as(queries), form.key.of(residual[1]).expand_as(keys)
+    score = form.score
+    return score(query, key) - score(queries, key) - score(query, keys) + score(queries, keys)
+
+
+def removed_key_terms(
+    form: HeadForm,
+    at_key: Float64[Tensor, "b d_model"],
+    residual: Float64[Tensor, "two d_model"],
+    terms: set[int],
+) -> Float64[Tensor, ""]:
+    """Return S(x, y) - S(x, y - sum of the terms): what the score loses without all of them in the key."""
+    gone = [term for term in terms if term < len(at_key)]
+    key = form.key.of(residual[1] - at_key[gone].sum(0), bias=len(at_key) not in terms)
+    query = form.query.of(residual[0])[None]
+    return (form.score(query, form.key.of(residual[1])[None]) - form.score(query, key[None]))[0]
+
+
+def _without(
+    side: StreamSide, x: Float64[Tensor, "d_model"], written: Float64[Tensor, "terms d_model"], terms: Tensor
+) -> Float64[Tensor, "pairs d_head"]:
+    removed = torch.cat([written, torch.zeros_like(written[:1])])[terms]
+    is_bias = (terms == len(written))[:, None]
+    return torch.where(is_bias, side.of(x, bias=False), side.of(x - removed))
