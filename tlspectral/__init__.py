@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from tlspectral.history import head_history
     from tlspectral.hooks import (
+        Dictionary,
         ablate,
         ablation_hooks,
         ablation_sweep,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         faithfulness,
         qk_attribution,
         run_circuit,
+        scores,
     )
     from tlspectral.hooks import parts as parts
     from tlspectral.models.loading import load_model
@@ -52,6 +54,7 @@ _SUBMODULES = {
 }  # fmt: skip
 
 __all__ = [
+    "Dictionary",
     "SpectralHookedTransformer",
     "Task",
     "ablate",
@@ -75,6 +78,7 @@ __all__ = [
     "read_table",
     "relative_position_kernel",
     "run_circuit",
+    "scores",
     "to_spectral",
     "top_pairs",
     "verify_scores",

@@ -128,6 +128,7 @@ def terms_sum_to_the_score_and_each_is_that_of_a_plain_recomputation(row):
             tls.qk_attribution(row.model, PROMPT, (layer, head), QUERY, KEY)
         return
     table = tls.qk_attribution(row.model, PROMPT, (layer, head), QUERY, KEY)
+    assert table["query_term"].equals(table["query_source"].rename("query_term"))
     attrs, found = table.attrs, last_layer_of(row)
     np.testing.assert_allclose(table[PARTS].sum(axis=1), table["total"], rtol=0, atol=1e-12)  # the same four numbers
     # Measured: at most 1.6e-2 of the tolerance of 1e-4 + 1e-5 |score|. A source that is left out is off by tenths.
@@ -156,6 +157,19 @@ def terms_sum_to_the_score_and_each_is_that_of_a_plain_recomputation(row):
         np.testing.assert_allclose(parts, terms.pop(pair), rtol=0, atol=2e-6, err_msg=str(pair))
     assert np.abs(list(terms.values()) or [0.0]).max() == 0.0, "only sources that write nothing have no row"
     assert list(table["total"].abs()) == sorted(table["total"].abs(), reverse=True)
+
+
+@asked(lambda row: right(row) and of_heads_alone(row), every=6)
+def modes_and_frequencies_sum_to_the_score_of_sources(row):
+    layer = row.view.n_layers - 1
+    scores = tls.scores(row.model, PROMPT, (layer, 1))
+    found = {"source": tls.qk_attribution(row.model, PROMPT, (layer, 1), QUERY, KEY)}
+    for by in ("mode", *(["frequency"] if row.view.rotary(layer) is not None else [])):
+        found[by] = tls.qk_attribution(row.model, PROMPT, (layer, 1), QUERY, KEY, by=by)
+        # Sources are of float32 writes: measured 1.4e-6. A mode or a frequency that is left out is off by hundredths.
+        np.testing.assert_allclose(found[by][PARTS].sum(), found["source"][PARTS].sum(), rtol=0, atol=1e-5)
+        if row.name != "bloom":  # whose ALiBi is known but for a constant of each query
+            assert found[by]["total"].sum() == pytest.approx(scores.iloc[QUERY, KEY], abs=1e-5)
 
 
 @asked(lambda row: right(row) and of_heads_alone(row), every=6)
