@@ -16,6 +16,13 @@ def is_one_position(at: Any) -> bool:
     return isinstance(at, str) or whole_number(at) is not None
 
 
+def listed_positions(at: Any) -> list[Any] | None:
+    """Return the positions that `at=` lists, or the one that it is; None for None."""
+    if at is None:
+        return None
+    return [*at] if isinstance(at, Iterable) and not is_one_position(at) else [at]
+
+
 def asked_positions(prompts: PackedTokens, listed: Iterable[Any]) -> list[tuple[str | int, Int[Tensor, "sequences"]]]:
     """Return how each position is called, and where it is in each prompt, in their order, each once.
 

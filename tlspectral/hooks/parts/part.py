@@ -59,13 +59,13 @@ class Part(Placed, ABC):
         acts_on: what of a head's attention it changes: scores before the softmax; the mask, so that keys are not seen;
             or z, what the head hands to its output map.
         control: what a sweep removes in its place, of equal size: a random product of the head's own queries and keys
-            (`"scores"`), the same numbers of other blocks (`"blocks"`), or the same of another head of the layer
-            (`"heads"`).
+            (`"scores"`), the same numbers of other blocks (`"blocks"`), a random set of rotary pairs (`"frequencies"`),
+            or the same of another head of the layer (`"heads"`).
     """
 
     name: ClassVar[str]
     acts_on: ClassVar[Literal["scores", "mask", "z"]] = "scores"
-    control: ClassVar[Literal["scores", "blocks", "heads"]] = "scores"
+    control: ClassVar[Literal["scores", "blocks", "frequencies", "heads"]] = "scores"
 
     @property
     def settings(self) -> Mapping[str, Any]:
