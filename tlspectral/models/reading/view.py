@@ -16,13 +16,13 @@ from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turn
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.hooking.hooks_on_model import (
     Hook,
+    checked_at_end,
     evaluating,
     hooks_on,
     send_captures_by_name,
     user_hooks,
     warn_of_hooks,
 )
-from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading import bridge
 from tlspectral.models.reading.blocks import (
     Block,
