@@ -28,6 +28,7 @@ from tlspectral.models.reading.blocks import (
     Block,
     SkippedLayer,
     blocks_of,
+    hook_names,
     is_encoder,
     kind_of,
     read_layers,
@@ -35,7 +36,6 @@ from tlspectral.models.reading.blocks import (
     writes_more,
 )
 from tlspectral.models.reading.digests import digest_of, digest_of_named, kept_digest
-from tlspectral.models.reading.hook_names import hook_names
 from tlspectral.models.reading.layer import (
     AttentionLayer,
     LiveFactors,
