@@ -1,7 +1,7 @@
 """Every function that keeps its parts in a folder: stopped, continued, shared out, and refused where it is other work.
 
 A row of `ROWS` is one function. Kills, damaged files and jobs that meet in one folder are tests of the engine
-(test_work, test_parts).
+(test_measurement, test_resume_folder).
 """
 
 import functools

@@ -27,9 +27,8 @@ from tlspectral.models.running.padding import attention_positions
 from tlspectral.models.stream.writes import INPUT_POINTS
 from tlspectral.selection import Receivers, whole_number
 from tlspectral.tables.job import Job
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, configured_jobs
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.work import configured_jobs
 from tlspectral.tasks import Task
 from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.metric_value import CONTROL_COLUMNS

@@ -34,7 +34,7 @@ from tlspectral.positional.readout import (
 )
 from tlspectral.positional.scores import SwapScores, block_means, score_correlation, swap_scores
 from tlspectral.selection import heads_by_layer
-from tlspectral.tables.stacking import stacked
+from tlspectral.tables.measurement import stacked
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 Mode = Literal["prompt", "key"]

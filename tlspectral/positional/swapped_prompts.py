@@ -28,9 +28,8 @@ from tlspectral.positional.draws import (
 from tlspectral.positional.ready_tasks import block_task
 from tlspectral.selection import Heads, heads_by_layer
 from tlspectral.tables.head_columns import HEAD
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.stacking import stacked
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 By = Literal["query", "draw"]

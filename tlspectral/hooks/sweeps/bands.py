@@ -14,9 +14,8 @@ from tlspectral.hooks.sweeps.sweep import SEQUENCES, IntactRuns, Swept, chosen_h
 from tlspectral.models.reading import attention_view
 from tlspectral.selection import Heads, counted, heads_by_layer
 from tlspectral.tables.head_columns import HEAD
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.stacking import stacked
 from tlspectral.tasks import Task
 from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.task import task_of

@@ -44,9 +44,8 @@ from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, counted, heads_by_layer
 from tlspectral.tables.head_columns import HEAD, PART
 from tlspectral.tables.job import Job
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns, spelled
-from tlspectral.tables.stacking import stacked
 from tlspectral.tasks import MetricValue, Task
 from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.metric_value import CONTROL_COLUMNS, values_of_rows
