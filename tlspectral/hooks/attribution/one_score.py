@@ -14,9 +14,9 @@ from tlspectral.hooks.attribution.two_tokens import QueryRow, TwoTokens, query_r
 from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import require_even_scale, require_own_projections
-from tlspectral.models.reading.view import AttentionView, require_stream
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
 from tlspectral.models.running.prompts import packed_prompts
-from tlspectral.selection import Head, head_name, heads_by_layer, whole_number
+from tlspectral.selection import Head, head_name, whole_number
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 

@@ -12,7 +12,8 @@ from tlspectral.hooks.parts.query_key import BANDS
 from tlspectral.hooks.positions import listed_positions
 from tlspectral.hooks.sweeps.sweep import SEQUENCES, IntactRuns, Swept, chosen_heads, intact_attrs
 from tlspectral.models.reading import attention_view
-from tlspectral.selection import Heads, counted, heads_by_layer
+from tlspectral.models.reading.view import heads_by_layer
+from tlspectral.selection import Heads, counted
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns

@@ -30,9 +30,9 @@ from tlspectral.hooks.sweeps.controls import (
 )
 from tlspectral.models.hooking.hooks_on_model import Hook
 from tlspectral.models.reading.layer import AttentionLayer
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.partial_runs import IntactRun
-from tlspectral.selection import Heads, heads_by_layer
+from tlspectral.selection import Heads
 from tlspectral.tasks.metric_value import beside_control, sign_flip_p, standard_error
 from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
 

@@ -38,10 +38,10 @@ from tlspectral.hooks.sweeps.layer_effects import (
 )
 from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.continued_runs import continued_run
 from tlspectral.models.running.partial_runs import IntactRun
-from tlspectral.selection import Heads, counted, heads_by_layer
+from tlspectral.selection import Heads, counted
 from tlspectral.tables.head_columns import HEAD, PART
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked
