@@ -28,8 +28,8 @@ from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.running.batches import even_rows
 from tlspectral.models.running.given import given_prompts
-from tlspectral.models.running.padding import even_rows
 from tlspectral.selection import Heads
 from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.job import Job

@@ -15,7 +15,7 @@ from tlspectral.models.hooking.hooks_on_model import Hook, of_a_library, without
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
-from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.stream.writes import head_writes, mixed, z_of

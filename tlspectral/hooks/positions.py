@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.models.running.padding import PackedTokens, position_of
+from tlspectral.models.running.batches import PackedTokens, position_of
 from tlspectral.selection import whole_number
 
 

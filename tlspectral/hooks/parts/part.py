@@ -10,8 +10,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.batches import position_of, positions_by_place
 from tlspectral.models.running.given import numbers
-from tlspectral.models.running.padding import position_of, positions_by_place
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
