@@ -14,9 +14,9 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.heads.operators.factored import centred_output
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading.layer import RawAttention, fold_attention, key_value_groups
-from tlspectral.models.reading.view import AttentionView, require_one_run
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_one_run
 from tlspectral.models.stream.writes import Input
-from tlspectral.selection import Head, Receiver, head_name, head_receiver, heads_by_layer
+from tlspectral.selection import Head, Receiver, head_name, head_receiver
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 

@@ -25,11 +25,11 @@ from tlspectral.models.attention.modes import query_key_modes
 from tlspectral.models.attention.run_scores import visible_keys
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import AttentionLayer
-from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
-from tlspectral.models.running.padding import attention_positions
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, vocabulary_chunks
+from tlspectral.models.running.batches import attention_positions
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
-from tlspectral.selection import Head, heads_by_layer
+from tlspectral.selection import Head
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns

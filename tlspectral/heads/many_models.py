@@ -25,9 +25,8 @@ from tlspectral.models.running.text import NEWLINE
 from tlspectral.tables import write_table
 from tlspectral.tables.head_columns import HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.job import Job, JobFailure
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, backend_configured, stored_table, workers_kept
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.work import backend_configured, stored_table, workers_kept
 from tlspectral.version import __version__
 
 _TABLES = (".parquet", ".csv")

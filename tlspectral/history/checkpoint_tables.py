@@ -22,8 +22,8 @@ from tlspectral.positional.swapped_prompts import SCORE_COLUMNS
 from tlspectral.selection import head_pair
 from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.html_summary import html_rows
+from tlspectral.tables.measurement import bundled
 from tlspectral.tables.schema import Column, Schema, columns
-from tlspectral.tables.stacking import bundled
 from tlspectral.tasks import MetricValue, Task, evaluate, induction
 from tlspectral.tasks.block_prompt import BlockPrompt
 from tlspectral.tasks.metric_value import standard_error

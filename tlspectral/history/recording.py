@@ -21,9 +21,7 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import head_pair
 from tlspectral.tables.job import Job
-from tlspectral.tables.measurement import Measurement
-from tlspectral.tables.stacking import stacked, unbundled
-from tlspectral.tables.work import workers_kept
+from tlspectral.tables.measurement import Measurement, stacked, unbundled, workers_kept
 from tlspectral.tasks import Task
 from tlspectral.tasks.block_prompt import BlockPrompt
 from tlspectral.tasks.identity import content_digest, task_identity

@@ -18,11 +18,11 @@ from tlspectral.hooks.probe import require_writes
 from tlspectral.models.hooking.hooks_on_model import Hook, OfQueries, exclusive, hooks_on, open_contexts, seen_at
 from tlspectral.models.hooking.interrupts import interruptible, uninterrupted_context
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView, require_stream
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
 from tlspectral.models.running.key_value_cache import generating_without_cache
 from tlspectral.models.running.partial_runs import methods_replaced
 from tlspectral.models.stream.writes import layer_reads
-from tlspectral.selection import Heads, Receivers, head_name, heads_by_layer
+from tlspectral.selection import Heads, Receivers, head_name
 
 
 def ablate(

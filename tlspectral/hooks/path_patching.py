@@ -23,13 +23,12 @@ from tlspectral.hooks.positions import asked_positions
 from tlspectral.hooks.screening import agreement, missed_edges, screened_edges
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_stream
-from tlspectral.models.running.padding import attention_positions
+from tlspectral.models.running.batches import attention_positions
 from tlspectral.models.stream.writes import INPUT_POINTS
 from tlspectral.selection import Receivers, whole_number
 from tlspectral.tables.job import Job
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, configured_jobs
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.work import configured_jobs
 from tlspectral.tasks import Task
 from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.metric_value import CONTROL_COLUMNS

@@ -7,13 +7,20 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.models.running.padding import PackedTokens, position_of
+from tlspectral.models.running.batches import PackedTokens, position_of
 from tlspectral.selection import whole_number
 
 
 def is_one_position(at: Any) -> bool:
     """Whether this is one position of all prompts: a name of the task's positions, or a number of any library."""
     return isinstance(at, str) or whole_number(at) is not None
+
+
+def listed_positions(at: Any) -> list[Any] | None:
+    """Return the positions that `at=` lists, or the one that it is; None for None."""
+    if at is None:
+        return None
+    return [*at] if isinstance(at, Iterable) and not is_one_position(at) else [at]
 
 
 def asked_positions(prompts: PackedTokens, listed: Iterable[Any]) -> list[tuple[str | int, Int[Tensor, "sequences"]]]:

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored, TlspectralError, UnsupportedArchitecture
-from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, without_hooks
-from tlspectral.models.hooking.pass_checks import checked_at_end
+from tlspectral.models.hooking.hooks_on_model import Hook, checked_at_end, evaluating, without_hooks
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import LAST, logits_at
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes
 

@@ -11,9 +11,8 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import require_vocabulary
 from tlspectral.positional.block_task import first_token
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.stacking import stacked
 
 if TYPE_CHECKING:
     from tlspectral.positional.block_task import BlockDraw, BlockTask

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.digests import digest_of
+from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.positional.block_task import BlockTask, asked_blocks, swapped_blocks
 from tlspectral.positional.block_weights import SCORES, WITH_ERRORS, Mode
 from tlspectral.positional.draws import (
@@ -26,11 +27,10 @@ from tlspectral.positional.draws import (
     scored_draw,
 )
 from tlspectral.positional.ready_tasks import block_task
-from tlspectral.selection import Heads, heads_by_layer
+from tlspectral.selection import Heads
 from tlspectral.tables.head_columns import HEAD
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.stacking import stacked
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 By = Literal["query", "draw"]

@@ -18,7 +18,7 @@ from tlspectral.models.loading.copies import deep_copy, other_parameters
 from tlspectral.models.loading.roads import load_other
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import require_one_run
-from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import module_hooks, require_gradients
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.hugging_face import (

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from tlspectral.algebra.rotary import RotaryGeometry
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading.layer import require_own_projections
-from tlspectral.models.reading.view import AttentionView
-from tlspectral.selection import Heads, heads_by_layer
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.selection import Heads
 from tlspectral.spectral_rope.module import Scope, SpectralRoPE, checked_seed
 
 Frequencies = Iterable[Any] | Tensor | None

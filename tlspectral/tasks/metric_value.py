@@ -194,8 +194,16 @@ def beside_control(
 ) -> dict[str, Any]:
     """Return the `CONTROL_COLUMNS` of effects, and of those of the draws on the same sequences.
 
-    `distinct` is as for `standard_error`.
+    `distinct` is as for `standard_error`. A draw that was not found is NaN, and is left out.
     """
+    missing = np.isnan(controls[:, :, 0])
+    if missing.any():
+        nothing = {column.name.rstrip("?"): [np.nan] for column in CONTROL_COLUMNS} | {"control_draws": [[]]}
+        rows = [
+            beside_control(delta[None], drawn[None, ~lacking], distinct) if not lacking.all() else nothing
+            for delta, drawn, lacking in zip(deltas, controls, missing, strict=True)
+        ]
+        return {name: [row[name][0] for row in rows] for name in nothing}
     drawn = controls.mean(2)
     n_draws = drawn.shape[1]
     over_sequences = np.array([standard_error(control, distinct) for control in controls.mean(1)])

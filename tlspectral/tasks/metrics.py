@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.models.reading.view import AttentionView, require_causal
+from tlspectral.models.running.batches import Note, PackedTokens
 from tlspectral.models.running.given import described
-from tlspectral.models.running.padding import Note, PackedTokens
 from tlspectral.models.running.prompts import require_vocabulary
 from tlspectral.selection import whole_number
 

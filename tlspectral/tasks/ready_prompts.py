@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import PackedTokens, TokenMask
+from tlspectral.models.running.batches import PackedTokens, TokenMask
 from tlspectral.models.running.prompts import packed_rows, refuse_padding
 from tlspectral.models.running.text import text_tokens
 from tlspectral.tasks.repeated import given_sequences, repeated_sequences

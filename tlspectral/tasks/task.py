@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.models.running.batches import TokenMask, positions_by_place
 from tlspectral.models.running.given import chosen_prompts, given_prompts, prompts_given
-from tlspectral.models.running.padding import TokenMask, positions_by_place
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
 from tlspectral.tasks.ready_prompts import RepeatedSegments, TextRows
 

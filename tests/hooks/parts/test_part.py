@@ -56,7 +56,8 @@ def test_where_a_part_acts_and_what_a_sweep_removes_in_its_place():
         "long_range": "mask",
     }
     controls = {name: part.control for name, part in EVERY.items() if part.control != "scores"}
-    assert controls == {"output": "heads", "long_range": "heads", **dict.fromkeys(block_parts, "blocks")}
+    others = {"output": "heads", "long_range": "heads", "rotary_band": "frequencies"}
+    assert controls == {**others, **dict.fromkeys(block_parts, "blocks")}
 
 
 @pytest.mark.parametrize("name", EVERY)

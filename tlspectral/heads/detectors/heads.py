@@ -19,8 +19,7 @@ from tlspectral.heads.detectors.spread import Spread
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_one_run
-from tlspectral.models.running.batches import batch_on
-from tlspectral.models.running.padding import PackedTokens, even_rows
+from tlspectral.models.running.batches import PackedTokens, batch_on, even_rows
 from tlspectral.selection import counted
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
@@ -197,8 +196,7 @@ def detect_heads(
     else:
         max_se = None
         from tlspectral.models.running.given import given_prompts
-        from tlspectral.models.running.prompt_notes import distinct_rows, equality_notes
-        from tlspectral.models.running.prompts import packed_prompts, packed_rows
+        from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, packed_rows
 
         prompts = given_prompts(prompts)  # a generator can be read once
         repeated = repeated_ids(prompts)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import even_rows
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.running.batches import even_rows
 from tlspectral.models.running.prompts import packed_prompts
-from tlspectral.selection import Heads, heads_by_layer, whole_number
+from tlspectral.selection import Heads, whole_number
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 

@@ -16,8 +16,8 @@ from tlspectral.algebra.rotary import phase_squares
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import LiveFactors
-from tlspectral.models.reading.view import AttentionView
-from tlspectral.selection import Heads, Symbol, chosen_part, head_name, heads_by_layer
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.selection import Heads, Symbol, chosen_part, head_name
 
 PenalizedPart = Literal["symmetric", "antisymmetric", "rope_phase"]
 PENALIZED_PARTS: tuple[PenalizedPart, ...] = get_args(PenalizedPart)

@@ -14,7 +14,7 @@ from tlspectral.models.attention.tolerances import nearest_bound
 from tlspectral.models.hooking.hooks_on_model import not_without_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import PackedTokens, even_rows
+from tlspectral.models.running.batches import PackedTokens, even_rows
 
 CHECK_LENGTH = 24
 _NOT_BILINEAR = "this model's attention is not the bilinear form that was read from it, so no table is returned"

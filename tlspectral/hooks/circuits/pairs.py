@@ -26,8 +26,7 @@ from tlspectral.models.hooking.hooks_on_model import Hook, holding
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import require_every_key
 from tlspectral.models.reading.view import AttentionView, require_stream
-from tlspectral.models.running.batches import batch_on, in_batches
-from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
 from tlspectral.models.running.partial_runs import Positions, logits_at
 from tlspectral.models.stream.writes import HeadWrites, mixed, z_of
 from tlspectral.tables.progress import bar

@@ -29,7 +29,7 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.batches import PackedTokens
 from tlspectral.tasks.block_places import BlockPlaces, block_places
 
 

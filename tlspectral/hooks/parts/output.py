@@ -11,9 +11,8 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.parts.part import Part, Placed
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.batches import batch_on, in_batches
+from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
 from tlspectral.models.running.given import given_prompts
-from tlspectral.models.running.padding import PackedTokens
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.stream.writes import z_of
 

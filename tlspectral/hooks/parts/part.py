@@ -10,8 +10,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.batches import position_of, positions_by_place
 from tlspectral.models.running.given import numbers
-from tlspectral.models.running.padding import position_of, positions_by_place
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,13 +59,13 @@ class Part(Placed, ABC):
         acts_on: what of a head's attention it changes: scores before the softmax; the mask, so that keys are not seen;
             or z, what the head hands to its output map.
         control: what a sweep removes in its place, of equal size: a random product of the head's own queries and keys
-            (`"scores"`), the same numbers of other blocks (`"blocks"`), or the same of another head of the layer
-            (`"heads"`).
+            (`"scores"`), the same numbers of other blocks (`"blocks"`), a random set of rotary pairs (`"frequencies"`),
+            or the same of another head of the layer (`"heads"`).
     """
 
     name: ClassVar[str]
     acts_on: ClassVar[Literal["scores", "mask", "z"]] = "scores"
-    control: ClassVar[Literal["scores", "blocks", "heads"]] = "scores"
+    control: ClassVar[Literal["scores", "blocks", "frequencies", "heads"]] = "scores"
 
     @property
     def settings(self) -> Mapping[str, Any]:
