@@ -1,5 +1,7 @@
 """Heads, layers, receivers and parts as people write them: one reader for every function and command."""
 
+from __future__ import annotations
+
 import operator
 import re
 from collections.abc import Iterable, Mapping, Set

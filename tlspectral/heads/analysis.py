@@ -1,5 +1,7 @@
 """`analyze_heads`: check the operators, then measure spectra, null, phase, copying and detectors of every head."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace

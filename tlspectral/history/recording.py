@@ -1,5 +1,7 @@
 """`head_history`: every head at every saved step of a training, one checkpoint in memory at a time."""
 
+from __future__ import annotations
+
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -138,7 +140,7 @@ def head_history(
     return _joined(dict(zip(labels, tables.values(), strict=True)), seed)
 
 
-def _parts(steps: Iterable["_Step"], measure: Callable[..., pd.DataFrame], labels: list[Label]) -> Iterator[Job]:
+def _parts(steps: Iterable[_Step], measure: Callable[..., pd.DataFrame], labels: list[Label]) -> Iterator[Job]:
     """Yield a part per checkpoint, and add its label to `labels`."""
     for step in steps:
         labels.append(step.label)

@@ -1,5 +1,7 @@
 """`edge_effects`: what a head's attention, or a task, loses when one sender is taken out of what a receiver reads."""
 
+from __future__ import annotations
+
 import os
 from functools import partial
 from typing import Any, Literal

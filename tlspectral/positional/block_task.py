@@ -1,5 +1,7 @@
 """`BlockTask`: draws of prompts in blocks, with questions about the blocks and the answers to them."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -205,7 +207,7 @@ def evenly(items: range | tuple[int, ...], count: int) -> tuple[int, ...]:
 class AnswerPrompts:
     """Prompts of a block task: a task, a draw and the block asked about of each; token ids where a model is met."""
 
-    prompts: "tuple[tuple[BlockTask, BlockDraw, int], ...]"
+    prompts: tuple[tuple[BlockTask, BlockDraw, int], ...]
 
     def __len__(self) -> int:
         return len(self.prompts)

@@ -5,6 +5,8 @@ that are purely positional or purely symbolic. For a logit on a block of a promp
 content and one of the place. The interaction of a two-way table is what no such sum has.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,5 +1,7 @@
 """`positional_symbolic`: whether a head's attention stays or follows the blocks when two blocks of a prompt swap."""
 
+from __future__ import annotations
+
 import math
 import os
 import warnings

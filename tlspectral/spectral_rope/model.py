@@ -1,5 +1,7 @@
 """`to_spectral`: a copy of a model with learnable rotary positions in its attention modules."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -69,12 +71,12 @@ class SpectralModel(nn.Module):
                 raise
             return getattr(self.rotated, name)
 
-    def __copy__(self) -> "SpectralModel":
+    def __copy__(self) -> SpectralModel:
         copied = type(self).__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "SpectralModel":
+    def __deepcopy__(self, memo: dict[int, Any]) -> SpectralModel:
         copied = memo[id(self)] = type(self).__new__(type(self))
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
@@ -99,7 +101,7 @@ class SpectralModel(nn.Module):
         return self.rotated(*given, **named)
 
     @uninterrupted
-    def hooks(self, *given: Any, **named: Any) -> Iterator["SpectralModel"]:
+    def hooks(self, *given: Any, **named: Any) -> Iterator[SpectralModel]:
         """As the base's, but yields this model."""
         with self.rotated.hooks(*given, **named):
             yield self
@@ -138,14 +140,14 @@ class SpectralModel(nn.Module):
         self.spectral.load_state_dict(spectral, strict=strict, assign=assign)
         return self.rotated.load_state_dict(base, strict=strict, **({"assign": True} if assign else {}))
 
-    def to(self, *given: Any, **named: Any) -> "SpectralModel":
+    def to(self, *given: Any, **named: Any) -> SpectralModel:
         """Move to a device or precision."""
         self.rotated.to(*given, **named)
         named.pop("print_details", None)
         self.spectral.to(*(value for value in given if not isinstance(value, bool)), **named)
         return self
 
-    def cuda(self, device: Any = None) -> "SpectralModel":
+    def cuda(self, device: Any = None) -> SpectralModel:
         """Move to a GPU, as `to`."""
         return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
 

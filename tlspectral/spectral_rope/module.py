@@ -6,6 +6,8 @@ needs only the residual, `A exp(i (m (Omega - theta) + Phi))`, before or after i
 `Omega = theta, Phi = 0, A = 1` that is a multiplication by 1, and the model's output is unchanged to the bit.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from numbers import Real

@@ -1,5 +1,7 @@
 """`SpectralHookedTransformer`: a HookedTransformer (TransformerLens 3.x) with learnable rotary positions of its own."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

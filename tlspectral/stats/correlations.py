@@ -1,5 +1,7 @@
 """Partial rank correlations as in "Fingerprint, Not Blueprint" (FP, sections 4 to 7)."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

@@ -1,5 +1,7 @@
 """Exact permutation tests with models as units."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from dataclasses import dataclass

@@ -3,6 +3,8 @@
 By default on sequences `[BOS, r, r]` of a random segment r and its copy, on the queries of the copy.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -3,6 +3,8 @@
 Beside them stands what the head's mean query and key alone predict; `kernel_prediction` judges that per head.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`run_circuit` and `faithfulness`: how much of a behaviour some edges carry, against circuits of equal size."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -64,7 +66,7 @@ class CircuitValue(MetricValue):
 
     intact: MetricValue | None = None
     counterfactual: MetricValue | None = None
-    off_target: Mapping[str, "CircuitValue"] = field(default_factory=dict)
+    off_target: Mapping[str, CircuitValue] = field(default_factory=dict)
 
 
 def run_circuit(

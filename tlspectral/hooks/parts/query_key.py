@@ -13,6 +13,8 @@ place of C: the parts of the one matrix M. Source: "Fingerprint, Not Blueprint",
 and M_A on GPT-2, where nothing rotates and both are one.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -49,7 +51,7 @@ class QueryKeyPart(Part):
         given = {} if self.frequencies is None else {"frequencies": list(self.frequencies)}
         return given | ({"include_bias": True} if self.include_bias else {})
 
-    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "QueryKeyPart"]:
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, QueryKeyPart]:
         """Bind the part to layers. Raises UnsupportedArchitecture, and ValueError for pairs that a layer lacks."""
         bound = {}
         for index in by_layer:

@@ -1,5 +1,7 @@
 """`ablation_sweep`: the value of a metric without a part of one head, head by head."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -292,7 +294,7 @@ class _Swept:
     placed: list[Part]
 
     @classmethod
-    def of(cls, view: AttentionView, task: Task, removed: Part, listed: list[Any] | None) -> "_Swept":
+    def of(cls, view: AttentionView, task: Task, removed: Part, listed: list[Any] | None) -> _Swept:
         sequences = task_sequences(view, task)
         asked = [] if listed is None else asked_positions(sequences, listed)
         placed = [replace(removed, at=one) for _, one in asked] or [removed]
