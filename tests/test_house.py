@@ -391,6 +391,21 @@ def test_signatures_are_as_short_as_they_are_written():
     assert long_annotations(calls) == []
 
 
+def test_errors_are_named_where_they_are_raised():
+    """A reader of a docstring need not look up another one to learn what can go wrong."""
+    raised = {
+        name: re.search(r"^Raises:\n(( {4}.*)?\n)*", f"{inspect.getdoc(call)}\n", re.MULTILINE)
+        for name, call in public_calls()
+    }
+    assert sum(found is not None for found in raised.values()) > 40
+    elsewhere = [
+        name
+        for name, found in raised.items()
+        if found is not None and re.search(r"(?<!such )\bas (by |for |of )?`", found[0])
+    ]
+    assert elsewhere == []
+
+
 def test_a_long_signature_is_seen():
     def evaluated(heads: Iterable[str] | None, part: int) -> Callable[..., object]: ...
 

@@ -119,8 +119,8 @@ def measure_step(
 
     Return the tables `heads` and `composition`, with blocks also `positional` and, on a model with rotary positions,
     `frequencies`, as one, see `bundled`. Its `attrs` are those of `analyze_heads`, with `numbers` (columns of a
-    summary) and `shape` (numbers that have to be the same at all steps). Raises as `analyze_heads`, and BadHead for a
-    pair that the model does not have.
+    summary) and `shape` (numbers that have to be the same at all steps). Raises BadHead for a pair that the model does
+    not have, ScoreMismatch, UnsupportedArchitecture and BadWeights for a model that cannot be read.
     """
     model = opened.model if isinstance(opened, AttentionView) else opened
     shape = _shape(open_layers(model))

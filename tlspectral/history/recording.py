@@ -98,7 +98,8 @@ def head_history(
             known, or a pair whose sender is not in an earlier layer.
         IncompatibleCheckpoint: the folder was made with other settings, or a step in it from other weights.
         BadHead: a pair of heads that the model does not have.
-        ScoreMismatch, UnsupportedArchitecture, BadWeights: as `analyze_heads`.
+        ScoreMismatch, UnsupportedArchitecture, BadWeights: a checkpoint cannot be trusted or read; the message says
+            where.
 
     Source: "Fingerprint, Not Blueprint" (FP, section 9).
 

@@ -169,7 +169,10 @@ def ablation_hooks(
 
 
 def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | None, task: Any) -> _Asked:
-    """Return what is asked of `ablate`, with all that can be checked without a run of the model. Raises as it."""
+    """Return what is asked of `ablate`, with all that can be checked without a run of the model.
+
+    Raises BadHead, ValueError, TypeError, UnsupportedArchitecture.
+    """
     removed, view = part_of(part), attention_view(model)
     if task is not None:
         from tlspectral.tasks.task import task_of  # an ablation without a task needs no statistics

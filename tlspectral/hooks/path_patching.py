@@ -349,7 +349,10 @@ def _is_count(screen: Any) -> bool:
 
 
 def _places(sequences: TaskSequences, at: Any) -> dict[str, Int[Tensor, "sequences"]]:
-    """Return the position of each sequence at which edges are cut, by a name. Raises as `asked_positions`."""
+    """Return the position of each sequence at which edges are cut, by a name.
+
+    Raises ValueError for no such position.
+    """
     listed = at if isinstance(at, list | tuple) else [at]
     return {str(asked): positions for asked, positions in asked_positions(sequences, listed)}
 

@@ -213,7 +213,7 @@ class AnswerPrompts:
         return len(self.prompts)
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the prompts. Raises ValueError as `BlockPrompt.tokenized`."""
+        """Return the prompts. Raises ValueError for text that the tokenizer joins."""
         bos = bos_text(view)
         prompts = (task.prompt(draw, query, bos=bos) for task, draw, query in self.prompts)
         return packed_prompts(view, [prompt.tokenized(view.model).tokens() for prompt in prompts])

@@ -133,7 +133,7 @@ class BlockReading:
         mode, logit_scale, per_frequency: of `positional_symbolic`.
         heads: by layer, those that get rows; None for all.
 
-    Raises as `positional_symbolic`.
+    Raises ValueError for text that the tokenizer joins across blocks, and for a prompt too long.
     """
 
     view: AttentionView

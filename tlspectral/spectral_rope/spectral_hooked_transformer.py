@@ -40,7 +40,9 @@ class SpectralHookedTransformer(_Base):
 
     Raises:
         ImportError: TransformerLens 4, which has no HookedTransformer.
-        UnsupportedArchitecture, BadHead, ValueError: as `to_spectral`.
+        UnsupportedArchitecture: no rotary positions, or a layer cannot be read.
+        BadHead: a head that does not exist.
+        ValueError: choices that do not fit the model, or a noise or seed that is no finite number.
 
     What it does not establish: that a spectral model learns what another does not. That takes matched runs.
     """

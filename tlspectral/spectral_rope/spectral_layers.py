@@ -22,8 +22,8 @@ def spectral_layers(
 ) -> nn.ModuleDict:
     """One module for each layer with rotary positions; with `heads`, for each layer that has one of them.
 
-    Under `scope="model"` the modules share their parameters. `options` are the others of `SpectralRoPE`. Raises as
-    `to_spectral`.
+    Under `scope="model"` the modules share their parameters. `options` are the others of `SpectralRoPE`. Raises
+    UnsupportedArchitecture for a layer without rotary positions, BadHead, and ValueError for choices that do not fit.
     """
     geometries = {index: view.rotary(index) for index in view.layers}
     rotary = {index: geometry for index, geometry in geometries.items() if geometry is not None}

@@ -174,7 +174,7 @@ def chosen_swaps(
 
 
 def tokenized_for(model: Any, prompt: BlockPrompt, swaps: list[tuple[int, int]]) -> BlockPrompt:
-    """The prompt as token ids. Its text must keep its tokens when words swap. Raises as `BlockPrompt.tokenized`."""
+    """The prompt as token ids. Its text must keep its tokens when words swap. Raises ValueError."""
     tokenized = prompt.tokenized(model)
     if prompt.is_text:
         for i, j in swaps:

@@ -311,7 +311,8 @@ def logit_difference(
         name: name in tables.
 
     Raises:
-        TypeError: an answer that is neither text nor a whole number, such as 15.7, True or None; as `Task`.
+        TypeError: prompts in no form of `Task`, or an answer that is neither text nor a whole number, such as 15.7,
+            True or None.
         ValueError: lists of another length than the prompts.
 
     Errors, where the task meets a model:

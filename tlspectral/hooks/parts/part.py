@@ -84,7 +84,7 @@ class Part(Placed, ABC):
         """Return the part with all that depends on the model and on the packed prompts of a run settled.
 
         A measurement that shares out its work settles a part once; its `settings` are then complete. Raises ValueError
-        as `position_of`.
+        for a position that a prompt does not have.
         """
         settled = self._settled(view, prompts)
         return settled if self.at is None else replace(settled, at=position_of(prompts, self.at))

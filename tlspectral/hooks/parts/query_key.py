@@ -195,7 +195,8 @@ class Band(QueryKeyPart):
         frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs].
 
     Raises:
-        ValueError: None in place of frequencies; else as `RopePhase`.
+        ValueError: None in place of frequencies; when a model is given, pairs that a layer lacks.
+        UnsupportedArchitecture: when a model is given, a layer without rotary positions.
 
     >>> import tlspectral as tls
     >>> tls.parts.Band([0, 3])
