@@ -444,7 +444,7 @@ WITHOUT_A_FILE = {
     "history.checkpoint_tables": "HeadHistory",
     "hooks.parts.content_position": "Content, Interaction, Position",
     "hooks.parts.long_range": "LongRange",
-    "hooks.parts.query_key": "Antisymmetric, Band, RopePhase, Symmetric",
+    "hooks.parts.query_key": "Antisymmetric, Band, QueryKeyPart, RopePhase, Symmetric",
     "plots.circuits": "circuit, faithfulness",
     "positional.answers": "task_answers",
     "positional.block_task": "BlockDraw, BlockTask, Question",

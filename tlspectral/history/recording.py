@@ -15,7 +15,7 @@ import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
 from tlspectral.heads.detectors.heads import require_max_se
-from tlspectral.history.checkpoint_tables import HEAD_HISTORY, Head, HeadHistory, measure_step, population_medians
+from tlspectral.history.checkpoint_tables import HEAD_HISTORY, HeadHistory, LayerHead, measure_step, population_medians
 from tlspectral.history.sources import Label, called, check_labels, identity_of, labelled_checkpoints, source_of
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading.weight_files import file_name
@@ -38,7 +38,7 @@ _STORED = ("control_variate", "identity", "numbers", "shape", "tables", "weights
 def head_history(
     checkpoints: Any,
     *,
-    pairs: Iterable[tuple[Head, Head]] = (),
+    pairs: Iterable[tuple[LayerHead, LayerHead]] = (),
     null_draws: int = 100,
     null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
@@ -235,7 +235,7 @@ def _naming(label: Label) -> Iterator[None]:
         raise ValueError(f"{called(label)}: {error}") from error
 
 
-def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[Head, Head]]:
+def _checked_pairs(pairs: Iterable[tuple[LayerHead, LayerHead]]) -> list[tuple[LayerHead, LayerHead]]:
     checked = [(head_pair(sender), head_pair(receiver)) for sender, receiver in pairs]
     for pair in checked:
         if not 0 <= pair[0][0] < pair[1][0]:

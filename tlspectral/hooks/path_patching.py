@@ -50,6 +50,7 @@ MOST = 2_000
 """Edges of pairs that are measured without a screen; a tenth of a second each on SmolLM2-135M."""
 
 Measure = Literal["prev", "dup", "ind", "attention", "task"]
+"""What an edge has an effect on: a head's attention, as a detector reads it or at `Task.attention`, or the metric."""
 
 EDGE_EFFECTS = Schema(
     "edge_effects",

@@ -22,6 +22,7 @@ from tlspectral.tasks import Task
 from tlspectral.tasks.block_prompt import BlockPrompt, Segment
 
 Answer = str | int
+"""The answer to a question: text, or a token id."""
 
 
 @dataclass(frozen=True)

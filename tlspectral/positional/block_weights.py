@@ -38,6 +38,7 @@ from tlspectral.tables.stacking import stacked
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 Mode = Literal["prompt", "key"]
+"""What swaps: blocks of the prompt, each in a run of its own, or the keys of one run."""
 Swap = tuple[int, int]
 
 WITH_ERRORS = ("s_pos", "s_sym", "exclusion_index", "logit_std")

@@ -36,6 +36,7 @@ from tlspectral.tables.stacking import stacked
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 By = Literal["query", "draw"]
+"""Rows of scores in place of their mean over prompts: one per query, or one per draw."""
 
 SCORE_COLUMNS = columns("""
     s_pos              | weighted cosine | Sum over swaps of alpha cos(v', v): 1 where attention stays at its positions.

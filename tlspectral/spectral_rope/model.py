@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tlspectral.algebra.rotary import RotaryGeometry
+from tlspectral.algebra.rotary import Frequencies, RotaryGeometry
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.models.hooking.hooks_on_model import without_hooks
 from tlspectral.models.hooking.interrupts import uninterrupted
@@ -31,7 +31,7 @@ from tlspectral.spectral_rope.hugging_face import (
 )
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
-from tlspectral.spectral_rope.spectral_layers import Frequencies, by_layer, spectral_geometry, spectral_layers
+from tlspectral.spectral_rope.spectral_layers import by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.weights_identity import logits_of
 
 _PREFIX = "spectral."
@@ -162,7 +162,7 @@ def to_spectral(
     *,
     scope: Scope = "head",
     heads: Heads | None = None,
-    frequencies: Frequencies = None,
+    frequencies: Frequencies | None = None,
     log_omega: bool = True,
     shared_phase: bool = False,
     phase_noise: float = 0.0,

@@ -21,6 +21,7 @@ from tlspectral.algebra.rotary import pair_columns, pair_mask, widened
 from tlspectral.selection import whole_number
 
 Scope = Literal["model", "layer", "group", "head"]
+"""Who has spectral parameters in common: the whole model, a layer, the heads of a group, or nobody."""
 Side = Literal["query", "key"]
 
 

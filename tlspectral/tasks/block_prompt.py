@@ -17,6 +17,7 @@ from tlspectral.models.reading.view import require_causal
 from tlspectral.models.running.prompts import packed_rows
 
 Segment = str | Tensor
+"""A piece of a prompt: text, or token ids [pos]."""
 
 
 @dataclass(frozen=True)

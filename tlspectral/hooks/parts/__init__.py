@@ -30,6 +30,7 @@ __all__ = [
     "Part",
     "PartName",
     "Position",
+    "QueryKeyPart",
     "RopePhase",
     "Symmetric",
     "part_of",

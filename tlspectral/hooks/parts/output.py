@@ -20,6 +20,7 @@ from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.stream.writes import z_of
 
 Replace = Literal["zero", "mean", "resample", "counterfactual"]
+"""What is put in the place of a head's output."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -25,17 +25,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tlspectral.algebra.rotary import RotaryGeometry, pair_mask
+from tlspectral.algebra.rotary import Frequencies, RotaryGeometry, pair_mask
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
 
-Frequencies = Iterable[Any] | Tensor
-
 
 class QueryKeyPart(Part):
-    """A part of the product of a head's queries and keys.
+    """A part of the product of a head's queries and keys. A part of your own is a subclass with a `name` and `of`.
 
     `frequencies` are the rotary pairs that it is limited to, None for all; `include_bias` lets it act on bias terms as
     well, as the operator on tokens with a 1 appended. `rotary`: whether it is made of rotary pairs.

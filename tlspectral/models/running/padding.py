@@ -11,6 +11,7 @@ from torch import Tensor
 from tlspectral.models.running.given import numbers, whole
 
 TokenMask = Bool[Tensor, "sequences pos"] | Int[Tensor, "sequences pos"]
+"""Which tokens are real."""
 
 
 class Note(NamedTuple):
