@@ -37,7 +37,7 @@ NULL_SEQUENCES, _NULL_TOKENS = 16, 2**12
 """Sequences that scores are compared with their null on, as far as they have so many tokens together."""
 
 Pattern = Callable[[Tensor], Any] | Any
-"""Keys that count for a query: a pattern by name, or a function of a prompt's ids that returns them, [pos, pos]."""
+"""Keys that count for a query: weights [pos, pos], a function of a prompt's ids that returns them, or a name."""
 
 
 def _scored(name: str, meaning: str) -> tuple[Column, ...]:
