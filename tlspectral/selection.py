@@ -3,6 +3,8 @@
 No model is asked here: `heads_by_layer` says which of the heads a model has.
 """
 
+from __future__ import annotations
+
 import operator
 import re
 from collections.abc import Iterable, Mapping, Set

@@ -1,5 +1,7 @@
 """`analyze_heads`: check the operators, then measure spectra, null, phase, copying and detectors of every head."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
@@ -111,7 +113,8 @@ def analyze_heads(
         BadHead: a layer or head that does not exist, or none at all.
         IncompatibleCheckpoint: `folder` holds layers of other weights or settings.
         ValueError: an unknown extra, kind of block or dtype, fewer than two draws or sequences, a `max_se` that is not
-            above 0, or an argument that does not fit the model; for a name also as `load_model`.
+            above 0, or an argument that does not fit the model.
+        FileNotFoundError, TypeError, ImportError: a name that cannot be loaded (see `load_model`).
 
     What it does not establish: what a head is for. Spectra are properties of weights; detectors of behaviour on random
     tokens; only an ablation shows that a part of an operator is used.

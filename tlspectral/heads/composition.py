@@ -1,5 +1,7 @@
 """How strongly an earlier head can feed a later one: K-, Q- and V-composition, from weights."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -133,7 +135,7 @@ def _ranked(
 
 
 @contextmanager
-def _layer(source: "AttentionView | WeightFiles", index: int, matrices: "Matrices") -> Iterator[RawAttention]:
+def _layer(source: AttentionView | WeightFiles, index: int, matrices: Matrices) -> Iterator[RawAttention]:
     if isinstance(source, AttentionView):
         yield source.raw(index)
     else:

@@ -207,7 +207,8 @@ def _key_contrast(
     """Return E[q k^T | +] - E[q k^T | -] of one head over the prompts of a task, and their number.
 
     + is the task's pair of query and key, - the mean over the other keys that the query sees. Queries carry the gain
-    and phase of a spectral layer; both are before rotation. Raises as `head_directions`.
+    and phase of a spectral layer; both are before rotation. Raises ValueError for a task without `attention`, or whose
+    query sees no other key.
     """
     if not hasattr(task, "prompts") or not hasattr(task, "attention"):
         raise TypeError(f"task is a tls.Task with attention=, query and key positions; found {type(task).__name__}")

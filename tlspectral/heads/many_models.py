@@ -1,5 +1,7 @@
 """`analyze_models`: the head tables of many models as one dataset of parquet files, a file per model."""
 
+from __future__ import annotations
+
 import gc
 import math
 import os

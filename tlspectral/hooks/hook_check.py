@@ -1,5 +1,7 @@
 """`check_hook`: which heads a hook changes, and whether it removes exactly what one head writes."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial

@@ -27,7 +27,8 @@ def asked_positions(prompts: PackedTokens, listed: Iterable[Any]) -> list[tuple[
     """Return how each position is called, and where it is in each prompt, in their order, each once.
 
     Names and numbers are called as they are given; positions of each prompt `"given"`, with a number where there are
-    several. Raises as `position_of`; ValueError for none, and for two that tables would print alike.
+    several. Raises ValueError for none, for one that a prompt does not have, and for two that tables would print alike,
+    TypeError for no whole numbers.
     """
     found: list[tuple[str | int, Tensor]] = []
     each = [*listed]

@@ -138,7 +138,8 @@ def _edited(
 def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     """Prove by one short run, once per model and layer, that the residual stream is a sum of what is written to it.
 
-    The run is without the user's hooks. Raises UnsupportedArchitecture, or as `AttentionView.raw`.
+    The run is without the user's hooks. Raises UnsupportedArchitecture where it is not, or where the layer cannot be
+    read.
     """
     known = _summed.setdefault(view.model, set())
     missing = [layer for layer in layers if layer not in known]

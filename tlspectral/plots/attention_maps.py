@@ -1,5 +1,7 @@
 """Attention of heads on a prompt, side by side."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

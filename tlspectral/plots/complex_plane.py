@@ -1,5 +1,7 @@
 """Eigenvalues of heads in the complex plane, over those of their null."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -37,6 +37,7 @@ from tlspectral.tables.measurement import stacked
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 Mode = Literal["prompt", "key"]
+"""What swaps: blocks of the prompt, each in a run of its own, or the keys of one run."""
 Swap = tuple[int, int]
 
 WITH_ERRORS = ("s_pos", "s_sym", "exclusion_index", "logit_std")
@@ -132,7 +133,7 @@ class BlockReading:
         mode, logit_scale, per_frequency: of `positional_symbolic`.
         heads: by layer, those that get rows; None for all.
 
-    Raises as `positional_symbolic`.
+    Raises ValueError for text that the tokenizer joins across blocks, and for a prompt too long.
     """
 
     view: AttentionView

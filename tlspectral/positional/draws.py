@@ -153,7 +153,7 @@ def scored_draw(
 
 
 def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]:
-    """The pairs of blocks whose swaps count for a query. Raises ValueError as `chosen_swaps`."""
+    """The pairs of blocks whose swaps count for a query. Raises ValueError for no such swap."""
     blocks = swapped_blocks(task)
     if swaps == "per_query":
         return lambda query: chosen_swaps(task.n_blocks, [(query, block) for block in blocks if block != query])

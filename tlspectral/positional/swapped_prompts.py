@@ -1,5 +1,7 @@
 """`positional_symbolic`: whether a head's attention stays or follows the blocks when two blocks of a prompt swap."""
 
+from __future__ import annotations
+
 import math
 import os
 import warnings
@@ -34,6 +36,7 @@ from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 By = Literal["query", "draw"]
+"""Rows of scores in place of their mean over prompts: one per query, or one per draw."""
 
 SCORE_COLUMNS = columns("""
     s_pos              | weighted cosine | Sum over swaps of alpha cos(v', v): 1 where attention stays at its positions.

@@ -1,5 +1,7 @@
 """`evaluate`: the value of a model on a task. `induction_loss` and `language_loss` are it with a ready task."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """The value of a model on a task with its standard error, and the paired difference of two values."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +37,7 @@ class MetricValue(float):
     distinct: Int[np.ndarray, "sequences"] | None = None
     texts: tuple[str, ...] | None = None
 
-    def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> "MetricValue":
+    def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> MetricValue:
         """Make the number, the mean over sequences."""
         return super().__new__(cls, per_sequence.mean())
 
@@ -63,7 +65,7 @@ class MetricValue(float):
             table.insert(0, "text", self.texts)
         return table.assign(value=self.per_sequence)
 
-    def __sub__(self, other: Any) -> "Effect | float":
+    def __sub__(self, other: Any) -> Effect | float:
         return paired_effect(self, other) if isinstance(other, MetricValue) else super().__sub__(other)
 
     def __str__(self) -> str:
@@ -93,7 +95,7 @@ class Effect(float):
     se: float
     pvalue: float
 
-    def __new__(cls, value: float, *_: Any, **__: Any) -> "Effect":
+    def __new__(cls, value: float, *_: Any, **__: Any) -> Effect:
         """Make the number, `value`."""
         return super().__new__(cls, value)
 

@@ -47,7 +47,10 @@ class LogitDifference:
             object.__setattr__(self, side, _by_place(getattr(self, side), side))
 
     def for_model(self, view: AttentionView, prompts: PackedTokens) -> "AnsweredDifference":
-        """Return the metric with the answers as token ids of a model. Raises as `logit_difference`."""
+        """Return the metric with the answers as token ids of a model.
+
+        Raises ValueError, TypeError for answers that are none.
+        """
         require_causal(view, "it predicts no next token; measure the logits of a masked token by a metric of your own")
         n = len(prompts.tokens)
         self.require_answers(n)

@@ -22,7 +22,7 @@ class RepeatedSegments:
     seed: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the sequences. Raises ValueError as `induction_loss`."""
+        """Return the sequences. Raises ValueError for given ones that repeat nothing."""
         tokens = self.given
         if tokens is None:
             tokens = repeated_sequences(view, self.n_sequences, self.segment_length, seed=self.seed)
@@ -39,7 +39,7 @@ class TextRows:
     sequence_length: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the rows. Raises ValueError as `language_loss`."""
+        """Return the rows. Raises ValueError for text without a tokenizer and for ids that do not fit."""
         tokens, mask = self.given, self.attention_mask
         if not isinstance(tokens, Tensor):
             if mask is not None:

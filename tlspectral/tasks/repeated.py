@@ -1,5 +1,7 @@
 """Random repeated sequences `[BOS, r, r]`."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

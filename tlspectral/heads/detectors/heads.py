@@ -3,6 +3,8 @@
 By default on sequences `[BOS, r, r]` of a random segment r and its copy, on the queries of the copy.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,6 +36,7 @@ NULL_SEQUENCES, _NULL_TOKENS = 16, 2**12
 """Sequences that scores are compared with their null on, as far as they have so many tokens together."""
 
 Pattern = Callable[[Tensor], Any] | Any
+"""Keys that count for a query: weights [pos, pos], a function of a prompt's ids that returns them, or a name."""
 
 
 def _scored(name: str, meaning: str) -> tuple[Column, ...]:

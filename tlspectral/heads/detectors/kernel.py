@@ -3,6 +3,8 @@
 Beside them stands what the head's mean query and key alone predict; `kernel_prediction` judges that per head.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -158,7 +160,11 @@ def kernel_prediction(
         and `n_judged`.
 
     Raises:
-        ValueError: one prompt without a reference; otherwise as `relative_position_kernel`.
+        BadHead: a head that does not exist.
+        ScoreMismatch: rebuilt scores do not give the model's pattern.
+        EditNotHonored: a layer whose scores are rebuilt has hooks on z.
+        ValueError, TypeError: one prompt without a reference, prompts that cannot be read, or offsets that no prompt
+            has.
 
     What it does not establish: a mechanism. A large r is nearly an identity of means (see `relative_position_kernel`).
     It says that the head's mean scores need no more than a mean query and a mean key, not that attention follows them,

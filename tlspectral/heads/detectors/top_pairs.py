@@ -1,5 +1,7 @@
 """`top_pairs`: where on text a head attends most, as pairs of a query and a key with the text around them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise

@@ -5,6 +5,8 @@ From thin factors: `||M||^2 = <W_Q^T W_Q, W_K^T W_K>`, `||M_A||^2 = (||M||^2 - t
 take inner products of columns, O(d_model d_head).
 """
 
+from __future__ import annotations
+
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
 

@@ -1,5 +1,7 @@
 """`Dictionary`: features of the residual stream, by a decoder, a bias and an encoder (a sparse autoencoder)."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Callable

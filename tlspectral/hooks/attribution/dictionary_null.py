@@ -1,5 +1,7 @@
 """What a table of feature pairs does not say by itself: how much is the error's, and what other features would give."""
 
+from __future__ import annotations
+
 from itertools import permutations
 from typing import Any
 

@@ -1,5 +1,7 @@
 """One score of one prompt, divided among pairs of terms: sources, singular modes, features or rotary frequencies."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Literal
 

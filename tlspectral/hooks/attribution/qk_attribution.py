@@ -1,5 +1,7 @@
 """`qk_attribution`: why a head attends from one token to another, as a sum over terms of their residual streams."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +17,8 @@ from tlspectral.hooks.attribution.dictionary_null import dictionary_notes
 from tlspectral.hooks.attribution.divisions import By, DividedScore, divided_score
 from tlspectral.hooks.attribution.score_terms import PARTS
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView, require_stream
-from tlspectral.selection import Head, head_name, heads_by_layer, whole_number
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
+from tlspectral.selection import Head, head_name, whole_number
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 

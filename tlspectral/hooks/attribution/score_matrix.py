@@ -1,5 +1,7 @@
 """`scores`: the scores of a head between all tokens of a prompt, whole or of a part, checked against the run."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pandas as pd
@@ -13,9 +15,10 @@ from tlspectral.models.attention.head_scores import rotation_tables, scores_of_s
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import fold_attention, require_even_scale, softcapped
+from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
-from tlspectral.selection import Head, head_name, heads_by_layer
+from tlspectral.selection import Head, head_name
 
 
 def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = None) -> pd.DataFrame:
@@ -24,7 +27,7 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
     >>> import tlspectral as tls, torch
     >>> frame = tls.scores(tls.load_model("tiny-rope"), torch.arange(3, 20).repeat(2), "L1H0")
     >>> frame.shape, frame.loc[33].idxmax(axis=1).tolist()
-    ((34, 34), [(17, 3)])
+    ((34, 34), [(17, '3')])
 
     Scores are rebuilt in float64 from the residual stream that enters the layer and the folded weights, with the
     model's own cos and sin, with biases and ALiBi. They are returned if the model's attention is their softmax. A part

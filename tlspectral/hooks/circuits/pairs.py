@@ -112,8 +112,9 @@ class Pairs:
 def pairs_of(model: Any, task: Task) -> Pairs:
     """Return the pairs of a task on a model.
 
-    Raises ValueError for no task, or one without counterfactual prompts, EditNotHonored where a run with no edge kept
-    is not that of the counterfactual prompts, and as `task_sequences`, `AttentionView.raw` and `mlp_reads`.
+    Raises ValueError for no task, for one without counterfactual prompts and for prompts that do not fit;
+    EditNotHonored where a run with no edge kept is not that of the counterfactual prompts; UnsupportedArchitecture for
+    a layer or MLP that cannot be read.
     """
     view = attention_view(model)
     require_stream(view)

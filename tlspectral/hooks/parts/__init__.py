@@ -8,6 +8,8 @@ A part without settings also goes by its name: `"symmetric"`, `"antisymmetric"`,
 and `"M_A"` are the parts as they act at each distance, and the static ones those of M at distance 0 (see `Symmetric`).
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
 from tlspectral.hooks.parts.content_position import BlockPart, Content, Interaction, Position
@@ -28,6 +30,7 @@ __all__ = [
     "Part",
     "PartName",
     "Position",
+    "QueryKeyPart",
     "RopePhase",
     "Symmetric",
     "part_of",

@@ -1,5 +1,7 @@
 """What a part of a head is: a value that says what is taken away, and where in a run it acts."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -78,16 +80,16 @@ class Part(Placed, ABC):
         shown |= {} if at is None else {"at": at}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
-    def fixed(self, view: AttentionView, prompts: Any) -> "Part":
+    def fixed(self, view: AttentionView, prompts: Any) -> Part:
         """Return the part with all that depends on the model and on the packed prompts of a run settled.
 
         A measurement that shares out its work settles a part once; its `settings` are then complete. Raises ValueError
-        as `position_of`.
+        for a position that a prompt does not have.
         """
         settled = self._settled(view, prompts)
         return settled if self.at is None else replace(settled, at=position_of(prompts, self.at))
 
-    def _settled(self, view: AttentionView, prompts: Any) -> "Part":
+    def _settled(self, view: AttentionView, prompts: Any) -> Part:
         """Return the part with all but its position settled."""
         return self
 

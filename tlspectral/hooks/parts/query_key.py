@@ -13,6 +13,8 @@ place of C: the parts of the one matrix M. Source: "Fingerprint, Not Blueprint",
 and M_A on GPT-2, where nothing rotates and both are one.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,20 +25,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tlspectral.algebra.rotary import RotaryGeometry, pair_mask
+from tlspectral.algebra.rotary import Frequencies, RotaryGeometry, pair_mask
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
-
-Frequencies = Iterable[Any] | Tensor
 
 BANDS = ("high", "middle", "low")
 """Thirds of a head's rotary pairs, from the fastest to the slowest."""
 
 
 class QueryKeyPart(Part):
-    """A part of the product of a head's queries and keys.
+    """A part of the product of a head's queries and keys. A part of your own is a subclass with a `name` and `of`.
 
     `frequencies` are the rotary pairs that it is limited to, None for all; `include_bias` lets it act on bias terms as
     well, as the operator on tokens with a 1 appended. `rotary`: whether it is made of rotary pairs.
@@ -53,7 +53,7 @@ class QueryKeyPart(Part):
         named = {} if given is None else {"frequencies": given if isinstance(given, str) else list(given)}
         return named | ({"include_bias": True} if self.include_bias else {})
 
-    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "QueryKeyPart"]:
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, QueryKeyPart]:
         """Bind the part to layers. Raises UnsupportedArchitecture, and ValueError for pairs that a layer lacks."""
         bound = {}
         for index in by_layer:
@@ -205,7 +205,8 @@ class Band(QueryKeyPart):
 
     Raises:
         ValueError: None in place of frequencies, or another word; when a model is given, a third of fewer than three
-            pairs; else as `RopePhase`.
+            pairs, or pairs that a layer lacks.
+        UnsupportedArchitecture: when a model is given, a layer without rotary positions.
 
     >>> import tlspectral as tls
     >>> tls.parts.Band([0, 3])

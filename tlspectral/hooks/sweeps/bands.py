@@ -1,5 +1,7 @@
 """`band_effects`: effects of removing a head's high, middle or low rotary frequencies, beside random sets."""
 
+from __future__ import annotations
+
 import os
 from functools import partial
 from typing import Any, Literal

@@ -1,5 +1,7 @@
 """`ablation_sweep`: the value of a metric without a part of one head, head by head."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -297,7 +299,7 @@ class Swept:
     placed: list[Part]
 
     @classmethod
-    def of(cls, view: AttentionView, task: Task, removed: Sequence[Part], listed: list[Any] | None) -> "Swept":
+    def of(cls, view: AttentionView, task: Task, removed: Sequence[Part], listed: list[Any] | None) -> Swept:
         """Settle the parts on the prompts of the task, each at every listed position. Raises as `asked_positions`."""
         sequences = task_sequences(view, task)
         asked = [] if listed is None else asked_positions(sequences, listed)

@@ -1,5 +1,7 @@
 """The singular modes of a head's query-key operator M = W_Q W_K^T, norms folded in."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from jaxtyping import Float64

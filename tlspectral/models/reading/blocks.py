@@ -129,6 +129,31 @@ def gates_queries(attention: Any) -> bool:
 def hook_names(layer: Block) -> dict[str, str]:
     """Return the names of the hook points of a layer by what passes there.
 
+    In the order of a pass, on a model with rotary positions; a bridge knows each point by two names:
+
+        key of the result   hook point behind "blocks.0."    in a bridge also   shape
+
+        residual          | hook_resid_pre                   hook_in            batch, pos, d_model
+                          |-> ln1
+                          |   |
+        query             |   |-> attn.hook_q                attn.q.hook_out    batch, pos, heads, d_head
+        key               |   |-> attn.hook_k                attn.k.hook_out    batch, pos, key heads, d_head
+        value             |   |-> attn.hook_v                attn.v.hook_out    batch, pos, key heads, d_head
+        cos, sin          |   |   (rotated: attn.hook_rot_q, attn.hook_rot_k)
+        scores            |   |   attn.hook_attn_scores                         batch, heads, query, key
+                          |   |   softmax
+        pattern           |   |   attn.hook_pattern                             batch, heads, query, key
+                          |   |   pattern v, the output of each head
+        z                 |   |   attn.hook_z                attn.o.hook_in     batch, pos, heads, d_head
+                          |   |   o_proj, which sums over heads
+        attention_out     |<- hook_attn_out                  attn.hook_out      batch, pos, d_model
+                          | hook_resid_mid                   ln2.hook_in        batch, pos, d_model
+                          |-> ln2, mlp
+        mlp_out           |<- hook_mlp_out                   mlp.hook_out       batch, pos, d_model
+        residual_after    | hook_resid_post                  hook_out           batch, pos, d_model
+
+    `cos` and `sin` are `attn.hook_cos` and `attn.hook_sin`, of bridges alone.
+
     `scores` is missing where the layer delegates its attention, cos and sin where it has no hook points for them, and
     all points of attention where it has none. `middle` is the stream in front of the MLP of a layer with a mixer.
     `gate` is what a gated attention makes its gate of; where queries share its projection they stand in front, by head.

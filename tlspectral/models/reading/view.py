@@ -311,7 +311,7 @@ class AttentionView:
         return self._reader.frequency_switch(self.model, n_positions)
 
     def hook_names(self, index: int) -> dict[str, str]:
-        """Return the names of a layer's hook points by what passes there, see `points.hook_names`."""
+        """Return the names of a layer's hook points by what passes there; `reading/blocks.py` has a picture."""
         return hook_names(self.blocks[index])
 
     def embedding(self) -> Tensor:

@@ -19,6 +19,7 @@ from tlspectral.errors import warn_caller
 from tlspectral.models.running.given import numbers, whole
 
 TokenMask = Bool[Tensor, "sequences pos"] | Int[Tensor, "sequences pos"]
+"""Which tokens are real."""
 
 
 class Note(NamedTuple):
