@@ -27,6 +27,7 @@ IN_ROOMS = {
         "Content",
         "Interaction",
         "LongRange",
+        "Mode",
         "Output",
         "Position",
         "RopePhase",

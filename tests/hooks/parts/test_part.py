@@ -58,7 +58,7 @@ def test_where_a_part_acts_and_what_a_sweep_removes_in_its_place():
         "long_range": "mask",
     }
     controls = {name: part.control for name, part in EVERY.items() if part.control != "scores"}
-    others = {"output": "heads", "long_range": "heads", "rotary_band": "frequencies"}
+    others = {"output": "heads", "long_range": "heads", "rotary_band": "frequencies", "mode": "modes"}
     assert controls == {**others, **dict.fromkeys(block_parts, "blocks")}
 
 

@@ -11,7 +11,7 @@ from tlspectral.hooks.attribution.score_terms import readable_group
 from tlspectral.hooks.attribution.stream_terms import traced_run
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
-from tlspectral.models.attention.head_scores import rotation_tables, scores_of_stream
+from tlspectral.models.attention.head_scores import HeadScores, rotation_tables, scores_of_stream
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import fold_attention, require_even_scale, softcapped
@@ -69,9 +69,10 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
     tables = rotation_tables(view, raw.rotary, layer, length, run.captured)
     group, first = readable_group(raw, index)
     if tables is not None and group.rotary is not None and group.rotary.per_head:
-        of_group = slice(first, first + len(group.w_q))
-        tables = tables[0][of_group], tables[1][of_group]
-    of_head = scores_of_stream(fold_attention(group, layer), run.residual[None], tables).of_head(index - first)
+        rows = slice(first, first + len(group.w_q))
+        tables = tables[0][rows], tables[1][rows]
+    of_group = scores_of_stream(fold_attention(group, layer), run.residual[None], tables).of_head(index - first)
+    of_head = HeadScores(raw, [index], of_group.query, of_group.key)
     whole = of_head.whole()[0, 0]
     if raw.alibi is not None:
         whole = whole + raw.alibi.bias(torch.arange(length))[index].to(whole)

@@ -62,12 +62,13 @@ class Part(Placed, ABC):
             or z, what the head hands to its output map.
         control: what a sweep removes in its place, of equal size: a random product of the head's own queries and keys
             (`"scores"`), the same numbers of other blocks (`"blocks"`), a random set of rotary pairs (`"frequencies"`),
-            or the same of another head of the layer (`"heads"`).
+            random directions of the column space of W_Q (`"modes"`), or the same of another head of the layer
+            (`"heads"`).
     """
 
     name: ClassVar[str]
     acts_on: ClassVar[Literal["scores", "mask", "z"]] = "scores"
-    control: ClassVar[Literal["scores", "blocks", "frequencies", "heads"]] = "scores"
+    control: ClassVar[Literal["scores", "blocks", "frequencies", "modes", "heads"]] = "scores"
 
     @property
     def settings(self) -> Mapping[str, Any]:

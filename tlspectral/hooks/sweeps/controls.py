@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
-from tlspectral.hooks.parts import Band
-from tlspectral.hooks.parts.query_key import BANDS
+from tlspectral.hooks.parts import Band, Mode
+from tlspectral.hooks.parts.query_key import BANDS, QueryKeyPart
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import head_name
@@ -42,17 +42,22 @@ def unpadded(removal: Removal, sequences: TaskSequences, batch: slice) -> Remova
 
 
 def random_difference(
-    removal: Removal, which: list[int], frames: Float[Tensor, "replays d d"]
+    part: QueryKeyPart, removal: Removal, which: list[int], frames: Float[Tensor, "replays d d"]
 ) -> Float[Tensor, "batch replays pos pos"]:
-    """Compute `q O k^T` of bias-free queries and keys before rotation, O orthogonal, scaled to the RMS of `removal`.
+    """Compute random scores, scaled to the RMS of `removal` over the unmasked pairs of each sequence.
 
-    The RMS is over the unmasked pairs of each sequence. `which` are indices among the heads of `removal`.
+    They are `q O k^T` of bias-free queries and keys before rotation, O orthogonal; of modes, what random directions of
+    the queries contribute. `which` are indices among the heads of `removal`.
     """
     assert removal.scores is not None
     assert removal.allowed is not None
-    query, key = removal.scores.query.content[:, which], removal.scores.key.content[:, which]
     allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, which]
-    drawn = query @ frames.to(query) @ key.mT
+    if isinstance(part, Mode):
+        of_heads = zip(which, frames, strict=True)
+        drawn = torch.cat([part.drawn(removal.scores.of_head(head), frame[None]) for head, frame in of_heads], dim=1)
+    else:
+        query, key = removal.scores.query.content[:, which], removal.scores.key.content[:, which]
+        drawn = query @ frames.to(query) @ key.mT
     removed_rms, drawn_rms = (root_mean_square(scores, allowed) for scores in (removal.difference[:, which], drawn))
     return drawn * (removed_rms / drawn_rms.clamp_min(torch.finfo(drawn_rms.dtype).tiny))[..., None, None]
 

@@ -138,9 +138,10 @@ class LayerReplays:
                     replaced[:, [index]] = removal.scores.of_head(index).of_pairs(mask).neg_()
         else:
             assert removal.scores is not None
+            assert isinstance(self.part, QueryKeyPart)
             width = removal.scores.query.content.shape[-1]
             frames = torch.stack([haar_frame(width, width, one) for one in seeds])
-            replaced[:, random] = random_difference(removal, random, frames)
+            replaced[:, random] = random_difference(self.part, removal, random, frames)
         return replaced
 
     def effects(self, values: Float64[Tensor, "replays sequences"]) -> LayerEffects:
