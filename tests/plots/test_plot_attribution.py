@@ -42,7 +42,7 @@ def test_bars_are_the_parts_stacked_away_from_zero():
 
 def test_small_terms_are_counted_and_the_rest_is_last():
     table = terms(20)
-    last = pd.DataFrame({"query_source": ["rest"], "key_source": ["rest"], **dict.fromkeys([*PARTS, "total"], 0.25)})
+    last = pd.DataFrame({"query_term": ["rest"], "key_term": ["rest"], **dict.fromkeys([*PARTS, "total"], 0.25)})
     figure = qk_attribution(pd.concat([table, last], ignore_index=True))
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(labels) == 17
@@ -50,3 +50,11 @@ def test_small_terms_are_counted_and_the_rest_is_last():
     left_out = f"{table['total'][16:].sum():.2f}".replace("-", "\N{MINUS SIGN}")
     assert f"4 smaller terms are not drawn; they sum to {left_out}" in said(figure)
     assert "not drawn" not in said(qk_attribution(terms(3)))
+
+
+def test_several_scores_and_features_are_said_in_the_title():
+    table = terms()
+    table.attrs |= {"n_prompts": 3, "query": [1, 2, 3], "error_score": 0.25}
+    assert (
+        qk_attribution(table).axes[0].get_title(loc="left") == "L5H1: mean of 3 scores, \N{MINUS SIGN}1.50, error 0.25"
+    )

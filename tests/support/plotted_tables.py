@@ -15,8 +15,8 @@ KERNELS = pd.DataFrame({"layer": 2, "head": np.repeat([1, 5], 4), **OFFSETS})
 def terms(count: int = 5, **more) -> pd.DataFrame:
     values = np.random.default_rng(0).normal(size=(count, 4))
     frame = pd.DataFrame(values, columns=PARTS)
-    frame.insert(0, "query_source", "embedding")
-    frame.insert(1, "key_source", [f"L0H{index}" for index in range(count)])
+    frame.insert(0, "query_term", "embedding")
+    frame.insert(1, "key_term", [f"L0H{index}" for index in range(count)])
     frame["total"] = values.sum(1)
     frame = frame.assign(**more)
     frame.attrs = {"head": "L5H1", "query": 7, "key": 2, "query_token": " be", "key_token": " or", "score": -1.5}

@@ -19,7 +19,7 @@ _MOST_BARS = 16
 
 
 def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Draw the largest terms of one attention score, each a bar stacked by its four parts.
+    """Draw the largest terms of an attention score, each a bar stacked by its four parts.
 
     Parts above 0 are stacked to the right of 0 and those below to its left; a dot marks their sum, and a ring what
     removing the pair measured, where the table has it. At most 16 terms are drawn. The row `rest` is drawn last.
@@ -33,9 +33,9 @@ def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
     What it does not establish: that a term is a cause; the rings are what bears on that.
     """
-    sources = ["query_source", "key_source"]
-    require(table, (*sources, *_PARTS, "total"), "qk_attribution")
-    is_rest = table["query_source"] == "rest"
+    terms = ["query_term", "key_term"]
+    require(table, (*terms, *_PARTS, "total"), "qk_attribution")
+    is_rest = table["query_term"] == "rest"
     left_out = table.loc[~is_rest, "total"].iloc[_MOST_BARS:]
     shown = pd.concat([table.loc[~is_rest].iloc[:_MOST_BARS], table.loc[is_rest]], ignore_index=True)
     figure, axes = one_panel(ax, 6.8, 1.6 + 0.3 * len(shown))
@@ -53,14 +53,15 @@ def qk_attribution(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     if "measured" in shown:
         handles.append(_draw_points(axes, shown["measured"], heights, "measured", "none"))
     names = [
-        f"{query} \N{MULTIPLICATION SIGN} {key}" for query, key in zip(*(shown[at] for at in sources), strict=True)
+        query if query == key == "rest" else f"{query} \N{MULTIPLICATION SIGN} {key}"
+        for query, key in zip(*(shown[at] for at in terms), strict=True)
     ]
-    axes.set_yticks(heights, ["rest" if name.startswith("rest ") else name for name in names])
+    axes.set_yticks(heights, names)
     axes.set_xlabel("term of the score, before the softmax (logits)")
     dress(axes)
     axes.set_title(_title(table), fontsize=12, color=INK, loc="left")
     note = f"{len(left_out)} smaller terms are not drawn; they sum to {two_decimals(left_out.sum())}"
-    legend_below(figure, handles, ["query source \N{MULTIPLICATION SIGN} key source", note if len(left_out) else None],
+    legend_below(figure, handles, ["query term \N{MULTIPLICATION SIGN} key term", note if len(left_out) else None],
         columns=3, ax=ax)  # fmt: skip
     return figure
 
@@ -75,5 +76,10 @@ def _title(table: pd.DataFrame) -> str:
     attrs = table.attrs
     if "head" not in attrs:
         return "one attention score"
-    query, key = (f"{attrs[f'{side}_token']!r} ({attrs[side]})" for side in ("query", "key"))
-    return f"{attrs['head']}: {query} to {key}, score {two_decimals(attrs['score'])}"
+    if "n_prompts" in attrs:
+        where = f"mean of {attrs['n_prompts']} scores, {two_decimals(attrs['score'])}"
+    else:
+        query, key = (f"{attrs[f'{side}_token']!r} ({attrs[side]})" for side in ("query", "key"))
+        where = f"{query} to {key}, score {two_decimals(attrs['score'])}"
+    error = f", error {two_decimals(attrs['error_score'])}" if "error_score" in attrs else ""
+    return f"{attrs['head']}: {where}{error}"

@@ -16,7 +16,7 @@ from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks import ablate
 from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.hooks.layer_ablation import LayerAblation
-from tlspectral.hooks.parts import Antisymmetric, LongRange, Output, Symmetric
+from tlspectral.hooks.parts import Antisymmetric, LongRange, Mode, Output, Symmetric
 from tlspectral.hooks.sweeps.controls import random_difference, root_mean_square
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running import batches
@@ -141,18 +141,18 @@ def test_score_rms_of_a_delegating_bridge_is_that_of_the_other_backend():
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "gptj"])
-def test_a_random_part_is_as_large_as_the_one_removed(name):
+@pytest.mark.parametrize(("name", "part"), [("llama", Symmetric()), ("gptj", Symmetric()), ("llama", Mode([0, 3]))])
+def test_a_random_part_is_as_large_as_the_one_removed(name, part):
     model, seen = shared("bridge", name), []
     view = attention_view(model)
-    bound = Symmetric().on(view, {1: [2]})[1]
+    bound = part.on(view, {1: [2]})[1]
 
     def alter(removal):
         size = removal.scores.query.content.shape[-1]
         frames = torch.stack([haar_frame(size, size, [0, 1, 2, draw]) for draw in (0, 1)])
         eye = torch.eye(size, dtype=frames.dtype)
         torch.testing.assert_close(frames @ frames.mT, eye.expand_as(frames), rtol=0, atol=1e-12)
-        found = random_difference(removal, [0, 0], frames)
+        found = random_difference(bound, removal, [0, 0], frames)
         allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, :1]
         sizes = [root_mean_square(scores, allowed) for scores in (removal.difference, found)]
         torch.testing.assert_close(sizes[1], sizes[0].expand_as(sizes[1]), rtol=1e-5, atol=0)

@@ -1,0 +1,147 @@
+"""What carries the scores of an induction head and of a previous-token head: sources, modes, frequencies.
+
+    python benchmarks/modes.py      # SmolLM2-135M; docs/results/modes/*.csv, docs/images/modes_*.png; some 10 CPU minutes
+
+* Terms: mean rows of `qk_attribution` with errors, over 24 scores of repeated random tokens, from each query to the
+  key that the head is named for: the token behind the query's first copy, or the one before the query.
+* Share: on 8 rows of text of 64 tokens, the share of the variance of the scores, over the keys that a query sees and
+  without the mean of its row (which the softmax does not see), that the K largest modes leave nothing of: 1 less the
+  variance of the scores less theirs over the variance of the scores.
+* Ablation: the induction loss without the K largest modes of the previous-token head, or without all others, beside 19
+  random sets of as many directions whose scores have the same RMS; p of the sweep, Holm over all settings.
+"""
+
+import time
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from statsmodels.stats.multitest import multipletests
+
+import tlspectral as tls
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.text import text_tokens
+from tlspectral.tasks.repeated import repeated_sequences
+
+HEADS = {"L18H6": "induction", "L16H0": "previous token"}
+FOLDER, SEGMENT, TEXTS, LENGTH = Path("docs/results/modes"), 24, 8, 64
+COUNTS = (1, 2, 4, 8, 16, 32)
+
+
+def asked(view, kind: str) -> list[tuple]:
+    """Three queries of each of eight repeats, with the key that the head is named for."""
+    rows = repeated_sequences(view, 8, SEGMENT)
+    first = rows.shape[1] - 2 * SEGMENT
+    places = [first + SEGMENT + 3, first + SEGMENT + 11, first + SEGMENT + 19]
+    behind = {"induction": SEGMENT - 1, "previous token": 1}[kind]
+    return [(row, query, query - behind) for row in rows for query in places]
+
+
+def terms(model, view) -> pd.DataFrame:
+    """The twelve largest rows of every division of both heads."""
+    found = []
+    for head, kind in HEADS.items():
+        for by in ("source", "mode", "frequency"):
+            began = time.process_time()
+            remove = None if by == "frequency" else 4
+            table = tls.qk_attribution(model, asked(view, kind), head, by=by, top=12, remove=remove)
+            cost = time.process_time() - began
+            print(f"{head} by {by}: {cost:.1f} CPU s, score {table.attrs['score']:.2f} ± {table.attrs['score_se']:.2f}")
+            found.append(table.assign(head=head, by=by, score=table.attrs["score"]))
+    return pd.concat(found, ignore_index=True)
+
+
+def shares(model, view) -> pd.DataFrame:
+    """Share of the variance of scores on text that the K largest modes carry."""
+    texts = text_tokens(view, None, n_sequences=TEXTS, sequence_length=LENGTH)
+    seen = np.tril(np.ones((LENGTH, LENGTH), dtype=bool))
+    seen[:, 0] = False  # the sink
+    found = []
+    for head in HEADS:
+        for number, row in enumerate(texts):
+            whole = without_row_means(tls.scores(model, row, head).to_numpy(), seen)
+            for count in (*COUNTS, 64):
+                part = without_row_means(tls.scores(model, row, head, tls.parts.Mode(range(count))).to_numpy(), seen)
+                share = 1 - np.square(whole - part)[seen].sum() / np.square(whole)[seen].sum()
+                found.append({"head": head, "text": number, "modes": count, "share": share})
+    return pd.DataFrame(found)
+
+
+def without_row_means(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Scores less the mean of their row over the keys that the query sees."""
+    return scores - np.where(seen, scores, 0).sum(1, keepdims=True) / np.maximum(seen.sum(1, keepdims=True), 1)
+
+
+def ablations(model) -> pd.DataFrame:
+    """Induction loss without modes of the previous-token head."""
+    found = []
+    for all_but in (False, True):
+        for count in COUNTS:
+            part = tls.parts.Mode(range(count), all_but=all_but)
+            table = tls.ablation_sweep(model, part, heads=["L16H0"], task="induction", control="random", n_sequences=16)
+            found.append(table.assign(modes=count, all_but=all_but))
+            print(part, table[["delta", "delta_se", "control_delta", "control_p"]].round(3).to_string(index=False))
+    table = pd.concat(found, ignore_index=True)
+    return table.assign(control_p_holm=multipletests(table["control_p"], method="holm")[1])
+
+
+def draw(rows: pd.DataFrame, share: pd.DataFrame, ablated: pd.DataFrame) -> None:
+    """The terms of each head, the shares, the ablations."""
+    figure, axes = plt.subplots(2, 3, figsize=(13, 7))
+    for line, head in zip(axes, HEADS, strict=True):
+        for ax, by in zip(line, ("source", "mode", "frequency"), strict=True):
+            of = rows[(rows["head"] == head) & (rows["by"] == by) & (rows["query_term"] != "rest")].iloc[:10]
+            alike = of["query_term"] == of["key_term"]
+            names = np.where(alike, of["query_term"], of["query_term"] + " x " + of["key_term"])
+            ax.barh(range(len(of)), of["total"], xerr=of["total_se"], color="#4477aa")
+            ax.set_yticks(range(len(of)), names, fontsize=8)
+            ax.invert_yaxis()
+            ax.set_title(f"{head} ({HEADS[head]}) by {by}, score {of['score'].iloc[0]:.1f}", fontsize=10)
+    figure.tight_layout()
+    figure.savefig("docs/images/modes_terms.png", dpi=110)
+    figure, ax = plt.subplots(figsize=(5, 3.4))
+    for head in HEADS:
+        of = share[share["head"] == head].groupby("modes")["share"]
+        ax.errorbar(of.mean().index, of.mean(), of.sem(), marker="o", label=f"{head} ({HEADS[head]})")
+    ax.set(xscale="log", xticks=[*COUNTS, 64], xlabel="largest modes", ylabel="share of the scores' variance")
+    ax.set_xticklabels(map(str, [*COUNTS, 64]))
+    ax.minorticks_off()
+    ax.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig("docs/images/modes_share.png", dpi=110)
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True)
+    for ax, all_but in zip(axes, (False, True), strict=True):
+        of = ablated[ablated["all_but"] == all_but]
+        ax.errorbar(of["modes"], of["delta"], of["delta_se"], marker="o", label="modes")
+        ax.errorbar(of["modes"], of["control_delta"], of["control_delta_se"], marker="s", label="random directions")
+        ax.set(xscale="log", xticks=COUNTS, xlabel="largest modes " + ("kept" if all_but else "removed"))
+        ax.set_xticklabels(map(str, COUNTS))
+        ax.minorticks_off()
+    axes[0].set_ylabel("induction loss, less intact (nat)")
+    axes[0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig("docs/images/modes_ablation.png", dpi=110)
+
+
+def main() -> None:
+    """Measure, write the tables and draw them."""
+    model = tls.load_model("smollm2-135m")
+    view = attention_view(model)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    made = {
+        "terms": lambda: terms(model, view),
+        "share": lambda: shares(model, view),
+        "ablation": lambda: ablations(model),
+    }
+    tables = []
+    for name, make in made.items():
+        began = time.process_time()
+        tables.append(make())
+        tables[-1].to_csv(FOLDER / f"smollm2-135m-{name}.csv", index=False)
+        print(f"{name}: {time.process_time() - began:.0f} CPU s", flush=True)
+    draw(*tables)
+
+
+if __name__ == "__main__":
+    main()
