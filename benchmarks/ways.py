@@ -1,10 +1,11 @@
 """The way of a model through the package: which files run on it, and where a call climbs to a higher floor.
 
-Run `python benchmarks/ways.py`; some seconds. Three ways are followed: `analyze_heads` to the eigenvalues, `ablate` to
-the hook, and a prompt to its score. Counted are the functions and files of the package that run, and calls from a room
-to one that stands on a higher floor of the table in CONTRIBUTING.md: hooks and parts that were handed down, since
-imports cannot make them. Behind these stand the lines of the package that a process loads with its first call of three
-functions: what a reader of that function may have to open.
+Run `python benchmarks/ways.py`; some seconds. Five ways are followed: `analyze_heads` to the eigenvalues, of a loaded
+model and of a name, `ablate` to the hook, a prompt to its value, and `edge_effects` into the queries of a head. Counted
+are the functions and files of the package that run, and calls from a room to one that stands on a higher floor of the
+table in CONTRIBUTING.md: hooks and parts that were handed down, since imports cannot make them. Behind these stand the
+lines of the package that a process loads with its first call of three functions: what a reader of that function may
+have to open.
 """
 
 import re
@@ -75,7 +76,7 @@ def lines_loaded(call: str) -> int:
 
 
 def main() -> None:
-    """Print the three ways, and the lines that three calls load."""
+    """Print the ways, and the lines that three calls load."""
     model = tls.load_model("tiny-rope")
     prompt = torch.arange(1, 30)[None]
     task = tls.logit_difference(prompt, 3, 4)
@@ -86,8 +87,10 @@ def main() -> None:
 
     ways: dict[str, Callable[[], Any]] = {
         "analyze_heads": lambda: tls.analyze_heads(model, null_draws=2),
+        "analyze_heads by name": lambda: tls.analyze_heads("tiny-rope", null_draws=2),
         "ablate": ablated,
         "evaluate": lambda: tls.evaluate(model, task),
+        "edge_effects": lambda: tls.edge_effects(model, "L1H0.q"),
     }
     for name, run in ways.items():
         run()  # imports are no part of the way

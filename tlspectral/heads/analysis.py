@@ -29,6 +29,7 @@ from tlspectral.heads.weight_columns import (
 from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.digests import recorded_weights
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import even_rows
 from tlspectral.models.running.given import given_prompts
@@ -37,7 +38,7 @@ from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, EXTRA_COLUMNS
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.progress import bar
-from tlspectral.tables.same_model import recorded_weights, require_same_model
+from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import require
 from tlspectral.tasks.repeated import repeated_sequences
 from tlspectral.version import __version__

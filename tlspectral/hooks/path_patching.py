@@ -34,8 +34,7 @@ from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import Task
 from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.metric_value import CONTROL_COLUMNS
-from tlspectral.tasks.ready_prompts import RepeatedSegments
-from tlspectral.tasks.repeated import detector_offsets, segment_length_of
+from tlspectral.tasks.repeated import RepeatedSegments, detector_offsets, segment_length_of
 from tlspectral.tasks.task import task_of
 from tlspectral.tasks.task_sequences import TaskSequences, intact_values, metric_value_of, task_sequences
 

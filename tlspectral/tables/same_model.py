@@ -1,6 +1,5 @@
-"""What a table records of the model that it was measured on, and the check that two are of the same weights."""
+"""The check that two tables, or a table and a model, are of the same weights, by what their `attrs` record of them."""
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,19 +7,6 @@ import pandas as pd
 
 _NAMES = ("model", "revision", "commit", "sha256")
 _ORIGIN = (*_NAMES, "backend", "weights_sha256", "weights_by_layer", "n_layers", "skipped_layers", "stacks")
-
-
-def recorded_weights(digests: Mapping[int, str], n_layers: int) -> dict[str, Any]:
-    """Return the hashes by which a table's `attrs` tell the weights, of digests of the layers that were read.
-
-    `weights_sha256` is of these layers together, `weights_by_layer` of each, by its index as text, since JSON has no
-    other keys; `n_layers` is the model's number of layers.
-    """
-    return {
-        "weights_sha256": _sha256("".join(digests.values())),
-        "weights_by_layer": {str(layer): _sha256(digest) for layer, digest in digests.items()},
-        "n_layers": n_layers,
-    }
 
 
 def origin_of(attrs: Mapping[Any, Any]) -> dict[str, Any]:
@@ -86,7 +72,3 @@ def _require_equal(
 def _named(attrs: Mapping[Any, Any]) -> str:
     revision = f", revision {attrs['revision']}" if attrs.get("revision") else ""
     return f"{attrs.get('model') or 'a model without a name'}{revision}"
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,7 +1,8 @@
-"""Random repeated sequences `[BOS, r, r]`."""
+"""Random repeated sequences `[BOS, r, r]`, which are also prompts of a ready task."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,6 +61,23 @@ def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -
             f"the same segment again; found shape {tuple(tokens.shape)}"
         )
     return packed_rows(view, tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedSegments:
+    """Repeated random segments `[BOS, r, r]`, drawn as by `detect_heads`, or given."""
+
+    given: Tensor | None
+    n_sequences: int
+    segment_length: int
+    seed: int
+
+    def packed(self, view: AttentionView) -> PackedTokens:
+        """Return the sequences. Raises ValueError as `induction_loss`."""
+        tokens = self.given
+        if tokens is None:
+            tokens = repeated_sequences(view, self.n_sequences, self.segment_length, seed=self.seed)
+        return given_sequences(view, tokens)
 
 
 def repeated_ids(prompts: Any) -> Int[Tensor, "sequences pos"] | None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from tlspectral.models.running.batches import TokenMask, positions_by_place
 from tlspectral.models.running.given import chosen_prompts, given_prompts, prompts_given
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
-from tlspectral.tasks.ready_prompts import RepeatedSegments, TextRows
+from tlspectral.tasks.repeated import RepeatedSegments
+from tlspectral.tasks.text_rows import TextRows
 
 
 @dataclass(frozen=True, eq=False)

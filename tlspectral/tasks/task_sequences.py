@@ -29,7 +29,7 @@ from tlspectral.models.running.prompts import distinct_rows, equality_notes, rea
 from tlspectral.models.running.text import tokens_text
 from tlspectral.tasks.metric_value import MetricValue
 from tlspectral.tasks.metrics import AnsweredDifference, next_token_loss
-from tlspectral.tasks.ready_prompts import RepeatedSegments
+from tlspectral.tasks.repeated import RepeatedSegments
 from tlspectral.tasks.task import Task
 
 _Found = TypeVar("_Found")

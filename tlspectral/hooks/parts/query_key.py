@@ -71,14 +71,16 @@ class QueryKeyPart(Part):
         return self.of(scores, pairs).neg_(), allowed
 
     @abstractmethod
-    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+    def of(
+        self, scores: HeadScores, pairs: Bool[Tensor, "*of_heads pairs"] | None
+    ) -> Float[Tensor, "batch heads pos pos"]:
         """Return the part of scaled scores, limited to some rotary pairs where it is made of them."""
 
-    def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*heads pairs"]:
+    def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*of_heads pairs"]:
         """Return the chosen pairs as a mask; [heads, pairs] where they differ by head. Raises as `pair_mask`."""
         return pair_mask(self.frequencies, geometry.n_pairs)
 
-    def _pairs(self, layer: int, geometry: RotaryGeometry | None) -> Bool[Tensor, "pairs"] | None:
+    def _pairs(self, layer: int, geometry: RotaryGeometry | None) -> Bool[Tensor, "*of_heads pairs"] | None:
         if geometry is None:
             raise UnsupportedArchitecture(f"layer {layer}: no rotary positions, so there is no {self.name} to remove")
         if self.frequencies is None:
@@ -230,12 +232,12 @@ class Band(QueryKeyPart):
             raise ValueError(f"a band is one of {', '.join(map(repr, BANDS))}, or its pairs; not {self.frequencies!r}")
 
     def of(
-        self, scores: HeadScores, pairs: Bool[Tensor, "*heads pairs"] | None
+        self, scores: HeadScores, pairs: Bool[Tensor, "*of_heads pairs"] | None
     ) -> Float[Tensor, "batch heads pos pos"]:
         """Return what the pairs contribute, scaled."""
         return scores.of_pairs(pairs)
 
-    def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*heads pairs"]:
+    def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*of_heads pairs"]:
         """Return the chosen pairs as a mask; [heads, pairs] for a third of pairs that each head has of its own."""
         if not isinstance(self.frequencies, str):
             return super().pairs_of(geometry, heads)

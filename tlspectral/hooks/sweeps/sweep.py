@@ -151,7 +151,7 @@ def ablation_sweep(
             sweeps. They have columns of their own, which begin with the task's name, so that a row stays a head and no
             column holds numbers of two metrics. Means, pairs and other sequences that are put in, positions by name,
             and the random sets of a `Band` are each task's own. It takes `control="random"` and 19 draws or more; None
-            is 19.
+            is 19. Of a `Band` fewer may be found, and `excess_z` is then of those.
         folder: a folder for one file per layer and part. A sweep that was stopped is resumed from there and gives the
             same table. Parts may share a folder, other settings may not.
         n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of

@@ -208,8 +208,10 @@ class HeadScores:
         forward = self._turning(queries, keys, 1, pairs)
         return forward.sub_(self._turning(queries, keys, -1, pairs)).mul_(self.layer.score_scale / 2)
 
-    def of_pairs(self, pairs: Bool[Tensor, "*heads pairs"] | None = None) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return what the contents of all rotary pairs or of some contribute, scaled; [heads, pairs]: some of each."""
+    def of_pairs(
+        self, pairs: Bool[Tensor, "*of_heads pairs"] | None = None
+    ) -> Float[Tensor, "*batch heads queries keys"]:
+        """Return what the contents of all rotary pairs or of some contribute, scaled; a mask may differ by head."""
         if pairs is not None and pairs.ndim == 2:
             return torch.cat([self.of_head(index).of_pairs(one) for index, one in enumerate(pairs)], dim=1)
         return self._turning(self.query.content, self.key.content, 1, pairs).mul_(self.layer.score_scale)

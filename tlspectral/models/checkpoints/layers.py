@@ -21,8 +21,8 @@ from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.blocks import SkippedLayer, kind_of, read_layers, unread
 from tlspectral.models.reading.bridge import shared_keys
+from tlspectral.models.reading.digests import recorded_weights
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.tables.same_model import recorded_weights
 
 Matrices = Literal["query-key", "output", "positions"]
 """The weights of a layer to read: queries and keys, values and output, or queries, keys and learned positions."""

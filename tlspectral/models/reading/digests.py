@@ -128,3 +128,20 @@ def _as_integers(stored: Tensor) -> Tensor:
     if stored.is_contiguous() and not stored.storage_offset() % numbers and not stored.numel() % (numbers * width):
         return stored.reshape(-1).view(torch.int64).reshape(-1, width)
     return stored.view(_INTEGERS[stored.itemsize])
+
+
+def recorded_weights(digests: Mapping[int, str], n_layers: int) -> dict[str, Any]:
+    """Return the hashes by which a table's `attrs` tell the weights, of digests of the layers that were read.
+
+    `weights_sha256` is of these layers together, `weights_by_layer` of each, by its index as text, since JSON has no
+    other keys; `n_layers` is the model's number of layers.
+    """
+    return {
+        "weights_sha256": _sha256("".join(digests.values())),
+        "weights_by_layer": {str(layer): _sha256(digest) for layer, digest in digests.items()},
+        "n_layers": n_layers,
+    }
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

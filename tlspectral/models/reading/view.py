@@ -35,7 +35,7 @@ from tlspectral.models.reading.blocks import (
     skipped_among,
     writes_more,
 )
-from tlspectral.models.reading.digests import digest_of, digest_of_named, kept_digest
+from tlspectral.models.reading.digests import digest_of, digest_of_named, kept_digest, recorded_weights
 from tlspectral.models.reading.layer import (
     AttentionLayer,
     LiveFactors,
@@ -49,7 +49,6 @@ from tlspectral.models.reading.layer import (
 )
 from tlspectral.models.reading.norms import NO_NORM, Normalization
 from tlspectral.selection import Heads, head_pairs, whole_layers
-from tlspectral.tables.same_model import recorded_weights
 
 _READERS = {"bridge": "bridge", "hooked": "hooked_transformer"}
 """The module of this room that reads each kind of model."""

@@ -1,4 +1,4 @@
-"""Prompts of the ready tasks: repeated random segments, and rows of text, which comes with the package or is given."""
+"""Rows of text as prompts of a ready task: text comes with the package or is given."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,24 +9,6 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, TokenMask
 from tlspectral.models.running.prompts import packed_rows, refuse_padding
 from tlspectral.models.running.text import text_tokens
-from tlspectral.tasks.repeated import given_sequences, repeated_sequences
-
-
-@dataclass(frozen=True, eq=False)
-class RepeatedSegments:
-    """Repeated random segments `[BOS, r, r]`, drawn as by `detect_heads`, or given."""
-
-    given: Tensor | None
-    n_sequences: int
-    segment_length: int
-    seed: int
-
-    def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the sequences. Raises ValueError for given ones that repeat nothing."""
-        tokens = self.given
-        if tokens is None:
-            tokens = repeated_sequences(view, self.n_sequences, self.segment_length, seed=self.seed)
-        return given_sequences(view, tokens)
 
 
 @dataclass(frozen=True, eq=False)
