@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         ablation_sweep,
         edge_effects,
         faithfulness,
+        ov_attribution,
         qk_attribution,
         run_circuit,
     )
@@ -69,6 +70,7 @@ __all__ = [
     "k_composition",
     "load_model",
     "logit_difference",
+    "ov_attribution",
     "positional_symbolic",
     "qk_attribution",
     "qk_operators",
