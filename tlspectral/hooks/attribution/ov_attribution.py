@@ -68,8 +68,8 @@ def ov_attribution(
     >>> import tlspectral as tls, torch
     >>> tokens = torch.arange(3, 20).repeat(2)
     >>> table = tls.ov_attribution(tls.load_model("tiny-rope"), tokens, None, query=-2, direction=(19, 4))
-    >>> table.loc[0, ["name", "position", "token"]].tolist()
-    ['L1H3', 16, '19']
+    >>> table.loc[0, ["name", "token"]].tolist()
+    ['L1H3', '19']
 
     At query i a head writes sum_j A_ij (n(x_j) W_V + b_V) W_O, x_j the stream at key j, n the norm in front. With the
     attention A and all norms as numbers of this run, that is a sum over keys j, and over what wrote x_j. Held are the
@@ -96,7 +96,8 @@ def ov_attribution(
         direction: see above; None gives length and cosine of each write in place of a contribution.
         by: `"token"` has a row per head and key up to the query, `"head"` one per head. `"source"` has one per head,
             key and source of the key's stream: the embedding, learned positions, each earlier head and MLP, biases of
-            attention, and `bias`, the head's own b_V with the norm's. Keys are taken apart in groups of about 128 MiB.
+            attention, and `bias`, the head's own b_V with the norm's. What layers write is kept at all keys up to the
+            query; sources are taken apart in groups of keys, of about 128 MiB each.
         dictionary: with `by="source"`, features of the stream that enters the heads' layer, see
             `tls.hooks.Dictionary`: its active features, `dictionary bias` and `error` are then the sources. Look at
             `attrs["error_share"]` first: the sum of all rows of the error over that of all rows; without a direction
