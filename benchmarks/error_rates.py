@@ -49,7 +49,7 @@ from tlspectral_studies.positional_symbolic.medians import median_tests
 
 from tlspectral.heads.detectors import detect_heads
 from tlspectral.hooks import ablation_sweep, edge_effects, summarize_sweep
-from tlspectral.hooks.sweeps.layer_effects import head_sets
+from tlspectral.hooks.sweeps.controls import head_sets
 from tlspectral.models.reading import attention_view
 from tlspectral.stats import benjamini_hochberg, model_permutation_test, top_head_percentile
 from tlspectral.stats.jackknife import jackknife

@@ -15,8 +15,8 @@ from pathlib import Path
 import pandas as pd
 
 from tlspectral.tables.job import Job
+from tlspectral.tables.measurement import finished_jobs
 from tlspectral.tables.resume_folder import open_resume_folder
-from tlspectral.tables.work import finished_jobs
 
 JOBS = 8
 PARTS = 40

@@ -28,9 +28,8 @@ import tlspectral as tls
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Content, Interaction, Position
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.positional import BlockPrompt
-from tlspectral.selection import heads_by_layer
 from tlspectral.tasks.block_places import block_places
 
 PARTS = (Content, Position, Interaction)

@@ -307,8 +307,9 @@ def print_page() -> None:
                 less = (of["stable"] - of["as many largest"]).groupby("chosen").agg(["mean", "sem"])
                 print(f"stable less as many largest\n{less.round(3).to_string()}")
     files = sorted(FOLDER.glob("*-overlap.csv"))
-    figure, axes = plt.subplots(1, len(files), figsize=(4.2 * len(files) + 1, 4), sharey=True, squeeze=False)
-    for ax, file in zip(axes.flat, files, strict=True):
+    rows_of_panels = -(-len(files) // 3)
+    figure, axes = plt.subplots(rows_of_panels, 3, figsize=(11, 3.6 * rows_of_panels), sharey=True, squeeze=False)
+    for ax, file in zip(axes.flat, files, strict=False):
         rows = pd.read_csv(file)
         for choice, style in (("largest", "o-"), ("as many largest", "s--"), ("stable", "^-")):
             of = rows[rows["choice"] == choice].groupby("pairs")
@@ -319,7 +320,8 @@ def print_page() -> None:
         ax.set_xticklabels(map(str, SIZES))
         ax.minorticks_off()
         ax.set_title(file.stem.removesuffix("-overlap"), fontsize=10)
-    axes[0, 0].set_ylabel("Jaccard index of what both choose")
+    for first in axes[:, 0]:
+        first.set_ylabel("Jaccard index of what both choose")
     axes[0, 0].legend(frameon=False)
     figure.tight_layout()
     figure.savefig("docs/images/stable_edges.png", dpi=110)

@@ -64,8 +64,10 @@ def test_python_of_every_page_is_python(page):
         compile(code, page, "exec")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", ["docs/concepts.md", "docs/circuits.md"])
+PRINTED = ["docs/write_your_own.md", *zoo.also_slow("docs/circuits.md", "docs/concepts.md", "docs/grouped_keys.md")]
+
+
+@pytest.mark.parametrize("page", PRINTED)
 def test_a_page_on_packaged_models_prints_what_it_shows(page):
     text, names = (ROOT / page).read_text(encoding="utf-8"), {}
     found = re.findall(r"```python\n(.*?)```(?:\n```\n(.*?)```)?", text, flags=re.DOTALL)

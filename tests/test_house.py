@@ -342,6 +342,76 @@ def test_public_docstrings_have_an_example_within_fifteen_lines():
     assert {name for name, head in heads.items() if ">>> " not in head} == WITHOUT_AN_EXAMPLE
 
 
+FACES = (tlspectral, *(getattr(tlspectral, room) for room in (
+    "heads", "history", "hooks", "parts", "plots", "positional", "report", "spectral_rope", "stats", "tables", "tasks",
+)))  # fmt: skip
+LONGEST_ANNOTATION = 80
+"""Characters of one annotation, as `help()` and shift-tab show it."""
+DOTTED = re.compile(r"\b(typing|collections|contextlib|jaxtyping|tlspectral)\.|\b(Union|Optional)\[|\bNoneType\b")
+"""What an annotation shows where it is an evaluated type: `from __future__ import annotations` keeps it as written."""
+
+
+def shown(call: Callable[..., object]) -> dict[str, str]:
+    """The annotations of a function, or of the making of a class, as `help()` shows them."""
+    signature = inspect.signature(call)
+    given = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    given["return"] = signature.return_annotation
+    return {name: inspect.formatannotation(one) for name, one in given.items() if one is not inspect.Signature.empty}
+
+
+def public_calls() -> Iterator[tuple[str, Callable[..., object]]]:
+    """Public functions and classes of the package and its rooms, and the public methods of these classes."""
+    for face in FACES:
+        for name in face.__all__:
+            public = getattr(face, name)
+            if inspect.isfunction(public) or inspect.isclass(public):
+                yield name, public
+            if inspect.isclass(public):
+                own = {one: getattr(public, one) for one in vars(public) if not one.startswith("_")}
+                yield from (
+                    (f"{name}.{one}", call)
+                    for one, call in own.items()
+                    if inspect.isfunction(call) or inspect.ismethod(call)
+                )
+
+
+def long_annotations(calls: Iterable[tuple[str, Callable[..., object]]]) -> list[str]:
+    """Annotations that no reader wants to see in a signature."""
+    return [
+        f"{name}({argument}: {text})"
+        for name, call in calls
+        for argument, text in shown(call).items()
+        if len(text) > LONGEST_ANNOTATION or DOTTED.search(text)
+    ]
+
+
+def test_signatures_are_as_short_as_they_are_written():
+    calls = list(public_calls())
+    assert len(calls) > 100
+    assert long_annotations(calls) == []
+
+
+def test_errors_are_named_where_they_are_raised():
+    """A reader of a docstring need not look up another one to learn what can go wrong."""
+    raised = {
+        name: re.search(r"^Raises:\n(( {4}.*)?\n)*", f"{inspect.getdoc(call)}\n", re.MULTILINE)
+        for name, call in public_calls()
+    }
+    assert sum(found is not None for found in raised.values()) > 40
+    elsewhere = [
+        name
+        for name, found in raised.items()
+        if found is not None and re.search(r"(?<!such )\bas (by |for |of )?`", found[0])
+    ]
+    assert elsewhere == []
+
+
+def test_a_long_signature_is_seen():
+    def evaluated(heads: Iterable[str] | None, part: int) -> Callable[..., object]: ...
+
+    assert len(long_annotations([("evaluated", evaluated)])) == 2
+
+
 IN_ROOMS = {
     "hooks": ("band_effects", "check_hook", "receivers", "summarize_sweep"),
     "heads": ("copying_scores", "qk_penalty"),
@@ -374,7 +444,7 @@ WITHOUT_A_FILE = {
     "history.checkpoint_tables": "HeadHistory",
     "hooks.parts.content_position": "Content, Interaction, Position",
     "hooks.parts.long_range": "LongRange",
-    "hooks.parts.query_key": "Antisymmetric, Band, RopePhase, Symmetric",
+    "hooks.parts.query_key": "Antisymmetric, Band, QueryKeyPart, RopePhase, Symmetric",
     "plots.circuits": "circuit, faithfulness",
     "positional.answers": "task_answers",
     "positional.block_task": "BlockDraw, BlockTask, Question",

@@ -25,6 +25,7 @@ MORE = {
     "qk_attribution": ([1, 2, 3], "L0H1", -1, 0),
     "qk_penalty": ("symmetric",),
     "relative_position_kernel": ("L0H1",),
+    "scores": ([1, 2, 3], "L0H1"),
 }
 NAMES_TOO = {"analyze_heads", "head_history", "k_composition", "load_model"}
 PAIRS = tls.logit_difference([[1, 2]], 1, 2, counterfactual=[[3, 2]])

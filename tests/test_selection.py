@@ -20,15 +20,8 @@ from tlspectral.history.recording import _checked_pairs
 from tlspectral.hooks import band_effects
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import bridge as bridge_reader
-from tlspectral.selection import (
-    chosen_part,
-    counted,
-    head_pair,
-    head_pairs,
-    heads_by_layer,
-    naming_nodes,
-    read_receivers,
-)
+from tlspectral.models.reading.view import heads_by_layer
+from tlspectral.selection import chosen_part, counted, head_pair, head_pairs, naming_nodes, read_receivers
 from tlspectral.spectral_rope.module import _chosen_heads
 from tlspectral.tasks.repeated import repeated_sequences
 

@@ -9,6 +9,7 @@ from shape_checks import CALLS, check_again, checked
 from torch import Tensor
 
 from tlspectral.algebra.spectra import thin_core
+from tlspectral.positional import exclusion_split
 
 
 def test_a_wrong_shape_is_refused_in_functions_of_the_package_and_in_inner_ones_that_name_a_shape(pytestconfig):
@@ -33,6 +34,14 @@ def test_a_wrong_shape_is_refused_in_functions_of_the_package_and_in_inner_ones_
     for call in (lambda: thin_core(w_q, w_q[:1]), lambda: same_length(torch.ones(2), [torch.ones(3)])):
         with pytest.raises(TypeCheckError):
             call()
+
+
+def test_annotations_that_are_kept_as_text_are_checked_too(pytestconfig):
+    if not pytestconfig.getoption("--jaxtyping-packages"):
+        pytest.skip("shapes are not checked in this run")
+    assert isinstance(exclusion_split.__annotations__["logits"], str)
+    with pytest.raises(TypeCheckError):
+        exclusion_split(torch.ones(2, 3, dtype=torch.float64))
 
 
 def test_the_first_calls_in_each_test_are_checked_and_a_refused_one_does_not_count():

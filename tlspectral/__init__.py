@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from tlspectral.history import head_history
     from tlspectral.hooks import (
+        Dictionary,
         ablate,
         ablation_hooks,
         ablation_sweep,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         ov_attribution,
         qk_attribution,
         run_circuit,
+        scores,
     )
     from tlspectral.hooks import parts as parts
     from tlspectral.models.loading import load_model
@@ -53,6 +55,7 @@ _SUBMODULES = {
 }  # fmt: skip
 
 __all__ = [
+    "Dictionary",
     "SpectralHookedTransformer",
     "Task",
     "ablate",
@@ -77,6 +80,7 @@ __all__ = [
     "read_table",
     "relative_position_kernel",
     "run_circuit",
+    "scores",
     "to_spectral",
     "top_pairs",
     "verify_scores",

@@ -1,4 +1,9 @@
-"""Heads, layers, receivers and parts as people write them: one reader for every function and command."""
+"""Heads, layers, receivers and parts as people write them: one reader for every function and command.
+
+No model is asked here: `heads_by_layer` says which of the heads a model has.
+"""
+
+from __future__ import annotations
 
 import operator
 import re
@@ -162,33 +167,15 @@ def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
     return [f"{head_name(*pair)}.{input}" for pair in head_pairs(heads)]
 
 
-def receivers_in(view: Any, given: Receivers) -> list[Receiver]:
-    """Return receivers of a model in their order, each once; of `{"k": heads}` those heads in the order of the model.
-
-    `view` is a model as `heads_by_layer` reads it. Raises BadHead for what names no receiver, or no head of the model.
-    """
-    if not isinstance(given, Mapping):
-        return read_receivers(given)
-    wrong = [input for input in given if input not in ("q", "k", "v")]
-    if wrong:
-        raise BadHead(f"{given!r} names no receivers: {_RECEIVER_FORMS}")
-    return [
-        Receiver(layer, head, input)  # type: ignore[arg-type]
-        for input, heads in given.items()
-        for layer, some in heads_by_layer(view, heads).items()
-        for head in some
-    ]
-
-
 def read_receivers(given: Receivers) -> list[Receiver]:
     """Return receivers in their order, each once. Raises BadHead for what names none."""
     if isinstance(given, pd.DataFrame):
         if "receiver" not in given.columns:
-            raise BadHead(f"a DataFrame without a column receiver names no receivers: {_RECEIVER_FORMS}")
+            raise BadHead(f"a DataFrame without a column receiver names no receivers: {RECEIVER_FORMS}")
         given = given["receiver"]
     listed = [given] if isinstance(given, str | Receiver) else given
     if not isinstance(listed, Iterable) or isinstance(listed, Mapping):
-        raise BadHead(f"{repr(given)[:200]} names no receivers: {_RECEIVER_FORMS}{naming_nodes(given)}")
+        raise BadHead(f"{repr(given)[:200]} names no receivers: {RECEIVER_FORMS}{naming_nodes(given)}")
     return list(dict.fromkeys(map(_receiver, listed)))
 
 
@@ -208,7 +195,7 @@ def head_receiver(given: Head | Receiver) -> Receiver:
     return end
 
 
-_RECEIVER_FORMS = (
+RECEIVER_FORMS = (
     'a receiver is "L18H6.q", "L18H6.k" or "L18KV2.k" (also .v), "L3MLP" or "logits"; the keys of heads are '
     '{"k": heads}'
 )
@@ -223,7 +210,7 @@ def _receiver(given: Any) -> Receiver:
         return Receiver(int(mlp[1]), -1, "mlp")
     match = _RECEIVER.fullmatch(given.strip()) if isinstance(given, str) else None
     if match is None or (match[2].upper() == "KV" and match[4].lower() == "q"):
-        raise BadHead(f"{repr(given)[:200]} names no receiver: {_RECEIVER_FORMS}{naming_nodes(given)}")
+        raise BadHead(f"{repr(given)[:200]} names no receiver: {RECEIVER_FORMS}{naming_nodes(given)}")
     input: Any = match[4].lower()
     return Receiver(int(match[1]), int(match[3]), input, match[2].upper() == "KV")
 
@@ -296,30 +283,3 @@ def _refuse(given: Any) -> NoReturn:
     if isinstance(given, str) and _LAYER.fullmatch(given.strip()):
         raise BadHead(f"{given!r} is a whole layer, and here heads are named one by one, such as {given.strip()}H0")
     raise BadHead(f"{repr(given)[:200]} names no head: {HEAD_FORMS}{naming_nodes(given)}")
-
-
-def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
-    """Return the chosen heads by layer (None: all), layers and heads sorted, each head once; "L5" is all of a layer.
-
-    `view` is a model as `AttentionView` or `WeightFiles` reads it: its `n_layers`, its `layers`, `n_heads(layer)`.
-    Raises BadHead for a layer or head that does not exist, or heads in no form of `Heads`.
-    """
-    if heads is None:
-        return {layer: list(range(view.n_heads(layer))) for layer in view.layers}
-    layers, others = whole_layers(heads)
-    pairs = set(head_pairs(others, view.n_layers))
-    for layer in layers:
-        if not -view.n_layers <= layer < view.n_layers:
-            raise BadHead(f"L{layer} does not exist: the model has layers 0 to {view.n_layers - 1}")
-        pairs |= {(layer % view.n_layers, head) for head in range(view.n_heads(layer % view.n_layers))}
-    chosen: dict[int, list[int]] = {}
-    for layer, head in sorted(pairs):
-        if not 0 <= layer < view.n_layers:
-            raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {view.n_layers - 1}")
-        chosen.setdefault(layer, []).append(head)
-    for layer, indices in chosen.items():
-        n_heads = view.n_heads(layer)
-        wrong = [head for head in indices if not 0 <= head < n_heads]
-        if wrong:
-            raise BadHead(f"L{layer}H{wrong[0]} does not exist: layer {layer} has heads 0 to {n_heads - 1}")
-    return chosen

@@ -27,6 +27,7 @@ IN_ROOMS = {
         "Content",
         "Interaction",
         "LongRange",
+        "Mode",
         "Output",
         "Position",
         "RopePhase",
@@ -247,8 +248,8 @@ def start_page() -> str:
 
 
 def contributing_page() -> str:
-    """CONTRIBUTING.md as it is."""
-    return (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    """CONTRIBUTING.md, its links to pages mended."""
+    return (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("](docs/", "](")
 
 
 def _cell(text: str) -> str:

@@ -129,6 +129,7 @@ def terms_sum_to_the_score_and_each_is_that_of_a_plain_recomputation(row):
             tls.qk_attribution(row.model, PROMPT, (layer, head), QUERY, KEY)
         return
     table = tls.qk_attribution(row.model, PROMPT, (layer, head), QUERY, KEY)
+    assert table["query_term"].equals(table["query_source"].rename("query_term"))
     attrs, found = table.attrs, last_layer_of(row)
     np.testing.assert_allclose(table[PARTS].sum(axis=1), table["total"], rtol=0, atol=1e-12)  # the same four numbers
     # Measured: at most 1.6e-2 of the tolerance of 1e-4 + 1e-5 |score|. A source that is left out is off by tenths.
@@ -173,6 +174,19 @@ def what_a_head_writes_is_the_sum_of_a_plain_recomputation(row):
     # The head's own z in float32: measured 6e-8. A norm, a gate or a bias that is left out is off by hundredths.
     assert abs(table["contribution"].sum() - head.own @ along) < 1e-6 * size
     assert table.attrs["remainder"] < 1e-6
+
+
+@asked(lambda row: right(row) and of_heads_alone(row), every=6)
+def modes_and_frequencies_sum_to_the_score_of_sources(row):
+    layer = row.view.n_layers - 1
+    scores = tls.scores(row.model, PROMPT, (layer, 1))
+    found = {"source": tls.qk_attribution(row.model, PROMPT, (layer, 1), QUERY, KEY)}
+    for by in ("mode", *(["frequency"] if row.view.rotary(layer) is not None else [])):
+        found[by] = tls.qk_attribution(row.model, PROMPT, (layer, 1), QUERY, KEY, by=by)
+        # Sources are of float32 writes: measured 1.4e-6. A mode or a frequency that is left out is off by hundredths.
+        np.testing.assert_allclose(found[by][PARTS].sum(), found["source"][PARTS].sum(), rtol=0, atol=1e-5)
+        if row.name != "bloom":  # whose ALiBi is known but for a constant of each query
+            assert found[by]["total"].sum() == pytest.approx(scores.iloc[QUERY, KEY], abs=1e-5)
 
 
 @asked(lambda row: right(row) and of_heads_alone(row), every=6)

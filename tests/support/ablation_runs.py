@@ -28,7 +28,9 @@ def one_of_each(prompt):
     """A part of every kind, by name; those in blocks of the prompt."""
     plain = [parts.Symmetric(), parts.Antisymmetric(), parts.RopePhase(), parts.Output()]
     of_blocks = [kind(prompt) for kind in (parts.Content, parts.Position, parts.Interaction)]
-    return {part.name: part for part in [*plain, parts.Band([0]), parts.LongRange(3, sinks=1), *of_blocks]}
+    return {
+        part.name: part for part in [*plain, parts.Band([0]), parts.Mode(0), parts.LongRange(3, sinks=1), *of_blocks]
+    }
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from functools import partial
 import pandas as pd
 
 from tlspectral.tables.job import Job
-from tlspectral.tables.work import finished_jobs
+from tlspectral.tables.measurement import finished_jobs
 
 finished = partial(finished_jobs, description="work", unit="part")
 

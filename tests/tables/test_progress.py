@@ -11,8 +11,8 @@ import zoo
 import tlspectral as tls
 from tlspectral.tables import progress
 from tlspectral.tables.job import Job
+from tlspectral.tables.measurement import finished_jobs
 from tlspectral.tables.progress import bar, hidden, without_bars
-from tlspectral.tables.work import finished_jobs
 
 
 @pytest.fixture

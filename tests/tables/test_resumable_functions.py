@@ -1,7 +1,7 @@
 """Every function that keeps its parts in a folder: stopped, continued, shared out, and refused where it is other work.
 
 A row of `ROWS` is one function. Kills, damaged files and jobs that meet in one folder are tests of the engine
-(test_work, test_parts).
+(test_measurement, test_resume_folder).
 """
 
 import functools
@@ -105,6 +105,12 @@ def swept(folder, part="symmetric", model=None, **options):
     model = shared("bridge", "llama") if model is None else model
     options = {"heads": HEADS, "task": repeated(), **options}
     return {"sweep": tls.ablation_sweep(model, part, folder=folder, **options)}
+
+
+def bands(folder, model=None, **options):
+    model = shared("bridge", "llama") if model is None else model
+    options = {"heads": HEADS, "task": repeated(), "draws": 3, **options}
+    return {"bands": tls.hooks.band_effects(model, folder=folder, **options)}
 
 
 def edges(folder, model=None, receivers=("L1H0.k", "L1H1.k"), n_jobs=1, **options):
@@ -248,6 +254,17 @@ ROWS = {
         foreign=[
             (other("block_starts"), {"part": Content(block_prompt((3, 3, 3), prefix=2, suffix=4))}),
             (other("block_starts, block_width"), {"part": Content(block_prompt((4, 4, 4), prefix=1, suffix=2))}),
+        ],
+    ),
+    "bands": Row(
+        bands,
+        6,
+        4,
+        foreign=[
+            *each(seed=1, draws=2, heads=["L0H1"]),
+            (other("tokens"), {"task": partial(repeated, 4)}),
+            (other("positions"), {"at": -2}),
+            (other("weights"), {"model": partial(zoo.bridge, "llama", seed=1)}),
         ],
     ),
     "edges": Row(

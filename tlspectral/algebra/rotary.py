@@ -17,6 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
+Frequencies = Iterable[Any] | Tensor
+"""Some rotary pairs of a layer: their indices, or a boolean mask."""
+
 _HAVE_FLOAT64 = ("cpu", "cuda")
 
 
@@ -101,7 +104,7 @@ def pair_columns(rotary_dim: int, *, adjacent: bool) -> tuple[Int64[Tensor, "pai
     return columns[: rotary_dim // 2], columns[rotary_dim // 2 :]
 
 
-def pair_mask(frequencies: Iterable[Any] | Tensor, n_pairs: int) -> Bool[Tensor, "pairs"]:
+def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
     """Return a mask of the chosen rotary pairs, given by indices or by a boolean mask.
 
     Raises:

@@ -105,8 +105,8 @@ def _measured(
     """Return the heads of a model and its other tables but those that are given; note what could not be made."""
     from tlspectral.models.reading import attention_view
     from tlspectral.tables.job import Job, sharing
+    from tlspectral.tables.measurement import finished_jobs
     from tlspectral.tables.resume_folder import open_resume_folder
-    from tlspectral.tables.work import finished_jobs
 
     origin = attention_view(model).origin()
     weights = {name: origin.get(name) for name in ("weights_sha256", "backend")}
@@ -153,7 +153,7 @@ def _directions(model: Any, heads: "pd.DataFrame", seed: int) -> "pd.DataFrame":
     """Return the directions of the strongest heads of each detector, of queries with keys and of values."""
     import tlspectral
     from tlspectral.models.reading import attention_view
-    from tlspectral.tables.stacking import stacked
+    from tlspectral.tables.measurement import stacked
 
     strongest = stacked(heads.nlargest(STRONGEST, detector) for detector in ("prev", "dup", "ind"))
     names = strongest.drop_duplicates("name").sort_values(["layer", "head"])["name"]

@@ -1,5 +1,7 @@
 """`analyze_heads`: check the operators, then measure spectra, null, phase, copying and detectors of every head."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
@@ -27,17 +29,16 @@ from tlspectral.heads.weight_columns import (
 from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.running.batches import even_rows
 from tlspectral.models.running.given import given_prompts
-from tlspectral.models.running.padding import even_rows
-from tlspectral.selection import Heads, heads_by_layer
+from tlspectral.selection import Heads
 from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.job import Job
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.progress import bar
 from tlspectral.tables.same_model import recorded_weights, require_same_model
 from tlspectral.tables.schema import require
-from tlspectral.tables.stacking import stacked
 from tlspectral.tasks.repeated import repeated_sequences
 from tlspectral.version import __version__
 
@@ -112,7 +113,8 @@ def analyze_heads(
         BadHead: a layer or head that does not exist, or none at all.
         IncompatibleCheckpoint: `folder` holds layers of other weights or settings.
         ValueError: an unknown extra, kind of block or dtype, fewer than two draws or sequences, a `max_se` that is not
-            above 0, or an argument that does not fit the model; for a name also as `load_model`.
+            above 0, or an argument that does not fit the model.
+        FileNotFoundError, TypeError, ImportError: a name that cannot be loaded (see `load_model`).
 
     What it does not establish: what a head is for. Spectra are properties of weights; detectors of behaviour on random
     tokens; only an ablation shows that a part of an operator is used.

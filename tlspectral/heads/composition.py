@@ -1,5 +1,7 @@
 """How strongly an earlier head can feed a later one: K-, Q- and V-composition, from weights."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,9 +16,9 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.heads.operators.factored import centred_output
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading.layer import RawAttention, fold_attention, key_value_groups
-from tlspectral.models.reading.view import AttentionView, require_one_run
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_one_run
 from tlspectral.models.stream.writes import Input
-from tlspectral.selection import Head, Receiver, head_name, head_receiver, heads_by_layer
+from tlspectral.selection import Head, Receiver, head_name, head_receiver
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 
@@ -133,7 +135,7 @@ def _ranked(
 
 
 @contextmanager
-def _layer(source: "AttentionView | WeightFiles", index: int, matrices: "Matrices") -> Iterator[RawAttention]:
+def _layer(source: AttentionView | WeightFiles, index: int, matrices: Matrices) -> Iterator[RawAttention]:
     if isinstance(source, AttentionView):
         yield source.raw(index)
     else:

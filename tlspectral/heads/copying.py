@@ -15,8 +15,8 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import OutputFactors
 from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
 from tlspectral.tables.head_columns import COLUMNS, HEAD
+from tlspectral.tables.measurement import stacked
 from tlspectral.tables.schema import Schema
-from tlspectral.tables.stacking import stacked
 
 COPYING_SCORES = Schema(
     "copying_scores", (*HEAD, COLUMNS["copying"], COLUMNS["positivity"]), "`tls.heads.copying_scores`"

@@ -18,17 +18,18 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
-from tlspectral.algebra.spectra import ThinProduct, rank_tolerance, thin_svd
+from tlspectral.algebra.spectra import rank_tolerance, thin_svd
 from tlspectral.heads.copying import folded_unembedding
 from tlspectral.heads.operators.factored import ov_operators
+from tlspectral.models.attention.modes import query_key_modes
 from tlspectral.models.attention.run_scores import visible_keys
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import AttentionLayer
-from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
-from tlspectral.models.running.padding import attention_positions
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, vocabulary_chunks
+from tlspectral.models.running.batches import attention_positions
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
-from tlspectral.selection import Head, heads_by_layer
+from tlspectral.selection import Head
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
@@ -168,11 +169,12 @@ def _operator_sides(
     """Return shares and sides of the singular directions of W_Q W_K^T or W_V W_O."""
     layer = view.layer(index)
     if kind == "qk":
-        product = ThinProduct(*(side[head] for side in layer.operator_factors()))
+        modes = query_key_modes(layer, head)
+        left, right = modes.query, modes.key
+        shares, kept = _shares(modes.values, modes.square, n_directions)
     else:
-        product = ov_operators(view.model, index)[head]
-    left, values, right = thin_svd(product)
-    shares, kept = _largest(values, n_directions, rank_tolerance(layer.storage_dtype, layer.d_model, layer.d_head))
+        left, values, right = thin_svd(ov_operators(view.model, index)[head])
+        shares, kept = _largest(values, n_directions, rank_tolerance(layer.storage_dtype, layer.d_model, layer.d_head))
     random = torch.randn(layer.d_model, draws, generator=rng, dtype=torch.float64)
     centred = layer.norm.kind == "LN"
     random = _unit(random - random.mean(0) if centred else random)
@@ -205,7 +207,8 @@ def _key_contrast(
     """Return E[q k^T | +] - E[q k^T | -] of one head over the prompts of a task, and their number.
 
     + is the task's pair of query and key, - the mean over the other keys that the query sees. Queries carry the gain
-    and phase of a spectral layer; both are before rotation. Raises as `head_directions`.
+    and phase of a spectral layer; both are before rotation. Raises ValueError for a task without `attention`, or whose
+    query sees no other key.
     """
     if not hasattr(task, "prompts") or not hasattr(task, "attention"):
         raise TypeError(f"task is a tls.Task with attention=, query and key positions; found {type(task).__name__}")
@@ -241,9 +244,13 @@ def _key_contrast(
 
 def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:
     """Return the shares of the largest directions in the squared norm, and their slice."""
-    total = float(values.square().sum())
-    n = int((values[:count] > tolerance * values[0]).sum()) if total > 0 else 0
-    return [float(value) ** 2 / total for value in values[:n]], slice(0, n)
+    return _shares(values[values > tolerance * values[0]], float(values.square().sum()), count)
+
+
+def _shares(values: Float64[Tensor, " r"], square: float, count: int) -> tuple[list[float], slice]:
+    """Return the shares of the largest values in a squared norm, and their slice."""
+    shares = [float(value) ** 2 / square for value in values[:count]]
+    return shares, slice(0, len(shares))
 
 
 def _unit(vectors: Float64[Tensor, "d_model n"]) -> Float64[Tensor, "d_model n"]:

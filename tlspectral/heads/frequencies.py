@@ -10,8 +10,8 @@ from tlspectral.algebra.rotary import phase_norms
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading import attention_view
 from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.measurement import stacked
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.stacking import stacked
 
 FREQUENCY_TABLE = Schema(
     "frequency_table",

@@ -1,5 +1,7 @@
 """`analyze_models`: the head tables of many models as one dataset of parquet files, a file per model."""
 
+from __future__ import annotations
+
 import gc
 import math
 import os
@@ -25,9 +27,8 @@ from tlspectral.models.running.text import NEWLINE
 from tlspectral.tables import write_table
 from tlspectral.tables.head_columns import HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.job import Job, JobFailure
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, backend_configured, stored_table, workers_kept
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.work import backend_configured, stored_table, workers_kept
 from tlspectral.version import __version__
 
 _TABLES = (".parquet", ".csv")

@@ -33,7 +33,7 @@ def streamed_layers(
 
     `attrs` of a part's table hold `check`, `digest` and `valid_up_to` of the layer. Every file is checked before the
     first layer is measured. A stored layer is used again if it was made from the same weights. Raises BadWeights for
-    files that cannot be read; a part as `analyze_heads`.
+    files that cannot be read; a part also ScoreMismatch and UnsupportedArchitecture.
     """
     first = min(heads)
     with download_bars():

@@ -22,8 +22,8 @@ from tlspectral.positional.swapped_prompts import SCORE_COLUMNS
 from tlspectral.selection import head_pair
 from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.html_summary import html_rows
+from tlspectral.tables.measurement import bundled
 from tlspectral.tables.schema import Column, Schema, columns
-from tlspectral.tables.stacking import bundled
 from tlspectral.tasks import MetricValue, Task, evaluate, induction
 from tlspectral.tasks.block_prompt import BlockPrompt
 from tlspectral.tasks.metric_value import standard_error
@@ -37,7 +37,8 @@ _COMPOSITION = ["score", "chance", "rank"]
 _LEVEL = 0.95
 _MEDIANS = 4000  # simulated; the ends of the interval then move by about 1/30 of its width between seeds
 
-Head = tuple[int, int]
+LayerHead = tuple[int, int]
+"""Layer and head."""
 
 PERCENTILES = ("prev", "rope_imag_frac", "dir_frac")
 """Columns of which a history holds the percentile within the model, as `<column>_pct`, as the head table of D_head."""
@@ -110,7 +111,7 @@ HEAD_HISTORY = {
 
 def measure_step(
     opened: AttentionView | Source,
-    pairs: Sequence[tuple[Head, Head]],
+    pairs: Sequence[tuple[LayerHead, LayerHead]],
     task: Task | None,
     blocks: BlockPrompt | None,
     **options: Any,
@@ -119,8 +120,8 @@ def measure_step(
 
     Return the tables `heads` and `composition`, with blocks also `positional` and, on a model with rotary positions,
     `frequencies`, as one, see `bundled`. Its `attrs` are those of `analyze_heads`, with `numbers` (columns of a
-    summary) and `shape` (numbers that have to be the same at all steps). Raises as `analyze_heads`, and BadHead for a
-    pair that the model does not have.
+    summary) and `shape` (numbers that have to be the same at all steps). Raises BadHead for a pair that the model does
+    not have, ScoreMismatch, UnsupportedArchitecture and BadWeights for a model that cannot be read.
     """
     model = opened.model if isinstance(opened, AttentionView) else opened
     shape = _shape(open_layers(model))
@@ -152,7 +153,7 @@ def _shape(layers: "AttentionView | WeightFiles") -> dict[str, Any]:
     return shape | {"d_vocab": int(layers.config.vocab_size), "model_type": layers.config.model_type}
 
 
-def _composition(model: Any, pairs: Sequence[tuple[Head, Head]]) -> pd.DataFrame:
+def _composition(model: Any, pairs: Sequence[tuple[LayerHead, LayerHead]]) -> pd.DataFrame:
     """Return the pairs' rows of `k_composition`, which is computed once per receiver."""
     receivers = dict.fromkeys(receiver for _, receiver in pairs)
     scores = {end: k_composition(model, end).set_index(["layer", "head"])[_COMPOSITION] for end in receivers}
@@ -261,7 +262,7 @@ class HeadHistory:
         return self.summary["step"].tolist()
 
     @property
-    def previous_token_head(self) -> Head:
+    def previous_token_head(self) -> LayerHead:
         """Layer and head with the largest `prev` at the last step: in hindsight. ValueError without detectors."""
         last = self.heads.loc[self.heads["step"] == self.steps[-1]]
         if last["prev"].isna().all():
@@ -269,7 +270,7 @@ class HeadHistory:
         row = last.loc[last["prev"].idxmax()]
         return int(row["layer"]), int(row["head"])
 
-    def track(self, head: Head | None = None) -> pd.DataFrame:
+    def track(self, head: LayerHead | None = None) -> pd.DataFrame:
         """One row per step: a head's row beside the step's summary, as figures and questions take it.
 
         Args:

@@ -1,5 +1,7 @@
 """`head_history`: every head at every saved step of a training, one checkpoint in memory at a time."""
 
+from __future__ import annotations
+
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +15,7 @@ import pandas as pd
 
 from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
 from tlspectral.heads.detectors.heads import require_max_se
-from tlspectral.history.checkpoint_tables import HEAD_HISTORY, Head, HeadHistory, measure_step, population_medians
+from tlspectral.history.checkpoint_tables import HEAD_HISTORY, HeadHistory, LayerHead, measure_step, population_medians
 from tlspectral.history.sources import Label, called, check_labels, identity_of, labelled_checkpoints, source_of
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading.weight_files import file_name
@@ -21,9 +23,7 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import head_pair
 from tlspectral.tables.job import Job
-from tlspectral.tables.measurement import Measurement
-from tlspectral.tables.stacking import stacked, unbundled
-from tlspectral.tables.work import workers_kept
+from tlspectral.tables.measurement import Measurement, stacked, unbundled, workers_kept
 from tlspectral.tasks import Task
 from tlspectral.tasks.block_prompt import BlockPrompt
 from tlspectral.tasks.identity import content_digest, task_identity
@@ -36,7 +36,7 @@ _STORED = ("control_variate", "identity", "numbers", "shape", "tables", "weights
 def head_history(
     checkpoints: Any,
     *,
-    pairs: Iterable[tuple[Head, Head]] = (),
+    pairs: Iterable[tuple[LayerHead, LayerHead]] = (),
     null_draws: int = 100,
     null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
@@ -96,7 +96,8 @@ def head_history(
             known, or a pair whose sender is not in an earlier layer.
         IncompatibleCheckpoint: the folder was made with other settings, or a step in it from other weights.
         BadHead: a pair of heads that the model does not have.
-        ScoreMismatch, UnsupportedArchitecture, BadWeights: as `analyze_heads`.
+        ScoreMismatch, UnsupportedArchitecture, BadWeights: a checkpoint cannot be trusted or read; the message says
+            where.
 
     Source: "Fingerprint, Not Blueprint" (FP, section 9).
 
@@ -138,7 +139,7 @@ def head_history(
     return _joined(dict(zip(labels, tables.values(), strict=True)), seed)
 
 
-def _parts(steps: Iterable["_Step"], measure: Callable[..., pd.DataFrame], labels: list[Label]) -> Iterator[Job]:
+def _parts(steps: Iterable[_Step], measure: Callable[..., pd.DataFrame], labels: list[Label]) -> Iterator[Job]:
     """Yield a part per checkpoint, and add its label to `labels`."""
     for step in steps:
         labels.append(step.label)
@@ -232,7 +233,7 @@ def _naming(label: Label) -> Iterator[None]:
         raise ValueError(f"{called(label)}: {error}") from error
 
 
-def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[Head, Head]]:
+def _checked_pairs(pairs: Iterable[tuple[LayerHead, LayerHead]]) -> list[tuple[LayerHead, LayerHead]]:
     checked = [(head_pair(sender), head_pair(receiver)) for sender, receiver in pairs]
     for pair in checked:
         if not 0 <= pair[0][0] < pair[1][0]:

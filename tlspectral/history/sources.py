@@ -3,6 +3,8 @@
 A function loads its model when it is called.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

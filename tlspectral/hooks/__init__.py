@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tlspectral.hooks.attribution.dictionary import Dictionary
     from tlspectral.hooks.attribution.ov_attribution import ov_attribution
     from tlspectral.hooks.attribution.qk_attribution import qk_attribution
+    from tlspectral.hooks.attribution.score_matrix import scores
     from tlspectral.hooks.circuits.circuit import faithfulness, run_circuit
     from tlspectral.hooks.hook_check import check_hook
     from tlspectral.hooks.path_patching import edge_effects
@@ -32,6 +33,7 @@ __all__ = [
     "qk_attribution",
     "receivers",
     "run_circuit",
+    "scores",
     "summarize_sweep",
 ]
 

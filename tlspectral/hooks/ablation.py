@@ -1,5 +1,7 @@
 """`ablate`: remove a part of some heads while a model runs."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,11 +20,11 @@ from tlspectral.hooks.probe import require_writes
 from tlspectral.models.hooking.hooks_on_model import Hook, OfQueries, exclusive, hooks_on, open_contexts, seen_at
 from tlspectral.models.hooking.interrupts import interruptible, uninterrupted_context
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView, require_stream
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
 from tlspectral.models.running.key_value_cache import generating_without_cache
 from tlspectral.models.running.partial_runs import methods_replaced
 from tlspectral.models.stream.writes import layer_reads
-from tlspectral.selection import Heads, Receivers, head_name, heads_by_layer
+from tlspectral.selection import Heads, Receivers, head_name
 
 
 def ablate(
@@ -118,7 +120,7 @@ def ablate(
 @uninterrupted_context(
     "`tls.ablate` made a context that was never entered, so nothing is removed: write `with tls.ablate(...):`"
 )
-def _context(model: Any, asked: "_Asked") -> Iterator[Any]:
+def _context(model: Any, asked: _Asked) -> Iterator[Any]:
     with exclusive(asked.view.model, asked=asked):
         with interruptible():
             asked.require_apart([other for other in open_contexts(model) if other is not asked])
@@ -166,8 +168,11 @@ def ablation_hooks(
     return _Hooks(asked, asked.hooks())
 
 
-def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | None, task: Any) -> "_Asked":
-    """Return what is asked of `ablate`, with all that can be checked without a run of the model. Raises as it."""
+def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | None, task: Any) -> _Asked:
+    """Return what is asked of `ablate`, with all that can be checked without a run of the model.
+
+    Raises BadHead, ValueError, TypeError, UnsupportedArchitecture.
+    """
     removed, view = part_of(part), attention_view(model)
     if task is not None:
         from tlspectral.tasks.task import task_of  # an ablation without a task needs no statistics
@@ -195,7 +200,7 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
 class _Hooks(list[Hook]):
     """A `fwd_hooks` list that prints a line a hook: its hook point, the heads, and what is read or replaced there."""
 
-    def __init__(self, asked: "_Asked", hooks: Iterable[Hook]):
+    def __init__(self, asked: _Asked, hooks: Iterable[Hook]):
         super().__init__(hooks)
         self._asked = asked
 
@@ -232,12 +237,12 @@ class _Asked:
         owner = getattr(owner, "ablation", owner)  # of a sender
         if not isinstance(owner, HeadCapture):
             return "drops what an earlier run has left"
-        if hook.__annotations__["return"] is None:
+        if hook.__annotations__["return"] in (None, "None"):
             return f"{owner.said}, read"
         removed = _removed(self.part, "" if isinstance(owner, LayerAblation) else f" of {self._heads()}")
         return f"{owner.said}, {removed}"
 
-    def require_apart(self, others: Iterable["_Asked"]) -> None:
+    def require_apart(self, others: Iterable[_Asked]) -> None:
         """Refuse a head of which another open context removes a part that need not add up. Raises EditNotHonored."""
         for other in others:
             for layer, heads in self.by_layer.items():

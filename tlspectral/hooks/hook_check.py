@@ -1,5 +1,7 @@
 """`check_hook`: which heads a hook changes, and whether it removes exactly what one head writes."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,12 +16,12 @@ from tlspectral.models.attention.tolerances import Quantity, noise_of
 from tlspectral.models.hooking.hooks_on_model import Hook, of_a_library, without_hooks
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView, require_stream
-from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
+from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.stream.writes import head_writes, mixed, z_of
-from tlspectral.selection import Head, head_name, head_pair, heads_by_layer
+from tlspectral.selection import Head, head_name, head_pair
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.schema import Schema, columns
 

@@ -62,14 +62,17 @@ def with_off_target(schema: Schema, tasks: Iterable[str]) -> Schema:
 
 
 def excess_z(delta: Iterable[float], draws: Iterable[Sequence[float]]) -> np.ndarray:
-    """Return each effect less the mean of its draws, in their standard deviations; NaN where the draws are equal.
+    """Return each effect less the mean of its draws, in their standard deviations; NaN for draws that are equal or one.
 
     >>> excess_z([3.0, 3.0], [[-1.0, 0.0, 1.0], [2.0, 2.0, 2.0]]).tolist()
     [3.0, nan]
     """
     rows = [(effect, np.asarray(drawn)) for effect, drawn in zip(delta, draws, strict=True)]
     return np.array(
-        [(effect - drawn.mean()) / drawn.std(ddof=1) if np.ptp(drawn) else np.nan for effect, drawn in rows]
+        [
+            (effect - drawn.mean()) / drawn.std(ddof=1) if len(drawn) > 1 and np.ptp(drawn) else np.nan
+            for effect, drawn in rows
+        ]
     )
 
 

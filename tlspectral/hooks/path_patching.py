@@ -1,5 +1,7 @@
 """`edge_effects`: what a head's attention, or a task, loses when one sender is taken out of what a receiver reads."""
 
+from __future__ import annotations
+
 import os
 from functools import partial
 from typing import Any, Literal
@@ -23,13 +25,12 @@ from tlspectral.hooks.positions import asked_positions
 from tlspectral.hooks.screening import agreement, missed_edges, screened_edges
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_stream
-from tlspectral.models.running.padding import attention_positions
+from tlspectral.models.running.batches import attention_positions
 from tlspectral.models.stream.writes import INPUT_POINTS
 from tlspectral.selection import Receivers, whole_number
 from tlspectral.tables.job import Job
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, configured_jobs
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.work import configured_jobs
 from tlspectral.tasks import Task
 from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.metric_value import CONTROL_COLUMNS
@@ -48,6 +49,7 @@ MOST = 2_000
 """Edges of pairs that are measured without a screen; a tenth of a second each on SmolLM2-135M."""
 
 Measure = Literal["prev", "dup", "ind", "attention", "task"]
+"""What an edge has an effect on: a head's attention, as a detector reads it or at `Task.attention`, or the metric."""
 
 EDGE_EFFECTS = Schema(
     "edge_effects",
@@ -347,7 +349,10 @@ def _is_count(screen: Any) -> bool:
 
 
 def _places(sequences: TaskSequences, at: Any) -> dict[str, Int[Tensor, "sequences"]]:
-    """Return the position of each sequence at which edges are cut, by a name. Raises as `asked_positions`."""
+    """Return the position of each sequence at which edges are cut, by a name.
+
+    Raises ValueError for no such position.
+    """
     listed = at if isinstance(at, list | tuple) else [at]
     return {str(asked): positions for asked, positions in asked_positions(sequences, listed)}
 

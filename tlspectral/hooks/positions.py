@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.models.running.padding import PackedTokens, position_of
+from tlspectral.models.running.batches import PackedTokens, position_of
 from tlspectral.selection import whole_number
 
 
@@ -16,11 +16,19 @@ def is_one_position(at: Any) -> bool:
     return isinstance(at, str) or whole_number(at) is not None
 
 
+def listed_positions(at: Any) -> list[Any] | None:
+    """Return the positions that `at=` lists, or the one that it is; None for None."""
+    if at is None:
+        return None
+    return [*at] if isinstance(at, Iterable) and not is_one_position(at) else [at]
+
+
 def asked_positions(prompts: PackedTokens, listed: Iterable[Any]) -> list[tuple[str | int, Int[Tensor, "sequences"]]]:
     """Return how each position is called, and where it is in each prompt, in their order, each once.
 
     Names and numbers are called as they are given; positions of each prompt `"given"`, with a number where there are
-    several. Raises as `position_of`; ValueError for none, and for two that tables would print alike.
+    several. Raises ValueError for none, for one that a prompt does not have, and for two that tables would print alike,
+    TypeError for no whole numbers.
     """
     found: list[tuple[str | int, Tensor]] = []
     each = [*listed]

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored, TlspectralError, UnsupportedArchitecture
-from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, without_hooks
-from tlspectral.models.hooking.pass_checks import checked_at_end
+from tlspectral.models.hooking.hooks_on_model import Hook, checked_at_end, evaluating, without_hooks
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import LAST, logits_at
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes
 
@@ -139,7 +138,8 @@ def _edited(
 def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     """Prove by one short run, once per model and layer, that the residual stream is a sum of what is written to it.
 
-    The run is without the user's hooks. Raises UnsupportedArchitecture, or as `AttentionView.raw`.
+    The run is without the user's hooks. Raises UnsupportedArchitecture where it is not, or where the layer cannot be
+    read.
     """
     known = _summed.setdefault(view.model, set())
     missing = [layer for layer in layers if layer not in known]

@@ -1,5 +1,7 @@
 """Attention of heads on a prompt, side by side."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,9 @@ from matplotlib.figure import Figure
 
 from tlspectral.models.attention.prompt_patterns import prompt_patterns
 from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.plots.style import INK, colour_bar, dress, new_figure
-from tlspectral.selection import Heads, head_name, heads_by_layer
+from tlspectral.selection import Heads, head_name
 
 _MOST_HEADS = 12
 _LONGEST = 14  # letters of a token that are written

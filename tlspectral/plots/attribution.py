@@ -1,5 +1,7 @@
 """One attention score as a sum of terms, each divided into its four parts."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Figures of circuits: their edges as a graph, and how much of a behaviour they carry over their number."""
 
+from __future__ import annotations
+
 import re
 from collections import Counter
 from typing import Any

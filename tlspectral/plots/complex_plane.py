@@ -1,5 +1,7 @@
 """Eigenvalues of heads in the complex plane, over those of their null."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,9 @@ from matplotlib.lines import Line2D
 from tlspectral.heads.operators.factored import qk_operators
 from tlspectral.heads.operators.null_eigenvalues import null_eigenvalues
 from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.plots.style import BLUE, GREY, INK, PALE, dress, legend_below, new_figure
-from tlspectral.selection import Heads, head_name, heads_by_layer
+from tlspectral.selection import Heads, head_name
 
 _MOST_HEADS = 12
 _COLUMNS = 4

@@ -1,5 +1,7 @@
 """The plane of dir_frac and D_head, drawn without pyplot: nothing is shown, kept or styled globally."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pandas as pd

@@ -1,5 +1,7 @@
 """Figures of an ablation: effects of heads with their errors, and kernels before and after."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

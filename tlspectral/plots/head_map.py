@@ -1,5 +1,7 @@
 """A column of a head table as a map of layers and heads."""
 
+from __future__ import annotations
+
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps

@@ -4,6 +4,8 @@ They follow "Decoupling Positional and Symbolic Attention Behavior" (PS), Figure
 survive print and colour blindness.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any
 

@@ -11,9 +11,8 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import require_vocabulary
 from tlspectral.positional.block_task import first_token
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.stacking import stacked
 
 if TYPE_CHECKING:
     from tlspectral.positional.block_task import BlockDraw, BlockTask
@@ -47,8 +46,9 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
         relative_probability, chance`. The model's accuracy is `(rank == 1).mean()`.
 
     Raises:
-        ValueError: as `BlockPrompt.tokenized`, a tokenizer that joins the prompt's end with the answer, or answers that
-            are no ids of the model.
+        ValueError: text without a tokenizer, a tokenizer that joins segments, or the prompt's end with the answer, a
+            prompt that is too long, or answers that are no ids of the model.
+        UnsupportedArchitecture: an encoder.
 
     What it does not establish: that the answer was read off the block: choices differ in how probable they are in any
     text, which `chance` does not take into account.

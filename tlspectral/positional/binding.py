@@ -4,6 +4,8 @@ It is the prompt on which "Decoupling Positional and Symbolic Attention Behavior
 measures language models, after Feng & Steinhardt (2023). Every pair of a name and a colour is one line and one block.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np

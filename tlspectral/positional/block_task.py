@@ -1,5 +1,7 @@
 """`BlockTask`: draws of prompts in blocks, with questions about the blocks and the answers to them."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,12 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_prompts, require_vocabulary
 from tlspectral.tasks import Task
 from tlspectral.tasks.block_prompt import BlockPrompt, Segment
 
 Answer = str | int
+"""The answer to a question: text, or a token id."""
 
 
 @dataclass(frozen=True)
@@ -205,13 +208,13 @@ def evenly(items: range | tuple[int, ...], count: int) -> tuple[int, ...]:
 class AnswerPrompts:
     """Prompts of a block task: a task, a draw and the block asked about of each; token ids where a model is met."""
 
-    prompts: "tuple[tuple[BlockTask, BlockDraw, int], ...]"
+    prompts: tuple[tuple[BlockTask, BlockDraw, int], ...]
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the prompts. Raises ValueError as `BlockPrompt.tokenized`."""
+        """Return the prompts. Raises ValueError for text that the tokenizer joins."""
         bos = bos_text(view)
         prompts = (task.prompt(draw, query, bos=bos) for task, draw, query in self.prompts)
         return packed_prompts(view, [prompt.tokenized(view.model).tokens() for prompt in prompts])

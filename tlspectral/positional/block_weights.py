@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading.layer import RawAttention
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import batch_on
 from tlspectral.models.running.key_value_cache import prefill
 from tlspectral.models.running.partial_runs import last_logits
@@ -33,11 +33,11 @@ from tlspectral.positional.readout import (
     require_valid_length,
 )
 from tlspectral.positional.scores import SwapScores, block_means, score_correlation, swap_scores
-from tlspectral.selection import heads_by_layer
-from tlspectral.tables.stacking import stacked
+from tlspectral.tables.measurement import stacked
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 Mode = Literal["prompt", "key"]
+"""What swaps: blocks of the prompt, each in a run of its own, or the keys of one run."""
 Swap = tuple[int, int]
 
 WITH_ERRORS = ("s_pos", "s_sym", "exclusion_index", "logit_std")
@@ -133,7 +133,7 @@ class BlockReading:
         mode, logit_scale, per_frequency: of `positional_symbolic`.
         heads: by layer, those that get rows; None for all.
 
-    Raises as `positional_symbolic`.
+    Raises ValueError for text that the tokenizer joins across blocks, and for a prompt too long.
     """
 
     view: AttentionView

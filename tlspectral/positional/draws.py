@@ -18,8 +18,8 @@ from tlspectral.positional.answers import answers_table
 from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks, bos_text, questions_of, swapped_blocks
 from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined_columns, query_scores
 from tlspectral.tables.job import Job
+from tlspectral.tables.measurement import bundled, unbundled
 from tlspectral.tables.resume_folder import ResumeFolder
-from tlspectral.tables.stacking import bundled, unbundled
 from tlspectral.tasks.block_prompt import BlockPrompt, chosen_swaps, tokenized_for
 from tlspectral.tasks.identity import content_digest
 
@@ -153,7 +153,7 @@ def scored_draw(
 
 
 def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]:
-    """The pairs of blocks whose swaps count for a query. Raises ValueError as `chosen_swaps`."""
+    """The pairs of blocks whose swaps count for a query. Raises ValueError for no such swap."""
     blocks = swapped_blocks(task)
     if swaps == "per_query":
         return lambda query: chosen_swaps(task.n_blocks, [(query, block) for block in blocks if block != query])

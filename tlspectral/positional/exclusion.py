@@ -13,6 +13,8 @@ pairs (content k, position j), so no permutation is drawn. Throughout,
 and its diagonal holds the logits of the unchanged prompt. The query's own key is left out.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -194,7 +194,10 @@ class LastQueryReader:
     finished: set[int] = field(default_factory=set)
 
     def hooks(self) -> list[Hook]:
-        """A TransformerLens `fwd_hooks` list, for any number of runs in turn. Raises as `require_one_run`."""
+        """A TransformerLens `fwd_hooks` list, for any number of runs in turn.
+
+        Raises UnsupportedArchitecture for two stacks.
+        """
         require_one_run(self.view, "a head has several logits of a key, and no scores of their swaps are defined")
         hooks: list[Hook] = []
         for layer in self.view.layers:
@@ -264,8 +267,8 @@ def read_prompt(
 ) -> None:
     """Run the model once over a prompt and pass the wanted layers, with what its last query sees, to `take`.
 
-    `hooks` act before the reader's. Raises ValueError without layers and as `require_valid_length`, ScoreMismatch as
-    `require_reproduced`.
+    `hooks` act before the reader's. Raises ValueError without layers and for a prompt past the length up to which a
+    score scale holds, ScoreMismatch where attention is not the softmax of queries and keys.
     """
     if not wanted:
         raise ValueError("no heads were given, so there is nothing to measure: name at least one (layer, head) pair")

@@ -1,5 +1,7 @@
 """Ready block tasks beside the binding task: key and value, copying, needle, list index, prompts from a file."""
 
+from __future__ import annotations
+
 import json
 import re
 from dataclasses import dataclass

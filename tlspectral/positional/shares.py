@@ -5,6 +5,8 @@ that are purely positional or purely symbolic. For a logit on a block of a promp
 content and one of the place. The interaction of a two-way table is what no such sum has.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +17,9 @@ from torch import Tensor
 
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.digests import digest_of
+from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.positional.readout import LastQuery, read_prompt
-from tlspectral.selection import Heads, heads_by_layer
+from tlspectral.selection import Heads
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
@@ -109,7 +112,8 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
         ValueError: no heads, blocks of unequal length, text that the tokenizer joins across blocks, or a prompt too
             long.
         BadHead: a head that does not exist.
-        ScoreMismatch, UnsupportedArchitecture: as `positional_symbolic`.
+        ScoreMismatch: a layer's attention is not the softmax of its captured queries and keys.
+        UnsupportedArchitecture: a layer that cannot be read, or has no attention pattern.
 
     Source: PS, section 6, conjectures that heads are sums of positional and symbolic ones; these shares are ours. Keys
     swap as in `mode="key"` of `positional_symbolic`: without rotary positions or ALiBi all is content, a learned

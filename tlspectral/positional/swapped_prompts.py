@@ -1,5 +1,7 @@
 """`positional_symbolic`: whether a head's attention stays or follows the blocks when two blocks of a prompt swap."""
 
+from __future__ import annotations
+
 import math
 import os
 import warnings
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.digests import digest_of
+from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.positional.block_task import BlockTask, asked_blocks, swapped_blocks
 from tlspectral.positional.block_weights import SCORES, WITH_ERRORS, Mode
 from tlspectral.positional.draws import (
@@ -26,14 +29,14 @@ from tlspectral.positional.draws import (
     scored_draw,
 )
 from tlspectral.positional.ready_tasks import block_task
-from tlspectral.selection import Heads, heads_by_layer
+from tlspectral.selection import Heads
 from tlspectral.tables.head_columns import HEAD
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.stacking import stacked
 from tlspectral.tasks.block_prompt import BlockPrompt
 
 By = Literal["query", "draw"]
+"""Rows of scores in place of their mean over prompts: one per query, or one per draw."""
 
 SCORE_COLUMNS = columns("""
     s_pos              | weighted cosine | Sum over swaps of alpha cos(v', v): 1 where attention stays at its positions.

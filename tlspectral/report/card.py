@@ -1,5 +1,7 @@
 """`head_card`: all that is known of one head on one page."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 

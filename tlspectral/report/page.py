@@ -1,5 +1,7 @@
 """The whole page: checks of the table, its template, and the policy that forbids it every request."""
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import os

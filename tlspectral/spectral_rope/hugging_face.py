@@ -100,7 +100,8 @@ class SpectralPreTrained(Swapped):
     def save_pretrained(self, save_directory: str | os.PathLike[str], **named: Any) -> None:
         """Write the spectral parameters and the name of the base, or its weights, as `save_folder` has it.
 
-        Other arguments have no effect. Raises as `save_folder`.
+        Other arguments have no effect. Raises FileExistsError for a folder that holds another model, OSError for a full
+        disk.
         """
         save_folder(self, save_directory, lambda: plain_object(self), trains_weights=self._trains_weights())
 

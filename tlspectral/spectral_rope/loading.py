@@ -40,7 +40,9 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
         FileNotFoundError: there is no such file.
         IncompatibleCheckpoint: not such a file; made for a model of other layers, heads, inverse frequencies or
             weights; or with parameters that are missing, of another shape or not finite.
-        UnsupportedArchitecture, EditNotHonored, ScoreMismatch: as `to_spectral`.
+        UnsupportedArchitecture: the model has no rotary positions, or a layer cannot be read.
+        EditNotHonored: the model does not use queries or keys that are rotated at its hook points.
+        ScoreMismatch: the logits at the start are not the model's own.
 
     What it does not establish: that the weights are the same where their bits cannot be compared: between a
     HookedTransformer and a bridge or a model of transformers, and in a lower precision. There, log-probabilities of 24
@@ -122,7 +124,8 @@ def load_claimed(given: Any, **options: Any) -> Any:
 
     That of an object has copies of its weights and parameters; that of a folder is its base with the folder's spectral
     parameters. `options` are those of `load_model`. Raises TypeError for another spectral model, IncompatibleCheckpoint
-    for a folder whose base is not known or is another one now; else as `load_model`, with the names of folder and base.
+    for a folder whose base is not known or is another one now; and the errors of `load_model`, with the names of folder
+    and base.
     """
     if isinstance(given, Source):
         return _load_folder(given, options)

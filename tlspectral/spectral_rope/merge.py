@@ -16,7 +16,7 @@ from tlspectral.models.loading.copies import deep_copy
 from tlspectral.models.loading.packaged import hooked_transformer_class
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.running.batches import probe_tokens
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object
 from tlspectral.spectral_rope.model import PROBE_LENGTH, SpectralModel
 from tlspectral.spectral_rope.module import SpectralRoPE
@@ -122,7 +122,8 @@ def _require_equal(run: Callable[[], Tensor], run_merged: Callable[[], Tensor]) 
 def _with_frequencies(plain: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> Any:
     """Return a model with the weights of `plain` whose config has the learned frequencies; itself if none has moved.
 
-    `view` is that of `plain`, which has the frequencies that were learned from. Raises ValueError as `merge`.
+    `view` is that of `plain`, which has the frequencies that were learned from. Raises ValueError where the config
+    cannot hold them.
     """
     if not any(bool(module.shift_by_head().any()) for module in layers.values()):
         return plain

@@ -1,5 +1,7 @@
 """`to_spectral`: a copy of a model with learnable rotary positions in its attention modules."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -9,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tlspectral.algebra.rotary import RotaryGeometry
+from tlspectral.algebra.rotary import Frequencies, RotaryGeometry
 from tlspectral.errors import EditNotHonored, ScoreMismatch
 from tlspectral.models.hooking.hooks_on_model import without_hooks
 from tlspectral.models.hooking.interrupts import uninterrupted
@@ -18,7 +20,7 @@ from tlspectral.models.loading.copies import deep_copy, other_parameters
 from tlspectral.models.loading.roads import load_other
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import require_one_run
-from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import module_hooks, require_gradients
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.hugging_face import (
@@ -29,7 +31,7 @@ from tlspectral.spectral_rope.hugging_face import (
 )
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
-from tlspectral.spectral_rope.spectral_layers import Frequencies, by_layer, spectral_geometry, spectral_layers
+from tlspectral.spectral_rope.spectral_layers import by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.weights_identity import logits_of
 
 _PREFIX = "spectral."
@@ -69,12 +71,12 @@ class SpectralModel(nn.Module):
                 raise
             return getattr(self.rotated, name)
 
-    def __copy__(self) -> "SpectralModel":
+    def __copy__(self) -> SpectralModel:
         copied = type(self).__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "SpectralModel":
+    def __deepcopy__(self, memo: dict[int, Any]) -> SpectralModel:
         copied = memo[id(self)] = type(self).__new__(type(self))
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
@@ -99,7 +101,7 @@ class SpectralModel(nn.Module):
         return self.rotated(*given, **named)
 
     @uninterrupted
-    def hooks(self, *given: Any, **named: Any) -> Iterator["SpectralModel"]:
+    def hooks(self, *given: Any, **named: Any) -> Iterator[SpectralModel]:
         """As the base's, but yields this model."""
         with self.rotated.hooks(*given, **named):
             yield self
@@ -138,14 +140,14 @@ class SpectralModel(nn.Module):
         self.spectral.load_state_dict(spectral, strict=strict, assign=assign)
         return self.rotated.load_state_dict(base, strict=strict, **({"assign": True} if assign else {}))
 
-    def to(self, *given: Any, **named: Any) -> "SpectralModel":
+    def to(self, *given: Any, **named: Any) -> SpectralModel:
         """Move to a device or precision."""
         self.rotated.to(*given, **named)
         named.pop("print_details", None)
         self.spectral.to(*(value for value in given if not isinstance(value, bool)), **named)
         return self
 
-    def cuda(self, device: Any = None) -> "SpectralModel":
+    def cuda(self, device: Any = None) -> SpectralModel:
         """Move to a GPU, as `to`."""
         return self.to("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
 
@@ -160,7 +162,7 @@ def to_spectral(
     *,
     scope: Scope = "head",
     heads: Heads | None = None,
-    frequencies: Frequencies = None,
+    frequencies: Frequencies | None = None,
     log_omega: bool = True,
     shared_phase: bool = False,
     phase_noise: float = 0.0,

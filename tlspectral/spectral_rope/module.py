@@ -6,6 +6,8 @@ needs only the residual, `A exp(i (m (Omega - theta) + Phi))`, before or after i
 `Omega = theta, Phi = 0, A = 1` that is a multiplication by 1, and the model's output is unchanged to the bit.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from numbers import Real
@@ -19,6 +21,7 @@ from tlspectral.algebra.rotary import pair_columns, pair_mask, widened
 from tlspectral.selection import whole_number
 
 Scope = Literal["model", "layer", "group", "head"]
+"""Who has spectral parameters in common: the whole model, a layer, the heads of a group, or nobody."""
 Side = Literal["query", "key"]
 
 

@@ -1,5 +1,7 @@
 """Learning rates of a spectral model. An angle at distance N changes N times as fast as its frequency."""
 
+from __future__ import annotations
+
 import math
 from numbers import Real
 from typing import Any

@@ -1,18 +1,20 @@
 """`SpectralHookedTransformer`: a HookedTransformer (TransformerLens 3.x) with learnable rotary positions of its own."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch
 from torch import nn
 
-from tlspectral.algebra.rotary import RotaryGeometry
+from tlspectral.algebra.rotary import Frequencies, RotaryGeometry
 from tlspectral.models.loading.packaged import hooked_transformer_class
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import hooked_transformer as reader
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
-from tlspectral.spectral_rope.spectral_layers import Frequencies, by_layer, spectral_geometry, spectral_layers
+from tlspectral.spectral_rope.spectral_layers import by_layer, spectral_geometry, spectral_layers
 
 _Base: Any
 try:
@@ -38,7 +40,9 @@ class SpectralHookedTransformer(_Base):
 
     Raises:
         ImportError: TransformerLens 4, which has no HookedTransformer.
-        UnsupportedArchitecture, BadHead, ValueError: as `to_spectral`.
+        UnsupportedArchitecture: no rotary positions, or a layer cannot be read.
+        BadHead: a head that does not exist.
+        ValueError: choices that do not fit the model, or a noise or seed that is no finite number.
 
     What it does not establish: that a spectral model learns what another does not. That takes matched runs.
     """
@@ -49,7 +53,7 @@ class SpectralHookedTransformer(_Base):
         *given: Any,
         scope: Scope = "head",
         heads: Heads | None = None,
-        frequencies: Frequencies = None,
+        frequencies: Frequencies | None = None,
         log_omega: bool = False,
         shared_phase: bool = False,
         phase_noise: float = 0.0,

@@ -1,29 +1,32 @@
 """One `SpectralRoPE` for each rotary layer of a model, from the model's own inverse frequencies."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tlspectral.algebra.rotary import RotaryGeometry
+from tlspectral.algebra.rotary import Frequencies, RotaryGeometry
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading.layer import require_own_projections
-from tlspectral.models.reading.view import AttentionView
-from tlspectral.selection import Heads, heads_by_layer
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.selection import Heads
 from tlspectral.spectral_rope.module import Scope, SpectralRoPE, checked_seed
-
-Frequencies = Iterable[Any] | Tensor | None
 
 
 def spectral_layers(
-    view: AttentionView, *, scope: Scope, heads: Heads | None, frequencies: Frequencies, seed: int, **options: Any
+    view: AttentionView,
+    *,
+    scope: Scope,
+    heads: Heads | None,
+    frequencies: Frequencies | None,
+    seed: int,
+    **options: Any,
 ) -> nn.ModuleDict:
     """One module for each layer with rotary positions; with `heads`, for each layer that has one of them.
 
-    Under `scope="model"` the modules share their parameters. `options` are the others of `SpectralRoPE`. Raises as
-    `to_spectral`.
+    Under `scope="model"` the modules share their parameters. `options` are the others of `SpectralRoPE`. Raises
+    UnsupportedArchitecture for a layer without rotary positions, BadHead, and ValueError for choices that do not fit.
     """
     geometries = {index: view.rotary(index) for index in view.layers}
     rotary = {index: geometry for index, geometry in geometries.items() if geometry is not None}

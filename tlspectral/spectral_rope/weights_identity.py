@@ -20,7 +20,7 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.bridge import stated_context
 from tlspectral.models.reading.checkpoint_weights import checkpoint_weights
 from tlspectral.models.reading.digests import digest_of
-from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.running.batches import probe_tokens
 
 IDENTITY = "base"
 """Name of the tensor that holds an identity in files and state dicts, as the bytes of JSON."""

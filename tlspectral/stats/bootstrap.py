@@ -3,6 +3,8 @@
 Heads of a layer are not independent, so whole layers are drawn.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

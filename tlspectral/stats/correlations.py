@@ -1,5 +1,7 @@
 """Partial rank correlations as in "Fingerprint, Not Blueprint" (FP, sections 4 to 7)."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -14,6 +16,7 @@ from tlspectral.stats.values import Values, as_controls, as_values, complete_row
 from tlspectral.tables.html_summary import html_summary
 
 Method = Literal["hybrid", "rank"]
+"""Ranks are taken of what the controls leave of the raw values (`hybrid`), or of all values first (`rank`)."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Exact permutation tests with models as units."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from tlspectral.stats.values import Values, as_values, require_known
 from tlspectral.tables.html_summary import html_summary
 
 Alternative = Literal["two-sided", "less", "greater"]
+"""On which side of 0 a correlation counts."""
 
 _MOST_LABELINGS = 200_000
 

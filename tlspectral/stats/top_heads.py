@@ -1,5 +1,7 @@
 """Within-model percentiles of the strongest heads."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np

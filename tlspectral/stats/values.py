@@ -11,6 +11,7 @@ from tlspectral.tables.joining import KEYS
 from tlspectral.tables.schema import require_one_row
 
 Values: TypeAlias = pd.Series | np.ndarray | Sequence[Any]
+"""One number per head or model."""
 
 _OF_ONE = ("model", "step")  # columns by which tables that belong to no one population are told apart
 

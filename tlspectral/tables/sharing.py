@@ -3,6 +3,8 @@
 A shard makes jobs by their place in the list alone, so no process waits for another, claims a job or asks a server.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -38,7 +40,7 @@ class Shard:
     asked: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def numbered(cls, index: int, count: int, **asked: Any) -> "Shard":
+    def numbered(cls, index: int, count: int, **asked: Any) -> Shard:
         """Return shard `index` of `count`. Raises ValueError unless it is one of 1 to `count`."""
         if not 1 <= index <= count:
             raise ValueError(f"there is no shard {index} of {count}: shards count from 1, as in sbatch --array=1-16")
@@ -46,9 +48,9 @@ class Shard:
 
     def tables(
         self,
-        jobs: "Iterable[Job]",
-        folder: "ResumeFolder | None",
-        finish: "Callable[[Sequence[Job]], dict[str, pd.DataFrame]]",
+        jobs: Iterable[Job],
+        folder: ResumeFolder | None,
+        finish: Callable[[Sequence[Job]], dict[str, pd.DataFrame]],
     ) -> dict[str, pd.DataFrame]:
         """Make the jobs of this shard by `finish`, and read all others. Raises MissingParts if one is not there."""
         if folder is None:

@@ -1,5 +1,7 @@
 """Prompts made of blocks that can swap: the input of positional and symbolic scores."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
@@ -15,6 +17,7 @@ from tlspectral.models.reading.view import require_causal
 from tlspectral.models.running.prompts import packed_rows
 
 Segment = str | Tensor
+"""A piece of a prompt: text, or token ids [pos]."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,13 @@ class BlockPrompt:
         bounds = torch.tensor([len(segment) for segment in self._ids()]).cumsum(0).tolist()
         return list(pairwise(bounds[:-1]))
 
-    def swapped(self, i: int, j: int) -> "BlockPrompt":
+    def swapped(self, i: int, j: int) -> BlockPrompt:
         """The same prompt with blocks i and j swapped. Raises IndexError where one does not exist."""
         blocks = list(self.blocks)
         blocks[i], blocks[j] = blocks[j], blocks[i]
         return replace(self, blocks=blocks)
 
-    def tokenized(self, model: Any) -> "BlockPrompt":
+    def tokenized(self, model: Any) -> BlockPrompt:
         """The same prompt as token ids.
 
         Args:
@@ -102,7 +105,7 @@ class BlockPrompt:
         packed_rows(view, prompt.tokens()[None])  # raises for ids that the model cannot read
         return prompt
 
-    def _from_text(self, tokenizer: Any) -> "BlockPrompt":
+    def _from_text(self, tokenizer: Any) -> BlockPrompt:
         if tokenizer is None:
             raise ValueError("this model has no tokenizer, so text cannot be read: pass blocks of token ids")
         ids = [torch.tensor(_ids_of(tokenizer, segment), dtype=torch.int64) for segment in self.pieces]
@@ -172,7 +175,7 @@ def chosen_swaps(
 
 
 def tokenized_for(model: Any, prompt: BlockPrompt, swaps: list[tuple[int, int]]) -> BlockPrompt:
-    """The prompt as token ids. Its text must keep its tokens when words swap. Raises as `BlockPrompt.tokenized`."""
+    """The prompt as token ids. Its text must keep its tokens when words swap. Raises ValueError."""
     tokenized = prompt.tokenized(model)
     if prompt.is_text:
         for i, j in swaps:

@@ -1,5 +1,7 @@
 """`embedding_change`: how far the embedding of a text moves, the metric of an encoder that embeds sentences."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +38,7 @@ class EmbeddingChange:
         now = in_float64(stream).mean(1)
         return 1 - torch.nn.functional.cosine_similarity(now, self.before.to(now.device), dim=-1)
 
-    def of_prompts(self, rows: list[int]) -> "EmbeddingChange":
+    def of_prompts(self, rows: list[int]) -> EmbeddingChange:
         """Return the metric of some of the prompts."""
         return EmbeddingChange(self.before[rows])
 

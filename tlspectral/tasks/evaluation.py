@@ -1,5 +1,7 @@
 """`evaluate`: the value of a model on a task. `induction_loss` and `language_loss` are it with a ready task."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running.padding import TokenMask
+from tlspectral.models.running.batches import TokenMask
 from tlspectral.tasks.metric_value import MetricValue
 from tlspectral.tasks.task import Task, induction, language, task_of
 from tlspectral.tasks.task_sequences import metric_value_of, task_sequences

@@ -22,7 +22,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from tlspectral.models.reading.digests import digest_of_named, stored_bytes
-from tlspectral.models.running.padding import attention_positions
+from tlspectral.models.running.batches import attention_positions
 from tlspectral.tasks.task import Task
 from tlspectral.tasks.task_sequences import TaskSequences
 

@@ -1,5 +1,7 @@
 """The value of a model on a task with its standard error, and the paired difference of two values."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +37,7 @@ class MetricValue(float):
     distinct: Int[np.ndarray, "sequences"] | None = None
     texts: tuple[str, ...] | None = None
 
-    def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> "MetricValue":
+    def __new__(cls, per_sequence: Float64[np.ndarray, "sequences"], *_: Any, **__: Any) -> MetricValue:
         """Make the number, the mean over sequences."""
         return super().__new__(cls, per_sequence.mean())
 
@@ -63,7 +65,7 @@ class MetricValue(float):
             table.insert(0, "text", self.texts)
         return table.assign(value=self.per_sequence)
 
-    def __sub__(self, other: Any) -> "Effect | float":
+    def __sub__(self, other: Any) -> Effect | float:
         return paired_effect(self, other) if isinstance(other, MetricValue) else super().__sub__(other)
 
     def __str__(self) -> str:
@@ -93,7 +95,7 @@ class Effect(float):
     se: float
     pvalue: float
 
-    def __new__(cls, value: float, *_: Any, **__: Any) -> "Effect":
+    def __new__(cls, value: float, *_: Any, **__: Any) -> Effect:
         """Make the number, `value`."""
         return super().__new__(cls, value)
 
@@ -194,8 +196,16 @@ def beside_control(
 ) -> dict[str, Any]:
     """Return the `CONTROL_COLUMNS` of effects, and of those of the draws on the same sequences.
 
-    `distinct` is as for `standard_error`.
+    `distinct` is as for `standard_error`. A draw that was not found is NaN, and is left out.
     """
+    missing = np.isnan(controls[:, :, 0])
+    if missing.any():
+        nothing = {column.name.rstrip("?"): [np.nan] for column in CONTROL_COLUMNS} | {"control_draws": [[]]}
+        rows = [
+            beside_control(delta[None], drawn[None, ~lacking], distinct) if not lacking.all() else nothing
+            for delta, drawn, lacking in zip(deltas, controls, missing, strict=True)
+        ]
+        return {name: [row[name][0] for row in rows] for name in nothing}
     drawn = controls.mean(2)
     n_draws = drawn.shape[1]
     over_sequences = np.array([standard_error(control, distinct) for control in controls.mean(1)])

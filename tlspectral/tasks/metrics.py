@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.models.reading.view import AttentionView, require_causal
+from tlspectral.models.running.batches import Note, PackedTokens
 from tlspectral.models.running.given import described
-from tlspectral.models.running.padding import Note, PackedTokens
 from tlspectral.models.running.prompts import require_vocabulary
 from tlspectral.selection import whole_number
 
@@ -47,7 +47,10 @@ class LogitDifference:
             object.__setattr__(self, side, _by_place(getattr(self, side), side))
 
     def for_model(self, view: AttentionView, prompts: PackedTokens) -> "AnsweredDifference":
-        """Return the metric with the answers as token ids of a model. Raises as `logit_difference`."""
+        """Return the metric with the answers as token ids of a model.
+
+        Raises ValueError, TypeError for answers that are none.
+        """
         require_causal(view, "it predicts no next token; measure the logits of a masked token by a metric of your own")
         n = len(prompts.tokens)
         self.require_answers(n)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import PackedTokens, TokenMask
+from tlspectral.models.running.batches import PackedTokens, TokenMask
 from tlspectral.models.running.prompts import packed_rows, refuse_padding
 from tlspectral.models.running.text import text_tokens
 from tlspectral.tasks.repeated import given_sequences, repeated_sequences
@@ -22,7 +22,7 @@ class RepeatedSegments:
     seed: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the sequences. Raises ValueError as `induction_loss`."""
+        """Return the sequences. Raises ValueError for given ones that repeat nothing."""
         tokens = self.given
         if tokens is None:
             tokens = repeated_sequences(view, self.n_sequences, self.segment_length, seed=self.seed)
@@ -39,7 +39,7 @@ class TextRows:
     sequence_length: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the rows. Raises ValueError as `language_loss`."""
+        """Return the rows. Raises ValueError for text without a tokenizer and for ids that do not fit."""
         tokens, mask = self.given, self.attention_mask
         if not isinstance(tokens, Tensor):
             if mask is not None:

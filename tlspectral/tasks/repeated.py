@@ -1,5 +1,7 @@
 """Random repeated sequences `[BOS, r, r]`."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch
@@ -7,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.batches import PackedTokens
 from tlspectral.selection import counted
 
 SMALL_VOCABULARY = 64

@@ -1,5 +1,7 @@
 """`Task`: the prompts that a model is run on and the metric that measures it. The ready tasks."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -10,8 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.models.running.batches import TokenMask, positions_by_place
 from tlspectral.models.running.given import chosen_prompts, given_prompts, prompts_given
-from tlspectral.models.running.padding import TokenMask, positions_by_place
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
 from tlspectral.tasks.ready_prompts import RepeatedSegments, TextRows
 
@@ -118,7 +120,7 @@ class Task:
         """Name in tables: `name`, or that of the metric."""
         return self.name or getattr(self.metric, "__name__", type(self.metric).__name__)
 
-    def denoising(self) -> "Task":
+    def denoising(self) -> Task:
         """Return the task with the two runs exchanged: the counterfactual prompts, and the metric of the clean answer.
 
         What is then put in its place are writes of the clean run, so an effect says what a part restores. Where
@@ -137,7 +139,7 @@ class Task:
         of_pair = {one: getattr(self if getattr(other, one) is None else other, one) for one in shared}
         return replace(other, counterfactual=replace(self, counterfactual=None), name=name, **of_pair)
 
-    def split(self, share: float = 0.5, *, seed: int = 0) -> "tuple[Task, Task]":
+    def split(self, share: float = 0.5, *, seed: int = 0) -> tuple[Task, Task]:
         """Return two tasks: a random share of the prompts, with all that belongs to them, and the rest.
 
         What is chosen on the first, such as the edges of a circuit, is evaluated on the second. Equal prompts, or equal
@@ -179,7 +181,7 @@ class Task:
             raise ValueError(f"equal prompts go to one half together, and that leaves the other empty: {n} prompts")
         return self._of(sorted(chosen), n), self._of(sorted(set(order) - chosen), n)
 
-    def _of(self, rows: list[int], n: int) -> "Task":
+    def _of(self, rows: list[int], n: int) -> Task:
         def chosen(values: Any, what: str, per_prompt: bool = True) -> Any:
             found = len(values) if per_prompt and values is not None else n
             if found != n:
@@ -309,7 +311,8 @@ def logit_difference(
         name: name in tables.
 
     Raises:
-        TypeError: an answer that is neither text nor a whole number, such as 15.7, True or None; as `Task`.
+        TypeError: prompts in no form of `Task`, or an answer that is neither text nor a whole number, such as 15.7,
+            True or None.
         ValueError: lists of another length than the prompts.
 
     Errors, where the task meets a model:

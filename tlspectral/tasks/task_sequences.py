@@ -14,12 +14,18 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import warn_caller
 from tlspectral.models.hooking.hooks_on_model import Hook, evaluating
 from tlspectral.models.reading.view import AttentionView, require_causal
-from tlspectral.models.running.batches import batch_on, in_batches
+from tlspectral.models.running.batches import (
+    Note,
+    PackedTokens,
+    attention_positions,
+    batch_on,
+    in_batches,
+    position_of,
+    positions_in,
+)
 from tlspectral.models.running.continued_runs import ContinuedRun, rows_at_once
-from tlspectral.models.running.padding import Note, PackedTokens, attention_positions, position_of, positions_in
 from tlspectral.models.running.partial_runs import IntactRun, Positions, intact_run, logits_at
-from tlspectral.models.running.prompt_notes import distinct_rows, equality_notes
-from tlspectral.models.running.prompts import read_prompts
+from tlspectral.models.running.prompts import distinct_rows, equality_notes, read_prompts
 from tlspectral.models.running.text import tokens_text
 from tlspectral.tasks.metric_value import MetricValue
 from tlspectral.tasks.metrics import AnsweredDifference, next_token_loss

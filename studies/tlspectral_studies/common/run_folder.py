@@ -13,9 +13,8 @@ import pandas as pd
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.models.loading import usable_device
 from tlspectral.tables.job import Job
+from tlspectral.tables.measurement import bundled, finished_jobs, unbundled
 from tlspectral.tables.resume_folder import ResumeFolder, open_resume_folder
-from tlspectral.tables.stacking import bundled, unbundled
-from tlspectral.tables.work import finished_jobs
 from tlspectral.version import __version__
 
 

@@ -3,18 +3,20 @@
 import functools
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from ablation_runs import repetitions
 from zoo import also_slow, shared
 
+import tlspectral as tls
 from tlspectral.errors import BadHead, UnsupportedArchitecture
-from tlspectral.hooks import ablate
+from tlspectral.hooks import ablate, ablation_sweep
 from tlspectral.hooks import band_effects as effects
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Band
-from tlspectral.hooks.sweeps.bands import BANDS, equal_sets
-from tlspectral.hooks.sweeps.layer_effects import root_mean_square
+from tlspectral.hooks.parts.query_key import BANDS
+from tlspectral.hooks.sweeps.controls import equal_sets, root_mean_square
 from tlspectral.models.reading import attention_view
 from tlspectral.tasks import induction, induction_loss
 
@@ -106,7 +108,7 @@ def test_random_losses_are_those_of_the_sets(monkeypatch):
     """The one set that is handed out is dropped in a whole forward as well."""
     model, tokens = shared("bridge", "llama"), drawn("llama")
     mask = np.array([True, False, False, True, False, False])
-    monkeypatch.setattr("tlspectral.hooks.sweeps.bands.equal_sets", lambda products, band, draws, rng: [mask, mask])
+    monkeypatch.setattr("tlspectral.hooks.sweeps.controls.equal_sets", lambda products, band, draws, rng: [mask, mask])
     table = effects(model, [(1, 0)], task=induction(tokens))
     with ablate(model, [(1, 0)], Band([0, 3])):
         delta = induction_loss(model, tokens).value - table.attrs["intact_value"]
@@ -124,6 +126,57 @@ def test_random_losses_are_those_of_the_sets(monkeypatch):
     alone = [measured_rms(model, tokens, 1, 0, [pair]) for pair in (0, 3)]
     whole = table.set_index("band").loc[["high", "middle"], "score_rms"].to_numpy()
     assert overlap[["high", "middle"]].to_numpy() == pytest.approx(alone / whole, rel=1e-4)  # noise 1e-6
+
+
+SWEPT = {
+    "random_delta": "control_delta",
+    "random_delta_se": "control_delta_se",
+    "control_excess": "control_excess",
+    "control_p": "control_p",
+    "random_score_rms": "control_rms",
+    "random_overlap": "control_overlap",
+}
+
+
+def test_bands_are_rows_of_a_sweep():
+    """Of a named third and, but for the order of random sets, of its pairs by their indices."""
+    model, options = shared("bridge", "llama"), {"heads": ["L0H1", "L1H2"], "task": induction(drawn("llama"))}
+    table = effects(model, draws=19, **options)
+    for band in BANDS:
+        swept = ablation_sweep(model, Band(band), control="random", draws=19, **options)
+        rows = table[table["band"] == band].reset_index(drop=True)
+        pd.testing.assert_frame_equal(
+            rows[["delta", "delta_se", "score_rms"]], swept[["delta", "delta_se", "score_rms"]], check_exact=True
+        )
+        pd.testing.assert_frame_equal(
+            rows[[*SWEPT]], swept[[*SWEPT.values()]].set_axis([*SWEPT], axis=1), check_exact=True
+        )
+        assert rows["random_draws"].tolist() == swept["control_draws"].map(len).tolist()
+        assert swept.attrs["frequencies"] == band
+        indices = thirds("llama", 0)[BANDS.index(band)]
+        by_index = ablation_sweep(model, Band(indices), heads="L0H1", task=options["task"])
+        # Noise 0: the same numbers in the same batches but for a head; bands of this model move the loss by 1e-3.
+        assert by_index["delta"].item() == pytest.approx(rows["delta"][0], abs=3e-6)
+    assert (table["random_draws"] < 19).any()  # six pairs: few sets fit
+    assert (table["random_draws"] > 0).any()
+
+
+@pytest.mark.parametrize("name", ["llama", *also_slow("gptj", "qwen3")])
+def test_a_band_at_a_position_is_one_ablated_forward(name):
+    """So are its random sets, whose size is that of the scores of this query alone."""
+    model, tokens = shared("bridge", name), drawn(name)
+    task = induction(tokens)
+    table = effects(model, "L0H1", task=task, at=[-2, 12], draws=3)
+    assert list(table["position"]) == ["-2", "12"] * 3
+    intact = tls.evaluate(model, task)
+    for row in table.itertuples():
+        band = Band(thirds(name, 0)[BANDS.index(row.band)], at=int(row.position))
+        with ablate(model, "L0H1", band, task=task):
+            # Noise: 4e-7 (float32 batches of another size); removed at all positions the largest is off by .01.
+            assert row.delta == pytest.approx(float(tls.evaluate(model, task)) - intact.value, abs=3e-6)
+        if row.random_draws:
+            assert row.random_score_rms == pytest.approx(row.score_rms, rel=0.1)
+    assert table["random_draws"].max() > 0
 
 
 @pytest.mark.parametrize(

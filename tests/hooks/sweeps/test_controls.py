@@ -14,8 +14,8 @@ import tlspectral.hooks.edges.measuring as measuring
 import tlspectral.hooks.sweeps.sweep as sweep_module
 from tlspectral.errors import BadHead
 from tlspectral.hooks import ablation_sweep
-from tlspectral.hooks.parts import Band, LongRange, Output
-from tlspectral.hooks.sweeps.layer_effects import head_sets
+from tlspectral.hooks.parts import LongRange, Output
+from tlspectral.hooks.sweeps.controls import head_sets
 from tlspectral.models.reading import attention_view
 from tlspectral.tasks import induction
 from tlspectral.tasks.metric_value import control_test
@@ -55,7 +55,7 @@ def test_an_effect_that_is_one_of_its_draws_is_significant_as_often_as_it_should
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["symmetric", "rope_phase", Band([0, 3])], ids=str)
+@pytest.mark.parametrize("part", ["symmetric", "rope_phase"], ids=str)
 def test_a_part_is_compared_with_random_parts(part, monkeypatch):
     """The larger of effect and random parts decides, whatever the number of draws; five are as before."""
     model, kept = shared("bridge", "llama"), []

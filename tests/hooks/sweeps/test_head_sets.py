@@ -6,7 +6,7 @@ import zoo
 from pair_prompts import prompt_pairs
 
 import tlspectral as tls
-from tlspectral.hooks.sweeps.layer_effects import head_sets
+from tlspectral.hooks.sweeps.controls import head_sets
 
 SETS = {"two layers": ["L0H1", "L1H2"], "one": ["L1H0"]}
 

@@ -17,7 +17,7 @@ from tlspectral.hooks import ablate
 from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Antisymmetric, LongRange, Output, Symmetric
-from tlspectral.hooks.sweeps.layer_effects import random_difference, root_mean_square
+from tlspectral.hooks.sweeps.controls import random_difference, root_mean_square
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running import batches
 from tlspectral.models.running.partial_runs import intact_run, logits_at

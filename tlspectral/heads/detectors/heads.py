@@ -3,6 +3,8 @@
 By default on sequences `[BOS, r, r]` of a random segment r and its copy, on the queries of the copy.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,8 +21,7 @@ from tlspectral.heads.detectors.spread import Spread
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_one_run
-from tlspectral.models.running.batches import batch_on
-from tlspectral.models.running.padding import PackedTokens, even_rows
+from tlspectral.models.running.batches import PackedTokens, batch_on, even_rows
 from tlspectral.selection import counted
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
@@ -35,6 +36,7 @@ NULL_SEQUENCES, _NULL_TOKENS = 16, 2**12
 """Sequences that scores are compared with their null on, as far as they have so many tokens together."""
 
 Pattern = Callable[[Tensor], Any] | Any
+"""Keys that count for a query: weights [pos, pos], a function of a prompt's ids that returns them, or a name."""
 
 
 def _scored(name: str, meaning: str) -> tuple[Column, ...]:
@@ -197,8 +199,7 @@ def detect_heads(
     else:
         max_se = None
         from tlspectral.models.running.given import given_prompts
-        from tlspectral.models.running.prompt_notes import distinct_rows, equality_notes
-        from tlspectral.models.running.prompts import packed_prompts, packed_rows
+        from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, packed_rows
 
         prompts = given_prompts(prompts)  # a generator can be read once
         repeated = repeated_ids(prompts)

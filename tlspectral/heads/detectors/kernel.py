@@ -3,6 +3,8 @@
 Beside them stands what the head's mean query and key alone predict; `kernel_prediction` judges that per head.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,10 +16,10 @@ from torch import Tensor
 
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import even_rows
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.running.batches import even_rows
 from tlspectral.models.running.prompts import packed_prompts
-from tlspectral.selection import Heads, heads_by_layer, whole_number
+from tlspectral.selection import Heads, whole_number
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
 
@@ -158,7 +160,11 @@ def kernel_prediction(
         and `n_judged`.
 
     Raises:
-        ValueError: one prompt without a reference; otherwise as `relative_position_kernel`.
+        BadHead: a head that does not exist.
+        ScoreMismatch: rebuilt scores do not give the model's pattern.
+        EditNotHonored: a layer whose scores are rebuilt has hooks on z.
+        ValueError, TypeError: one prompt without a reference, prompts that cannot be read, or offsets that no prompt
+            has.
 
     What it does not establish: a mechanism. A large r is nearly an identity of means (see `relative_position_kernel`).
     It says that the head's mean scores need no more than a mean query and a mean key, not that attention follows them,

@@ -25,7 +25,7 @@ from tlspectral.models.attention.run_scores import require_own_pattern
 from tlspectral.models.hooking.hooks_on_model import user_hooks
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.batches import PackedTokens
 
 BATCH = 25
 Hooks = list[tuple[str, Callable[[Tensor, Any], None]]]

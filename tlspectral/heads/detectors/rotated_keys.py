@@ -141,7 +141,10 @@ def _core(
 def _fixed_queries(
     view: AttentionView, index: int, captured: dict[str, Tensor], pattern: Float[Tensor, "batch heads query key"]
 ) -> tuple[_FixedQueries, Float64[Tensor, "batch heads query key"]]:
-    """Return what stays in one layer, and its attention rebuilt from the weights. Raises as `rotated_key_pvalues`."""
+    """Return what stays in one layer, and its attention rebuilt from the weights.
+
+    Raises ScoreMismatch where it is not the model's own.
+    """
     names, layer = view.hook_names(index), view.layer(index)
     residual, n_positions = captured[names["residual"]].cpu().double(), pattern.shape[-1]
     hidden = ~visible_keys(view, index, n_positions, captured).cpu().all(1, keepdim=True)

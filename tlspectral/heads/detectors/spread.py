@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.batches import PackedTokens
 
 MEASURES = ("entropy", "distance", "start_share", "entropy_sinkless", "distance_sinkless", "sinkless_rows")
 KEPT = 0.05

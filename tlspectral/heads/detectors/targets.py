@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from tlspectral.heads.detectors.patterns import PATTERNS
-from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.batches import PackedTokens
 
 Weights = Float64[Tensor, "batch query key"]
 Reduce = Callable[[Float[Tensor, "batch heads query key"]], Float64[Tensor, "scores batch heads"]]
@@ -18,8 +18,9 @@ Scorer = Callable[[slice], tuple[Reduce, Bool[Tensor, "scores batch"]]]
 def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: bool) -> Weights:
     """Return the weights of a pattern by name, or of a caller's, for some prompts, 0 outside of their tokens.
 
-    The first two positions are no queries of a named pattern: there is no choice at the first, and the token before
-    the second is the one that many heads attend to when they have nothing to do. Raises as `detect_heads`.
+    The first two positions are no queries of a named pattern: there is no choice at the first, and the token before the
+    second is the one that many heads attend to when they have nothing to do. Raises ValueError for a pattern of another
+    shape, without a mark, or with a key after its query, TypeError for no matrix.
     """
     tokens, lengths = prompts.tokens[rows], prompts.lengths[rows].tolist()
     n_prompts, width = prompts.tokens.shape

@@ -1,5 +1,7 @@
 """`top_pairs`: where on text a head attends most, as pairs of a query and a key with the text around them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -15,12 +17,11 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads.detectors.heads import rows_at_once
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView, require_one_run
-from tlspectral.models.running.batches import in_batches
-from tlspectral.models.running.padding import PackedTokens, even_rows
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_one_run
+from tlspectral.models.running.batches import PackedTokens, even_rows, in_batches
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import text_tokens, token_text
-from tlspectral.selection import Heads, counted, heads_by_layer
+from tlspectral.selection import Heads, counted
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Schema, columns

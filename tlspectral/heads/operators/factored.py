@@ -1,5 +1,7 @@
 """The query-key and output-value operators of a head, W_Q W_K^T and W_V W_O, kept as thin factors (FP section 3)."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,8 +21,8 @@ from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import AttentionLayer, OutputFactors, RawAttention, fold_output
-from tlspectral.models.reading.view import AttentionView
-from tlspectral.selection import head_pair, heads_by_layer, whole_number
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.selection import head_pair, whole_number
 
 
 class PhaseFactors(NamedTuple):

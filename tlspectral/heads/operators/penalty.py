@@ -5,6 +5,8 @@ From thin factors: `||M||^2 = <W_Q^T W_Q, W_K^T W_K>`, `||M_A||^2 = (||M||^2 - t
 take inner products of columns, O(d_model d_head).
 """
 
+from __future__ import annotations
+
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
 
@@ -16,8 +18,8 @@ from tlspectral.algebra.rotary import phase_squares
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import LiveFactors
-from tlspectral.models.reading.view import AttentionView
-from tlspectral.selection import Heads, Symbol, chosen_part, head_name, heads_by_layer
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.selection import Heads, Symbol, chosen_part, head_name
 
 PenalizedPart = Literal["symmetric", "antisymmetric", "rope_phase"]
 PENALIZED_PARTS: tuple[PenalizedPart, ...] = get_args(PenalizedPart)

@@ -14,7 +14,7 @@ from tlspectral.models.attention.tolerances import nearest_bound
 from tlspectral.models.hooking.hooks_on_model import not_without_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import PackedTokens, even_rows
+from tlspectral.models.running.batches import PackedTokens, even_rows
 
 CHECK_LENGTH = 24
 _NOT_BILINEAR = "this model's attention is not the bilinear form that was read from it, so no table is returned"
@@ -66,7 +66,11 @@ def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
 
 
 def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerCheck]:
-    """Check the scores of a view as `verify_scores` does, and return all results by layer. Raises as that."""
+    """Check the scores of a view as `verify_scores` does, and return all results by layer.
+
+    Raises ScoreMismatch for a score that differs, UnsupportedArchitecture and BadWeights for a layer that cannot be
+    read.
+    """
     packed = checked_prompts(view, prompts)
     names = {index: view.hook_names(index) for index in view.layers}
     points = ("residual", "scores", "pattern", "cos", "sin")
@@ -79,7 +83,10 @@ def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerChe
 
 
 def checked_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
-    """Return the caller's prompts, or for None the random one of `check_prompt`. Raises as `verify_scores`."""
+    """Return the caller's prompts, or for None the random one of `check_prompt`.
+
+    Raises ValueError, TypeError for prompts that cannot be read or are too long.
+    """
     if prompts is None:
         return even_rows(check_prompt(view))
     from tlspectral.models.running.prompts import packed_prompts

@@ -1,5 +1,7 @@
 """Which attention scores are asked for: of one prompt, of a list of prompts with positions, or of a task."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import PackedTokens, attention_positions, position_of
+from tlspectral.models.running.batches import PackedTokens, attention_positions, position_of
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.selection import whole_number
 from tlspectral.tasks.task import Task

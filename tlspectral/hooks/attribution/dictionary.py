@@ -1,5 +1,7 @@
 """`Dictionary`: features of the residual stream, by a decoder, a bias and an encoder (a sparse autoencoder)."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from tlspectral.hooks.attribution.stream_terms import Terms
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.selection import whole_number
 
 ERROR, DICTIONARY_BIAS = "error", "dictionary bias"
 
@@ -27,7 +30,7 @@ class Dictionary:
 
     >>> import tlspectral as tls, torch
     >>> words = torch.eye(64)[:8]
-    >>> tls.hooks.Dictionary(words, torch.zeros(64), lambda stream: (stream @ words.T).relu())
+    >>> tls.Dictionary(words, torch.zeros(64), lambda stream: (stream @ words.T).relu())
     Dictionary(8 features of 64, any hook)
 
     Attributes:
@@ -177,6 +180,8 @@ def _autoencoder(where: Path, given: dict[str, Any], tensors: dict[str, Tensor])
     """Return the dictionary of settings and tensors of SAELens. Raises ValueError for what is not read."""
     settings = {_OLD_NAMES.get(name, name): value for name, value in given.items()}
     metadata = settings.get("metadata") or {}
+    where_from = {_OLD_NAMES.get(name, name): value for name, value in dict(metadata).items()}
+    settings |= {name: value for name, value in where_from.items() if name in _ALLOWED}
     for name, value in settings.items():
         if name not in _SAID and name not in _ALLOWED:
             raise ValueError(f"{where}: {name}={value!r} is a setting that is not known, so the features may differ")
@@ -191,9 +196,10 @@ def _autoencoder(where: Path, given: dict[str, Any], tensors: dict[str, Tensor])
         raise ValueError(f"{where}: architecture={kind!r} is not read; those are {', '.join(_ACTIVATIONS)}")
     if function not in ("relu", _ACTIVATIONS[kind]):
         raise ValueError(f"{where}: activation_fn={function!r} is not read with architecture={kind!r}")
-    k = settings.get("k", (settings.get("activation_fn_kwargs") or {}).get("k"))
-    if kind == "topk" and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
-        raise ValueError(f"{where}: k={k!r}: a top-k autoencoder says how many features are active, 1 or more")
+    given_k = settings.get("k", (settings.get("activation_fn_kwargs") or {}).get("k"))
+    k = (whole_number(given_k) or 0) if kind == "topk" else 1
+    if k < 1:
+        raise ValueError(f"{where}: k={given_k!r}: a top-k autoencoder says how many features are active, 1 or more")
     needed = {"W_enc", "b_enc", "W_dec", "b_dec", *(["threshold"] if kind == "jumprelu" else [])}
     if set(tensors) != needed:
         missing, more = sorted(needed - set(tensors)), sorted(set(tensors) - needed)
@@ -209,7 +215,7 @@ def _autoencoder(where: Path, given: dict[str, Any], tensors: dict[str, Tensor])
     for name, size in (("d_in", d_in), ("d_sae", d_sae)):
         if settings.get(name, size) != size:
             raise ValueError(f"{where}: {name}={settings[name]!r}, and W_dec has shape {tuple(w_dec.shape)}")
-    if kind == "topk" and k > d_sae:
+    if k > d_sae:
         raise ValueError(f"{where}: k={k}, and there are {d_sae} features")
     b_enc, b_dec = tensors["b_enc"].float(), tensors["b_dec"].float()
     threshold = tensors["threshold"].float() if kind == "jumprelu" else None
@@ -223,5 +229,5 @@ def _autoencoder(where: Path, given: dict[str, Any], tensors: dict[str, Tensor])
         active = before.relu()
         return active if threshold is None else active * (before > threshold)
 
-    hook = settings.get("hook_name", metadata.get("hook_name") if isinstance(metadata, dict) else None)
+    hook = settings.get("hook_name", where_from.get("hook_name"))
     return Dictionary(w_dec, b_dec, encode, hook=hook)

@@ -1,5 +1,8 @@
 """What a table of feature pairs does not say by itself: how much is the error's, and what other features would give."""
 
+from __future__ import annotations
+
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -10,8 +13,8 @@ from tlspectral.hooks.attribution.dictionary import ERROR, Dictionary
 from tlspectral.hooks.attribution.divisions import DividedScore
 from tlspectral.hooks.attribution.score_terms import pair_parts
 
-DRAWS, TURNS = 199, 20
-"""Permutations of the tokens whose activations stand at query and key; random turns of the decoder."""
+MOST_DRAWS, TURNS = 999, 20
+"""Draws of the tokens whose features stand at query and key; random turns of the decoder."""
 
 
 def dictionary_notes(
@@ -27,12 +30,13 @@ def dictionary_notes(
     turned = 0.0
     for weight, each in zip(weights.tolist(), divided, strict=True):
         turned += weight * sum(_turned_error_score(dictionary, each, generator) for _ in range(TURNS)) / TURNS
+    max_p, draws = _max_p(dictionary, divided, weights, generator)
     return {
         "error_share": of_error / score,
         "error_share_turned": turned / score,
         "error_score": of_error,
-        "max_p": _max_p(dictionary, divided, weights, generator),
-        "null_draws": DRAWS,
+        "max_p": max_p,
+        "max_p_draws": draws,
         "dictionary": repr(dictionary),
     }
 
@@ -63,23 +67,32 @@ def _turned_error_score(dictionary: Dictionary, divided: DividedScore, generator
     return float(total[1].sum() + total[:, 1].sum() - total[1, 1])
 
 
-def _max_p(dictionary: Dictionary, divided: list[DividedScore], weights: Tensor, generator: torch.Generator) -> float:
-    """Return p of the largest |mean| of a pair of features, against activations of other tokens of the prompts.
+def _max_p(
+    dictionary: Dictionary, divided: list[DividedScore], weights: Tensor, generator: torch.Generator
+) -> tuple[float, int]:
+    """Return p of the largest |mean| of a pair of features, against features of other tokens, and the draws.
 
-    In each draw the tokens of a prompt are permuted, so that query and key have the features of two others, with the
-    norms of the run. Every draw gives its largest pair, so that p is corrected for the number of pairs.
+    In each draw query and key of a prompt have the features of two tokens of the prompt, with the norms of the run.
+    Every draw gives its largest pair, so that p is corrected for the number of pairs. Of one score all pairs of tokens
+    are taken, where there are not too many: the score's own is one of them.
     """
     reads = [_token_reads(dictionary, each) for each in divided]
-    observed = _largest(divided, reads, weights, [(0, 1)] * len(divided), len(dictionary.decoder))
+    lengths = [len(features) - 2 for features, _, _ in reads]
+    same = [each.run.positions[0] == each.run.positions[1] for each in divided]
+
+    def largest(places: list[tuple[int, int]]) -> float:
+        return _largest(divided, reads, weights, places, len(dictionary.decoder))
+
+    observed = largest([(0, 1)] * len(divided)) * (1 - 1e-12)
+    every = [(a, a) for a in range(lengths[0])] if same[0] else [*permutations(range(lengths[0]), 2)]
+    if len(divided) == 1 and len(every) <= MOST_DRAWS:
+        return sum(largest([(a + 2, b + 2)]) >= observed for a, b in every) / len(every), len(every)
     reached = 0
-    for _ in range(DRAWS):
-        places = []
-        for each, (features, _, _) in zip(divided, reads, strict=True):
-            order = (torch.randperm(len(features) - 2, generator=generator) + 2).tolist()
-            same = each.run.positions[0] == each.run.positions[1]
-            places.append((order[0], order[0] if same else order[1]))
-        reached += _largest(divided, reads, weights, places, len(dictionary.decoder)) >= observed * (1 - 1e-12)
-    return (1 + reached) / (1 + DRAWS)
+    for _ in range(MOST_DRAWS):
+        orders = [(torch.randperm(length, generator=generator) + 2).tolist() for length in lengths]
+        places = [(order[0], order[0 if alike else 1]) for order, alike in zip(orders, same, strict=True)]
+        reached += largest(places) >= observed
+    return (1 + reached) / (1 + MOST_DRAWS), MOST_DRAWS
 
 
 def _token_reads(dictionary: Dictionary, divided: DividedScore) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

@@ -1,5 +1,7 @@
 """One score of one prompt, divided among pairs of terms: sources, singular modes, features or rotary frequencies."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Literal
 
@@ -126,12 +128,12 @@ def _by_frequency(view: AttentionView, head: tuple[int, int], asked: AskedScore)
     names = [f"frequency {number}" for number in range(rotary.n_pairs)]
     if len(rotary.still_columns):
         columns, names = torch.cat([columns, 1.0 - columns.sum(0, keepdim=True)]), [*names, "no rotation"]
-    streams = tuple(Terms(["stream"], run.residual[[token]]) for token in (0, 1))
-    parts, _ = pair_parts(form, streams[0].written, streams[1].written, run.residual, columns)
+    at_query, at_key = (Terms(["stream"], run.residual[[token]]) for token in (0, 1))
+    parts, _ = pair_parts(form, at_query.written, at_key.written, run.residual, columns)
     parts = parts.sum((-2, -1)).mT
     pairs = torch.arange(len(names))[:, None].expand(-1, 2)
     both = [*names, BIAS, ALIBI]
-    return _with_alibi(run, form, row, *streams, (both, both), pairs, parts)
+    return _with_alibi(run, form, row, at_query, at_key, (both, both), pairs, parts)
 
 
 def _traced(
@@ -166,10 +168,10 @@ def _with_alibi(
 
 
 def _modes(view: AttentionView, head: tuple[int, int], run: TracedRun) -> tuple[Terms, Terms]:
-    """Return the components of the two streams along the singular vectors of M.
+    """Return the components of the two streams along the singular vectors of M, and what is left of the streams.
 
-    The head reads nothing of a stream beside them, but where M has a lower rank than W_Q or W_K: then what is left of
-    the stream is a term too.
+    The head reads nothing of what is left, but where M has a lower rank than W_Q or W_K. With the tokens exchanged it
+    reads some: then it adds to the symmetric part what it takes from the antisymmetric one.
     """
     group, first = readable_group(view.raw(head[0]), head[1])
     modes = query_key_modes(fold_attention(group, head[0]), head[1] - first)
@@ -177,7 +179,5 @@ def _modes(view: AttentionView, head: tuple[int, int], run: TracedRun) -> tuple[
     terms = []
     for stream, vectors in zip(run.residual[:2], (modes.query, modes.key), strict=True):
         written = (stream @ vectors)[:, None] * vectors.T
-        if len(names) < modes.d_head:
-            written = torch.cat([written, (stream - written.sum(0))[None]])
-        terms.append(Terms([*names, "no mode"][: len(written)], written))
+        terms.append(Terms([*names, "no mode"], torch.cat([written, (stream - written.sum(0))[None]])))
     return terms[0], terms[1]

@@ -1,5 +1,7 @@
 """What heads of some layers wrote at one position of a run, as sums over keys, and the streams that went into it."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial

@@ -1,5 +1,7 @@
 """`ov_attribution`: what heads write at one position, as a sum over the tokens that they read it from."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,14 +22,13 @@ from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, nearest_bound
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import require_own_projections
 from tlspectral.models.reading.norms import Normalization, double, folded_bias, folded_weight
-from tlspectral.models.reading.view import AttentionView, require_stream
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
-from tlspectral.selection import Heads, heads_by_layer
+from tlspectral.selection import Heads
 from tlspectral.tables.head_columns import HEAD
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.stacking import stacked
 
 Term = Literal["token", "source", "head"]
 

@@ -1,5 +1,7 @@
 """Directions that a write to the stream is measured along: of two answers, of what a receiver reads, or a vector."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.attention.tolerances import nearest_bound
 from tlspectral.models.reading.layer import require_own_projections, softcapped
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.text import token_text
 from tlspectral.models.stream.writes import layer_reads
 from tlspectral.selection import Receiver, whole_number

@@ -1,5 +1,7 @@
 """The score that a run has itself, beside which the sum of its terms stands, and the attention without some of it."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch

@@ -1,5 +1,7 @@
 """`qk_attribution`: why a head attends from one token to another, as a sum over terms of their residual streams."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +17,8 @@ from tlspectral.hooks.attribution.dictionary_null import dictionary_notes
 from tlspectral.hooks.attribution.divisions import By, DividedScore, divided_score
 from tlspectral.hooks.attribution.score_terms import PARTS
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView, require_stream
-from tlspectral.selection import Head, head_name, heads_by_layer, whole_number
+from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
+from tlspectral.selection import Head, head_name, whole_number
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
 
@@ -77,8 +79,9 @@ def qk_attribution(
     computed in float64 from one run of each prompt.
 
     `by="mode"`: the components of the streams along the singular vectors of M = W_Q W_K^T, norms folded in: the row of
-    `mode k` and `mode l` is u_k at the query with v_l at the key. Without rotation rows with k != l are 0. `no mode` is
-    what the head reads beside them where M has a lower rank than W_Q or W_K. `by="frequency"`: a row per rotary pair of
+    `mode k` and `mode l` is u_k at the query with v_l at the key. Without rotation totals with k != l are 0. `no
+    mode` is the rest of a stream, of which M reads nothing: its total is 0 but where M has a lower rank than W_Q or
+    W_K, and its symmetric part is that of the tokens exchanged. `by="frequency"`: a row per rotary pair of
     the head, and `no rotation` for columns that do not turn, on both streams as they are.
 
     With a `dictionary` the terms are its features that are active, its bias, and the error, which is what is left of
@@ -101,7 +104,7 @@ def qk_attribution(
         query, key: positions of the two tokens in the prompt; negative ones count from its end. Of a task also names
             of its positions; None of a list, and of a task for its `attention`.
         by: what the streams are divided into: `"source"`, `"mode"` or `"frequency"`.
-        dictionary: features of the stream that enters the head's layer, see `tls.hooks.Dictionary`; with `by="source"`.
+        dictionary: features of the stream that enters the head's layer, see `tls.Dictionary`; with `by="source"`.
         top: the number of pairs with the largest |total| to keep; the others become one row, `rest`.
         remove: the number of pairs with the largest |total| to take out, at most `top`; not with `by="frequency"`.
 
@@ -266,7 +269,7 @@ def _require_by(by: str, dictionary: Any, remove: int | None) -> None:
     if by not in ("source", "mode", "frequency"):
         raise ValueError(f"by is 'source', 'mode' or 'frequency'; found {by!r}")
     if dictionary is not None and not isinstance(dictionary, Dictionary):
-        raise TypeError(f"dictionary is a tls.hooks.Dictionary; found {type(dictionary).__name__}")
+        raise TypeError(f"dictionary is a tls.Dictionary; found {type(dictionary).__name__}")
     if dictionary is not None and by != "source":
         raise ValueError(f"a dictionary divides the streams into features, and by={by!r} into something else")
     if by == "frequency" and remove is not None:

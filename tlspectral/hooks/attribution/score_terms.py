@@ -11,6 +11,8 @@ C(b, a) exchanges the vectors of the two tokens, each with the factor of the nor
 of a query/key norm stay at query and key.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 
 import torch

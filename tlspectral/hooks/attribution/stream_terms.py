@@ -1,5 +1,7 @@
 """The residual stream at some tokens of a run as a sum of what was written there, and what else the run shows."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

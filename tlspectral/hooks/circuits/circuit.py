@@ -1,5 +1,7 @@
 """`run_circuit` and `faithfulness`: how much of a behaviour some edges carry, against circuits of equal size."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -64,7 +66,7 @@ class CircuitValue(MetricValue):
 
     intact: MetricValue | None = None
     counterfactual: MetricValue | None = None
-    off_target: Mapping[str, "CircuitValue"] = field(default_factory=dict)
+    off_target: Mapping[str, CircuitValue] = field(default_factory=dict)
 
 
 def run_circuit(
@@ -188,7 +190,10 @@ def faithfulness(
     Raises:
         ValueError: a gap between both sides that is small beside its error, so that no share of it is a number; a table
             with several effects of an edge, or none; sizes that are no shares; a table and `choose`, or neither; with
-            `choose` fewer than 16 distinct pairs; otherwise as `run_circuit`.
+            `choose` fewer than 16 distinct pairs; a task without counterfactual prompts, prompts that do not fit, or a
+            table of other weights.
+        BadHead: an edge that the model does not have.
+        UnsupportedArchitecture, EditNotHonored: a model whose residual stream is no sum of writes.
 
     Source: Mueller et al. 2025 (MIB), section 3, for the ratio of means and areas. The nulls are this package's.
 

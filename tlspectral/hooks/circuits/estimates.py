@@ -32,6 +32,7 @@ from tlspectral.models.stream.writes import Input, LayerReads
 from tlspectral.tables.progress import bar
 
 Method = Literal["EAP", "EAP-IG", "EAP-QK"]
+"""How edges are estimated: gradients at the clean run, their mean on the way to the pair, or whole queries and keys."""
 STEPS = {"EAP": (1.0,), "EAP-IG": (0.2, 0.4, 0.6, 0.8, 1.0), "EAP-QK": (1.0,)}
 """Share of the clean embedding at which gradients are taken; the rest is that of the counterfactual prompt."""
 

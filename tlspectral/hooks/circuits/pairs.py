@@ -26,8 +26,7 @@ from tlspectral.models.hooking.hooks_on_model import Hook, holding
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import require_every_key
 from tlspectral.models.reading.view import AttentionView, require_stream
-from tlspectral.models.running.batches import batch_on, in_batches
-from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
 from tlspectral.models.running.partial_runs import Positions, logits_at
 from tlspectral.models.stream.writes import HeadWrites, mixed, z_of
 from tlspectral.tables.progress import bar
@@ -113,8 +112,9 @@ class Pairs:
 def pairs_of(model: Any, task: Task) -> Pairs:
     """Return the pairs of a task on a model.
 
-    Raises ValueError for no task, or one without counterfactual prompts, EditNotHonored where a run with no edge kept
-    is not that of the counterfactual prompts, and as `task_sequences`, `AttentionView.raw` and `mlp_reads`.
+    Raises ValueError for no task, for one without counterfactual prompts and for prompts that do not fit;
+    EditNotHonored where a run with no edge kept is not that of the counterfactual prompts; UnsupportedArchitecture for
+    a layer or MLP that cannot be read.
     """
     view = attention_view(model)
     require_stream(view)

@@ -44,8 +44,9 @@ def taken_anew(view: AttentionView) -> list[tuple[int, Input]]:
 def attention_of(view: AttentionView, captured: dict[str, Tensor], index: int, what: Input) -> ReceiverLayer:
     """Return the attention of one layer in a run, from what passed its `READ_POINTS`, on the device of the run.
 
-    Raises as `receiver_layer`, and ScoreMismatch where the attention of the run is not that of its queries and keys
-    (learned sinks, hooks that edit scores).
+    Raises ScoreMismatch where the attention of the run is not that of its queries and keys (learned sinks, hooks that
+    edit scores), ValueError past the length up to which the layer's score scale holds, UnsupportedArchitecture for a
+    layer that cannot be read.
     """
     layer = receiver_layer(view, captured, index, what, widened)
     rows = torch.arange(layer.query.shape[1], device=layer.query.device).expand(len(layer.query), -1)

@@ -1,14 +1,14 @@
 """Receivers of edges in a model: which heads each of them reaches, and the names that tables print."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tlspectral.errors import BadHead, warn_caller
 from tlspectral.models.reading.layer import require_own_projections
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.stream.mlp import mlp_reads
-from tlspectral.selection import Receiver, Receivers, head_name, receivers_in
+from tlspectral.selection import RECEIVER_FORMS, Receiver, Receivers, head_name, read_receivers
 
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
@@ -35,11 +35,29 @@ def reached(view: AttentionView, given: Receivers) -> list[Reached]:
     Raises BadHead for a receiver that does not exist, UnsupportedArchitecture for one whose values are its keys.
     """
     asked: dict[Receiver, set[int]] = {}
-    for one in receivers_in(view, given):
+    for one in _receivers_in(view, given):
         own, heads = _own(view, one)
         asked.setdefault(own, set()).update(heads)
     order = sorted(asked, key=lambda one: (one.layer, one.input, one.head))
     return [Reached(one, tuple(sorted(asked[one])), _changed(view, one)) for one in order]
+
+
+def _receivers_in(view: AttentionView, given: Receivers) -> list[Receiver]:
+    """Return receivers of a model in their order, each once; of `{"k": heads}` those heads in the order of the model.
+
+    Raises BadHead for what names no receiver, or no head of the model.
+    """
+    if not isinstance(given, Mapping):
+        return read_receivers(given)
+    wrong = [input for input in given if input not in ("q", "k", "v")]
+    if wrong:
+        raise BadHead(f"{given!r} names no receivers: {RECEIVER_FORMS}")
+    return [
+        Receiver(layer, head, input)  # type: ignore[arg-type]
+        for input, heads in given.items()
+        for layer, some in heads_by_layer(view, heads).items()
+        for head in some
+    ]
 
 
 def _own(view: AttentionView, given: Receiver) -> tuple[Receiver, Iterable[int]]:

@@ -13,11 +13,10 @@ from tlspectral.algebra.nulls import haar_frame
 from tlspectral.algebra.rotary import in_float64_on_cpu, summed
 from tlspectral.errors import BadHead
 from tlspectral.hooks.parts.output import Output
-from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.batches import batch_on, in_batches
-from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, head_writes, mixed, z_of
-from tlspectral.selection import head_name, heads_by_layer
+from tlspectral.selection import head_name
 
 _WHOLE = re.compile(r"L?(\d+)\.?(MLP|MIX)", re.IGNORECASE)
 

@@ -8,10 +8,13 @@ A part without settings also goes by its name: `"symmetric"`, `"antisymmetric"`,
 and `"M_A"` are the parts as they act at each distance, and the static ones those of M at distance 0 (see `Symmetric`).
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
 from tlspectral.hooks.parts.content_position import BlockPart, Content, Interaction, Position
 from tlspectral.hooks.parts.long_range import LongRange
+from tlspectral.hooks.parts.mode import Mode
 from tlspectral.hooks.parts.output import Output, Replacement
 from tlspectral.hooks.parts.part import Part
 from tlspectral.hooks.parts.query_key import Antisymmetric, Band, QueryKeyPart, RopePhase, Symmetric
@@ -24,10 +27,12 @@ __all__ = [
     "Content",
     "Interaction",
     "LongRange",
+    "Mode",
     "Output",
     "Part",
     "PartName",
     "Position",
+    "QueryKeyPart",
     "RopePhase",
     "Symmetric",
     "part_of",
@@ -63,6 +68,7 @@ _BY_NAME: dict[str, Part] = {
 _WITH_SETTINGS = {
     Band: "Band(frequencies)",
     LongRange: "LongRange(window, sinks=0)",
+    Mode: "Mode(modes)",
     **{kind: f"{kind.__name__}(prompt)" for kind in (Content, Position, Interaction)},
 }
 

@@ -29,7 +29,7 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import PackedTokens
+from tlspectral.models.running.batches import PackedTokens
 from tlspectral.tasks.block_places import BlockPlaces, block_places
 
 
@@ -50,14 +50,14 @@ class BlockPart(Part):
     def _settled(self, view: AttentionView, prompts: PackedTokens) -> "BlockPart":
         """Return the part with the places of its blocks in place of the prompt.
 
-        Raises as `block_places`, and for prompts of a run that are not the part's.
+        Raises ValueError for blocks of unequal length, and for prompts of a run that are not the part's.
         """
         places = block_places(view.model, self.prompt)
         places.require_own(prompts.tokens, torch.tensor(places.ids), f"{self.name}: prompt")
         return replace(self, prompt=places)
 
     def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "BlockPart"]:
-        """Bind the part to layers. Raises as `block_places`."""
+        """Bind the part to layers. Raises ValueError for blocks of unequal length."""
         return dict.fromkeys(by_layer, replace(self, prompt=block_places(view.model, self.prompt)))
 
     def require_own(self, view: AttentionView, passed: Tensor) -> None:
@@ -70,8 +70,8 @@ class BlockPart(Part):
     ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
         """Return what is added to the scaled scores, before a softcap, and the pairs of `BlockPlaces.read`.
 
-        Raises as that. Biases are in it. Non-rotary columns do not depend on the place, so they are content; ALiBi is
-        position.
+        Raises ValueError for a run of other prompts. Biases are in it. Non-rotary columns do not depend on the place,
+        so they are content; ALiBi is position.
         """
         read = self.prompt.read(allowed)
         return self._of(scores).neg_().masked_fill_(~read, 0.0), read

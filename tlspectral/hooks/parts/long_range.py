@@ -1,5 +1,7 @@
 """The part of a head's attention that goes to far keys."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +51,7 @@ class LongRange(Part):
         """The window and the sinks."""
         return {"window": self.window, "sinks": self.sinks}
 
-    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "LongRange"]:
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, LongRange]:
         """Bind the part to layers: it is the same on all. Raises UnsupportedArchitecture for an encoder."""
         require_causal(view, "long range counts the keys before a query")
         return dict.fromkeys(by_layer, self)

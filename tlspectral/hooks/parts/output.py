@@ -1,5 +1,7 @@
 """All that a head writes, and what stands in its place: nothing, a mean, its z on another sequence or on the pair."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -11,13 +13,13 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.parts.part import Part, Placed
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.batches import batch_on, in_batches
+from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
 from tlspectral.models.running.given import given_prompts
-from tlspectral.models.running.padding import PackedTokens
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.stream.writes import z_of
 
 Replace = Literal["zero", "mean", "resample", "counterfactual"]
+"""What is put in the place of a head's output."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,7 +77,7 @@ class Output(Part):
             known["reference_sha256"] = self.reference.sequences.hashed()
         return known
 
-    def _settled(self, view: AttentionView, prompts: PackedTokens) -> "Output":
+    def _settled(self, view: AttentionView, prompts: PackedTokens) -> Output:
         """Return the part with what replaces it decided, its reference packed and sequences drawn.
 
         The reference is the prompts themselves if none was given. Raises ValueError for one sequence that would be its
@@ -107,7 +109,7 @@ class Output(Part):
         donors = drawn_donors(n, None if self.reference is None else len(given.tokens), self.seed)
         return replace(self, reference=_Reference(given, donors))
 
-    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> "dict[int, Replacement]":
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, Replacement]:
         """Run the reference once, and bind the part to layers. Raises ValueError for a reference that is no prompts."""
         if self.replace == "counterfactual" and self.reference is None:
             raise ValueError(
@@ -218,7 +220,7 @@ class Replacement(Placed):
             donors = drawn_donors(len(z), None if self.z is None else len(reference), self.seed)
         return reference[donors.to(reference.device)].to(z)
 
-    def of_rows(self, rows: slice) -> "Replacement":
+    def of_rows(self, rows: slice) -> Replacement:
         """Return the same for a run of some of the sequences that donors and positions are for."""
         placed = super().of_rows(rows)
         return placed if self.donors is None else replace(placed, donors=self.donors[rows])

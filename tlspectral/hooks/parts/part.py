@@ -1,5 +1,7 @@
 """What a part of a head is: a value that says what is taken away, and where in a run it acts."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -10,8 +12,8 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.batches import position_of, positions_by_place
 from tlspectral.models.running.given import numbers
-from tlspectral.models.running.padding import position_of, positions_by_place
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,13 +61,14 @@ class Part(Placed, ABC):
         acts_on: what of a head's attention it changes: scores before the softmax; the mask, so that keys are not seen;
             or z, what the head hands to its output map.
         control: what a sweep removes in its place, of equal size: a random product of the head's own queries and keys
-            (`"scores"`), the same numbers of other blocks (`"blocks"`), or the same of another head of the layer
+            (`"scores"`), the same numbers of other blocks (`"blocks"`), a random set of rotary pairs (`"frequencies"`),
+            random directions of the column space of W_Q (`"modes"`), or the same of another head of the layer
             (`"heads"`).
     """
 
     name: ClassVar[str]
     acts_on: ClassVar[Literal["scores", "mask", "z"]] = "scores"
-    control: ClassVar[Literal["scores", "blocks", "heads"]] = "scores"
+    control: ClassVar[Literal["scores", "blocks", "frequencies", "modes", "heads"]] = "scores"
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -78,16 +81,16 @@ class Part(Placed, ABC):
         shown |= {} if at is None else {"at": at}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
-    def fixed(self, view: AttentionView, prompts: Any) -> "Part":
+    def fixed(self, view: AttentionView, prompts: Any) -> Part:
         """Return the part with all that depends on the model and on the packed prompts of a run settled.
 
         A measurement that shares out its work settles a part once; its `settings` are then complete. Raises ValueError
-        as `position_of`.
+        for a position that a prompt does not have.
         """
         settled = self._settled(view, prompts)
         return settled if self.at is None else replace(settled, at=position_of(prompts, self.at))
 
-    def _settled(self, view: AttentionView, prompts: Any) -> "Part":
+    def _settled(self, view: AttentionView, prompts: Any) -> Part:
         """Return the part with all but its position settled."""
         return self
 

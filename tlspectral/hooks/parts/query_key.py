@@ -13,6 +13,8 @@ place of C: the parts of the one matrix M. Source: "Fingerprint, Not Blueprint",
 and M_A on GPT-2, where nothing rotates and both are one.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,17 +25,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tlspectral.algebra.rotary import RotaryGeometry, pair_mask
+from tlspectral.algebra.rotary import Frequencies, RotaryGeometry, pair_mask
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
 
-Frequencies = Iterable[Any] | Tensor
+BANDS = ("high", "middle", "low")
+"""Thirds of a head's rotary pairs, from the fastest to the slowest."""
 
 
 class QueryKeyPart(Part):
-    """A part of the product of a head's queries and keys.
+    """A part of the product of a head's queries and keys. A part of your own is a subclass with a `name` and `of`.
 
     `frequencies` are the rotary pairs that it is limited to, None for all; `include_bias` lets it act on bias terms as
     well, as the operator on tokens with a 1 appended. `rotary`: whether it is made of rotary pairs.
@@ -46,10 +49,11 @@ class QueryKeyPart(Part):
     @property
     def settings(self) -> Mapping[str, Any]:
         """The frequencies, and whether biases are in it, where they are not the default."""
-        given = {} if self.frequencies is None else {"frequencies": list(self.frequencies)}
-        return given | ({"include_bias": True} if self.include_bias else {})
+        given = self.frequencies
+        named = {} if given is None else {"frequencies": given if isinstance(given, str) else list(given)}
+        return named | ({"include_bias": True} if self.include_bias else {})
 
-    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, "QueryKeyPart"]:
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, QueryKeyPart]:
         """Bind the part to layers. Raises UnsupportedArchitecture, and ValueError for pairs that a layer lacks."""
         bound = {}
         for index in by_layer:
@@ -62,13 +66,17 @@ class QueryKeyPart(Part):
         self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
     ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
         """Return what is added to the scaled scores, before a softcap, and the pairs of tokens that it is meant for."""
-        geometry, given = scores.layer.rotary, self.frequencies
-        pairs = None if geometry is None or given is None else pair_mask(given, geometry.n_pairs)
+        geometry = scores.layer.rotary
+        pairs = None if geometry is None or self.frequencies is None else self.pairs_of(geometry, scores.heads)
         return self.of(scores, pairs).neg_(), allowed
 
     @abstractmethod
     def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
         """Return the part of scaled scores, limited to some rotary pairs where it is made of them."""
+
+    def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*heads pairs"]:
+        """Return the chosen pairs as a mask; [heads, pairs] where they differ by head. Raises as `pair_mask`."""
+        return pair_mask(self.frequencies, geometry.n_pairs)
 
     def _pairs(self, layer: int, geometry: RotaryGeometry | None) -> Bool[Tensor, "pairs"] | None:
         if geometry is None:
@@ -76,7 +84,7 @@ class QueryKeyPart(Part):
         if self.frequencies is None:
             return None
         try:
-            return pair_mask(self.frequencies, geometry.n_pairs)
+            return self.pairs_of(geometry, [0])
         except ValueError as error:
             raise ValueError(f"layer {layer}: {error}") from error
 
@@ -189,18 +197,26 @@ class RopePhase(QueryKeyPart):
 class Band(QueryKeyPart):
     """Everything that some rotary pairs contribute to a score, bias terms apart.
 
+    A sweep compares it with random sets of pairs whose contribution has its RMS.
+
     Attributes:
-        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs].
+        frequencies: indices of rotary pairs (0 is the model's first) or a boolean mask over them, [pairs]; or "high",
+            "middle" or "low", a third of each head's own pairs from the fastest to the slowest.
 
     Raises:
-        ValueError: None in place of frequencies; else as `RopePhase`.
+        ValueError: None in place of frequencies, or another word; when a model is given, a third of fewer than three
+            pairs, or pairs that a layer lacks.
+        UnsupportedArchitecture: when a model is given, a layer without rotary positions.
 
     >>> import tlspectral as tls
     >>> tls.parts.Band([0, 3])
     Band(frequencies=(0, 3))
+    >>> tls.parts.Band("low")
+    Band(frequencies='low')
     """
 
     name = "rotary_band"
+    control = "frequencies"
     rotary = True
     frequencies: Frequencies
 
@@ -208,11 +224,26 @@ class Band(QueryKeyPart):
         super().__post_init__()
         if self.frequencies is None:
             raise ValueError("Band needs frequencies: the rotary pairs whose contribution is dropped")
-        object.__setattr__(self, "frequencies", _listed(self.frequencies))
+        if not isinstance(self.frequencies, str):
+            object.__setattr__(self, "frequencies", _listed(self.frequencies))
+        elif self.frequencies not in BANDS:
+            raise ValueError(f"a band is one of {', '.join(map(repr, BANDS))}, or its pairs; not {self.frequencies!r}")
 
-    def of(self, scores: HeadScores, pairs: Bool[Tensor, "pairs"] | None) -> Float[Tensor, "batch heads pos pos"]:
+    def of(
+        self, scores: HeadScores, pairs: Bool[Tensor, "*heads pairs"] | None
+    ) -> Float[Tensor, "batch heads pos pos"]:
         """Return what the pairs contribute, scaled."""
         return scores.of_pairs(pairs)
+
+    def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*heads pairs"]:
+        """Return the chosen pairs as a mask; [heads, pairs] for a third of pairs that each head has of its own."""
+        if not isinstance(self.frequencies, str):
+            return super().pairs_of(geometry, heads)
+        if geometry.n_pairs < len(BANDS):
+            raise ValueError(f"{geometry.n_pairs} rotary frequencies do not make three bands")
+        from_fast = geometry.of_heads(heads).theta.abs().argsort(dim=-1, descending=True, stable=True)
+        third = from_fast.tensor_split(len(BANDS), dim=-1)[BANDS.index(self.frequencies)]
+        return torch.zeros(from_fast.shape, dtype=torch.bool).scatter_(-1, third.cpu(), True)
 
 
 def _listed(frequencies: Any) -> Any:

@@ -74,7 +74,7 @@ def _written(
     """Return z of the head of each replay at the position, without the part."""
     view, layer, names = run.view, replays.layer, run.view.hook_names(replays.layer)
     require_honoured(view, layer, "z")
-    by_draw = [slice(draw, None, replays.draws + 1) for draw in range(replays.draws + 1)]  # every head once
+    by_draw = [slice(draw, None, replays.drawn + 1) for draw in range(replays.drawn + 1)]  # every head once
 
     def of_batch(batch: slice) -> Tensor:
         found: Any = None

@@ -6,7 +6,7 @@ from typing import Any
 from tlspectral.hooks.off_target import FEWEST_DRAWS
 from tlspectral.hooks.parts import Output, Part
 from tlspectral.hooks.positions import is_one_position
-from tlspectral.hooks.sweeps.layer_effects import other_sets
+from tlspectral.hooks.sweeps.controls import other_sets
 from tlspectral.models.reading.view import AttentionView
 
 

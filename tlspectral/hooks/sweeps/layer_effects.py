@@ -1,39 +1,40 @@
-"""Values of a metric without a part of each head of one layer or of sets of heads, and their controls.
+"""Values of a metric without a part of each head of one layer or of sets of heads, beside those of their controls.
 
-The control of a part of the scores is a random part of the same RMS. For what is removed as a whole, a head's output or
-its attention to far keys, the control is other heads of the layer. Blocks are replayed from the layer, several heads in
-a batch.
+Blocks are replayed from the layer, several heads in a batch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from math import comb, prod
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
-from tlspectral.hooks.parts import Bound, Output, Part
+from tlspectral.hooks.parts import Band, Bound, Output, Part
 from tlspectral.hooks.parts.content_position import BlockPart
 from tlspectral.hooks.parts.query_key import QueryKeyPart
+from tlspectral.hooks.sweeps.controls import (
+    FrequencySets,
+    HeadSet,
+    frequency_sets,
+    head_sets,
+    random_difference,
+    root_mean_square,
+    unpadded,
+)
 from tlspectral.models.hooking.hooks_on_model import Hook
 from tlspectral.models.reading.layer import AttentionLayer
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.partial_runs import IntactRun
-from tlspectral.selection import Heads, head_name, heads_by_layer
+from tlspectral.selection import Heads
 from tlspectral.tasks.metric_value import beside_control, sign_flip_p, standard_error
 from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
-
-HeadSet = list[tuple[int, int]]
-
-SETS = 19
-"""Random sets of a control, with which the smallest p is .05."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,14 @@ class LayerEffects:
     """Values of a metric with a layer's heads ablated; `controls` with a random part of equal size removed instead.
 
     `score_rms` is the root mean square of the removed part, over the unmasked pairs of a sequence and then over
-    sequences, in HRM also over the times that the layer runs; NaN for a part of the mask or of z.
+    sequences, in HRM also over the times that the layer runs; NaN for a part of the mask or of z. Controls that were
+    not found are NaN, and `control_columns` say more of them, by name.
     """
 
     values: Float64[np.ndarray, "heads sequences"]
     score_rms: Float64[np.ndarray, "heads"]
     controls: Float64[np.ndarray, "heads draws sequences"]
-
-
-def unpadded(removal: Removal, sequences: TaskSequences, batch: slice) -> Removal:
-    """Return a removal in a run of these sequences, with allowed pairs limited to those without padding.
-
-    Padding follows the sequence, so only queries of padding see keys of padding: masking queries is enough.
-    """
-    if removal.allowed is None or not sequences.padded:
-        return removal
-    queries = sequences.real[batch][:, None, :, None].to(removal.allowed.device)
-    return replace(removal, allowed=(removal.allowed & queries).expand_as(removal.difference))
+    control_columns: Mapping[str, Float64[np.ndarray, "heads"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,9 +69,24 @@ class LayerReplays:
     seed: int = 0
 
     @cached_property
+    def sets(self) -> dict[int, FrequencySets]:
+        """Random sets of rotary pairs by head, if these are the control; there can be fewer than `draws`."""
+        if not (self.draws and isinstance(self.part, Band)):
+            return {}
+        drawn = frequency_sets(
+            self.view, self.sequences, self._folded, self.heads, self.part, draws=self.draws, seed=self.seed
+        )
+        return dict(zip(self.heads, drawn, strict=True))
+
+    @cached_property
+    def drawn(self) -> int:
+        """Draws of each head that are run."""
+        return max((len(one.masks) for one in self.sets.values()), default=self.draws)
+
+    @cached_property
     def replays(self) -> list[tuple[int, int]]:
         """Head and draw of each replay."""
-        return [(head, draw) for head in self.heads for draw in range(-1, self.draws)]
+        return [(head, draw) for head in self.heads for draw in range(-1, self.drawn)]
 
     @cached_property
     def squares(self) -> Float64[Tensor, "replays sequences"]:
@@ -106,12 +113,15 @@ class LayerReplays:
         return ablation.hooks()
 
     def _altered(self, chunk: slice, batch: slice, removal: Removal) -> Tensor:
-        """Add up the mean square of each removed part, and substitute random parts for the replays of the control."""
+        """Substitute random parts for the replays of the control, and add up the mean square of each removed part."""
         removal = unpadded(removal, self.sequences, batch)
         assert removal.allowed is not None
-        size = root_mean_square(removal.difference, removal.allowed)
+        removed = self._with_controls(removal, self.replays[chunk])
+        size = root_mean_square(removed, removal.allowed)
         self.squares[chunk, batch] += size.square().T.cpu().double()
-        replays = self.replays[chunk]
+        return removed
+
+    def _with_controls(self, removal: Removal, replays: list[tuple[int, int]]) -> Tensor:
         random = [index for index, (_, draw) in enumerate(replays) if draw >= 0]
         if not random:
             return removal.difference
@@ -119,19 +129,39 @@ class LayerReplays:
         replaced = removal.difference.clone()
         if isinstance(self.part, BlockPart):
             replaced[:, random] = self.part.prompt.shuffled(removal.difference[:, random], seeds)
+        elif self.sets:
+            assert removal.scores is not None
+            for index in random:
+                head, draw = replays[index]
+                if draw < len(self.sets[head].masks):
+                    mask = torch.from_numpy(self.sets[head].masks[draw])
+                    replaced[:, [index]] = removal.scores.of_head(index).of_pairs(mask).neg_()
         else:
             assert removal.scores is not None
+            assert isinstance(self.part, QueryKeyPart)
             width = removal.scores.query.content.shape[-1]
             frames = torch.stack([haar_frame(width, width, one) for one in seeds])
-            replaced[:, random] = random_difference(removal, random, frames)
+            replaced[:, random] = random_difference(self.part, removal, random, frames)
         return replaced
 
     def effects(self, values: Float64[Tensor, "replays sequences"]) -> LayerEffects:
         """Return the values of all replays by head."""
-        shape = (len(self.heads), self.draws + 1, len(self.sequences.tokens))
+        shape = (len(self.heads), self.drawn + 1, len(self.sequences.tokens))
         by_head = values.view(shape).numpy()
-        squares = (self.squares / self.view.blocks[self.layer].runs).view(shape)
-        return LayerEffects(by_head[:, 0], squares[:, 0].mean(-1).sqrt().numpy(), by_head[:, 1:])
+        sizes = (self.squares / self.view.blocks[self.layer].runs).view(shape).mean(-1).sqrt().numpy()
+        if not self.sets:
+            return LayerEffects(by_head[:, 0], sizes[:, 0], by_head[:, 1:])
+        found = [len(one.masks) for one in self.sets.values()]
+        controls = np.full((len(self.heads), self.draws, shape[2]), np.nan)
+        for head, n in enumerate(found):
+            controls[head, :n] = by_head[head, 1 : n + 1]
+        of_sets = {
+            "control_rms": np.array(
+                [rms[1 : n + 1].mean() if n else np.nan for rms, n in zip(sizes, found, strict=True)]
+            ),
+            "control_overlap": np.array([one.overlap for one in self.sets.values()]),
+        }
+        return LayerEffects(by_head[:, 0], sizes[:, 0], controls, of_sets)
 
 
 def layer_effects(
@@ -189,73 +219,6 @@ def effect_rows(
     if not controls.shape[1]:
         return table
     return table.assign(**beside_control(deltas, controls, distinct))
-
-
-def random_difference(
-    removal: Removal, which: list[int], frames: Float[Tensor, "replays d d"]
-) -> Float[Tensor, "batch replays pos pos"]:
-    """Compute `q O k^T` of bias-free queries and keys before rotation, O orthogonal, scaled to the RMS of `removal`.
-
-    The RMS is over the unmasked pairs of each sequence. `which` are indices among the heads of `removal`.
-    """
-    assert removal.scores is not None
-    assert removal.allowed is not None
-    query, key = removal.scores.query.content[:, which], removal.scores.key.content[:, which]
-    allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, which]
-    drawn = query @ frames.to(query) @ key.mT
-    removed_rms, drawn_rms = (root_mean_square(scores, allowed) for scores in (removal.difference[:, which], drawn))
-    return drawn * (removed_rms / drawn_rms.clamp_min(torch.finfo(drawn_rms.dtype).tiny))[..., None, None]
-
-
-def root_mean_square(
-    scores: Float[Tensor, "batch heads pos pos"], allowed: Bool[Tensor, "*batch pos pos"]
-) -> Float[Tensor, "batch heads"]:
-    """Root mean square over the allowed pairs of each sequence."""
-    square = (scores * allowed).square().sum((-2, -1))
-    return (square / allowed.sum((-2, -1))).sqrt()
-
-
-def other_sets(n_heads: dict[int, int], by_layer: dict[int, list[int]]) -> int:
-    """Return how many other sets there are with as many heads of each layer as those given by layer."""
-    return prod(comb(n_heads[layer], len(heads)) for layer, heads in by_layer.items()) - 1
-
-
-def head_sets(
-    n_heads: dict[int, int], by_layer: dict[int, list[int]], draws: int, rng: np.random.Generator
-) -> list[HeadSet]:
-    """Draw random sets with as many heads of each layer as those given by layer; `n_heads` are all of each layer.
-
-    Sets differ from each other and from the given one, and are drawn uniformly from all such sets, so they may share
-    heads with it, though not all. Drawn from the other heads alone, they would make one head of large effect count in
-    the given set and never in the control, and randomly chosen heads would have a small p too often. Returned are all
-    sets there are, if these are fewer than `draws`. Raises ValueError for all heads of their layers.
-    """
-    others = other_sets(n_heads, by_layer)
-    if not others:
-        names = ", ".join(head_name(layer, head) for layer, heads in by_layer.items() for head in heads)
-        raise ValueError(
-            f"{names}: these are all heads of their layers, so there are no other heads to compare with: leave the "
-            "control out"
-        )
-    sets = [[(layer, head) for layer, heads in by_layer.items() for head in sorted(heads)]]
-    seen = {tuple(sets[0])}
-    while len(sets) <= min(draws, others):
-        drawn = [
-            (layer, int(head))
-            for layer, heads in by_layer.items()
-            for head in sorted(rng.choice(n_heads[layer], len(heads), replace=False))
-        ]
-        if tuple(drawn) not in seen:
-            seen.add(tuple(drawn))
-            sets.append(drawn)
-    return sets[1:]
-
-
-def other_heads(view: AttentionView, layer: int, heads: list[int], draws: int, seed: int) -> list[list[int]]:
-    """Draw up to `draws` other heads of the layer for each of the heads, as its control. Raises as `head_sets`."""
-    n_heads = {layer: view.n_heads(layer)}
-    drawn = [head_sets(n_heads, {layer: [head]}, draws, np.random.default_rng([seed, layer, head])) for head in heads]
-    return [[other for ((_, other),) in sets] for sets in drawn]
 
 
 def beside_heads(effects: LayerEffects, measured: list[int], others: list[list[int]]) -> LayerEffects:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.hooks.sweeps.layer_effects import root_mean_square, unpadded
+from tlspectral.hooks.sweeps.controls import root_mean_square, unpadded
 from tlspectral.models.reading.view import AttentionView, require_one_run
 from tlspectral.models.running.partial_runs import logits_at, require_gradients
 from tlspectral.tasks.task_sequences import TaskSequences

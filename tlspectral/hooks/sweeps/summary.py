@@ -1,5 +1,7 @@
 """Summary of a sweep in the statements of "Fingerprint, Not Blueprint" (sections 5 and 8), with intervals."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any

@@ -1,5 +1,7 @@
 """`ablation_sweep`: the value of a metric without a part of one head, head by head."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +23,12 @@ from tlspectral.hooks.off_target import (
 )
 from tlspectral.hooks.parts import Output, Part, PartName, part_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
-from tlspectral.hooks.positions import asked_positions, is_one_position
+from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.hooks.sweeps.at_position import effects_at_position, layers_together
 from tlspectral.hooks.sweeps.comparable import require_comparable, require_one_replacement
+from tlspectral.hooks.sweeps.controls import SETS, other_heads
 from tlspectral.hooks.sweeps.layer_effects import (
-    SETS,
     LayerEffects,
     LayerReplays,
     beside_heads,
@@ -34,20 +36,18 @@ from tlspectral.hooks.sweeps.layer_effects import (
     effect_rows,
     effects_of,
     layer_effects,
-    other_heads,
     set_table,
 )
 from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.continued_runs import continued_run
 from tlspectral.models.running.partial_runs import IntactRun
-from tlspectral.selection import Heads, counted, heads_by_layer
+from tlspectral.selection import Heads, counted
 from tlspectral.tables.head_columns import HEAD, PART
 from tlspectral.tables.job import Job
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns, spelled
-from tlspectral.tables.stacking import stacked
 from tlspectral.tasks import MetricValue, Task
 from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.metric_value import CONTROL_COLUMNS, values_of_rows
@@ -74,6 +74,9 @@ ABLATION_SWEEP = Schema(
         """),
         *CONTROL_COLUMNS,
         *columns("""
+            control_rms? | logit      | As score_rms, mean over the draws of the control. Of a Band.
+            control_overlap? | share  | RMS of the band's own frequencies in a draw over that of the band, mean over
+                      |               | draws. Of a Band.
             excess_z? | SD of draws   | delta less the mean of control_draws, over their standard deviation; NaN where
                       |               | they are equal. With off_target=.
             estimate? | of the metric | First-order estimate of delta from one backward pass. With a screen.
@@ -133,17 +136,22 @@ def ablation_sweep(
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
             that its RMS over unmasked pairs equals that of the part, sequence by sequence. For parts in blocks: the
-            same numbers taken from other blocks, by a random cycle through all of them. For `Output` and `LongRange`:
-            the same is removed from other heads of the layer, chosen at random, one at a time.
+            same numbers taken from other blocks, by a random cycle through all of them. For a `Band`: a random set of
+            the head's frequencies, the beginning of a random order of them, cut where the RMS of its contribution to
+            the scores of all sequences is nearest to that of the band; it is used if it is within 10 % of that. For
+            `Output` and `LongRange`: the same is removed from other heads of the layer, chosen at random, one at a
+            time.
         draws: random parts per head, None is five (19 with `off_target`); for `Output` and `LongRange` other heads per
-            head, None is all (no more than n - 1 in a layer with n heads); random sets per set, None is 19. `control_p`
-            is not below 1 / (1 + draws): 19 reach .05.
+            head, None is all (no more than n - 1 in a layer with n heads); random sets per set, None is 19. Of a `Band`
+            there can be fewer that differ, down to none: `control_draws` has those that were found. `control_p` is not
+            below 1 / (1 + draws): 19 reach .05.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
         off_target: other tasks, on each of which the same is removed, beside the same draws of the control: as many
             sweeps. They have columns of their own, which begin with the task's name, so that a row stays a head and no
-            column holds numbers of two metrics. Means, pairs and other sequences that are put in, and positions by
-            name, are each task's own. It takes `control="random"` and 19 draws or more; None is 19.
+            column holds numbers of two metrics. Means, pairs and other sequences that are put in, positions by name,
+            and the random sets of a `Band` are each task's own. It takes `control="random"` and 19 draws or more; None
+            is 19.
         folder: a folder for one file per layer and part. A sweep that was stopped is resumed from there and gives the
             same table. Parts may share a folder, other settings may not.
         n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of
@@ -152,9 +160,10 @@ def ablation_sweep(
 
     Returns:
         DataFrame sorted by layer and head. Columns: `layer, head, name, part, position?, value, delta, delta_se,
-        delta_p, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, control_draws?, excess_z?,
-        estimate?, measured?`. `attrs` hold model and settings; with a screen `attrs["screen"]["rank_correlation"]` of
-        estimate and effect on the random set. With `off_target` each other task adds `delta, delta_se, control_p` and
+        delta_p, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, control_draws?,
+        control_rms?, control_overlap?, excess_z?, estimate?, measured?`. `attrs` hold model and settings; with a
+        screen `attrs["screen"]["rank_correlation"]` of estimate and effect on the random set. With `off_target` each
+        other task adds `delta, delta_se, control_p` and
         `excess_z` with its name in front, such as `language_delta`; `attrs["off_target"]` has what is said of each
         task, and `attrs["least_z_difference"]` for each row |excess_z| less the largest of the other tasks.
 
@@ -183,18 +192,16 @@ def ablation_sweep(
     sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None
     if sets is not None and screen is not None:
         raise ValueError("screen='gradient' estimates heads one by one: leave it out for sets")
-    by_layer = {} if isinstance(heads, Mapping) else _chosen_heads(view, heads, removed)
+    by_layer = {} if isinstance(heads, Mapping) else chosen_heads(view, heads, removed)
     if at is not None and removed.at is not None:
         raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give a part without at")
-    listed = None if removed.at is None else [removed.at]
-    if at is not None:
-        listed = [*at] if isinstance(at, Iterable) and not is_one_position(at) else [at]
+    listed = listed_positions(at) if removed.at is None else [removed.at]
     if others:
         require_comparable(view, removed, listed, control, draws, sets or by_layer)
-    swept = [_Swept.of(view, chosen_task, removed, listed)]
+    swept = [Swept.of(view, chosen_task, [removed], listed)]
     for other in others.values():
         try:
-            swept.append(_Swept.of(view, other, removed, listed))
+            swept.append(Swept.of(view, other, [removed], listed))
         except ValueError as error:
             raise ValueError(f"off_target {other.label!r}: {error}") from error
     require_one_replacement((one.sequences.name, part) for one in swept for part in one.placed)
@@ -243,22 +250,22 @@ def ablation_sweep(
         kept = estimated[estimated["measured"] != ""]
         chosen = [heads_by_layer(view, kept[kept["place"] == index]) for index in range(len(placed))]
     labels = [name, *(f"{name}_off{number}" for number in range(1, len(swept)))]
-    parts = [
-        one.parts(label, number, at is not None, sets or chosen, per_head, seed)
+    jobs = [
+        one.jobs(label, number, at is not None, sets or chosen, per_head, seed)
         for number, (label, one) in enumerate(zip(labels, swept, strict=True))
     ]
     tables = measurement.made(
-        [part for of_task in parts for _, part in of_task],
+        [job for of_task in jobs for _, job in of_task],
         description=f"sweep {name}",
         unit="head" if sets is None else "set",
         prepare=partial(
-            _IntactRuns,
+            IntactRuns,
             view,
             [one.sequences for one in swept],
             sorted({layer for one in (sets.values() if sets else chosen) for layer in one}),
         ),
     )
-    by_task = [[tables[part.name].assign(place=place) for place, part in of_task] for of_task in parts]
+    by_task = [[tables[job.name].assign(place=place) for place, job in of_task] for of_task in jobs]
     table, attrs = _joined(by_task[0], dict(zip(others, by_task[1:], strict=True)), estimated, sequences)
     place = table.pop("place")
     if at is not None:
@@ -275,7 +282,7 @@ def ablation_sweep(
     )
     if others:
         found.attrs["off_target"] = {
-            spelled(called): {"task": called, **_intact_attrs(tables[0], one.sequences), **_said(view, one.sequences)}
+            spelled(called): {"task": called, **intact_attrs(tables[0], one.sequences), **_said(view, one.sequences)}
             for called, tables, one in zip(others, by_task[1:], swept[1:], strict=True)
         }
         found.attrs["least_z_difference"] = least_z_differences(found, others)
@@ -283,8 +290,8 @@ def ablation_sweep(
 
 
 @dataclass(frozen=True)
-class _Swept:
-    """A task on the model, and the part as it is removed there: once, or at each of the positions `asked`."""
+class Swept:
+    """A task on the model, and the parts as they are removed there: once, or at each of the positions `asked`."""
 
     task: Task
     sequences: TaskSequences
@@ -292,13 +299,14 @@ class _Swept:
     placed: list[Part]
 
     @classmethod
-    def of(cls, view: AttentionView, task: Task, removed: Part, listed: list[Any] | None) -> "_Swept":
+    def of(cls, view: AttentionView, task: Task, removed: Sequence[Part], listed: list[Any] | None) -> Swept:
+        """Settle the parts on the prompts of the task, each at every listed position. Raises as `asked_positions`."""
         sequences = task_sequences(view, task)
         asked = [] if listed is None else asked_positions(sequences, listed)
-        placed = [replace(removed, at=one) for _, one in asked] or [removed]
+        placed = [replace(part, at=one) for part in removed for _, one in asked] or removed
         return cls(task, sequences, asked, [one.fixed(view, sequences) for one in placed])
 
-    def parts(
+    def jobs(
         self,
         label: str,
         number: int,
@@ -307,9 +315,9 @@ class _Swept:
         per_head: int,
         seed: int,
     ) -> list[tuple[int, Job]]:
-        """Return the parts of the work on task `number`, each with the index of its position.
+        """Return the jobs on task `number`, each with the index among `placed` of what it removes.
 
-        `chosen` are sets by name, or the heads by layer of each position.
+        `chosen` are sets by name, or the heads by layer of each of `placed`.
         """
         found: list[tuple[int, Job]] = []
         for index, one in enumerate(self.placed):
@@ -327,7 +335,7 @@ class _Swept:
 
 
 @dataclass
-class _IntactRuns:
+class IntactRuns:
     """Runs of the tasks without ablation. The latest is kept, since one holds the residual streams of all layers."""
 
     view: AttentionView
@@ -336,13 +344,14 @@ class _IntactRuns:
     latest: tuple[int, Any] = (-1, None)
 
     def of(self, number: int) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
+        """Return the intact run of a task, and the value of each sequence."""
         if self.latest[0] != number:
             self.latest = -1, None  # freed before the next one is run
             self.latest = number, intact_values(self.view, self.tasks[number], self.layers)
         return self.latest[1]
 
 
-def _on_task(number: int, make: Callable[..., pd.DataFrame], runs: _IntactRuns) -> pd.DataFrame:
+def _on_task(number: int, make: Callable[..., pd.DataFrame], runs: IntactRuns) -> pd.DataFrame:
     return make(runs.of(number))
 
 
@@ -375,7 +384,7 @@ def _said(view: AttentionView, sequences: TaskSequences) -> dict[str, Any]:
     }
 
 
-def _intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any]:
+def intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any]:
     """Return the intact value, of a part's table."""
     intact = MetricValue(np.array(table.attrs["intact_per_sequence"]), distinct=sequences.distinct)
     return {"intact_value": intact.value, "intact_value_se": intact.se}
@@ -401,7 +410,11 @@ def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | 
     return min(draws or most, most)
 
 
-def _chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:
+def chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[int, list[int]]:
+    """Return heads by layer, of layers with rotary positions for a part of rotary pairs.
+
+    Raises BadHead; UnsupportedArchitecture for layers without; ValueError for pairs that they lack, or none.
+    """
     chosen = heads_by_layer(view, heads)
     if not (isinstance(part, QueryKeyPart) and part.rotary):
         return chosen
@@ -433,11 +446,11 @@ def _table(
         controls = effects_of(part, sequences, effects.controls, intact_value)  # [heads, draws, sequences]
         names = {"layer": layer, "head": by_layer[layer]}
         rows = effect_rows(names, effects.values, deltas, controls, seed, sequences.distinct)
-        tables.append(rows.assign(score_rms=effects.score_rms))
+        tables.append(rows.assign(score_rms=effects.score_rms, **effects.control_columns))
         sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
         own = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
         if draws and not beside:
-            own["delta_above_control"] = (deltas - controls.mean(1)).sum(0)
+            own["delta_above_control"] = _above_control(deltas, controls)
         sums = {name: total + sums.get(name, 0.0) for name, total in own.items()}
     table = stacked(tables)
     table.attrs = {
@@ -445,6 +458,17 @@ def _table(
         "intact_per_sequence": intact_value.tolist(),
     }
     return table
+
+
+def _above_control(
+    deltas: Float64[np.ndarray, "heads sequences"], controls: Float64[np.ndarray, "heads draws sequences"]
+) -> Float64[np.ndarray, "sequences"]:
+    """Return the sum over heads of effects less the mean of their draws; heads of which none was found are left out."""
+    found = ~np.isnan(controls[:, :, 0])
+    above = [
+        delta - drawn[kept].mean(0) for delta, drawn, kept in zip(deltas, controls, found, strict=True) if any(kept)
+    ]
+    return np.sum(above, axis=0) if above else np.zeros(deltas.shape[1])
 
 
 def _effects(
@@ -486,7 +510,7 @@ def _joined(
     """Return the rows of all layers, beside other tasks and estimates of a screen, and what is said of them."""
     if not tables:
         raise ValueError("no heads were given, so there is nothing to sweep")
-    attrs: dict[str, Any] = {**_intact_attrs(tables[0], sequences), "screen": None}
+    attrs: dict[str, Any] = {**intact_attrs(tables[0], sequences), "screen": None}
     table = stacked(tables)
     if others:
         table = beside_off_target(table, {task: stacked(of_task) for task, of_task in others.items()})

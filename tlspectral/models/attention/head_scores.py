@@ -208,8 +208,10 @@ class HeadScores:
         forward = self._turning(queries, keys, 1, pairs)
         return forward.sub_(self._turning(queries, keys, -1, pairs)).mul_(self.layer.score_scale / 2)
 
-    def of_pairs(self, pairs: Bool[Tensor, "pairs"] | None = None) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return what the contents of all rotary pairs or of some contribute, scaled."""
+    def of_pairs(self, pairs: Bool[Tensor, "*heads pairs"] | None = None) -> Float[Tensor, "*batch heads queries keys"]:
+        """Return what the contents of all rotary pairs or of some contribute, scaled; [heads, pairs]: some of each."""
+        if pairs is not None and pairs.ndim == 2:
+            return torch.cat([self.of_head(index).of_pairs(one) for index, one in enumerate(pairs)], dim=1)
         return self._turning(self.query.content, self.key.content, 1, pairs).mul_(self.layer.score_scale)
 
     def between(self, queries: Tensor, keys: Tensor) -> Float[Tensor, "*batch heads queries keys"]:

@@ -1,5 +1,7 @@
 """The singular modes of a head's query-key operator M = W_Q W_K^T, norms folded in."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from jaxtyping import Float64
@@ -20,7 +22,6 @@ class Modes:
         read_query: x . u_k of a query without bias, [d_head, modes]: what stands behind W_Q times this.
         written_query: u_k^T W_Q, the query that mode k alone makes, [modes, d_head].
         square: sum of all squared singular values.
-        d_head: columns of the head.
     """
 
     query: Float64[Tensor, "d_model modes"]
@@ -29,7 +30,6 @@ class Modes:
     read_query: Float64[Tensor, "d_head modes"]
     written_query: Float64[Tensor, "modes d_head"]
     square: float
-    d_head: int
 
 
 def query_key_modes(layer: AttentionLayer, head: int) -> Modes:
@@ -45,4 +45,4 @@ def query_key_modes(layer: AttentionLayer, head: int) -> Modes:
     kept = values > tolerance * values[0]
     left, right, large = left[:, kept], right[:, kept], values[kept]
     read, square = (w_k.T @ right) / large, float(values.square().sum())
-    return Modes(left, large, right, read, left.T @ w_q, square, layer.d_head)
+    return Modes(left, large, right, read, left.T @ w_q, square)

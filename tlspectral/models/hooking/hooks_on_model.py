@@ -1,6 +1,7 @@
 """Hooks and evaluation mode for one thread, a lock by which one at a time runs a model, and the user's own hooks.
 
-Hook points belong to the model, not to a thread: a hook that one thread adds acts in the passes of all threads.
+Hook points belong to the model, not to a thread: a hook that one thread adds acts in the passes of all threads. Checks
+in hooks wait until a pass ends, so that a GPU is not waited for at every hook.
 """
 
 import copyreg
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from threading import Condition, Lock, get_ident
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -416,3 +417,66 @@ def seen_at(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(name, GatedQueries) and not isinstance(hook, OfQueries):
         return OfQueries(hook, name.d_head)
     return hook
+
+
+# --- checks in the hooks of a pass, which wait until it ends ---
+
+
+class _Check(NamedTuple):
+    """Numbers of a pass, and a function that is given them on the CPU and may raise."""
+
+    numbers: tuple[Tensor, ...]
+    judge: Callable[..., object]
+
+
+_waiting: dict[int, list[_Check]] = {}  # by thread
+
+
+@uninterrupted
+def checked_at_end() -> Iterator[None]:
+    """Make the checks of a pass wait until the context ends: nothing of the pass may be handed on inside it.
+
+    An error of the pass is raised behind those of its checks, as what a check refuses can be why the pass failed.
+    """
+    thread = get_ident()
+    checks: list[_Check] = []
+    with undoing(_wait_as_before, thread, _waiting.get(thread)):
+        _waiting[thread] = checks
+        try:
+            yield
+        except Exception:
+            _judge(checks)
+            raise
+    _judge(checks)
+
+
+def judged(numbers: tuple[Tensor, ...], judge: Callable[..., object]) -> None:
+    """Give numbers to `judge`, on the CPU: at the end of a pass of `checked_at_end`, else now."""
+    check = _Check(tuple(one.detach() for one in numbers), judge)
+    waiting = _waiting.get(get_ident())
+    if waiting is None:
+        _judge([check])
+    else:
+        waiting.append(check)
+
+
+def _wait_as_before(thread: int, before: list[_Check] | None) -> None:
+    if before is None:
+        _waiting.pop(thread, None)
+    else:
+        _waiting[thread] = before
+
+
+def _judge(checks: list[_Check]) -> None:
+    """Run checks in their order; the numbers of one device and type are copied at once."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for check in checks:
+        for one in check.numbers:
+            kinds.setdefault((one.device, one.dtype), []).append(one)
+    copied: dict[int, Tensor] = {}
+    for numbers in kinds.values():
+        flat = torch.cat([one.flatten() for one in numbers]).cpu()
+        for one, part in zip(numbers, flat.split([one.numel() for one in numbers]), strict=True):
+            copied[id(one)] = part.view(one.shape)
+    for check in checks:
+        check.judge(*(copied[id(one)] for one in check.numbers))

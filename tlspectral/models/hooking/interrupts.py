@@ -10,7 +10,7 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from functools import partial, wraps
 from itertools import count
 from threading import current_thread, get_ident, main_thread
@@ -31,24 +31,24 @@ def uninterrupted(
     It is held back while the context is entered and left, in the main thread, where Python handles signals; a part of
     the entry that takes long goes into `interruptible`. Inside the context SIGINT acts as without it.
     """
-    return _entered_later(function, None)
+    return _entered_later(function, _Uninterrupted)
 
 
 def uninterrupted_context(
     unentered: str,
 ) -> Callable[[Callable[_Arguments, Iterator[_Value]]], Callable[_Arguments, AbstractContextManager[_Value]]]:
     """Do as `uninterrupted` for a context of the user; `unentered` is the warning where it is never entered."""
-    return partial(_entered_later, unentered=unentered)
+    return partial(_entered_later, context=partial(_OfUser, unentered))
 
 
 def _entered_later(
-    function: Callable[_Arguments, Iterator[_Value]], unentered: str | None
+    function: Callable[_Arguments, Iterator[_Value]], context: Callable[..., AbstractContextManager[_Value]]
 ) -> Callable[_Arguments, AbstractContextManager[_Value]]:
     made = contextmanager(function)
 
     @wraps(function)
     def entered_later(*given: _Arguments.args, **named: _Arguments.kwargs) -> AbstractContextManager[_Value]:
-        return _Uninterrupted(partial(made, *given, **named), unentered)
+        return context(partial(made, *given, **named))
 
     return entered_later
 
@@ -105,23 +105,20 @@ def _standing_handler() -> _Sigint:
     return before
 
 
-class _Uninterrupted(UserBlock):
+class _Uninterrupted(ContextDecorator):
+    entered = False
+
     # In __enter__ and __exit__ a signal is held back at each step. It is handed on in their last loop, behind which
     # nothing is called, so that Python handles no further signal before they have returned.
 
-    def __init__(self, make: Callable[[], AbstractContextManager[Any]], unentered: str | None):
-        self._make, self._context, self.unentered = make, make(), unentered
-
-    def __repr__(self) -> str:
-        """A context of the user is what it was asked for, its last argument."""
-        given = getattr(self._make, "args", ())
-        return super().__repr__() if self.unentered is None or not given else repr(given[-1])
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]]):
+        self._make, self._context = make, make()
 
     def _recreate_cm(self) -> "_Uninterrupted":
-        return _Uninterrupted(self._make, self.unentered)
+        return _Uninterrupted(self._make)
 
     def __enter__(self):
-        self.entered = True
+        self.entered = True  # which a context of the user is asked for when it is dropped
         handler = self._handler = _standing_handler()
         holding, handler.holding = handler.holding, True
         handler.contexts.append(weakref.ref(self))
@@ -152,6 +149,22 @@ class _Uninterrupted(UserBlock):
             while handler.pending and not holding:
                 handler.hand_on()
         return suppressed
+
+
+class _OfUser(_Uninterrupted, UserBlock):
+    """A context of the user. Its `repr` is what it was asked for, its last argument."""
+
+    def __init__(self, unentered: str, make: Callable[[], AbstractContextManager[Any]]):
+        super().__init__(make)
+        self.unentered = unentered
+
+    def __repr__(self) -> str:
+        given = getattr(self._make, "args", ())
+        return repr(given[-1]) if given else super().__repr__()
+
+    def _recreate_cm(self) -> "_OfUser":
+        assert self.unentered is not None
+        return _OfUser(self.unentered, self._make)
 
 
 class interruptible:

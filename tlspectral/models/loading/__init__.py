@@ -1,5 +1,7 @@
 """Load a model to analyse, from a package, the hub, a folder, a GGUF file or an object, as a TransformerLens model."""
 
+from __future__ import annotations
+
 import os
 from typing import Any, Literal
 

@@ -134,11 +134,6 @@ class Latent(Castable):
         return torch.cat([projected, beside.expand(*projected.shape[:-1], beside.shape[-1])], dim=-1)
 
 
-def is_latent(attention: Any) -> bool:
-    """Return whether a bridge's attention is latent attention."""
-    return hasattr(attention, "hook_kv_latent")
-
-
 def latent_projections(wrapped: Any, read_norm: Callable[..., Normalization], layer: int) -> dict[str, Any]:
     """Return weights and norms of a layer by the names of `RawAttention`: W_Q, W_K and W_V are W_U of each head.
 
@@ -169,20 +164,6 @@ def _latent_norm(module: Any, rank: int, read_norm: Callable[..., Normalization]
     if norm.kind != "RMS" or norm.bias is not None:
         raise UnsupportedArchitecture(f"{where} is no RMS norm without bias, so scores have terms that M does not hold")
     return norm
-
-
-def latent_points(attention: Any, point: str) -> dict[str, str]:
-    """Return the hook points that latent attention has for queries, keys and values; none of other attention.
-
-    They are behind W_D of queries (W_Q without a latent of queries) and keys, behind W_U of queries, and behind that of
-    keys and values: the bridge's `hook_q` and `hook_k` are behind the rotation.
-    """
-    if not is_latent(attention):
-        return {}
-    points = {"query": "q_proj", "key": "kv_a_proj_with_mqa", "value": "kv_b_proj"}
-    if attention.original_component.q_lora_rank is not None:
-        points |= {"query": "q_a_proj", "query_up": "q_b_proj"}
-    return {name: f"{point}.{module}.hook_out" for name, module in points.items()}
 
 
 def adjacent_pairs(wrapped: Any) -> bool:

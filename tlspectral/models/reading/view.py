@@ -16,18 +16,19 @@ from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turn
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
 from tlspectral.models.hooking.hooks_on_model import (
     Hook,
+    checked_at_end,
     evaluating,
     hooks_on,
     send_captures_by_name,
     user_hooks,
     warn_of_hooks,
 )
-from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading import bridge
 from tlspectral.models.reading.blocks import (
     Block,
     SkippedLayer,
     blocks_of,
+    hook_names,
     is_encoder,
     kind_of,
     read_layers,
@@ -35,7 +36,6 @@ from tlspectral.models.reading.blocks import (
     writes_more,
 )
 from tlspectral.models.reading.digests import digest_of, digest_of_named, kept_digest
-from tlspectral.models.reading.hook_names import hook_names
 from tlspectral.models.reading.layer import (
     AttentionLayer,
     LiveFactors,
@@ -48,6 +48,7 @@ from tlspectral.models.reading.layer import (
     require_readable,
 )
 from tlspectral.models.reading.norms import NO_NORM, Normalization
+from tlspectral.selection import Heads, head_pairs, whole_layers
 from tlspectral.tables.same_model import recorded_weights
 
 _READERS = {"bridge": "bridge", "hooked": "hooked_transformer"}
@@ -310,7 +311,7 @@ class AttentionView:
         return self._reader.frequency_switch(self.model, n_positions)
 
     def hook_names(self, index: int) -> dict[str, str]:
-        """Return the names of a layer's hook points by what passes there, see `points.hook_names`."""
+        """Return the names of a layer's hook points by what passes there; `reading/blocks.py` has a picture."""
         return hook_names(self.blocks[index])
 
     def embedding(self) -> Tensor:
@@ -513,3 +514,30 @@ def require_stream(view: AttentionView) -> None:
     """Refuse a model in which writes to the residual stream are not told apart. Raises UnsupportedArchitecture."""
     require_causal(view, "its norms act on the residual stream, which is no sum of what heads and MLPs write")
     require_one_run(view, "what a head writes goes through norms between the runs, so no later layer reads a sum of it")
+
+
+def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
+    """Return the chosen heads by layer (None: all), layers and heads sorted, each head once; "L5" is all of a layer.
+
+    `view` is an `AttentionView`, or `WeightFiles`.
+    Raises BadHead for a layer or head that does not exist, or heads in no form of `Heads`.
+    """
+    if heads is None:
+        return {layer: list(range(view.n_heads(layer))) for layer in view.layers}
+    layers, others = whole_layers(heads)
+    pairs = set(head_pairs(others, view.n_layers))
+    for layer in layers:
+        if not -view.n_layers <= layer < view.n_layers:
+            raise BadHead(f"L{layer} does not exist: the model has layers 0 to {view.n_layers - 1}")
+        pairs |= {(layer % view.n_layers, head) for head in range(view.n_heads(layer % view.n_layers))}
+    chosen: dict[int, list[int]] = {}
+    for layer, head in sorted(pairs):
+        if not 0 <= layer < view.n_layers:
+            raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {view.n_layers - 1}")
+        chosen.setdefault(layer, []).append(head)
+    for layer, indices in chosen.items():
+        n_heads = view.n_heads(layer)
+        wrong = [head for head in indices if not 0 <= head < n_heads]
+        if wrong:
+            raise BadHead(f"L{layer}H{wrong[0]} does not exist: layer {layer} has heads 0 to {n_heads - 1}")
+    return chosen

@@ -19,11 +19,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.hooking.hooks_on_model import Hook, evaluating, without_hooks
+from tlspectral.models.hooking.hooks_on_model import Hook, checked_at_end, evaluating, without_hooks
 from tlspectral.models.hooking.interrupts import uninterrupted
-from tlspectral.models.hooking.pass_checks import checked_at_end
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.padding import probe_tokens
+from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import (
     LAST,
     at,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.models.reading import bridge_norms
+from tlspectral.models.reading import bridge
 from tlspectral.models.reading import hooked_transformer as hooked
 from tlspectral.models.reading.norms import NO_NORM, Normalization
 from tlspectral.models.reading.view import AttentionView
@@ -70,11 +70,11 @@ def mlp_reads(view: AttentionView, index: int) -> MlpReads | None:
         return None
     own, where = block._modules.get("ln2"), f"layer {index}, norm before the MLP"
     point = f"{name}.ln2.{'hook_out' if view.backend == 'bridge' else 'hook_normalized'}"
-    if own is None or own is bridge_norms.norm_behind(block) or getattr(own, "name", None) == _BEHIND_MLP:
+    if own is None or own is bridge.norm_behind(block) or getattr(own, "name", None) == _BEHIND_MLP:
         norm, point = view.raw(index).norm if own is None else NO_NORM, f"{name}.mlp.hook_in"
     elif view.backend == "hooked":
         norm = hooked.read_normalization(own, cfg, where)
     else:
-        norm = bridge_norms.read_normalization(own.original_component, view.model, (view.d_model,), where)
+        norm = bridge.read_normalization(own.original_component, view.model, (view.d_model,), where)
     reads = ("residual",) if getattr(cfg, "parallel_attn_mlp", False) else ("residual", "attention_out")
     return MlpReads(("middle",) if view.writes_more(index) else reads, norm, point)

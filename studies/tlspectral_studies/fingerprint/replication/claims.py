@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.tables.stacking import stacked
+from tlspectral.tables.measurement import stacked
 from tlspectral_studies.fingerprint.published import (
     PUBLISHED_CHECKPOINTS,
     PUBLISHED_HEADS,

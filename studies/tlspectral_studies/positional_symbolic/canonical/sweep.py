@@ -11,10 +11,9 @@ import pandas as pd
 import torch
 
 from tlspectral.tables.job import Job
+from tlspectral.tables.measurement import bundled, finished_jobs, stacked, unbundled
 from tlspectral.tables.resume_folder import open_resume_folder
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tables.stacking import bundled, stacked, unbundled
-from tlspectral.tables.work import finished_jobs
 from tlspectral_studies.common.run_folder import device_setting
 from tlspectral_studies.positional_symbolic.canonical.behaviour import CANONICAL, head_behaviour
 from tlspectral_studies.positional_symbolic.canonical.model import CanonicalRun, angle_unit

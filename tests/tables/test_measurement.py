@@ -14,12 +14,10 @@ from work_jobs import fails, finished, numbers, parts_of, prepared_by, table_of,
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.hooks.sweeps.sweep import ABLATION_SWEEP
-from tlspectral.tables import work
+from tlspectral.tables import measurement
 from tlspectral.tables.job import Job
-from tlspectral.tables.measurement import Measurement
+from tlspectral.tables.measurement import Measurement, bundled, stacked, unbundled, workers_kept
 from tlspectral.tables.resume_folder import open_resume_folder
-from tlspectral.tables.stacking import bundled, stacked, unbundled
-from tlspectral.tables.work import workers_kept
 
 pytestmark = pytest.mark.lowest
 
@@ -71,8 +69,10 @@ def test_worker_processes_end_with_the_outermost_call(tmp_path):
 
 def test_worker_processes_end_with_an_error_and_finished_parts_stay(tmp_path, monkeypatch):
     folder, started = open_resume_folder(tmp_path / "parts", {}), []
-    real = work.get_reusable_executor
-    monkeypatch.setattr(work, "get_reusable_executor", lambda **given: started.append(real(**given)) or started[-1])
+    real = measurement.get_reusable_executor
+    monkeypatch.setattr(
+        measurement, "get_reusable_executor", lambda **given: started.append(real(**given)) or started[-1]
+    )
     with pytest.raises(ValueError, match="part 1 cannot be made"):
         finished(parts_of(2, fails), folder, n_jobs=2)
     assert len(started) == 1
@@ -168,7 +168,7 @@ class Bar(tqdm):
 @pytest.fixture
 def shown(monkeypatch):
     Bar.began, Bar.ahead, Bar.stood, Bar.moved = [], [], [], None
-    monkeypatch.setattr(work, "bar", lambda total, *_, initial: Bar(total, initial))
+    monkeypatch.setattr(measurement, "bar", lambda total, *_, initial: Bar(total, initial))
     return Bar
 
 

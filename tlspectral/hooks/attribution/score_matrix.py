@@ -1,0 +1,94 @@
+"""`scores`: the scores of a head between all tokens of a prompt, whole or of a part, checked against the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import torch
+
+from tlspectral.hooks.attribution.score_terms import readable_group
+from tlspectral.hooks.attribution.stream_terms import traced_run
+from tlspectral.hooks.parts import Part, PartName, part_of
+from tlspectral.hooks.parts.query_key import QueryKeyPart
+from tlspectral.models.attention.head_scores import HeadScores, rotation_tables, scores_of_stream
+from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
+from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.layer import fold_attention, require_even_scale, softcapped
+from tlspectral.models.reading.view import heads_by_layer
+from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.models.running.text import token_text
+from tlspectral.selection import Head, head_name
+
+
+def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = None) -> pd.DataFrame:
+    """Return the scores of a head between all tokens of a prompt, before softcap, mask and softmax.
+
+    >>> import tlspectral as tls, torch
+    >>> frame = tls.scores(tls.load_model("tiny-rope"), torch.arange(3, 20).repeat(2), "L1H0")
+    >>> frame.shape, frame.loc[33].idxmax(axis=1).tolist()
+    ((34, 34), [(17, '3')])
+
+    Scores are rebuilt in float64 from the residual stream that enters the layer and the folded weights, with the
+    model's own cos and sin, with biases and ALiBi. They are returned if the model's attention is their softmax. A part
+    has what `ablate` would remove: `Symmetric`, `Antisymmetric` and `RopePhase` sum to the scores without biases and
+    ALiBi. `tls.parts.Band([t])` is what rotary frequency t contributes.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer.
+        prompt: one prompt in any form that `Task` takes.
+        head: "L5H1", (5, 1) or another form of one head.
+        part: a part of queries and keys, as a value of `tls.parts` or by name; None: the whole scores.
+
+    Returns:
+        DataFrame [query, key] of scores in logits, with position and token on both axes. It holds pairs too that the
+        mask hides. `attrs`: `head`, `part`, `softcap`, and the model's origin.
+
+    Raises:
+        BadHead: no such head.
+        ScoreMismatch: the model's attention is not the softmax of these scores, as under hooks that edit it.
+        UnsupportedArchitecture, BadWeights: the layer cannot be read, or has no such part.
+        ValueError, TypeError: a prompt that cannot be read or is not one, or a part that is not of queries and keys.
+
+    What it does not establish: which of the pairs matter; the mask and the softmax are not in it.
+    """
+    removed = None if part is None else part_of(part)
+    if removed is not None and (not isinstance(removed, QueryKeyPart) or removed.at is not None):
+        raise ValueError(
+            f"{removed!r} is no part of a head's scores at every query: give Symmetric, Antisymmetric, RopePhase or "
+            "Band, without at"
+        )
+    view = attention_view(model)
+    ((layer, (index,)),) = heads_by_layer(view, [head]).items()
+    tokens = packed_prompts(view, prompt).tokens
+    if len(tokens) != 1:
+        raise ValueError(f"scores are of one prompt; found {len(tokens)} prompts")
+    raw, names, length = view.raw(layer), view.hook_names(layer), tokens.shape[1]
+    require_even_scale(raw, layer, length)
+    run = traced_run(view, tokens, layer, list(range(length)), sources=False)
+    tables = rotation_tables(view, raw.rotary, layer, length, run.captured)
+    group, first = readable_group(raw, index)
+    if tables is not None and group.rotary is not None and group.rotary.per_head:
+        rows = slice(first, first + len(group.w_q))
+        tables = tables[0][rows], tables[1][rows]
+    of_group = scores_of_stream(fold_attention(group, layer), run.residual[None], tables).of_head(index - first)
+    of_head = HeadScores(raw, [index], of_group.query, of_group.key)
+    whole = of_head.whole()[0, 0]
+    if raw.alibi is not None:
+        whole = whole + raw.alibi.bias(torch.arange(length))[index].to(whole)
+    seen = visible_keys(view, layer, length, run.captured).cpu()
+    seen = seen.expand(1, view.n_heads(layer), length, length)[0, index]
+    row = softcapped(whole, raw.softcap).masked_fill(~seen, -torch.inf)
+    pattern = run.captured[names["pattern"]][0, index].cpu().double()
+    require_own_pattern(row, pattern, raw.w_q.dtype, f"layer {layer}")
+    found = whole
+    if removed is not None:
+        bound = removed.on(view, {layer: [index]})
+        found = -bound[layer].change(of_head, seen)[0][0, 0] if layer in bound else torch.zeros_like(whole)
+    texts = [token_text(view, token) for token in tokens[0].tolist()]
+    axes = [pd.MultiIndex.from_arrays([range(length), texts], names=[side, "token"]) for side in ("query", "key")]
+    frame = pd.DataFrame(found.numpy(), index=axes[0], columns=axes[1])
+    name = None if removed is None else repr(removed)
+    frame.attrs = {**view.origin([layer], runs=True), "head": head_name(layer, index), "part": name}
+    frame.attrs["softcap"] = raw.softcap
+    return frame

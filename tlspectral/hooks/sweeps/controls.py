@@ -1,0 +1,231 @@
+"""What a sweep removes in the place of a part, of equal size: random scores, sets of rotary pairs, or other heads."""
+
+from dataclasses import replace
+from math import comb, prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+from tlspectral.algebra.rotary import in_float64
+from tlspectral.hooks.layer_ablation import LayerAblation, Removal
+from tlspectral.hooks.parts import Band, Mode
+from tlspectral.hooks.parts.query_key import BANDS, QueryKeyPart
+from tlspectral.models.reading.layer import AttentionLayer
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.selection import head_name
+from tlspectral.tasks.task_sequences import TaskSequences
+
+HeadSet = list[tuple[int, int]]
+
+SETS = 19
+"""Random sets of a control, with which the smallest p is .05."""
+
+_TRIES = 200  # orders of the frequencies tried for one random set
+_TOLERANCE = 0.1  # of the RMS that a random set may differ by
+
+
+def unpadded(removal: Removal, sequences: TaskSequences, batch: slice) -> Removal:
+    """Return a removal in a run of these sequences, with allowed pairs limited to those without padding.
+
+    Padding follows the sequence, so only queries of padding see keys of padding: masking queries is enough.
+    """
+    if removal.allowed is None or not sequences.padded:
+        return removal
+    queries = sequences.real[batch][:, None, :, None].to(removal.allowed.device)
+    return replace(removal, allowed=(removal.allowed & queries).expand_as(removal.difference))
+
+
+# --- random scores ---
+
+
+def random_difference(
+    part: QueryKeyPart, removal: Removal, which: list[int], frames: Float[Tensor, "replays d d"]
+) -> Float[Tensor, "batch replays pos pos"]:
+    """Compute random scores, scaled to the RMS of `removal` over the unmasked pairs of each sequence.
+
+    They are `q O k^T` of bias-free queries and keys before rotation, O orthogonal; of modes, what random directions of
+    the queries contribute. `which` are indices among the heads of `removal`.
+    """
+    assert removal.scores is not None
+    assert removal.allowed is not None
+    allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, which]
+    if isinstance(part, Mode):
+        of_heads = zip(which, frames, strict=True)
+        drawn = torch.cat([part.drawn(removal.scores.of_head(head), frame[None]) for head, frame in of_heads], dim=1)
+    else:
+        query, key = removal.scores.query.content[:, which], removal.scores.key.content[:, which]
+        drawn = query @ frames.to(query) @ key.mT
+    removed_rms, drawn_rms = (root_mean_square(scores, allowed) for scores in (removal.difference[:, which], drawn))
+    return drawn * (removed_rms / drawn_rms.clamp_min(torch.finfo(drawn_rms.dtype).tiny))[..., None, None]
+
+
+def root_mean_square(
+    scores: Float[Tensor, "batch heads pos pos"], allowed: Bool[Tensor, "*batch pos pos"]
+) -> Float[Tensor, "batch heads"]:
+    """Root mean square over the allowed pairs of each sequence."""
+    square = (scores * allowed).square().sum((-2, -1))
+    return (square / allowed.sum((-2, -1))).sqrt()
+
+
+# --- random sets of rotary pairs ---
+
+
+class FrequencySets(NamedTuple):
+    """Random sets of the rotary pairs of one head, whose contribution to its scores has the RMS of a band's.
+
+    `overlap` is the RMS of the band's own pairs in a set over that of the band, mean over sets; NaN without a set.
+    """
+
+    masks: list[Bool[np.ndarray, "pairs"]]
+    overlap: float
+
+
+def frequency_sets(
+    view: AttentionView,
+    sequences: TaskSequences,
+    layer: AttentionLayer,
+    heads: list[int],
+    band: Band,
+    *,
+    draws: int,
+    seed: int,
+) -> list[FrequencySets]:
+    """Draw up to `draws` sets of frequencies for each of the heads, see `equal_sets`."""
+    assert layer.rotary is not None
+    own = band.pairs_of(layer.rotary, heads).expand(len(heads), -1).numpy()
+    named = [BANDS.index(band.frequencies)] if isinstance(band.frequencies, str) else []
+    found = []
+    for head, chosen, products in zip(heads, own, _score_products(view, sequences, layer, heads, band.at), strict=True):
+        sets = equal_sets(products, chosen, draws, np.random.default_rng([seed, layer.layer, head, *named]))
+        shared = [_set_rms(products, one & chosen) for one in sets]
+        found.append(FrequencySets(sets, float(np.mean(shared) / _set_rms(products, chosen)) if sets else np.nan))
+    return found
+
+
+def equal_sets(
+    products: Float64[np.ndarray, "pairs pairs"], band: Bool[np.ndarray, " pairs"], draws: int, rng: np.random.Generator
+) -> list[Bool[np.ndarray, "pairs"]]:
+    """Draw random sets of frequencies whose joint contribution to the scores has the RMS of a band's.
+
+    Fewer than `draws` are returned if not enough are found.
+
+    `products` are mean products of the contributions of two frequencies over all unmasked pairs of tokens, so that
+    `m^T products m` is the mean square of the contribution of a set m.
+    """
+    wanted = _set_rms(products, band)
+    sets: list[np.ndarray] = []
+    for _ in range(_TRIES * draws):
+        if len(sets) == draws:
+            break
+        order = rng.permutation(len(band))
+        prefixes = np.zeros((len(band) - 1, len(band)), dtype=bool)
+        for size in range(1, len(band)):
+            prefixes[size - 1, order[:size]] = True
+        sizes = np.array([_set_rms(products, prefix) for prefix in prefixes])
+        best = int(np.argmin(np.abs(sizes - wanted)))
+        drawn = prefixes[best]
+        fits = abs(sizes[best] - wanted) <= _TOLERANCE * wanted
+        if fits and not any((drawn == other).all() for other in [band, *sets]):
+            sets.append(drawn)
+    return sets
+
+
+def _set_rms(products: Float64[np.ndarray, "pairs pairs"], chosen: Bool[np.ndarray, "pairs"]) -> float:
+    # Rounding can make the mean square slightly negative.
+    return float(np.sqrt(max(products[np.ix_(chosen, chosen)].sum(), 0.0)))
+
+
+def _score_products(
+    view: AttentionView, sequences: TaskSequences, layer: AttentionLayer, heads: list[int], at: Any
+) -> Float64[np.ndarray, "heads pairs pairs"]:
+    """Compute the mean products of the contributions of every two frequencies to the scaled scores.
+
+    The mean is over the unmasked pairs of tokens of a sequence, those of the query `at` if there is one, and then over
+    sequences.
+    """
+    assert layer.rotary is not None
+    n_pairs = layer.rotary.n_pairs
+    total = torch.zeros(len(heads), n_pairs, n_pairs, dtype=torch.float64)
+    batch = slice(0, 0)
+    of_batch = torch.zeros_like(total)
+
+    def add_products(removal: Removal) -> Tensor:
+        """Add each sequence's mean products to those of the batch, and remove nothing."""
+        removal = unpadded(removal, sequences, batch)
+        assert removal.scores is not None
+        assert removal.allowed is not None
+        for index in range(len(total)):
+            scores = removal.scores.of_head(index)
+            allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, index]
+            unmasked = allowed.expand(len(removal.difference), *allowed.shape[-2:])
+            products = torch.stack(
+                [scores.of_pairs(torch.arange(n_pairs) == pair)[:, 0][unmasked] for pair in range(n_pairs)]
+            )  # [pairs, unmasked pairs of tokens]
+            products = in_float64(products)
+            per_sequence = unmasked.sum((-2, -1)).to(products.device)
+            weights = (1.0 / per_sequence.double()).repeat_interleave(per_sequence)  # by unmasked pair of tokens
+            of_batch[index] += (products * weights @ products.T).cpu()
+        return torch.zeros_like(removal.difference)
+
+    every = Band(range(n_pairs), at=at)
+
+    def products_of(sequences_run: slice) -> Tensor:
+        nonlocal batch
+        batch = sequences_run
+        of_batch.zero_()
+        hooks = LayerAblation(view, layer, heads, every.of_rows(batch), alter=add_products).hooks()
+        view.run(sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
+        return of_batch
+
+    for found in sequences.in_batches(view, products_of):
+        total += found
+    return (total / (len(sequences.tokens) * view.blocks[layer.layer].runs)).numpy()
+
+
+# --- other heads ---
+
+
+def other_sets(n_heads: dict[int, int], by_layer: dict[int, list[int]]) -> int:
+    """Return how many other sets there are with as many heads of each layer as those given by layer."""
+    return prod(comb(n_heads[layer], len(heads)) for layer, heads in by_layer.items()) - 1
+
+
+def head_sets(
+    n_heads: dict[int, int], by_layer: dict[int, list[int]], draws: int, rng: np.random.Generator
+) -> list[HeadSet]:
+    """Draw random sets with as many heads of each layer as those given by layer; `n_heads` are all of each layer.
+
+    Sets differ from each other and from the given one, and are drawn uniformly from all such sets, so they may share
+    heads with it, though not all. Drawn from the other heads alone, they would make one head of large effect count in
+    the given set and never in the control, and randomly chosen heads would have a small p too often. Returned are all
+    sets there are, if these are fewer than `draws`. Raises ValueError for all heads of their layers.
+    """
+    others = other_sets(n_heads, by_layer)
+    if not others:
+        names = ", ".join(head_name(layer, head) for layer, heads in by_layer.items() for head in heads)
+        raise ValueError(
+            f"{names}: these are all heads of their layers, so there are no other heads to compare with: leave the "
+            "control out"
+        )
+    sets = [[(layer, head) for layer, heads in by_layer.items() for head in sorted(heads)]]
+    seen = {tuple(sets[0])}
+    while len(sets) <= min(draws, others):
+        drawn = [
+            (layer, int(head))
+            for layer, heads in by_layer.items()
+            for head in sorted(rng.choice(n_heads[layer], len(heads), replace=False))
+        ]
+        if tuple(drawn) not in seen:
+            seen.add(tuple(drawn))
+            sets.append(drawn)
+    return sets[1:]
+
+
+def other_heads(view: AttentionView, layer: int, heads: list[int], draws: int, seed: int) -> list[list[int]]:
+    """Draw up to `draws` other heads of the layer for each of the heads, as its control. Raises as `head_sets`."""
+    n_heads = {layer: view.n_heads(layer)}
+    drawn = [head_sets(n_heads, {layer: [head]}, draws, np.random.default_rng([seed, layer, head])) for head in heads]
+    return [[other for ((_, other),) in sets] for sets in drawn]
