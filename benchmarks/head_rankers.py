@@ -13,6 +13,7 @@ Schedule, fixed before anything ran.
   heads bounds what a ranker can reach. Zero ablations are those of docs/results/every_head.md.
 * Rankers: those of `ranker_numbers`. The direction was fixed: a ranker that ranks the other way round has an AUC below
   .5. Beside them depth (layer: the best of early, late and middle first, chosen on the truth) and one random draw.
+  LOCOS and QR were added later, and their direction, prompts and form fixed before they were scored.
 * Score: AUC of the 5 % against the others; 95 % intervals leave out one layer after the other. Depth alone is the null
   to beat. The spectra that are weighted by data earn columns in `analyze_heads` if they beat depth and the unweighted
   ones on more than half of the truths.
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import pandas as pd
 import typer
-from ranker_numbers import HEAD, gradient_estimates, numbers_of_heads
+from ranker_numbers import HEAD, OF_NEEDLES, gradient_estimates, needle_numbers, numbers_of_heads
 from ranker_scores import GRADIENT, draw, models_in, print_page, scores_of_model
 from tlspectral_studies.common.pair_tasks import IOI_TEMPLATES, pair_task
 
@@ -119,8 +120,12 @@ def main(name: str, folder: Path = Path("docs/results/rankers"), work: Path = Pa
         return
     view = attention_view(tls.load_model(name))
     truth_file, numbers_file = folder / f"{name}-truth.csv", folder / f"{name}-numbers.csv"
-    if not numbers_file.exists():
-        head_numbers(view, name).round(6).to_csv(numbers_file, index=False)
+    numbers = pd.read_csv(numbers_file) if numbers_file.exists() else head_numbers(view, name)
+    if view.model.tokenizer is not None and not {*OF_NEEDLES} <= {*numbers}:
+        began = time.process_time()
+        numbers = numbers.merge(needle_numbers(view), on=HEAD)
+        print(f"needles: {time.process_time() - began:.0f} CPU s", flush=True)
+    numbers.round(6).to_csv(numbers_file, index=False)
     known = [pd.read_csv(truth_file)] if truth_file.exists() else published_truth(view, name)
     for kind, task in truths(view):
         if not any(((table["ablation"] == kind) & (table["task"] == task)).any() for table in known):

@@ -1,6 +1,6 @@
 """What carries the scores of an induction head and of a previous-token head: sources, modes, frequencies.
 
-    python benchmarks/modes.py      # SmolLM2-135M; docs/results/modes/*.csv, docs/images/modes_*.png; some 10 CPU minutes
+Run `python benchmarks/modes.py`: SmolLM2-135M, some ten CPU minutes; tables that are there are drawn again.
 
 * Terms: mean rows of `qk_attribution` with errors, over 24 scores of repeated random tokens, from each query to the
   key that the head is named for: the token behind the query's first copy, or the one before the query.

@@ -6,7 +6,8 @@ the layer's normed inputs), participation ratio of what the head writes (2605.24
 queries plus that of rotated keys (DoPE, 2511.09146), concentration (TriAttention: lengths of mean query and key, over
 mean lengths), and attention mass beyond the first token. From random repeats: `prev`, `ind`, and how often the
 largest weight is on the token that comes next (retrieval score). From the task: the gradient estimate of zeroing the
-head.
+head. From needle prompts: what a head writes from the needle toward the answer, less what it writes from all other
+tokens (LOCOS, 2607.01002), and its score of the needle less the mean score of all keys (QR, after 2506.09944).
 """
 
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from tlspectral.tasks.task_sequences import task_sequences
 
 TEXT_ROWS, TEXT_LENGTH, SKIPPED = 16, 128, 8  # the skipped rows hold the text that the truth is measured on
 REPEATS, SEGMENT, DRAWS, BATCH = 16, 32, 20, 4
+NEEDLES, LISTED = 12, 9  # needle prompts, and blocks in each
+OF_NEEDLES = ["LOCOS", "QR"]
 HEAD = ["layer", "head"]
 
 
@@ -60,6 +63,26 @@ def gradient_estimates(view: AttentionView, task: tls.Task) -> pd.DataFrame:
     part = tls.parts.Output("zero").fixed(view, sequences)
     table = gradient_screen(view, sequences, {layer: list(range(view.n_heads(layer))) for layer in view.layers}, part)
     return table[HEAD].assign(estimate=table["estimate"].abs())
+
+
+def needle_numbers(view: AttentionView) -> pd.DataFrame:
+    """Return LOCOS and QR of each head, means over needle prompts; the other answer is that of the next prompt.
+
+    A score has a free constant in each row, which no softmax sees: QR is the distance from the row's mean.
+    """
+    draws = [tls.positional.NeedleTask(LISTED).draw(seed=seed) for seed in range(NEEDLES)]
+    words = [draw.questions[0].answer for draw in draws]
+    tables = []
+    for draw, word, other in zip(draws, words, words[1:] + words[:1], strict=True):
+        tokens = view.model.to_tokens(draw.prefix + "".join(draw.blocks) + draw.questions[0].suffix)
+        needle = tokens[0] == view.model.to_tokens(word, prepend_bos=False)[0, 0]
+        written = tls.ov_attribution(view.model, tokens, None, -1, direction=(word, other))
+        signed = np.where(needle.numpy()[written["position"]], 1.0, -1.0) * written["contribution"]
+        table = signed.groupby([written["layer"], written["head"]]).sum().rename("LOCOS").reset_index()
+        seen = _captured(view, tokens, ("scores",))
+        rows = torch.stack([seen[layer]["scores"][0, :, -1].double() for layer in view.layers])
+        tables.append(table.assign(QR=(rows[..., needle].mean(-1) - rows.mean(-1)).flatten().numpy()))
+    return pd.concat(tables).groupby(HEAD, as_index=False)[OF_NEEDLES].mean()
 
 
 def _captured(view: AttentionView, tokens: Tensor, points: tuple[str, ...]) -> dict[int, dict[str, Tensor]]:

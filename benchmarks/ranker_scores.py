@@ -28,6 +28,8 @@ PLAIN = {
     "concentration": "concentration of queries and keys",
     "matrix entropy": "entropy of queries and keys",
     "participation ratio": "dimensions of what it writes",
+    "LOCOS": "writes from the needle to the answer",
+    "QR": "score of the needle",
 }
 
 

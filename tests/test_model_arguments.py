@@ -20,6 +20,7 @@ MORE = {
     "edge_effects": ("L1H1.k",),
     "head_directions": ("L0H1",),
     "k_composition": ((1, 0),),
+    "ov_attribution": ([1, 2, 3], "L0H1", -1),
     "positional_symbolic": (PROMPT,),
     "qk_attribution": ([1, 2, 3], "L0H1", -1, 0),
     "qk_penalty": ("symmetric",),

@@ -335,6 +335,9 @@ def tables_are_those_of_the_cpu(row):
     if row.place.dtype == torch.float32 and row.of_stream:  # its rows are sorted by size
         options = {"prompt": zoo.prompt(1, 12), "head": "L1H1", "query": -1, "key": 8, "remove": 3}
         row.tables_agree(*(tls.qk_attribution(model, **options) for model in row.both))
+        options = {"prompt": zoo.prompt(1, 12), "heads": "L1", "query": -1, "direction": (5, 9), "by": "source"}
+        terms = ["head", "source", "position"]
+        row.tables_agree(*(tls.ov_attribution(model, **options).sort_values(terms) for model in row.both))
 
 
 @asked(lambda row: row.name in ("llama", "gptj"))

@@ -71,7 +71,7 @@ SHORTER = {
         "ablation_sweep(model, part, task=task)": 'ablation_sweep(model, part, task=task, heads=["L20", "L29"])',
         "sizes=[0.002, 0.01, 0.05, 0.2, 0.5], null=2": "sizes=[0.01, 0.2], null=1",
     },
-    "11_three_new_papers": {
+    "11_four_new_papers": {
         "n_sequences=16": "n_sequences=6",
         "for seed in range(12)": "for seed in range(6)",
         "queries=4, draws=4)": "queries=1, draws=2)",

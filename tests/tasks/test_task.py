@@ -222,6 +222,7 @@ READERS = {
     "pairs": lambda model, tokens: tls.top_pairs(model, prompts=tokens),
     "scores": lambda model, tokens: tls.verify_scores(model, tokens),
     "attribution": lambda model, tokens: tls.qk_attribution(model, tokens[0], "L1H1", query=5, key=2),
+    "writes": lambda model, tokens: tls.ov_attribution(model, tokens[0], "L1H1", query=5),
     "blocks": lambda model, tokens: BlockPrompt(tokens[0, :1], list(tokens[0, 1:4, None]), tokens[0, 4:]).tokenized(
         model
     ),

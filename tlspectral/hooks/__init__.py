@@ -7,6 +7,7 @@ from tlspectral.lazy import lazy_names
 if TYPE_CHECKING:
     from tlspectral.hooks.ablation import ablate, ablation_hooks
     from tlspectral.hooks.attribution.dictionary import Dictionary
+    from tlspectral.hooks.attribution.ov_attribution import ov_attribution
     from tlspectral.hooks.attribution.qk_attribution import qk_attribution
     from tlspectral.hooks.attribution.score_matrix import scores
     from tlspectral.hooks.circuits.circuit import faithfulness, run_circuit
@@ -28,6 +29,7 @@ __all__ = [
     "edge_effects",
     "faithfulness",
     "missed_edges",
+    "ov_attribution",
     "qk_attribution",
     "receivers",
     "run_circuit",

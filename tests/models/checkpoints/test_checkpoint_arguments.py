@@ -197,6 +197,7 @@ WITH_A_MODEL = {
     "head_directions": lambda files: tls.head_directions(files, "L0H0"),
     "top_pairs": lambda files: tls.top_pairs(files, "L0H0"),
     "qk_attribution": lambda files: tls.qk_attribution(files, [1, 2, 3], "L0H0", 2, 1),
+    "ov_attribution": lambda files: tls.ov_attribution(files, [1, 2, 3], "L0H0", 2),
     "positional_symbolic": lambda files: tls.positional_symbolic(files, BLOCKS),
     "to_spectral": lambda files: tls.to_spectral(files),
 }  # fmt: skip

@@ -86,6 +86,7 @@ MEASURED = {
     "sweep": lambda model: tls.ablation_sweep(model, "antisymmetric", heads=[(0, 0)], task=TASK),
     "edges": lambda model: tls.edge_effects(model, "L1H0.q", task=TASK, measure="task"),
     "circuit": lambda model: tls.run_circuit(model, [], PAIRS),
+    "writes": lambda model: tls.ov_attribution(model, zoo.prompt(1, 8), "L1H0", 7),
     "score": lambda model: tls.qk_attribution(model, zoo.prompt(1, 8), "L1H0", 7, 2),
 }
 TASK = tls.logit_difference(zoo.prompt(2, 8), 5, 6)

@@ -85,6 +85,7 @@ def test_every_function_lists_the_layers_that_it_skips(family):
         "composition": tls.k_composition(model, f"L{last}H1"),
         "all composition": tls.k_composition(model),
         "attribution": tls.qk_attribution(model, prompt()[:1], f"L{last}H1", 6, 3),
+        "writes": tls.ov_attribution(model, prompt()[:1], f"L{last}H1", 6, by="source"),
         "positional": tls.positional_symbolic(model, BLOCKS),
     }
     for name, table in tables.items():

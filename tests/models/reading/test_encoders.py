@@ -42,6 +42,7 @@ REFUSED = {
     "frequency_table": (tls.frequency_table, "has rotary positions"),
     "induction_loss": (tls.tasks.induction_loss, "it sees the next token"),
     "language_loss": (lambda m: tls.tasks.language_loss(m, TOKENS), "it sees the next token"),
+    "ov_attribution": (lambda m: tls.ov_attribution(m, TOKENS[0], "L1H1", 5), "no sum of what heads and MLPs write"),
     "positional_symbolic": (lambda m: tls.positional_symbolic(m, BLOCKS), "a swap of blocks changes what every block"),
     "qk_attribution": (lambda m: tls.qk_attribution(m, TOKENS[0], "L1H1", 5, 2), "no sum of what heads and MLPs write"),
     "run_circuit": (lambda m: tls.run_circuit(m, [], TASK), "no sum of what heads and MLPs write"),

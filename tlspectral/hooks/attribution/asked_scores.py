@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.batches import attention_positions, position_of
+from tlspectral.models.running.batches import PackedTokens, attention_positions, position_of
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.selection import whole_number
 from tlspectral.tasks.task import Task
@@ -62,10 +62,15 @@ def asked_scores(view: AttentionView, prompt: Any, query: Any, key: Any) -> Aske
 
 
 def _one(view: AttentionView, prompt: Any, query: Any, key: Any) -> AskedScore:
-    tokens = packed_prompts(view, prompt).tokens
-    if len(tokens) != 1:
-        raise ValueError(f"one score is of one prompt; found {len(tokens)} prompts")
-    return AskedScore(tokens, *_positions(query, key, tokens.shape[1]))
+    packed = packed_prompts(view, prompt)
+    require_one(packed, "one score is")
+    return AskedScore(packed.tokens, *_positions(query, key, packed.tokens.shape[1]))
+
+
+def require_one(prompts: PackedTokens, what: str) -> None:
+    """Refuse what is not of one prompt. Raises ValueError."""
+    if len(prompts.tokens) != 1:
+        raise ValueError(f"{what} of one prompt; found {len(prompts.tokens)} prompts")
 
 
 def _of_task(view: AttentionView, task: Task, query: Any, key: Any) -> list[AskedScore]:
@@ -84,14 +89,17 @@ def _of_task(view: AttentionView, task: Task, query: Any, key: Any) -> list[Aske
 
 
 def _positions(query: Any, key: Any, length: int) -> tuple[int, int]:
-    positions = []
-    for name, given in (("query", query), ("key", key)):
-        position = whole_number(given)
-        if position is None:
-            raise TypeError(f"{name} is the position of a token, a whole number; found {given!r}")
-        if not -length <= position < length:
-            raise ValueError(f"{name} {position} is not in the prompt, which has tokens 0 to {length - 1}")
-        positions.append(position % length)
-    if positions[1] > positions[0]:
-        raise ValueError(f"key {positions[1]} is behind query {positions[0]}: a query sees itself and earlier keys")
-    return positions[0], positions[1]
+    at_query, at_key = (position_in(length, at, name) for at, name in ((query, "query"), (key, "key")))
+    if at_key > at_query:
+        raise ValueError(f"key {at_key} is behind query {at_query}: a query sees itself and earlier keys")
+    return at_query, at_key
+
+
+def position_in(length: int, given: Any, name: str) -> int:
+    """Return a position in a prompt, from 0 on. Raises TypeError for no whole number, ValueError for none in it."""
+    position = whole_number(given)
+    if position is None:
+        raise TypeError(f"{name} is the position of a token, a whole number; found {given!r}")
+    if not -length <= position < length:
+        raise ValueError(f"{name} {position} is not in the prompt, which has tokens 0 to {length - 1}")
+    return position % length

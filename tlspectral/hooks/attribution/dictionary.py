@@ -127,9 +127,11 @@ class Dictionary:
             raise ValueError("encode returned activations that are no numbers (nan or inf)")
         return found.detach().cpu().double()
 
-    def terms(self, stream: Float64[Tensor, "d_model"]) -> Terms:
-        """Return what each active feature writes to a stream, the bias, and the error."""
-        active, features = self.written(self.activations(stream[None])[0])
+    def terms(
+        self, stream: Float64[Tensor, "d_model"], activations: Float64[Tensor, "features"] | None = None
+    ) -> Terms:
+        """Return what each active feature writes to a stream, the bias, and the error. `activations` are known ones."""
+        active, features = self.written(self.activations(stream[None])[0] if activations is None else activations)
         bias = self.bias.detach().cpu().double()[None]
         error = stream[None] - features.sum(0, keepdim=True) - bias
         names = [*(f"feature {number}" for number in active), DICTIONARY_BIAS, ERROR]

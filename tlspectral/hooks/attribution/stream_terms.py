@@ -56,11 +56,10 @@ def traced_run(
     positions: list[int],
     *,
     sources: bool,
-    outputs: bool = False,
 ) -> TracedRun:
     """Run one prompt up to the attention of a layer and keep what `TracedRun` holds.
 
-    `sources`: keep what earlier layers write too, for `source_terms`. `outputs`: keep the layer's values and z.
+    `sources`: keep what earlier layers write too, for `source_terms`.
     """
     kept, names = {}, view.hook_names(layer)
     hooks: list[tuple[str, Callable[..., None]]] = []
@@ -70,9 +69,8 @@ def traced_run(
     entered = {names["residual"], view.hook_names(0)["residual"]} if sources else {names["residual"]}
     hooks += [(name, partial(_keep, kept, name, positions)) for name in entered if name not in dict(hooks)]
     captured: dict[str, Tensor] = {}
-    shown = (*_OF_SCORES, "value", "z", "attention_out") if outputs else _OF_SCORES
-    hooks += holding(captured, [names[point] for point in shown if point in names])
-    view.run(tokens, hooks, last=names["attention_out" if outputs else "pattern"])
+    hooks += holding(captured, [names[point] for point in _OF_SCORES if point in names])
+    view.run(tokens, hooks, last=names["pattern"])
     residual = in_float64(kept[names["residual"]])[0].cpu()
     return TracedRun(tokens, layer, positions, residual, captured, kept)
 

@@ -71,7 +71,7 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
             found = _gemma4_projections(wrapped)
         else:
             found = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
-            found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qk"}
+            found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qkv"}
     except (NotImplementedError, AttributeError, ValueError) as error:
         if "quanti" in str(error).lower() or "meta device" in str(error):
             raise BadWeights(f"layer {layer}, W_Q: {error}") from error

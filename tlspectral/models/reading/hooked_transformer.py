@@ -42,6 +42,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         w_o=attention.W_O,
         b_q=attention.b_Q,
         b_k=attention._b_K if grouped else attention.b_K,
+        b_v=attention._b_V if grouped else attention.b_V,
         norm=NO_NORM if post_norm else read_normalization(block.ln1, cfg, f"layer {layer}"),
         q_norm=_query_key_norm(attention.q_norm, cfg),
         k_norm=_query_key_norm(attention.k_norm, cfg),

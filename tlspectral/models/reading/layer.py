@@ -91,6 +91,7 @@ class RawAttention(LayerSettings):
     w_o: Tensor
     b_q: Tensor | None
     b_k: Tensor | None
+    b_v: Tensor | None = None
     w_gate: Tensor | None = None
     b_gate: Tensor | None = None
     gate_behind_queries: bool = False
@@ -260,6 +261,7 @@ def _of_heads(raw: RawAttention, heads: list[int] | slice, keys: list[int] | sli
         w_o=raw.w_o[heads],
         b_q=None if raw.b_q is None else raw.b_q[heads],
         b_k=None if raw.b_k is None else raw.b_k[keys],
+        b_v=None if raw.b_v is None else raw.b_v[keys],
         q_norm=raw.q_norm and raw.q_norm.of_heads(heads),
         k_norm=raw.k_norm and raw.k_norm.of_heads(keys),
         alibi=raw.alibi and raw.alibi.of_heads(heads),
