@@ -51,7 +51,7 @@ REFUSED = {
 ANSWERED = {
     # What is read of weights alone, or has a plain recomputation in `conformance` or below.
     "ablate", "ablation_hooks", "analyze_heads", "copying_scores", "detect_heads", "evaluate", "head_directions",
-    "head_history", "k_composition", "qk_operators", "qk_penalty", "relative_position_kernel", "top_pairs",
+    "head_history", "k_composition", "qk_operators", "qk_penalty", "relative_position_kernel", "scores", "top_pairs",
     "verify_scores",
 }  # fmt: skip
 NO_MODEL_OF_ONES_OWN = {"load_model"}

@@ -232,6 +232,7 @@ CALLS = {
     "pairs": lambda: tls.top_pairs(model(), None, TOKENS),
     "circuit": lambda: tls.run_circuit(model(), [("L0H0", "L1H0.k")], TASK),
     "writes": lambda: tls.ov_attribution(model(), TOKENS[:1], "L1H0", 10),
+    "scores": lambda: tls.scores(model(), TOKENS[:1], "L1H0"),
     "one score": lambda: tls.qk_attribution(model(), TOKENS[:1], "L1H0", 10, 3),
     "into": lambda: tls.ablation_hooks(model(), "L0H0", "output", into="L1H0.k"),
     "hook": lambda: tls.hooks.check_hook(model(), None, "L0H0"),
