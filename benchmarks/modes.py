@@ -81,6 +81,7 @@ def ablations(model) -> pd.DataFrame:
             part = tls.parts.Mode(range(count), all_but=all_but)
             table = tls.ablation_sweep(model, part, heads=["L16H0"], task=task, control="random")
             draws = [np.mean(draw) for draw in table["control_draws"].iloc[0]] if "control_draws" in table else [np.nan]
+            table = table.drop(columns="control_draws", errors="ignore")
             found.append(table.assign(modes=count, all_but=all_but, draw_min=min(draws), draw_max=max(draws)))
             print(part, table[["delta", "delta_se", "control_delta", "control_p"]].round(3).to_string(index=False))
     return pd.concat(found, ignore_index=True)

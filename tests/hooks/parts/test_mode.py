@@ -81,6 +81,16 @@ def test_a_sweep_compares_it_with_random_directions_of_equal_rms():
     assert table.loc[1, "value"] == pytest.approx(float(ablated), abs=1e-5)
 
 
+def test_a_control_of_all_directions_removes_what_all_modes_are():
+    # Whatever the frame, all directions of W_Q are all that queries read: with another sign scores would double.
+    model = shared("bridge", "llama")
+    task = tls.Task(PROMPT, lambda logits, tokens, mask: logits[:, -1, 3], predict=-1)
+    n_modes = attention_view(model).layer(1).d_head
+    table = tls.ablation_sweep(model, Mode(range(n_modes)), heads=["L1H1"], task=task, control="random")
+    assert abs(table.loc[0, "delta"]) > 1e-3
+    assert table.loc[0, "control_delta"] == pytest.approx(table.loc[0, "delta"], rel=1e-3, abs=1e-5)
+
+
 def test_random_directions_lie_in_the_columns_of_w_q():
     # All of them together are all that queries read: whatever the frame, what is removed is everything.
     model = shared("bridge", "llama")

@@ -54,7 +54,7 @@ def random_difference(
     allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, which]
     if isinstance(part, Mode):
         of_heads = zip(which, frames, strict=True)
-        drawn = torch.cat([part.drawn(removal.scores.of_head(head), frame[None]) for head, frame in of_heads], dim=1)
+        drawn = -torch.cat([part.drawn(removal.scores.of_head(head), frame[None]) for head, frame in of_heads], dim=1)
     else:
         query, key = removal.scores.query.content[:, which], removal.scores.key.content[:, which]
         drawn = query @ frames.to(query) @ key.mT
