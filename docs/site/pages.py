@@ -1,6 +1,7 @@
 """Pages of the site that are generated when it is built: start, tables, architectures, commands, Python, papers.
 
-mkdocs calls `on_files`. Each page comes from what it describes, so that none of them can be out of date.
+mkdocs calls `on_files` and `on_page_markdown`. Each page comes from what it describes, so that none of them can be out
+of date.
 """
 
 import csv
@@ -48,6 +49,21 @@ IN_ROOMS = {
 """Public names that are reached by their room, as `tls.stats.attenuation`."""
 
 
+ON_THE_SITE = {
+    "../CONTRIBUTING.md": "contributing.md",
+    "site/families-tl4.csv": "architectures.md",
+    "site/spectral-families-tl4.csv": "architectures.md",
+}
+"""Links that lead to a file in the repository, and the generated page that they lead to here."""
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Lead links of the pages to the generated pages."""
+    for file, page in ON_THE_SITE.items():
+        markdown = re.sub(rf"\]\({re.escape(file)}(?=[#)])", f"]({page}", markdown)
+    return markdown
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages, and README and CONTRIBUTING as pages of the site."""
     pages = {
@@ -56,7 +72,6 @@ def on_files(files: Files, config: Any) -> Files:
         "commands.md": commands_page,
         "contributing.md": contributing_page,
         "index.md": start_page,
-        "results/replication_table.md": replication_page,
     }
     for name, content in {**{name: make() for name, make in pages.items()}, **column_pages()}.items():
         files.append(File.generated(config, name, content=content))
@@ -204,16 +219,6 @@ def _learns(row: dict[str, str]) -> str:
 def _rows(path: Path) -> dict[tuple[str, str], dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return {(row["family"], row["form"]): row for row in csv.DictReader(file)}
-
-
-def replication_page() -> str:
-    """Every sentence, and each number that differs or needs weights, of the table of `tlspectral study replicate`."""
-    from tlspectral_studies.fingerprint.replication import markdown
-
-    from tlspectral.tables import read_table
-
-    table = read_table(ROOT / "docs" / "results" / "replication.parquet")
-    return f"# Every published sentence, and the numbers that differ\n\n{markdown(table)}"
 
 
 def commands_page() -> str:

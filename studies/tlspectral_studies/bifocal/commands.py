@@ -1,4 +1,4 @@
-"""Commands of the study of "Bifocal Attention": `learn` and `evolution`."""
+"""Commands of the study of "Bifocal Attention": `learn`, `evolution` and `beside-paper`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -115,3 +115,18 @@ def evolution(
     for name, figure in figures.items():
         write_figure(figure, folder / f"{name}.png", dpi=150)
         typer.echo(str(folder / f"{name}.png"))
+
+
+@app.command(short_help="losses and resonance beside the paper's")
+def beside_paper(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the experiments on learnable RoPE.")],
+) -> None:
+    """Print Table 1 of "Bifocal Attention" beside the tables of `learn languages`, `equivalence` and `resonance`.
+
+    Example: tlspectral study beside-paper docs/results/spectral
+
+    Nothing is trained. A language on which no arm is below chance is said to have no power.
+    """
+    from tlspectral_studies.bifocal import beside_paper as tables
+
+    typer.echo(tables.beside_paper(folder))

@@ -42,7 +42,8 @@ _PUBLISHED = "published:"
 @app.command(short_help="published numbers, computed again")
 def replicate(
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the table and the figures.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Folder for the table, the page and the figures."),
     ] = None,
     grid: Annotated[
         Path | None,
@@ -91,6 +92,7 @@ def replicate(
         from tlspectral_studies.fingerprint.figures.replication import published_figures
 
         write_table(table, output / "replication.parquet")
+        (output / "replication_table.md").write_text(replication.markdown(table) + "\n", encoding="utf-8")
         for name, figure in published_figures().items():
             write_figure(figure, output / f"{name}.png")
         typer.echo(str(output))

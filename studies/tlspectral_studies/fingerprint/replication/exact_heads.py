@@ -106,6 +106,16 @@ def peak_weights(tables: PublishedTables) -> Iterator[Claim]:
     yield Claim("ps/theorem7/symbolic", where, f"H_SYM: {what.format('an inverted U')}", "1", float(inverted))
 
 
+def second_weight(theta: float) -> float:
+    """Smallest ratio of the second largest weight on a key to the largest, over an answer with keys on both sides.
+
+    The softmax of `cos(theta (i - j))` over the n keys, for the answer j from which every distance to n - 1 is seen:
+    PS's lemmas leave out the query's own place.
+    """
+    distance = torch.arange(1, INDEX.length, dtype=torch.float64)
+    return float(((theta * distance).cos().max() - 1).exp())
+
+
 def one_maximum(theta: float) -> bool:
     """Whether `cos(theta (i - j))` is largest at i = j alone, for every answer j among n keys and the query's own."""
     distance = torch.arange(1, INDEX.length + 1, dtype=torch.float64)

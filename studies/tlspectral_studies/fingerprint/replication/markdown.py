@@ -1,10 +1,11 @@
 """The table of `replicate` as Markdown: sentences with what decides them, numbers that differ or that need weights."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
+from tlspectral_studies.common.markdown_table import markdown_table
 from tlspectral_studies.fingerprint.replication.claims import DIFFERS, NEEDS_WEIGHTS
 from tlspectral_studies.fingerprint.replication.sentences.sentence import HOLDS, ROUNDED, UNDECIDED
 
@@ -16,10 +17,18 @@ def markdown(table: pd.DataFrame) -> str:
         table: of `replicate`.
 
     Returns:
-        Three Markdown tables under headings with their counts.
+        A page: three Markdown tables under headings with their counts.
     """
     sentences, numbers = (table.loc[table["kind"] == kind] for kind in ("sentence", "number"))
-    lines = [f"## {len(sentences)} sentences: {counted(table.attrs['sentences'])}", ""]
+    lines = [
+        "# Every published sentence, and the numbers that differ",
+        "",
+        "`tlspectral study replicate -o FOLDER` writes this page. The rule, and what it leaves out: "
+        "[replication](replication.md).",
+        "",
+        f"## {len(sentences)} sentences: {counted(table.attrs['sentences'])}",
+        "",
+    ]
     said = [
         (row["where"], f'"{row["published"]}"', row["verdict"], deciding(row), row["why"])
         for verdict in table.attrs["sentences"]
@@ -52,7 +61,7 @@ def deciding(row: Any) -> str:
     """The reading that decides a sentence in words: what it asks for, its number, and what a weaker one gives up."""
     if row["verdict"] == UNDECIDED:
         nearest = f"; nearest: {_reading(row, 'weaker')}" if row["weaker"] else ""
-        return f"the tables do not hold it{nearest}"
+        return f"not decided by what was published{nearest}"
     literal = _reading(row, "literal")
     if row["verdict"] == HOLDS or not row["weaker"]:
         return literal
@@ -64,13 +73,3 @@ def deciding(row: Any) -> str:
 
 def _reading(row: Any, name: str) -> str:
     return f"{row[name]}: {row[f'{name}_value']:.3g}"
-
-
-def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """Return the lines of a Markdown table, and an empty one behind it; bars and tildes in cells are escaped."""
-    names = list(header)
-    return [_row(names), "|---" * len(names) + "|", *map(_row, rows), ""]
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("~", "\\~") for cell in cells) + " |"

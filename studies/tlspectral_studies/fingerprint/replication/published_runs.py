@@ -10,11 +10,11 @@ import pandas as pd
 
 from tlspectral.selection import head_name
 from tlspectral.tables.schema import Schema, columns, require
+from tlspectral_studies.common.markdown_table import markdown_table
 from tlspectral_studies.common.seed_intervals import RUN_COLUMNS
 from tlspectral_studies.fingerprint.constrained import PRESETS, formation, previous_token_heads
 from tlspectral_studies.fingerprint.published import CONSTRAINED, ConstrainedTables, published_constrained
 from tlspectral_studies.fingerprint.replication.constrained_training import VOCABULARY
-from tlspectral_studies.fingerprint.replication.markdown import markdown_table
 
 MEASURES = ("ce_pred", "ce_unpred", "prev_best", "ind_best", "penalty")
 SPECTRA = ("dir_frac_raw", "D_head_raw", "rope_imag_frac_raw")

@@ -137,9 +137,14 @@ def ape_is_antisymmetric(tables: PublishedTables) -> Iterator[Sentence]:
         len(ape) + len(rope),
         shifts_power(len(ape), len(rope)),
         Reading.every(f"above {_RANDOM:.3f} in every run, so that M_A outweighs M_S; runs", ape > _RANDOM),
-        None,
-        f"{_range(ape)} against {_range(rope)} of rope_free: larger than under RoPE (one-sided exact Mann-Whitney, "
-        f"p = {pvalue:.2g}), and below that of a random M all the same",
+        Reading(
+            "larger than under RoPE, one-sided exact Mann-Whitney; p",
+            pvalue,
+            pvalue <= LEVEL,
+            "all of it: M_A is a part",
+        ),
+        f"dir_frac {_range(ape)} against {_range(rope)} of rope_free: M_A has {float(np.min(ape)) ** 2:.0%} to "
+        f"{float(np.max(ape)) ** 2:.0%} of the squared norm of M; a random M and a pure shift have one half",
     )
 
 

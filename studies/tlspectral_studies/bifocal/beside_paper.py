@@ -1,0 +1,106 @@
+"""Stored tables of the experiments beside BA's Table 1 and its sentence about resonance, as Markdown."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from tlspectral.tables import read_table
+from tlspectral_studies.bifocal.languages import REFERENCE
+from tlspectral_studies.common.markdown_table import markdown_table
+
+TABLE_1 = {
+    "dyck3": ("Dyck-3", 0.4293, 0.0008),
+    "bio_rotation": ("Bio-Rotation", 1.0725, 0.0009),
+    "modulo7": ("Modulo", 0.4583, 0.0009),
+}
+"""BA's task, and its losses of the standard and the spectral model, by the name of the language here."""
+
+
+def beside_paper(folder: Path) -> str:
+    """What `tlspectral study learn languages`, `equivalence` and `resonance` wrote, beside what BA prints.
+
+    Args:
+        folder: of their tables; those that are not there are left out.
+
+    Raises:
+        FileNotFoundError: it has none of them.
+    """
+    made = {"table1": table1_beside, "equivalence": ratios, "resonance": excess}
+    paths = {name: folder / f"{name}.parquet" for name in made}
+    found = [make(read_table(paths[name])) for name, make in made.items() if paths[name].exists()]
+    if not found:
+        raise FileNotFoundError(f"{folder} has none of {', '.join(f'{name}.parquet' for name in made)}")
+    return "\n\n".join(found)
+
+
+def table1_beside(table: pd.DataFrame) -> str:
+    """BA's losses, ours of every arm with accuracy, and chance: a row per language; which have no power.
+
+    Args:
+        table: `table1` of `arms_on_languages`.
+
+    What it does not establish: a difference between the arms, for which it has `loss_difference` and its interval.
+    """
+    arms = list(dict.fromkeys(table["arm"]))
+    rows, notes = [], []
+    for language, found in table.groupby("language", sort=False):
+        of_arm, (task, standard, spectral) = found.set_index("arm"), TABLE_1[str(language)]
+        first = of_arm.iloc[0]
+        cells = [_loss(of_arm.loc[arm, "loss"], of_arm.loc[arm, "accuracy"]) for arm in arms]
+        chance = _loss(first["chance_loss"], first["chance_accuracy"])
+        rows.append([task, f"{standard}, {spectral}", *cells, chance])
+        below = bool((found["loss_high"] < found["chance_loss"]).any())
+        power = "" if below else "; no interval is below chance, so that there is no power to compare arms"
+        times = of_arm.loc[REFERENCE, "loss"] / standard
+        notes.append(f"* {task}: `{REFERENCE}` has {times:.2f} times the loss of BA's{power}.")
+    header = ["task", "BA: standard, spectral", *(f"`{arm}`" for arm in arms), "chance"]
+    return "\n".join([*markdown_table(header, rows), *notes])
+
+
+def ratios(table: pd.DataFrame) -> str:
+    """Loss on Dyck-3, difference and ratio to `standard` with 95 % intervals, and the margin of equivalence, by arm.
+
+    Args:
+        table: `equivalence` of `arms_with_power`; of its views the common rate.
+    """
+    rows = []
+    for _, row in table.loc[table["view"] == "equal"].iterrows():
+        cells = ["", "", ""]
+        if row["arm"] != REFERENCE:
+            cells = [
+                _interval(row[["difference_mean", "difference_low", "difference_high"]], "+.3f"),
+                _interval(row[["ratio", "ratio_low", "ratio_high"]], ".3f"),
+                f"{row['bound']:.3f}",
+            ]
+        rows.append([f"`{row['arm']}`", f"{row['mean']:.3f}", *cells])
+    header = ["arm", "loss", "less `standard`, same seeds (95 %)", "ratio (95 %)", "margin"]
+    return "\n".join(markdown_table(header, rows)[:-1])
+
+
+def excess(table: pd.DataFrame) -> str:
+    """Gain of resonance beyond that of random moves of the same size, in thousandths: arms by languages, turning pairs.
+
+    Args:
+        table: `resonance` of `resonance_experiment`. Arms whose frequencies do not move are left out.
+    """
+    moving = table.loc[(table["measure"] == "excess") & (table["mean"] != 0)]
+    turning = moving.loc[moving["pairs"] == "turning"].set_index(["arm", "language"])
+    languages = list(dict.fromkeys(table["language"]))
+    rows = []
+    for arm in dict.fromkeys(moving["arm"]):
+        cells = (turning.loc[(arm, language), ["mean", "low", "high"]] * 1000 for language in languages)
+        rows.append([f"`{arm}`", *(_interval(cell, "+.1f") for cell in cells)])
+    every = moving.loc[moving["pairs"] == "all", "mean"] * 1000
+    lines = markdown_table(["arm", *(TABLE_1[language][0] for language in languages)], rows)
+    return "\n".join([*lines, f"Over all pairs it is {every.min():+.1f} to {every.max():+.3f}."])
+
+
+def _loss(loss: float, accuracy: float) -> str:
+    return f"{loss:.3f} ({accuracy:.2f})"
+
+
+def _interval(ends: Iterable[float], form: str) -> str:
+    """A mean with the ends of its interval."""
+    mean, low, high = ends
+    return f"{mean:{form}} ({low:{form}} to {high:{form}})"
