@@ -115,7 +115,7 @@ def _largest(
     places: list[tuple[int, int]],
     n_features: int,
 ) -> float:
-    """Return the largest |weighted sum over scores| of a pair of features, at two tokens the features of `places`."""
+    """Return the largest |weighted sum over scores| of a pair of features, at the query and key of `places`."""
     pairs, totals = [], []
     for each, (features, queries, keys), weight, (query, key) in zip(
         divided, reads, weights.tolist(), places, strict=True
