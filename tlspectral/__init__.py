@@ -88,7 +88,7 @@ __all__ = [
 ]
 
 
-# Of what stands above `models` a loader is known by what it claims, and imported when it loads.
+# A loader of what stands above `models` is known by what it claims, and imported when it loads.
 LOADERS["spectral"] = Loader(
     lambda at: (at / "spectral_config.json").is_file() if isinstance(at, Path) else hasattr(at, "spectral_parameters"),
     lambda given, **options: import_module("tlspectral.spectral_rope.loading").load_claimed(given, **options),

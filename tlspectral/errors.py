@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ContextDecorator
 from typing import Any
 
-# Frames between a caller and a function of this package: its own, those of `with`, and those that check shapes.
+# Frames between a caller and a function of this package: its own, the frames of `with`, and of what checks shapes.
 _PASSED = {"tlspectral", "tlspectral_studies", "contextlib", "jaxtyping", "beartype"}
 
 

@@ -103,11 +103,11 @@ def ablate(
 ) -> None:
     """Remove a part of one head at a time, and score the model each time.
 
-    The heads are those of --heads, or the five strongest previous-token heads of TABLE with random heads beside them. A
-    TABLE of other weights is refused. With --prompts the score is the logit of the correct answer less that of the
-    wrong one, after each prompt; else it is the loss of --task. With --heads all and a TABLE the sweep is summarised:
-    the sum of all effects, the share of small ones, and where the strongest heads stand. With --at there is a row per
-    head and position.
+    The heads are given by --heads, or are the five strongest previous-token heads of TABLE with random heads beside
+    them. A TABLE of other weights is refused. With --prompts the score is the logit of the correct answer less the
+    logit of the wrong one, after each prompt; else it is the loss of --task. With --heads all and a TABLE the sweep is
+    summarised: the sum of all effects, the share of small ones, and where the strongest heads stand. With --at there is
+    a row per head and position.
 
     Example: tlspectral ablate smollm2-135m heads.parquet --part rope_phase
 

@@ -147,7 +147,7 @@ def eigenvalues(
     dtype: DType = None,
     revision: Revision = None,
 ) -> None:
-    """Draw the eigenvalues of heads in the complex plane, over those of 30 draws of their null.
+    """Draw the eigenvalues of heads in the complex plane, over the eigenvalues of 30 draws of their null.
 
     Example: tlspectral eigenvalues smollm2-135m L5H1,L16H0 -o eigenvalues.png
     """

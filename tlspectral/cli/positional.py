@@ -140,7 +140,7 @@ def _scores_text(heads: "pd.DataFrame", by_list: "pd.DataFrame") -> str:
 
 
 def _named_heads(heads: "pd.DataFrame") -> str:
-    """The heads at both ends of the exclusion index, with their scores and errors."""
+    """Return the heads at both ends of the exclusion index, with their scores and errors."""
     from tlspectral.tables.printed import printed
 
     names = ["name", *(one for score in (*_SCORES, "logit_std") for one in (score, f"{score}_se"))]

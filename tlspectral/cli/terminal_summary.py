@@ -22,7 +22,7 @@ def read_heads(path: Path) -> "pd.DataFrame":
 
 
 def summary(heads: "pd.DataFrame", top: int) -> str:
-    """Text of `show`: the model, the top heads per detector, the heads furthest from their null, odd rows."""
+    """Return the text of `show`: the model, top heads per detector, the heads furthest from their null, odd rows."""
     from tlspectral.report.head_data import DETECTORS
     from tlspectral.tables.head_columns import column_title
 
@@ -50,7 +50,7 @@ def summary(heads: "pd.DataFrame", top: int) -> str:
 
 
 def changes(comparison: "pd.DataFrame", top: int) -> str:
-    """Text of `compare`: the models, what was left out, and by family the heads that changed most."""
+    """Return the text of `compare`: the models, what was left out, and by family the heads that changed most."""
     import pandas as pd
 
     from tlspectral.tables.head_columns import column_title
@@ -87,7 +87,7 @@ _SHOWN = (
 
 
 def _provenance(heads: "pd.DataFrame") -> str:
-    """Model, size, settings by their names in `attrs`, and self-check, as far as the table records them."""
+    """Return model, size, settings by their names in `attrs`, and self-check, as far as the table records them."""
     from tlspectral.report.sections import said
 
     attrs = heads.attrs
@@ -100,7 +100,7 @@ def _provenance(heads: "pd.DataFrame") -> str:
 
 
 def random_heads(heads: "pd.DataFrame") -> list[str]:
-    """The line that says what `D_head` and `dir_frac` of random heads are; no line of a table without a null."""
+    """Return the line that says what `D_head` and `dir_frac` of random heads are; no line of a table without a null."""
     from tlspectral.tables.head_columns import column_title, null_band
 
     bands = {column: null_band(heads, column) for column in ("D_head", "dir_frac")}
@@ -109,14 +109,14 @@ def random_heads(heads: "pd.DataFrame") -> list[str]:
 
 
 def self_check(attrs: dict[Any, Any]) -> str:
-    """Error of the operators against the model's own scores, from a table's provenance."""
+    """Return the error of the operators against the model's own scores, from a table's provenance."""
     from tlspectral.report.sections import said
 
     return f"self-check: {said(attrs.get('score_check') or 'not made')}"
 
 
 def _rows(heads: "pd.DataFrame", columns: list[str]) -> str:
-    """Aligned text of some columns, a title's words over one another; NaN, and a missing column, is a dash."""
+    """Return aligned text of some columns, a title's words over one another; NaN, and a missing column, is a dash."""
     import pandas as pd
 
     from tlspectral.selection import head_name

@@ -53,11 +53,11 @@ def ablate(
 
     With C the part of a score that is even in the offset of its tokens, `"symmetric"` is (C + C^T)/2 and
     `"antisymmetric"` (C - C^T)/2. Under rotary positions these are the parts of the operator as it acts at each
-    distance, and with Im(M_t) they sum to the score; `"symmetric_static"` and `"antisymmetric_static"` are those of the
-    matrix M at distance 0, which do not (`parts.Symmetric`).
+    distance, and with Im(M_t) they sum to the score; `"symmetric_static"` and `"antisymmetric_static"` are the parts of
+    the matrix M at distance 0, which do not (`parts.Symmetric`).
 
     `generate`, `generate_stream` and `hf_generate` run without their key/value cache inside the context, whatever
-    `use_past_kv_cache` says: cached keys are those of earlier positions alone, and a part needs the queries too. The
+    `use_past_kv_cache` says: the cache holds keys of earlier positions alone, and a part needs the queries too. The
     text is the same.
 
     Biases, ALiBi, windows and masks stay as they are, unless a part's `include_bias` adds the bias terms. Works with
@@ -74,9 +74,9 @@ def ablate(
     scale in the run, and taken out of the receivers' input, their own norms taken again. Only the direct path is cut:
     what layers in between made of the part stays. The gate of a gated attention (AFMoE, Qwen3-Next) reads what the
     queries read, and belongs to their receiver. Keys and values that a group shares are one receiver (`L18KV2.k`), so
-    are those of all heads of latent attention (`L3KV0.k`); where it is given by one of its heads (`L18H6.k`), a warning
-    names the others that it reaches. Source: path patching (Goldowsky-Dill et al. 2023, section 2), here with a part of
-    a head. "Fingerprint, Not Blueprint" leaves the mediated phase ablation to future work.
+    are the keys and values of all heads of latent attention (`L3KV0.k`); where it is given by one of its heads
+    (`L18H6.k`), a warning names the others that it reaches. Source: path patching (Goldowsky-Dill et al. 2023, section
+    2), here with a part of a head. "Fingerprint, Not Blueprint" leaves the mediated phase ablation to future work.
 
     Args:
         model: a TransformerBridge or HookedTransformer; the context's `as` target.
@@ -96,7 +96,7 @@ def ablate(
         ValueError: an unknown part, one with settings that is given by name, frequencies that do not exist, a reference
             that the model cannot read or that looks padded, blocks of unequal length, a task that is not of the prompt
             of a part in blocks, or a receiver that reads before a head writes.
-        EditNotHonored: the model discards the edit, or its scores are not those of the operators; the model is given a
+        EditNotHonored: the model discards the edit, or its scores are not what the operators give; the model is given a
             key/value cache, or a later hook edits queries or keys (raised as the model runs); the hooks were taken off
             inside the context, by `reset_hooks` (raised at its end, unless another exception is raised); or a second
             thread opens a context on the model or runs it while a context is open.
@@ -107,7 +107,7 @@ def ablate(
             two open contexts have one receiver.
         ValueError, as the model runs: a prompt beyond the length up to which the model's score scale holds (Ministral
             3; `attrs["rotary_valid_up_to"]` of the head table); one sequence that is its own reference; sequences
-            to resample that are of another length; tokens that are not those of the prompt of a part in blocks; or no
+            to resample that are of another length; tokens that differ from the prompt of a part in blocks; or no
             query behind the blocks, or one that does not see all of them.
 
     What it does not establish: that training needed the part. And an effect alone says little: the parts differ in
@@ -125,8 +125,8 @@ def _context(model: Any, asked: _Asked) -> Iterator[Any]:
         with interruptible():
             asked.require_apart([other for other in open_contexts(model) if other is not asked])
             hooks = asked.hooks()
-        # An edited pattern is handed on to all that reads it, hooks that were there before among them. Of embeddings
-        # those of the run's tokens are read, not those that other hooks make of them.
+        # An edited pattern is handed on to all that reads it, hooks that were there before among them. Embeddings
+        # are read as the tokens of the run give them, before other hooks change them.
         ahead = {name for name, _ in hooks if name.endswith(("hook_pattern", "hook_embed"))}
         # A part of a score needs the unrotated queries and keys of all positions, and a cache holds rotated keys.
         generating = generating_without_cache(model)

@@ -160,7 +160,7 @@ class HeadCapture:
 
     @torch.no_grad()
     def require_own_scores(self, scores: Tensor, of_run: HeadScores) -> None:
-        """Refuse a run whose scores, scaled and capped, are not those of its queries and keys. Raises EditNotHonored.
+        """Refuse a run whose scores, scaled and capped, do not follow from its queries and keys. Raises EditNotHonored.
 
         Compared are unmasked pairs of the first sequence.
         """
@@ -190,7 +190,7 @@ class HeadCapture:
         )
 
     def prove_scores(self) -> None:
-        """Prove by a short run that edits of the layer's scores count, and that they are those of its operators."""
+        """Prove by a short run that edits of the layer's scores count, and that they are what its operators give."""
         require_honoured(self.view, self.layer.layer, "scores", checks=partial(own_scores_required, self.view))
 
     def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
@@ -221,7 +221,7 @@ class HeadCapture:
         require_close(off, size.clamp_min(size.mean()), z.dtype, "live z", *said, EditNotHonored)
 
     def not_of_own_keys(self, what: str) -> tuple[str, str]:
-        """Return text and advice for a layer that delegates its attention and does not give that of the heads."""
+        """Return text and advice for a layer that delegates its attention and does not give the heads' own."""
         return (
             f"layer {self.layer.layer}: this bridge computes attention itself, and its {what} of heads {self.heads} is "
             "not that of attention over this run's own keys; they differ",
@@ -231,7 +231,7 @@ class HeadCapture:
 
 
 def own_scores_required(view: AttentionView, layer: int) -> list[Hook]:
-    """Return hooks that refuse a run in which the scores of a layer are not those of its operators."""
+    """Return hooks that refuse a run in which the scores of a layer are not what its operators give."""
     names, held = view.hook_names(layer), {}
 
     def compare(scores: Tensor, hook: Any) -> None:

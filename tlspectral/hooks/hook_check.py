@@ -74,7 +74,7 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
     Args:
         model: a TransformerBridge or HookedTransformer.
         hook: a TransformerLens `fwd_hooks` list, which is put on the model for the check; or None for the hooks that
-            are on the model now, those of PyTorch on its modules included.
+            are on the model now, PyTorch's hooks on its modules included.
         head: `"L5H1"`, (5, 1) or a table row.
         prompts: one or more prompts, as for `Task`; None is a short one of arbitrary tokens.
 
@@ -170,7 +170,7 @@ def _run(
 
 
 def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Tensor]) -> Hook:
-    """Return a hook by which the z of one head alone is that of another run."""
+    """Return a hook that replaces the z of one head alone with its z of another run."""
     name, n_heads = view.hook_names(layer)["z"], view.n_heads(layer)
 
     def edit(z: Tensor, hook: Any) -> Tensor:

@@ -28,7 +28,7 @@ class Removal:
     """The part that is removed from the chosen heads of a layer, for code that records or replaces it.
 
     `difference` is added to the scaled scores, before a softcap; for `"output"` to z. `allowed` are pairs of tokens
-    that the model does not mask, and `scores` those of which the part is one; both None for `"output"`.
+    that the model does not mask, and `scores` the scores that the part belongs to; both None for `"output"`.
     """
 
     difference: Float[Tensor, "batch heads pos width"]
@@ -122,7 +122,7 @@ class LayerAblation(HeadCapture):
     def edited_scores(self, scores: Float[Tensor, "batch heads query key"], *, first: bool) -> Tensor:
         """Return the layer's scores without the part, from the queries and keys held in this run.
 
-        `first`: no other hook edited the scores before, so that they have to be those of queries and keys.
+        `first`: no other hook edited the scores before, so that they have to follow from queries and keys.
         """
         of_run = self.scores_of_run()
         self.require_lengths(*scores.shape[-2:], of_run.query.whole.shape[-2], of_run.key.whole.shape[-2])

@@ -11,7 +11,7 @@ from tlspectral.tasks import Task
 from tlspectral.tasks.task import task_of
 
 FEWEST_DRAWS = 19
-"""Draws of the control that `excess_z` takes at least: its standard deviation is that of the draws."""
+"""Draws of the control that `excess_z` takes at least: its standard deviation is taken over the draws."""
 
 _COLUMNS = (
     ("delta", "of the metric", "Value without the part less the intact value, mean over the sequences of {task}."),

@@ -104,7 +104,7 @@ def edge_effects(
 
     An edge is cut by taking what the sender wrote in the intact run out of what the receiver reads; everything else
     stays as it is. The input norm, a query/key norm, rotation, softcap and masks are computed again as the model has
-    them, so that the numbers are those of a forward pass under `ablate(..., into=)`, from one pass of the model.
+    them, so that the numbers are what a forward pass under `ablate(..., into=)` gives, from one pass of the model.
 
     >>> import tlspectral as tls
     >>> model = tls.load_model("tiny-rope")
@@ -128,13 +128,13 @@ def edge_effects(
             queries or keys, as in `detect_heads`, on repeated sequences; `"attention"`: from the query to the key that
             `Task.attention` names. `"task"`: the metric, when this edge alone is cut and the model goes on from the
             receiver's layer. None is `"ind"` for one receiver of queries or keys on repeated sequences (no task, or
-            that of induction), else `"task"`.
+            the induction task), else `"task"`.
         replace: what stands in the place of the sender's write: its `"mean"` over positions and sequences, `"zero"`,
             its write on another sequence of the task (`"resample"`), or on the pair of each prompt
             (`"counterfactual"`), which is the only one without receivers. None: the pair where the task has
             `counterfactual=`, else the mean; `attrs["replace"]` says which.
         control: `"random"` also takes away, in place of the write, 20 of equal norm at each token in random directions
-            (the sender's output map, its directions replaced by Haar-random ones); a number is that of these draws.
+            (the sender's output map, its directions replaced by Haar-random ones); a number says how many draws.
             For `pvalue`, control effects of all senders of a receiver are pooled. `control_p` is not below
             1 / (1 + draws): 19 reach .05. With 20 draws the call took 13 times as long on SmolLM2-135M.
         at: the position at which the sender writes what is cut, or a list of positions, a row for each: names of the
@@ -180,7 +180,7 @@ def edge_effects(
         TypeError: a position that is no whole number.
         UnsupportedArchitecture: a residual stream that is no sum of what heads and MLPs write; layers that cannot be
             read.
-        ScoreMismatch: the attention of the run is not that of its own queries and keys (measured, or by EAP-QK).
+        ScoreMismatch: the attention of the run does not follow from its own queries and keys (measured, or by EAP-QK).
         EditNotHonored: a block of `ablate(..., into=)` is open on a receiver; by EAP-QK also a model whose output does
             not depend on the z that it shows.
         IncompatibleCheckpoint: the folder holds other work.

@@ -12,7 +12,7 @@ from tlspectral.selection import whole_number
 
 
 def is_one_position(at: Any) -> bool:
-    """Whether this is one position of all prompts: a name of the task's positions, or a number of any library."""
+    """Return whether this is one position of all prompts: a name of the task's positions or a number of any library."""
     return isinstance(at, str) or whole_number(at) is not None
 
 

@@ -1,4 +1,4 @@
-"""Checks that an edit of attention reaches the output, and that the edited scores are those of the operators.
+"""Checks that an edit of attention reaches the output, and that the edited scores are what the operators give.
 
 Some bridges compute attention elsewhere and discard the edit.
 """

@@ -73,7 +73,7 @@ def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.D
 
     Args:
         edges: a table of `edge_effects(screen=)`, whole: `estimate, delta, measured` and its `attrs`.
-        bar: the absolute `delta` from which an effect is large; None is the median of those of the chosen edges.
+        bar: the absolute `delta` from which an effect is large; None is the median of |`delta`| over the chosen edges.
 
     Returns:
         DataFrame, a row per layer of ranks, and one of edges to the logits, of which all near the chosen ones are

@@ -1,6 +1,6 @@
 """Figures of tables, and of heads of a model: a matplotlib Figure, which a notebook shows as the last line of a cell.
 
-A figure of one panel draws into `ax`, axes of the caller's, and returns their figure; those of several panels lay
+A figure of one panel draws into `ax`, axes of the caller's, and returns their figure; figures of several panels lay
 themselves out and take none.
 """
 

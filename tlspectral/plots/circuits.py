@@ -41,11 +41,11 @@ _INPUTS: dict[str, Any] = {"q": "-", "k": "--", "v": ":"}
 
 
 def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Share of a behaviour that circuits carry, over the share of edges that they keep, on a logarithmic axis.
+    """Draw the share of a behaviour that circuits carry, over the share of edges that they keep, on a logarithmic axis.
 
     Args:
         table: of `faithfulness`. Every relabelled and random circuit is a point; with `choose="bootstrap"` so is every
-            circuit that a sample chose, and the line is that of the procedure.
+            circuit that a sample chose, and the line is the procedure's.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
     Raises:
@@ -83,7 +83,7 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = None) -> Figure:
-    """Edges of a circuit, the largest: a graph of up to 24, from 25 on a matrix of senders and receivers.
+    """Draw the largest edges of a circuit: a graph of up to 24, from 25 on a matrix of senders and receivers.
 
     The graph leads from the embedding at the bottom to the logits at the top, with a row for the heads of a layer, and
     lines pass between its boxes. Their width is the size of the effect, their colour the sign, their stroke what of a

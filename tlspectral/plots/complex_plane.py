@@ -1,4 +1,4 @@
-"""Eigenvalues of heads in the complex plane, over those of their null."""
+"""Eigenvalues of heads in the complex plane, over the eigenvalues of their null."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _DRAWS = 30
 
 
 def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
-    """Draw the eigenvalues of the query-key operator M of heads, over those of 30 draws of their null.
+    """Draw the eigenvalues of the query-key operator M of heads, over the eigenvalues of 30 draws of their null.
 
         tls.plots.eigenvalues(model, ["L5H1", "L6H9"])
 
     The null of a head has its own singular values and random frames. Its eigenvalues fill a disc; the circle is their
-    root mean square modulus. D_head, the sum of |Im l| over that of |l|, is written for the head and for its draws.
+    root mean square modulus. D_head, the sum of |Im l| over the sum of |l|, is written for the head and for its draws.
 
     Args:
         model: a TransformerBridge or HookedTransformer. It is not run.
         heads: at most 12, in any form of `Heads`.
-        seed: of the null; the draws are those of `analyze_heads` with this seed.
+        seed: of the null; the draws are the same as in `analyze_heads` with this seed.
 
     Raises:
         BadHead: a head that does not exist, or none.
@@ -81,6 +81,6 @@ def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
 
 
 def _rotational(values: Any) -> float:
-    """Return the sum of |Im l| over that of |l|, mean over draws."""
+    """Return the sum of |Im l| over the sum of |l|, mean over draws."""
     modulus = np.abs(values).sum(-1)
     return float((np.abs(values.imag).sum(-1) / np.where(modulus > 0, modulus, 1.0)).mean())

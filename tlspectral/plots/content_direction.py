@@ -27,7 +27,7 @@ def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | 
 
     Dots are coloured by layer. Each null is a line at the median over heads of its mean, in a band of plus and minus 2
     null standard deviations (median over heads): where a head of random directions would usually fall. Every head has
-    its own null, so the band is that of a typical head: a head outside it may still be inside its own, and the other
+    its own null, so the band is a typical head's: a head outside it may still be inside its own, and the other
     way round (see the columns `D_head_z` and `D_head_null_pct`). Nulls that are not in the table are not drawn.
 
     Args:

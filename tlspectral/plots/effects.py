@@ -23,7 +23,7 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     A grey tick is a random part of equal size (of outputs, another head of the layer; of sets, another set), the bar
     from the least to the largest of them; a red dot outside of the bar did more than any. `control_p` stands at the
     right, as "<= 1/20" where it is as small as 19 draws allow. The error of the red dot is over sequences. Draws share
-    the sequences, so their spread is that of the parts.
+    the sequences, so their spread comes from the parts.
 
     Args:
         sweep: of `ablation_sweep`, of heads or of sets of them; heads without a measured effect are left out.
@@ -105,7 +105,7 @@ def _title(sweep: pd.DataFrame, task: str) -> str:
 
 
 def kernel(intact: pd.DataFrame, ablated: pd.DataFrame | None = None, *, ax: Axes | None = None) -> Figure:
-    """Mean attention score against the offset of the key, one panel per head, intact and ablated.
+    """Draw the mean attention score against the offset of the key, one panel per head, intact and ablated.
 
     Args:
         intact: of `relative_position_kernel`.

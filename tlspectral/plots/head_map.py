@@ -35,7 +35,7 @@ def heads(
     Args:
         table: one row per head: `layer, head` and the column, of numbers.
         column: the one that is drawn.
-        limits: the ends of the scale of colours; None takes those of the column.
+        limits: the ends of the scale of colours; None takes the ends of the column.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
     Raises:

@@ -57,7 +57,7 @@ def name_points(
         for distance, angle in product(_DISTANCES, _ANGLES):
             offset = (1.4 * distance * float(np.cos(angle)), distance * float(np.sin(angle)))
             label.set_position(offset)
-            # Of the text alone: an annotation's own extent takes in its line.
+            # The box of the text alone: an annotation's own extent takes in its line.
             box = Text.get_window_extent(label).padded(2)
             line = target + np.linspace(0.0, 1.0, 12)[:, None] * (box.get_points().mean(axis=0) - target)
             outside = not (inside.contains(*box.min) and inside.contains(*box.max))

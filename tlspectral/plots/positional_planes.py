@@ -137,7 +137,7 @@ def _write_what_decides(axes: Axes) -> None:
 
 
 def circle_entry() -> tuple[Line2D, str]:
-    """Legend entry of the arc."""
+    """Return the legend entry of the arc."""
     return Line2D([], [], color=GREY, linewidth=0.8), "unit circle: a single swap lies on it or beyond"
 
 
@@ -153,7 +153,7 @@ def _draw_errors(axes: Axes, shown: pd.DataFrame) -> None:
 
 
 def _correlation(scores: pd.DataFrame) -> str | None:
-    """Text about the correlation of the two scores and its null, None if the table's attrs lack it."""
+    """Return a text about the correlation of the two scores and its null, None if the table's attrs lack it."""
     stats = scores.attrs.get("correlation") or {}
     if stats.get("pearson") is None:
         return None
@@ -165,7 +165,7 @@ def _correlation(scores: pd.DataFrame) -> str | None:
 
 
 def _named_rows(scores: pd.DataFrame, shown: pd.DataFrame, highlight: Heads | None) -> pd.DataFrame:
-    """The drawn rows of the heads to be named."""
+    """Return the drawn rows of the heads to be named."""
     if highlight is None or (isinstance(highlight, pd.DataFrame) and highlight.empty):
         return shown.iloc[:0]
     pairs = head_pairs(highlight)
@@ -189,7 +189,7 @@ def require_heads(table: pd.DataFrame, columns: Iterable[str], made_by: str) -> 
 
 
 def without_nan(table: pd.DataFrame, columns: list[str]) -> tuple[pd.DataFrame, str | None]:
-    """The rows without NaN in these columns, and a note about the others, None if there are none."""
+    """Return the rows without NaN in these columns, and a note about the others, None if there are none."""
     complete = table.dropna(subset=columns)
     count = len(table) - len(complete)
     if not count:

@@ -38,12 +38,12 @@ class _ShownFigure(Figure):
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A white figure of this size in inches, outside pyplot, with room for what is around its axes."""
+    """Return a white figure of this size in inches, outside pyplot, with room for what is around its axes."""
     return _ShownFigure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def one_panel(ax: Any, width: float, height: float) -> tuple[Figure, Axes]:
-    """Return the axes to draw into and their figure: the caller's axes, or those of a new figure of this size."""
+    """Return the axes to draw into and their figure: the caller's axes, or the axes of a new figure of this size."""
     if ax is None:
         figure = new_figure(width, height)
         return figure, figure.add_subplot()
@@ -53,7 +53,7 @@ def one_panel(ax: Any, width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def sequential_colours(values: pd.Series) -> ScalarMappable:
-    """Viridis without its palest end, which vanishes on paper, scaled to the finite values."""
+    """Return Viridis without its palest end, which vanishes on paper, scaled to the finite values."""
     palette = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.9, 256)))
     finite = np.asarray(values, dtype=float)
     finite = finite[np.isfinite(finite)]
@@ -148,5 +148,5 @@ def legend_below(
 
 
 def two_decimals(value: float) -> str:
-    """A number as it is written in a text, with a minus sign instead of a hyphen."""
+    """Write a number as in a text, with a minus sign instead of a hyphen."""
     return f"{value:.2f}".replace("-", "\N{MINUS SIGN}")

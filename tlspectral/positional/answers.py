@@ -34,7 +34,7 @@ BLOCK_ANSWERS = Schema(
 
 
 def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFrame:
-    """How a model answers a block task: probability and rank of the right answer after each prompt.
+    """Measure how a model answers a block task: probability and rank of the right answer after each prompt.
 
     Args:
         model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
@@ -70,7 +70,7 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
 def answers_table(
     tokenizer: Any, draw: "BlockDraw", queries: tuple[int, ...], logits: Float64[Tensor, "queries d_vocab"]
 ) -> pd.DataFrame:
-    """Probability and rank of the right answer after each prompt of a draw, as `task_answers` without `draw`."""
+    """Return probability and rank of the right answer after each prompt of a draw, as `task_answers` without `draw`."""
     rows = []
     for query, prompt_logits in zip(queries, logits, strict=True):
         question = draw.question(query)

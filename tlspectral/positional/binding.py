@@ -41,7 +41,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
 class BindingTask(BlockTask):
     """The binding task in one wording: lines "NAME likes the color COLOUR", then a question about one name.
 
-    The chat templates are those of PS appendix B.4 to the letter, special tokens written out as text. What
+    The chat templates follow PS appendix B.4 to the letter, special tokens written out as text. What
     looks odd in B.4 is kept:
 
     * `"llama-3.2"` closes the headers `user` and `assistant` with `<|eot_id|>` where Llama's own format has
@@ -89,7 +89,7 @@ class BindingTask(BlockTask):
         return self.lines(tuple(map(str, names)), tuple(map(str, colours)))
 
     def lines(self, names: tuple[str, ...], colours: tuple[str, ...]) -> BlockDraw:
-        """The draw with these names, all different, and the colour that each likes.
+        """Return the draw with these names, all different, and the colour that each likes.
 
         Every block ends with its line break, so that blocks can be exchanged without changing how the text around them
         is split into tokens. Raises ValueError for another number of pairs than the task's.
@@ -107,5 +107,5 @@ class BindingTask(BlockTask):
         )
 
     def prompt(self, draw: BlockDraw, query: int, *, bos: str = "") -> BlockPrompt:
-        """As `BlockTask.prompt`; only `"plain"` opens with `bos`, the other templates have their own."""
+        """Return a prompt as `BlockTask.prompt`; only `"plain"` opens with `bos`, other templates have their own."""
         return super().prompt(draw, query, bos=bos if self.template == "plain" else "")

@@ -47,8 +47,8 @@ class BlockDraw:
     Attributes:
         prefix, blocks: as in `BlockPrompt`.
         questions: one at least, each about another block.
-        choices: answers among which chance chooses, each as often as it stands here; by default those of the
-            questions.
+        choices: answers among which chance chooses, each as often as it stands here; by default the answers of
+            the questions.
 
     Raises:
         ValueError: no question, two about one block, or one about a block that is not there.
@@ -71,14 +71,14 @@ class BlockDraw:
         return tuple(question.block for question in self.questions)
 
     def question(self, block: int) -> Question:
-        """The question about a block. Raises ValueError where there is none."""
+        """Return the question about a block. Raises ValueError where there is none."""
         for question in self.questions:
             if question.block == block:
                 return question
         raise ValueError(f"there is no question about block {block}: there are some about {list(self.asked)}")
 
     def answer(self, block: int) -> Answer:
-        """What should follow a prompt that asks about a block. Raises ValueError where no question does."""
+        """Return what should follow a prompt that asks about a block. Raises ValueError where no question does."""
         return self.question(block).answer
 
 
@@ -87,7 +87,7 @@ class _Blocks(ABC):
 
     @abstractmethod
     def draw(self, seed: int) -> BlockDraw:
-        """Blocks and questions from a seed; the same ones for the same seed."""
+        """Return blocks and questions from a seed; the same ones for the same seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class BlockTask(_Blocks):
     draws: int = field(default=10, repr=False)
 
     def seeds(self, seed: int) -> tuple[int, ...]:
-        """Seeds of the draws, made from one; the first are the same for any number. Raises ValueError for none."""
+        """Return a seed per draw, made from one; the first are the same for any number. Raises ValueError for none."""
         if self.draws < 1:
             raise ValueError(f"at least one draw is needed, found {self.draws}")
         return tuple(map(int, np.random.SeedSequence(seed).generate_state(self.draws)))
@@ -138,7 +138,7 @@ class BlockTask(_Blocks):
         return repr(self)
 
     def prompt(self, draw: BlockDraw, query: int, *, bos: str = "") -> BlockPrompt:
-        """The prompt that asks about block `query` of a draw. Prompts of one draw differ in their suffix alone.
+        """Return the prompt that asks about block `query` of a draw. Prompts of one draw differ in their suffix alone.
 
         Args:
             draw: of this task.
@@ -150,10 +150,10 @@ class BlockTask(_Blocks):
         return BlockPrompt(prefix, draw.blocks, draw.question(query).suffix)
 
     def task(self, *, seed: int = 0) -> Task:
-        """The `Task` that scores the answers: probability of the answer's first token, from 0 to 1.
+        """Make the `Task` that scores the answers: probability of the answer's first token, from 0 to 1.
 
-        The prompts are those of `positional_symbolic` with the same seed of the draws. Raises ValueError for queries
-        about blocks that do not exist.
+        The prompts are the same as in `positional_symbolic` with the same seed of the draws. Raises ValueError for
+        queries about blocks that do not exist.
         """
         asked = asked_blocks(self)
         lists = [self.draw(one) for one in self.seeds(seed)]
@@ -171,12 +171,12 @@ class BlockTask(_Blocks):
 
 
 def swapped_blocks(task: BlockTask) -> tuple[int, ...]:
-    """The blocks of a task that swap with one another."""
+    """Return the blocks of a task that swap with one another."""
     return evenly(range(task.n_blocks), min(task.swapped, task.n_blocks))
 
 
 def asked_blocks(task: BlockTask) -> tuple[int, ...]:
-    """The blocks of a task that are asked about. Raises ValueError for none, or blocks that do not exist."""
+    """Return the blocks of a task that are asked about. Raises ValueError for none, or blocks that do not exist."""
     if not isinstance(task.queries, Iterable):
         blocks = swapped_blocks(task)
         if index(task.queries) < 1:
@@ -189,7 +189,7 @@ def asked_blocks(task: BlockTask) -> tuple[int, ...]:
 
 
 def questions_of(draw: BlockDraw, asked: tuple[int, ...]) -> tuple[int, ...]:
-    """The chosen blocks that a draw has questions about; all its questions where it has none about them."""
+    """Return the chosen blocks that a draw has questions about; all its questions where it has none about them."""
     return tuple(query for query in asked if query in draw.asked) or draw.asked
 
 
@@ -200,7 +200,7 @@ def require_size(n_blocks: int, most: int) -> None:
 
 
 def evenly(items: range | tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Evenly spaced items, the first and the last among them; a single one is the first."""
+    """Return evenly spaced items, the first and the last among them; a single one is the first."""
     return tuple(items[number] for number in np.linspace(0, len(items) - 1, count).round().astype(int).tolist())
 
 
@@ -239,7 +239,7 @@ class AnswerProbability:
 
 
 def first_token(tokenizer: Any, suffix: Any, answer: str | int) -> int:
-    """First token of an answer where it follows the suffix; an id stands for itself. Raises ValueError."""
+    """Return the first token of an answer where it follows the suffix; an id stands for itself. Raises ValueError."""
     if not isinstance(answer, str):
         return int(answer)
     if tokenizer is None or not isinstance(suffix, str):
@@ -254,7 +254,7 @@ def first_token(tokenizer: Any, suffix: Any, answer: str | int) -> int:
 
 
 def bos_text(view: AttentionView) -> str:
-    """Text of the BOS token of a model's tokenizer, `""` without one."""
+    """Return the text of the BOS token of a model's tokenizer, `""` without one."""
     return getattr(getattr(view.model, "tokenizer", None), "bos_token", None) or ""
 
 

@@ -102,7 +102,7 @@ class QueryPasses:
         return logits_of
 
     def contexts_at_once(self, n_tokens: int) -> int:
-        """Number of prompts of a length in one batch, so that the memory for their patterns and keys stays bounded."""
+        """Return how many prompts of a length are in one batch, which bounds the memory for their patterns and keys."""
         patterns = _PATTERN_BYTES * max(len(raw.w_q) for raw in self.layers.values()) * n_tokens**2
         cached = self._cache_bytes(n_tokens) if len(self.suffixes) > 1 else 0
         return max(1, self._held // (patterns + cached))
@@ -112,13 +112,13 @@ class QueryPasses:
         return batch_on(self.view.device).held // 2
 
     def _groups(self, at_once: int) -> Iterator[list[int]]:
-        """Indices of suffixes of equal length, at most `at_once` of them at a time."""
+        """Yield the indices of suffixes of equal length, at most `at_once` of them at a time."""
         for length in sorted({len(suffix) for suffix in self.suffixes}):
             same = [number for number, suffix in enumerate(self.suffixes) if len(suffix) == length]
             yield from (same[start : start + at_once] for start in range(0, len(same), at_once))
 
     def _cache_bytes(self, n_tokens: int) -> int:
-        """Bytes of the keys and values of all layers for one prompt, and of the keys once more."""
+        """Return the bytes of the keys and values of all layers for one prompt, and of the keys once more."""
         widths = sum(raw.w_k.shape[0] * raw.w_k.shape[2] for raw in self.layers.values())
         return 3 * n_tokens * widths * next(iter(self.layers.values())).w_k.element_size()
 
@@ -222,7 +222,7 @@ class BlockReading:
         return seen if self.logit_scale is None else replace(seen, score_scale=self.logit_scale)
 
     def _resolutions(self, seen: LastQuery) -> list[str]:
-        """Names of `_RESOLUTIONS`; a layer without rotary pairs has no frequencies."""
+        """Return the names of `_RESOLUTIONS`; a layer without rotary pairs has no frequencies."""
         return ["heads", "frequencies"] if self.per_frequency and seen.n_pairs > 0 else ["heads"]
 
     def _tables(self, found: _Found) -> dict[str, pd.DataFrame]:
@@ -242,7 +242,7 @@ class BlockReading:
 
 
 def joined_columns(parts: list[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
-    """The tables of several readings of the same prompts side by side: rows of the first, columns of all."""
+    """Join the tables of several readings of the same prompts side by side: rows of the first, columns of all."""
     return {
         name: pd.concat([table, *(part[name].drop(columns=_KEYS, errors="ignore") for part in parts[1:])], axis=1)
         for name, table in parts[0].items()
@@ -252,7 +252,7 @@ def joined_columns(parts: list[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFra
 def query_scores(
     tables: dict[str, pd.DataFrame], swaps: list[list[Swap]], tau: float | None, seed: int
 ) -> tuple[list[dict[str, pd.DataFrame]], list[dict[str, Any]]]:
-    """The scores of each query by resolution, and their correlations over heads (see `score_correlation`).
+    """Return the scores of each query by resolution, and their correlations over heads (see `score_correlation`).
 
     `swaps` are those that count for each query; `seed` is of the correlations' null.
     """
@@ -268,7 +268,7 @@ def query_scores(
 def _scored(
     rows: pd.DataFrame, swaps: list[Swap], tau: float | None
 ) -> tuple[pd.DataFrame, Float64[Tensor, "swaps rows 2"], SwapScores]:
-    """The scores of the rows of one query from some of the swaps, with v of each swap and the weighting behind them."""
+    """Return the scores of one query's rows from some of the swaps, with v of each swap and the weighting behind it."""
 
     def slots(names: list[str]) -> Float64[Tensor, "swaps rows 2"]:
         return torch.tensor(rows[names].to_numpy(np.float64).T).unflatten(0, (-1, 2)).mT.contiguous()
@@ -291,5 +291,5 @@ def _slots(swaps: list[Swap], after: Float64[Tensor, "swaps *rows 2"]) -> _Colum
 
 
 def _fronts(prompts: list[BlockPrompt]) -> Int[Tensor, "prompts pos"]:
-    """Tokens of each prompt before its suffix; swaps do not change their number."""
+    """Return the tokens of each prompt before its suffix; swaps do not change their number."""
     return torch.stack([prompt.tokens()[: -len(prompt.suffix)] for prompt in prompts])

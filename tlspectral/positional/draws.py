@@ -32,7 +32,7 @@ _SWAPS_IN_A_PART = 4  # of a task: stopped work loses four passes of the model a
 
 @dataclass(frozen=True)
 class DrawnPrompts:
-    """Prompts that differ in their suffix alone: those of one draw of a task, or the queries of one prompt.
+    """Prompts that differ in their suffix alone: the prompts of one draw of a task, or the queries of one prompt.
 
     Attributes:
         name: of its parts.
@@ -57,7 +57,7 @@ class DrawnPrompts:
 
 
 def prompts_of_task(view: AttentionView, task: BlockTask, swaps: Swaps, mode: Mode, seed: int) -> list[DrawnPrompts]:
-    """All draws of a task as token ids of a model, checked before anything is measured.
+    """Return all draws of a task as token ids of a model, checked before anything is measured.
 
     Raises:
         ValueError: text without a tokenizer, prompts beyond the context, text that the tokenizer joins across blocks,
@@ -81,7 +81,7 @@ def prompts_of_task(view: AttentionView, task: BlockTask, swaps: Swaps, mode: Mo
 def prompts_given(
     view: AttentionView, prompts: Iterable[BlockPrompt], swaps: Swaps, mode: Mode, seed: int, *, every_query: bool
 ) -> list[DrawnPrompts]:
-    """Prompts as token ids, the queries of each: its last token, or every token of its suffix. Raises ValueError."""
+    """Return prompts as token ids, with queries for each: the last token, or all of the suffix. Raises ValueError."""
     found = []
     for number, prompt in enumerate(prompts):
         chosen = chosen_swaps(len(prompt.blocks), swaps)
@@ -96,7 +96,7 @@ def prompts_given(
 
 
 def prompts_identity(task: BlockTask | None, drawn: list[DrawnPrompts]) -> dict[str, Any]:
-    """What tells the prompts of a folder apart: of a task's draws the first alone, as more may come."""
+    """Return what tells the prompts of a folder apart: of a task's draws the first alone, as more may come."""
     if task is None:
         return {
             "tokens": digest_of([one.prompts[-1].tokens() for one in drawn]),
@@ -108,7 +108,7 @@ def prompts_identity(task: BlockTask | None, drawn: list[DrawnPrompts]) -> dict[
 
 
 def last_loss(view: AttentionView, tokens: Int[Tensor, "pos"]) -> float:
-    """The loss of the last tokens of a prompt, under the hooks that are on the model."""
+    """Return the loss of the last tokens of a prompt, under the hooks that are on the model."""
     first = max(1, len(tokens) - _LOSS_OF)
     with torch.no_grad():
         logits = logits_at(view, tokens[None], slice(first - 1, len(tokens) - 1))[0]
@@ -116,7 +116,7 @@ def last_loss(view: AttentionView, tokens: Int[Tensor, "pos"]) -> float:
 
 
 def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: ResumeFolder | None) -> list[Job]:
-    """The parts of one draw: the unchanged prompts, then, where words swap, some swaps at a time.
+    """Return the parts of one draw: the unchanged prompts, then, where words swap, some swaps at a time.
 
     Parts with frequencies hold the heads too, and serve for these where the folder has them. Each part is made of an
     `AttentionView`, so that a worker is sent the model once. `how` are the settings of `BlockReading`.
@@ -141,7 +141,7 @@ def draw_parts(drawn: DrawnPrompts, how: dict[str, Any], folder: ResumeFolder | 
 def scored_draw(
     drawn: DrawnPrompts, parts: list[pd.DataFrame], tau: float | None, per_frequency: bool
 ) -> tuple[dict[int, pd.DataFrame], list[dict[str, Any]], pd.DataFrame | None]:
-    """The scores of one draw from its parts: a table and a correlation per query, and the answers of a task."""
+    """Return the scores of one draw from its parts: a table and a correlation per query, and the answers of a task."""
     intact = unbundled(parts[0])
     answers = intact.pop("answers", None)
     if not per_frequency:
@@ -153,7 +153,7 @@ def scored_draw(
 
 
 def _swaps_of_task(task: BlockTask, swaps: Swaps) -> Callable[[int], list[Swap]]:
-    """The pairs of blocks whose swaps count for a query. Raises ValueError for no such swap."""
+    """Return the pairs of blocks whose swaps count for a query. Raises ValueError for no such swap."""
     blocks = swapped_blocks(task)
     if swaps == "per_query":
         return lambda query: chosen_swaps(task.n_blocks, [(query, block) for block in blocks if block != query])

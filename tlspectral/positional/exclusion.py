@@ -47,7 +47,7 @@ class ExclusionSplit(NamedTuple):
 
 
 def exclusion_split(logits: Float64[Tensor, "*batch n n"]) -> ExclusionSplit:
-    """The two squared norms of PS Theorem 1, each over `(n-1)! (n-1)`, and the variance they bound.
+    """Return the two squared norms of PS Theorem 1, each over `(n-1)! (n-1)`, and the variance they bound.
 
     Args:
         logits: A[k, j], logit of the content of key k at position j, for the n - 1 keys before the query.
@@ -70,7 +70,7 @@ def exclusion_split(logits: Float64[Tensor, "*batch n n"]) -> ExclusionSplit:
 def exclusion_split_factored(
     contents: Float64[Tensor, "*batch n r"], places: Float64[Tensor, "*batch n r"]
 ) -> ExclusionSplit:
-    """`exclusion_split` of `A = contents @ places^T`, in O(n r^2) time and without forming A.
+    """Return `exclusion_split` of `A = contents @ places^T`, in O(n r^2) time and without forming A.
 
     Rotary logits have this form: for the complex pair products `z = q conj(k)`, contents are `(Re z, -Im z)` and
     places `(cos, sin)` of the angle between query and position j; non-rotary columns add their product to the
@@ -95,7 +95,7 @@ def exclusion_split_factored(
 
 
 def head_exclusion(seen: LastQuery) -> ExclusionSplit:
-    """PS Theorem 1 per head, over all visible keys before the query's own: A[k, j] is the logit of key k at j.
+    """Apply PS Theorem 1 per head, over all visible keys before the query's own: A[k, j] is the logit of key k at j.
 
     Where logits do not depend on the position (no rotary positions, no ALiBi), `sym` is exactly 0.
     """
@@ -114,7 +114,7 @@ def head_exclusion(seen: LastQuery) -> ExclusionSplit:
 
 
 def frequency_exclusion(seen: LastQuery) -> ExclusionSplit:
-    """`head_exclusion` of every rotary pair of every head, [heads, pairs]; without softcap."""
+    """Return `head_exclusion` of every rotary pair of every head, [heads, pairs]; without softcap."""
     visible = seen.visible[:-1].nonzero().flatten()
     pairs = seen.n_pairs
     contents = seen.score_scale * seen.contents[:, : 2 * pairs, visible].unflatten(1, (2, pairs))
@@ -128,9 +128,9 @@ def swapped_key_means(
     spans: list[tuple[int, int]],
     swaps: list[tuple[int, int]],
 ) -> Float64[Tensor, "swaps *rows 2"]:
-    """Mean attention weight of the two slots of each swap, after the keys of the two blocks have exchanged positions.
+    """Return the mean attention weight of the two slots of each swap, after the keys of the blocks exchanged positions.
 
-    Only logits that change are computed: those of the two blocks and, where their lengths differ, of the keys between.
+    Only logits that change are computed: of the two blocks and, where their lengths differ, of the keys between.
     The denominator of the softmax is a sum over blocks. Old blocks are not subtracted from it, which would lose digits.
 
     Args:
@@ -171,7 +171,7 @@ def swapped_key_means(
 def _mean_squared_change(
     moved: Float64[Tensor, "*batch n r"], fixed: Float64[Tensor, "*batch n r"]
 ) -> Float64[Tensor, "*batch"]:
-    """Mean over (k, j) of `((moved_k - moved_j) . fixed_j)^2`."""
+    """Return the mean over (k, j) of `((moved_k - moved_j) . fixed_j)^2`."""
     deviations = centred(moved, dim=-2)
     covariance = deviations.mT @ deviations / moved.shape[-2]
     # A quadratic form that vanishes can round to below 0.
@@ -180,5 +180,5 @@ def _mean_squared_change(
 
 
 def _variance(values: Float64[Tensor, "*batch n"]) -> Float64[Tensor, "*batch"]:
-    """Population variance over the last axis, exactly 0 for equal values."""
+    """Return the population variance over the last axis, exactly 0 for equal values."""
     return centred(values, dim=-1).square().mean(-1)

@@ -57,7 +57,7 @@ class LastQuery:
         return self.places.shape[-2] // 2
 
     def head_logits(self, moved: Moved | None = None) -> Float64[Tensor, "heads n"]:
-        """Logits of whole heads, with ALiBi and softcap, -inf at positions that are masked.
+        """Return the logits of whole heads, with ALiBi and softcap, -inf at positions that are masked.
 
         `moved` says which keys are taken and the positions they get.
         """
@@ -70,7 +70,7 @@ class LastQuery:
         return softcapped(logits, self.softcap).masked_fill(~visible, -torch.inf)
 
     def frequency_logits(self, moved: Moved | None = None) -> Float64[Tensor, "heads pairs n"]:
-        """What each rotary pair adds to the head's logits before its softcap. `moved` as of `head_logits`."""
+        """Return what each rotary pair adds to the head's logits before its softcap. `moved` is as in `head_logits`."""
         contents, places, visible = self._placed(moved)
         pairs = self.n_pairs
         logits = contents[:, :pairs] * places[..., :pairs, :]
@@ -155,7 +155,7 @@ ContextKeys = dict[tuple[int, str], Tensor]
 
 
 def context_hooks(view: AttentionView, held: ContextKeys) -> list[Hook]:
-    """Hooks that record a pass over contexts in `held`, for passes that read only the suffixes."""
+    """Return hooks that record a pass over contexts in `held`, for passes that read only the suffixes."""
     return [
         (name, partial(_hold_context, held, layer, point))
         for layer in view.layers
@@ -194,7 +194,7 @@ class LastQueryReader:
     finished: set[int] = field(default_factory=set)
 
     def hooks(self) -> list[Hook]:
-        """A TransformerLens `fwd_hooks` list, for any number of runs in turn.
+        """Return a TransformerLens `fwd_hooks` list, for any number of runs in turn.
 
         Raises UnsupportedArchitecture for two stacks.
         """
@@ -218,7 +218,7 @@ class LastQueryReader:
 
     def _hold(self, point: str, activation: Tensor, hook: Any) -> None:
         if point == "query":
-            activation = activation[:, -1].clone()  # a copy, so that those of other positions are freed
+            activation = activation[:, -1].clone()  # a copy, so that the other positions are freed
         elif point == "scores":
             activation = activation[:1, :1, -1:].clone()  # the mask is the same for every row and head
         elif point in ("cos", "sin"):
@@ -243,14 +243,14 @@ class LastQueryReader:
 
 
 def _one_row(table: Float[Tensor, "*batch pos columns"]) -> Float[Tensor, "pos columns"]:
-    """Tables of one prompt: without padding all rows have the same positions."""
+    """Return the table of one prompt: without padding all rows have the same positions."""
     return table.detach().reshape(-1, *table.shape[-2:])[0]
 
 
 def normed(
     raw: RawAttention, what: Literal["query", "key"], captured: Float[Tensor, "rows *width"]
 ) -> Float64[Tensor, "rows heads d_head"]:
-    """Queries or keys in float64, after the query/key norm if the layer has one, from what passes their hook point."""
+    """Return queries or keys in float64, after the layer's query/key norm if any, from what passes their hook point."""
     x, scale = raw.inputs(what, in_float64(captured.detach()))
     norm = raw.q_norm if what == "query" else raw.k_norm
     if isinstance(norm, QueryKeyNorm):

@@ -32,7 +32,7 @@ class KeyValueTask(BlockTask):
         require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
 
     def draw(self, seed: int) -> BlockDraw:
-        """Keys and values without repetition."""
+        """Draw keys and values without repetition."""
         words = _nouns(seed, 2 * self.n_blocks)
         pairs = list(zip(words[::2], words[1::2], strict=True))
         return BlockDraw(
@@ -68,7 +68,7 @@ class CopyingTask(BlockTask):
             )
 
     def draw(self, seed: int) -> BlockDraw:
-        """Words without repetition."""
+        """Draw words without repetition."""
         width = self.distance // self.n_blocks
         words = _nouns(seed, self.distance)
         lines = [words[start : start + width] for start in range(0, self.distance, width)]
@@ -97,7 +97,7 @@ class NeedleTask(BlockTask):
         require_size(self.n_blocks, len(_sentences()))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Sentences without repetition, and a noun for the secret word."""
+        """Draw sentences without repetition, and a noun for the secret word."""
         generator = np.random.default_rng(seed)
         lines = [_sentences()[number] for number in generator.choice(len(_sentences()), self.n_blocks, replace=False)]
         needle, word = int(generator.integers(self.n_blocks)), str(generator.choice(packaged_words("nouns")))
@@ -121,7 +121,7 @@ class ListIndexTask(BlockTask):
         require_size(self.n_blocks, len(_ORDINALS))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Words without repetition."""
+        """Draw words without repetition."""
         words = _nouns(seed, self.n_blocks)
         questions = (
             Question(block, f"---\nThe {_ORDINALS[block]} item of the list is the", f" {word}")
@@ -135,8 +135,8 @@ class PromptFile(BlockTask):
     """Draws from a file of JSON lines, one draw a line, in the order of the file whatever the seed.
 
     A line is `{"prefix": "", "blocks": ["a: 1\\n", ...], "questions": [[0, "a:", " 1"], ...]}`; block, suffix and
-    answer make a question. `"choices"` are those of chance; without them they are the answers of the line. All lines
-    have as many blocks, and end at newlines alone.
+    answer make a question. `"choices"` are the answers among which chance chooses, by default the answers of the line.
+    All lines have as many blocks, and end at newlines alone.
 
     Attributes:
         path: the file. If it has fewer lines than `draws`, all are read.
@@ -167,11 +167,11 @@ class PromptFile(BlockTask):
         return draws
 
     def draw(self, seed: int) -> BlockDraw:
-        """The line with this number, from 0."""
+        """Return the line with this number, from 0."""
         return self.lines[seed]
 
     def seeds(self, seed: int) -> tuple[int, ...]:
-        """The first lines, whatever the seed. Raises ValueError for no draw."""
+        """Return the first lines, whatever the seed. Raises ValueError for no draw."""
         return tuple(range(min(len(super().seeds(seed)), len(self.lines))))
 
 
@@ -194,7 +194,7 @@ _KEYS = ("prefix", "blocks", "questions", "choices")
 
 
 def block_task(name: str) -> BlockTask:
-    """The ready task of a name, or the binding task in the wording of a template. Raises ValueError for another."""
+    """Return the ready task of a name, or the binding task in a template's wording. Raises ValueError for another."""
     if name in READY:
         return READY[name]()
     template = "plain" if name == "binding" else name
@@ -213,7 +213,7 @@ def _nouns(seed: int, count: int) -> list[str]:
 
 @cache
 def _sentences() -> list[str]:
-    """Sentences of the packaged book with 40 to 90 characters, each once."""
+    """Return the sentences of the packaged book with 40 to 90 characters, each once."""
     text = re.sub(r"\s+", " ", packaged_text())
     whole = (sentence for sentence in re.split(r"(?<=[.!?]) ", text) if 40 <= len(sentence) <= 90)
     return list(dict.fromkeys(sentence for sentence in whole if re.fullmatch(r"[A-Z][A-Za-z ,;.!?']+", sentence)))

@@ -38,14 +38,14 @@ class SwapScores(NamedTuple):
 
 
 def block_means(weights: Float64[Tensor, "*rows pos"], spans: list[tuple[int, int]]) -> Float64[Tensor, "*rows blocks"]:
-    """Mean attention weight d_b of each block's tokens, from one query's weights on all its keys."""
+    """Return the mean attention weight d_b of each block's tokens, from one query's weights on all its keys."""
     return torch.stack([weights[..., start:stop].mean(-1) for start, stop in spans], dim=-1)
 
 
 def swap_scores(
     before: Float64[Tensor, "swaps *rows 2"], after: Float64[Tensor, "swaps *rows 2"], tau: float | None = None
 ) -> SwapScores:
-    """Positional and symbolic score of each row.
+    """Return the positional and the symbolic score of each row.
 
     Args:
         before: v of each swap, weights at least 0.
@@ -82,7 +82,7 @@ def score_correlation(
     draws: int = NULL_DRAWS,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Correlation of s_pos and s_sym over heads, beside a null that has only the geometry of the scores.
+    """Correlate s_pos and s_sym over heads, beside a null that has only the geometry of the scores.
 
     In the null every head keeps its own v and alpha, and at each swap its weights follow the blocks with a probability
     that is drawn once per head, uniform in [0, 1], and else stay. So heads differ in how often they follow and in
@@ -126,7 +126,7 @@ def score_correlation(
 def _cosine(
     left: Float64[Tensor, "*swaps 2"], right: Float64[Tensor, "*swaps 2"], usable: Bool[Tensor, "*swaps"]
 ) -> Float64[Tensor, "*swaps"]:
-    """Cosine of two vectors of weights, 0 where not usable; scaled first, as squares of small weights underflow."""
+    """Return the cosine of two vectors of weights, 0 where not usable; scaled first, as small squares underflow."""
     left, right = (x / x.amax(-1, keepdim=True).where(usable[..., None], 1.0) for x in (left, right))
     product = (left * right).sum(-1) / (left.norm(dim=-1) * right.norm(dim=-1))
     return product.where(usable, 0.0)

@@ -43,7 +43,7 @@ LOGIT_SHARES = Schema(
 
 
 class LogitSplit(NamedTuple):
-    """Sums of squares of a two-way table of logits about its mean: they add up to that of the table.
+    """Sums of squares of a two-way table of logits about its mean: they add up to the sum of squares of the table.
 
     Attributes:
         content: of what depends on the content alone, times the places.
@@ -61,7 +61,7 @@ class LogitSplit(NamedTuple):
         return self.content + self.position + self.interaction
 
     def shares(self) -> Float64[Tensor, "3 *batch"]:
-        """The three over their sum; NaN where all logits of a table are equal."""
+        """Return the three over their sum; NaN where all logits of a table are equal."""
         return torch.stack(tuple(self)) / self.total
 
 
@@ -91,7 +91,7 @@ def split_logits(logits: Float64[Tensor, "*batch n n"]) -> LogitSplit:
 
 
 def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) -> pd.DataFrame:
-    """Shares of content, position and their interaction in the logits that the last token of a prompt gives its blocks.
+    """Measure the shares of content, position and interaction in the logits that a prompt's last token gives blocks.
 
     The key of the content of each block is rotated to the place of each block with the model's own cos and sin, token
     by token, and `split_logits` takes the table of every token's offset apart; sums of squares are added up over the

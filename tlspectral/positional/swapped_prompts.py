@@ -85,7 +85,7 @@ def positional_symbolic(
     n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Positional and symbolic score of every head, or of every rotary frequency of every head, on prompts or a task.
+    """Score every head, or every rotary frequency of every head, as positional and symbolic, on prompts or a task.
 
     >>> import tlspectral as tls, torch
     >>> start, query, *blocks = torch.tensor([1]), torch.tensor([4]), *torch.tensor([[3, 13], [4, 14], [5, 15]])
@@ -165,8 +165,8 @@ def positional_symbolic(
     correlation of the two scores is largely geometry: with f and f' the angles of v and v',
     `s_pos^2 + s_sym^2 = 1 + sin 2f sin 2f'` at each swap. Compare it with the null, in which heads differ only in how
     often they follow. Both scores near 1, and a small `logit_std`, mean that there was little attention to move. Scores
-    at different `tau` do not compare; with `alpha_ess` near 1 they are those of one swap. `exclusion_index` needs no
-    swaps, but what a position adds to a key in earlier layers counts as content.
+    at different `tau` do not compare; with `alpha_ess` near 1 they are the scores of one swap. `exclusion_index` needs
+    no swaps, but what a position adds to a key in earlier layers counts as content.
     """
     view = attention_view(model)
     require_settings(mode, by, tau=tau, logit_scale=logit_scale)
@@ -253,7 +253,7 @@ def require_settings(mode: str, by: str | None = None, **positive: float | None)
 
 
 def averaged(draws: list[dict[int, pd.DataFrame]], by: By | None) -> pd.DataFrame:
-    """Mean of every score over the queries of each draw, then mean and standard error over draws, row by row.
+    """Average every score over the queries of each draw; return mean and standard error over draws, row by row.
 
     `draws` hold a table of `SCORES` for each query. Queries and draws without a score are left out. Errors are NaN for
     one draw; `tau` and `alpha_ess` have none. Raises ValueError for tables whose rows differ.
@@ -282,14 +282,14 @@ def _over_draws(draws: list[list[pd.DataFrame]]) -> pd.DataFrame:
 
 
 def mean(values: Any) -> Float64[np.ndarray, "*rest"]:
-    """Mean over the first axis of those that are no NaN; NaN where all are."""
+    """Return the mean over the first axis of those that are no NaN; NaN where all are."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
         return np.nanmean(np.asarray(values), axis=0)
 
 
 def _prompts(given: Any) -> list[BlockPrompt]:
-    """A list of prompts. Raises TypeError for anything else, ValueError for none."""
+    """Return a list of prompts. Raises TypeError for anything else, ValueError for none."""
     prompts: list[Any] = list(given) if isinstance(given, Sequence) else [given]
     strange = [type(one).__name__ for one in prompts if not isinstance(one, BlockPrompt)]
     if strange:
@@ -307,7 +307,7 @@ def _one_or_list(counts: list[int]) -> int | list[int]:
 
 
 def _mean_correlation(correlations: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean of each number over prompts that have it; draws and heads are those of the first."""
+    """Return the mean of each number over prompts that have it; draws and heads are the first prompt's."""
     means = {}
     for name in ("pearson", "null_mean", "null_sd", "null_share"):
         values = [one[name] for one in correlations if one[name] is not None]

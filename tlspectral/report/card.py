@@ -68,10 +68,10 @@ def head_card(
         tls.report.head_card(heads, "L16H0", pairs=pairs, sweep=phase, model=model, prompt=text)
 
     What is not given is not on the card: nothing is measured for it but, with `model`, what takes no long work: the
-    eigenvalues of M in the complex plane over those of 30 draws of its null (FP section 3: its own singular values,
-    random frames; the table's seed), and the phase by rotary frequency unless `frequencies` are given; with `prompt`,
-    the attention of the head on it, every weight shown on hover. `report` shows the same sections for all heads. Of
-    some models (`tlspectral/report/head_pages.txt`) the page links the head's public one, by a click alone.
+    eigenvalues of M in the complex plane over the eigenvalues of 30 draws of its null (FP section 3: its own singular
+    values, random frames; the table's seed), and the phase by rotary frequency unless `frequencies` are given; with
+    `prompt`, the attention of the head on it, every weight shown on hover. `report` shows the same sections for all
+    heads. For some models (`tlspectral/report/head_pages.txt`) the page links the head's public one, by a click alone.
 
     Args:
         heads: table of `analyze_heads` or `tables.join`.

@@ -52,7 +52,7 @@ class Section:
     wide: bool = False
 
     def html(self) -> str:
-        """The section as an element of the page."""
+        """Return the section as an element of the page."""
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
         look = ' class="wide"' if self.wide else ""
         return f"<section{look}><h3>{escape(self.title)}</h3>{note}{self.body}</section>"
@@ -88,11 +88,11 @@ class Evidence:
                         self._rows.setdefault("edges_out", {}).setdefault((row["layer"], row["head"]), []).append(row)
 
     def rows(self, name: str) -> Mapping[Pair, Rows]:
-        """The rows of one kind of table, by head."""
+        """Return the rows of one kind of table, by head."""
         return self._rows.get(name, {})
 
     def columns(self) -> dict[str, dict[Pair, float]]:
-        """Numbers of heads by which a grid is coloured, by title: one per table, part, mode, task and replacement."""
+        """Return the numbers that colour a grid of heads, by title: one per table, part, mode, task and replacement."""
         found: dict[str, dict[Pair, float]] = {}
         for name, (column, said) in _COLOURED.items():
             for pair, rows in self.rows(name).items():
@@ -103,7 +103,7 @@ class Evidence:
         return found
 
     def sections(self, pair: Pair) -> list[Section]:
-        """The sections of one head, in the order of the card; none for what was not measured."""
+        """Return the sections of one head, in the order of the card; none for what was not measured."""
         found = []
         for name, kind in _KINDS.items():
             rows = self.rows(name).get(pair)
@@ -129,13 +129,13 @@ def _checked(
             )
     found = [(pair, {**row, **said}) for pair, row in zip(pairs, rows, strict=True)]
     for pair, row in list(found) if name == "edges" else []:
-        if pd.isna(row["attention"]):  # an effect on a task is that of all heads that the edge reaches
+        if pd.isna(row["attention"]):  # an effect on a task belongs to all heads that the edge reaches
             found += [(other, row) for other in known.intersection(head_pairs(row["reached"].split(", "))) - {pair}]
     return found
 
 
 def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
-    """The head's row: its metrics beside the null, then the other columns, each with its meaning on hover."""
+    """Return the head's row: its metrics beside the null, then the other columns, each with its meaning on hover."""
     (row,) = heads.loc[(heads["layer"] == pair[0]) & (heads["head"] == pair[1])].to_dict("records")
     metrics = []
     for metric in (name for name in NULL_METRICS if name in row and pd.notna(row[name])):
@@ -158,7 +158,7 @@ def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
 
 
 def composition_section(rows: Rows) -> Section:
-    """Heads whose output the keys of this head can read most, by weights alone."""
+    """Return the heads whose output the keys of this head can read most, by weights alone."""
     best = sorted(rows, key=lambda row: row["rank"])[:_LISTED]
     shown = ("score", "chance", "rank")
     cells = [{"sender": head_name(row["layer"], row["head"]), **_chosen(row, *shown)} for row in best]
@@ -319,7 +319,7 @@ def _missing(value: Any) -> bool:
 
 
 def _written(column: str, values: list[Any]) -> list[str]:
-    """Return the cells of one column: its numbers in one notation, those of `_WHOLE` without decimals."""
+    """Return the cells of one column: its numbers in one notation, without decimals in a column of `_WHOLE`."""
     numbers = [value if isinstance(value, float | np.floating) and not _missing(value) else None for value in values]
     texts = number_texts(numbers, 0 if column in _WHOLE else 4 if column == "± se" else 3)
     cells = zip(values, numbers, texts, strict=True)

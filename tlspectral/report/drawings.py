@@ -57,7 +57,7 @@ def kernel_drawing(rows: Rows, name: str) -> str:
 
 
 def eigenvalue_drawing(values: Complex[np.ndarray, " k"], cloud: Complex[np.ndarray, " n"], name: str) -> str:
-    """Draw eigenvalues in the complex plane over those of null draws; both axes have one scale."""
+    """Draw eigenvalues in the complex plane over the eigenvalues of null draws; both axes have one scale."""
     reach = 1.05 * float(max(np.abs(part(np.concatenate([values, cloud]))).max() for part in (np.real, np.imag))) or 1.0
     middle = _SIDE / 2
 

@@ -26,7 +26,7 @@ _IDENTITY = ("layer", "head", "name", "kv_head", "status", "bilinear")
 
 
 def head_data(heads: pd.DataFrame) -> str:
-    """The JSON block of the page, which may stand inside a script element.
+    """Return the JSON block of the page, which may stand inside a script element.
 
     Numbers keep 6 significant digits; NaN is null, an infinity the text "Infinity" or "-Infinity", as JSON has no such
     number.
@@ -72,7 +72,7 @@ def _described(heads: pd.DataFrame, name: str) -> dict[str, Any]:
 
 
 def _mark(heads: pd.DataFrame, name: str) -> dict[str, Any] | None:
-    """Value of a head without structure on this column's scale, half the width of its band, and its name."""
+    """Return the value of a head without structure on this column's scale, half the width of its band, and its name."""
     if name.removesuffix("_z") in NULL_METRICS and name.endswith("_z"):
         return {"value": 0.0, "reach": BAND_DEVIATIONS, "label": "null"}
     if name in NULL_METRICS and (band := null_band(heads, name)):
@@ -83,7 +83,7 @@ def _mark(heads: pd.DataFrame, name: str) -> dict[str, Any] | None:
 
 
 def detector_chance(heads: pd.DataFrame) -> float | None:
-    """The detectors' chance level, None if the table's provenance lacks it."""
+    """Return the detectors' chance level, None if the table's provenance lacks it."""
     detectors = heads.attrs.get("detectors")
     chance = detectors.get("chance") if isinstance(detectors, dict) else None
     return _rounded(float(chance)) if isinstance(chance, (int, float)) else None

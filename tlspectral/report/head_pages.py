@@ -10,8 +10,8 @@ from typing import Any
 def page_address(attrs: Mapping[Any, Any]) -> str | None:
     """Return the address of the public pages of a model's heads, with `{layer}` and `{head}`; None if none is known.
 
-    The model is that of a table's `attrs`, by its whole name or, as TransformerLens calls it, by what stands behind the
-    owner. There is no page of a revision, such as a checkpoint of training. Nothing is asked of a network.
+    The model is the one in a table's `attrs`, by its whole name or, as TransformerLens calls it, by what stands behind
+    the owner. There is no page of a revision, such as a checkpoint of training. Nothing is asked of a network.
     """
     known, name = _pages(), str(attrs.get("model")).lower()
     return None if attrs.get("revision") not in (None, "main") else known.get(name)
@@ -27,7 +27,7 @@ def page_link(attrs: Mapping[Any, Any], pair: tuple[int, int]) -> str:
 
 
 LINKED = "Its public page: where it attends on another text, without errors or chance"
-"""What a link says. The page is of the model's public weights, whatever those of the table are."""
+"""What a link says. The page is of the model's public weights, whatever weights the table is of."""
 
 
 @cache

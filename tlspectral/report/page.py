@@ -44,7 +44,7 @@ class Page(str):
 
 
 def report(heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, **tables: Given) -> Page:
-    """One self-contained page about a table of heads.
+    """Make one self-contained page about a table of heads.
 
         heads = tls.analyze_heads(model)
         pairs = tls.top_pairs(model)
@@ -118,7 +118,7 @@ def _model(heads: pd.DataFrame) -> str:
 
 
 def _checked(heads: pd.DataFrame) -> pd.DataFrame:
-    """The table with a RangeIndex, text as column names, integer layers and heads, and a name in every row."""
+    """Return the table with a RangeIndex, text as column names, integer layers and heads, and a name in every row."""
     require(heads, _NEEDED, "analyze_heads")
     table = heads.reset_index(drop=True)
     table.columns = [str(name) for name in table.columns]
@@ -159,7 +159,7 @@ def _page(heads: pd.DataFrame, evidence: Evidence) -> str:
 
 
 def _coloured(heads: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
-    """The table with the columns of the other tables by which the grid can be coloured."""
+    """Return the table with the columns of the other tables by which the grid can be coloured."""
     pairs = list(zip(heads["layer"], heads["head"], strict=True))
     more = {title: [by_head.get(pair, np.nan) for pair in pairs] for title, by_head in evidence.columns().items()}
     coloured = heads.assign(**{title: values for title, values in more.items() if title not in heads})

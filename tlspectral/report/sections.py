@@ -20,13 +20,13 @@ _MOST_DRAWN = 24  # kernels
 
 
 def counts(heads: pd.DataFrame) -> str:
-    """How many heads there are, in how many layers."""
+    """Say how many heads there are, in how many layers."""
     layers = heads["layer"].nunique()
     return f"{len(heads):,} heads in {layers:,} layer{'s' * (layers != 1)}."
 
 
 def detector_tables(heads: pd.DataFrame) -> str:
-    """Tables of the strongest heads of each detector: scores with standard errors, and D_head with its null."""
+    """Return tables of the strongest heads of each detector: scores with standard errors, and D_head with its null."""
     if not _has_detectors(heads):
         return ""
     return "".join(
@@ -55,19 +55,19 @@ def _detector_table(heads: pd.DataFrame, name: str) -> str:
 
 
 def _top_heads(heads: pd.DataFrame, detector: str) -> list[dict[Any, Any]]:
-    """Rows of the strongest heads of a detector, strongest first; none where it was not computed."""
+    """Return the rows of the strongest heads of a detector, strongest first; none where it was not computed."""
     if detector not in heads:
         return []
     return heads.dropna(subset=[detector]).nlargest(_TOP_HEADS, detector).to_dict("records")
 
 
 def _head_link(row: Mapping[Any, Any]) -> Html:
-    """A head's name as a link that pins the head in the grid and in the plane."""
+    """Return a head's name as a link that pins the head in the grid and in the plane."""
     return Html(f'<a href="#L{int(row["layer"])}H{int(row["head"])}">{escape(str(row["name"]))}</a>')
 
 
 def detector_note(heads: pd.DataFrame) -> str:
-    """Sentences about the detectors and their prompts, as far as the table records them."""
+    """Return sentences about the detectors and their prompts, as far as the table records them."""
     if not _has_detectors(heads):
         return "This table was made without detectors: it says nothing of what the heads attend to."
     beside = (
@@ -86,7 +86,7 @@ def detector_note(heads: pd.DataFrame) -> str:
 
 
 def null_table(heads: pd.DataFrame) -> str:
-    """Table of the heads against their nulls, one row per metric that has one."""
+    """Return a table of the heads against their nulls, one row per metric that has one."""
     rows = []
     for metric in NULL_METRICS:
         band = null_band(heads, metric)
@@ -103,7 +103,7 @@ def null_table(heads: pd.DataFrame) -> str:
 
 
 def statuses(heads: pd.DataFrame) -> str:
-    """Table of statuses: their numbers of heads, and the names of heads that are not ok."""
+    """Return a table of statuses: their numbers of heads, and the names of heads that are not ok."""
     if "status" not in heads:
         return _NOT_COMPUTED
     rows, of_head = [], heads["status"].fillna("missing")
@@ -117,7 +117,7 @@ def statuses(heads: pd.DataFrame) -> str:
 
 
 def provenance(attrs: Mapping[Any, Any]) -> str:
-    """Provenance of the table: its attrs, under their own names."""
+    """Return the provenance of the table: its attrs, under their own names."""
     shown = {str(key): value for key, value in attrs.items() if key != "columns"} or {"provenance": "not recorded"}
     return "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(said(value))}</dd></div>" for key, value in shown.items())
 
@@ -134,7 +134,7 @@ def said(value: Any) -> str:
 
 
 def column_meanings(heads: pd.DataFrame) -> str:
-    """Table with the meanings of the columns in this table."""
+    """Return a table with the meanings of the columns in this table."""
     known = {**COLUMNS, **columns_of(heads.attrs)}
     rows = []
     for name in map(str, heads):
@@ -152,7 +152,7 @@ def column_meanings(heads: pd.DataFrame) -> str:
 
 
 def kernel_figures(kernels: Mapping[tuple[int, int], Rows], heads: pd.DataFrame) -> str:
-    """Drawings of the kernels of each detector's strongest heads, or of the table's first if it has none of those."""
+    """Draw the kernels of each detector's strongest heads, or of the table's first if it has none of those."""
     leading = [(row["layer"], row["head"]) for detector in DETECTORS for row in _top_heads(heads, detector)]
     chosen = ([pair for pair in dict.fromkeys(leading) if pair in kernels] or list(kernels))[:_MOST_DRAWN]
     rows = {(row["layer"], row["head"]): row for row in heads.to_dict("records")}

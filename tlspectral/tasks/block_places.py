@@ -26,7 +26,7 @@ class BlockPlaces:
         return self.starts[-1] + self.width
 
     def tokens(self) -> Int[Tensor, "blocks width"]:
-        """Positions of the tokens of every block."""
+        """Return the positions of the tokens of every block."""
         return torch.tensor(self.starts)[:, None] + torch.arange(self.width)
 
     def require_own(self, passed: Tensor, own: Tensor, where: str) -> None:

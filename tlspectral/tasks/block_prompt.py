@@ -74,22 +74,22 @@ class BlockPrompt:
         return ["prefix", *(f"block {number}" for number in range(len(self.blocks))), "suffix"]
 
     def tokens(self) -> Int[Tensor, "pos"]:
-        """The whole prompt of a tokenised `BlockPrompt`. Raises ValueError for text."""
+        """Return the whole prompt of a tokenised `BlockPrompt`. Raises ValueError for text."""
         return torch.cat(self._ids())
 
     def spans(self) -> list[tuple[int, int]]:
-        """First position of each block and the one after its last, tokenised. Raises ValueError for text."""
+        """Return the first position of each block and the one after its last, tokenised. Raises ValueError for text."""
         bounds = torch.tensor([len(segment) for segment in self._ids()]).cumsum(0).tolist()
         return list(pairwise(bounds[:-1]))
 
     def swapped(self, i: int, j: int) -> BlockPrompt:
-        """The same prompt with blocks i and j swapped. Raises IndexError where one does not exist."""
+        """Return the same prompt with blocks i and j swapped. Raises IndexError where one does not exist."""
         blocks = list(self.blocks)
         blocks[i], blocks[j] = blocks[j], blocks[i]
         return replace(self, blocks=blocks)
 
     def tokenized(self, model: Any) -> BlockPrompt:
-        """The same prompt as token ids.
+        """Return the same prompt as token ids.
 
         Args:
             model: a TransformerBridge or HookedTransformer, with a tokenizer if the prompt is text.
@@ -116,7 +116,7 @@ class BlockPrompt:
         return BlockPrompt(ids[0], ids[1:-1], ids[-1])
 
     def require_borders(self, tokenizer: Any, when: str = "") -> None:
-        """Refuse text whose tokens are not those of its segments; `when` says what was done to the prompt before.
+        """Refuse text whose tokens differ from its segments' tokens; `when` says what was done to the prompt before.
 
         Raises:
             ValueError: a tokenizer that merges across block borders, or unequal token boundaries across a swap.
@@ -146,7 +146,7 @@ class BlockPrompt:
 def chosen_swaps(
     n_blocks: int, swaps: str | Iterable[Sequence[int]], among: Sequence[int] | None = None
 ) -> list[tuple[int, int]]:
-    """Pairs (i, j) of blocks that swap, i < j, sorted, each once.
+    """Return pairs (i, j) of blocks that swap, i < j, sorted, each once.
 
     `swaps` are pairs in either order, `"all"` pairs of the blocks `among` all (None: every block), or `"kept"`, those
     without the first of them.
@@ -175,7 +175,7 @@ def chosen_swaps(
 
 
 def tokenized_for(model: Any, prompt: BlockPrompt, swaps: list[tuple[int, int]]) -> BlockPrompt:
-    """The prompt as token ids. Its text must keep its tokens when words swap. Raises ValueError."""
+    """Return the prompt as token ids. Its text must keep its tokens when words swap. Raises ValueError."""
     tokenized = prompt.tokenized(model)
     if prompt.is_text:
         for i, j in swaps:

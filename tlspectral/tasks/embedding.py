@@ -21,7 +21,7 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class EmbeddingChange:
-    """1 - cosine of the embedding of each prompt and that of the same prompt in a run before, in [0, 2].
+    """1 - cosine of the embedding of each prompt and the embedding of the same prompt in a run before, in [0, 2].
 
     An embedding is the mean of the last layer's residual stream over the tokens of a prompt.
     """
@@ -44,7 +44,7 @@ class EmbeddingChange:
 
 
 def embedding_change(model: Any, prompts: Any) -> Task:
-    """How far the mean embedding of each prompt moves from that of the model as it is now: 1 - cosine, in [0, 2].
+    """Make the task: how far each prompt's mean embedding moves from its embedding now: 1 - cosine, in [0, 2].
 
     An embedding is the mean over all tokens of the residual stream behind the last layer, as sentence-transformers
     pools `minilm-l6`. Hooks that are on the model during this call act in the embeddings that are compared with.

@@ -53,11 +53,11 @@ def induction_loss(
     segment_length: int = 64,
     seed: int = 0,
 ) -> MetricValue:
-    """Loss on the second copy of random repeated segments, which the model can copy (FP sections 5, 8).
+    """Evaluate the loss on the second copy of random repeated segments, which the model can copy (FP sections 5, 8).
 
-    This is `evaluate(model, tls.tasks.induction(...))`: the sequences are those of `detect_heads`; with segments of L
-    tokens, positions L+1 .. 2L-1 predict. Hooks on the model stay in force. Memory does not grow with the number of
-    sequences.
+    This is `evaluate(model, tls.tasks.induction(...))`: the sequences are the same as in `detect_heads`; with segments
+    of L tokens, positions L+1 .. 2L-1 predict. Hooks on the model stay in force. Memory does not grow with the number
+    of sequences.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -84,7 +84,7 @@ def language_loss(
     n_sequences: int = 64,
     sequence_length: int = 128,
 ) -> MetricValue:
-    """Loss on text, of every position but the last (FP section 5): the mean over sequences of each sequence's mean.
+    """Evaluate the loss on text, of every position but the last (FP section 5): the mean over sequences of their means.
 
     Documents are joined, with EOS between them, and cut into rows of one length. Give prompts that are to be
     evaluated one by one as token ids, and prompts of unequal length padded, with their mask:

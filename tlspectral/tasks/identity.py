@@ -228,7 +228,7 @@ def _of_object(value: Any) -> list[Any]:
 
 @cache
 def _installed(module: str | None) -> bool:
-    """Whether code is of Python, of this package or of an installed one, which does not change between two runs."""
+    """Return whether code is of Python, this package or an installed one, which does not change between two runs."""
     top = (module or "").partition(".")[0]
     if top in sys.stdlib_module_names or top == _PACKAGE:
         return True

@@ -104,7 +104,7 @@ class Effect(float):
 
 
 def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -> Effect:
-    """Effect of an ablation on a value: `ablated - intact`, sequence by sequence; `seed` is of the flips of signs.
+    """Return the effect of an ablation on a value, `ablated - intact` by sequence; `seed` is of the flips of signs.
 
     Raises ValueError for values over different sequences, or over one.
     """
@@ -137,7 +137,7 @@ def row_sums(
 def values_of_rows(
     per_sequence: Float64[np.ndarray, "sequences"], distinct: Int[np.ndarray, "sequences"] | None
 ) -> Float64[np.ndarray, "distinct"]:
-    """Return a value for each distinct row, whose mean and its standard error are those of the sequences.
+    """Return a value for each distinct row; their mean and its standard error are the same as over the sequences.
 
     Equal sequences are a cluster of a fixed size, and its value is the mean of all plus G / n times the sum of their
     deviations from it, with G clusters of n sequences.
@@ -151,7 +151,7 @@ def values_of_rows(
 def standard_error(
     per_sequence: Float64[np.ndarray, "sequences"], distinct: Int[np.ndarray, "sequences"] | None = None
 ) -> float:
-    """Standard error of the mean over sequences, of which those of one number in `distinct` are one observation.
+    """Return the standard error of the mean over sequences; those with one number in `distinct` are one observation.
 
     With G of them in n sequences it is `sqrt(G / (G - 1) sum_g (sum of the deviations from the mean in g)^2) / n`, the
     usual one where all differ; NaN for one.
@@ -163,7 +163,7 @@ def standard_error(
 def sign_flip_p(
     difference: Float64[np.ndarray, "sequences"], seed: int, distinct: Int[np.ndarray, "sequences"] | None = None
 ) -> float:
-    """Two-sided p of a mean difference under flips of its signs, equal sequences together; NaN for a single one."""
+    """Return the two-sided p of a mean difference under flips of its signs, equal sequences together; NaN for one."""
     difference = row_sums(difference, distinct)
     if len(difference) < 2:
         return float("nan")
@@ -186,7 +186,7 @@ CONTROL_COLUMNS = columns("""
     control_draws?    | numbers       | Effects of the draws of the control, each mean over sequences; control_delta is
                       |               | their mean. None where nothing was measured.
 """)
-"""Columns of effects beside those of a control."""
+"""Columns of effects beside the effects of a control."""
 
 
 def beside_control(
@@ -194,7 +194,7 @@ def beside_control(
     controls: Float64[np.ndarray, "rows draws sequences"],
     distinct: Int[np.ndarray, "sequences"] | None,
 ) -> dict[str, Any]:
-    """Return the `CONTROL_COLUMNS` of effects, and of those of the draws on the same sequences.
+    """Return the `CONTROL_COLUMNS` of effects, and of the effects of the draws on the same sequences.
 
     `distinct` is as for `standard_error`. A draw that was not found is NaN, and is left out.
     """
@@ -224,13 +224,13 @@ def beside_control(
 def control_test(
     delta: Float64[np.ndarray, "rows"], controls: Float64[np.ndarray, "rows draws"]
 ) -> tuple[Float64[np.ndarray, "rows"], Float64[np.ndarray, "rows"]]:
-    """Compare the sizes of effects with those of their control effects: return `control_excess` and `control_p`.
+    """Compare the sizes of effects with the sizes of their control effects: return `control_excess` and `control_p`.
 
-    `control_excess` is |delta| less the mean of |control| over draws: positive where the effect is larger than that of
-    a random draw on the mean, in either direction. `control_p` is the Monte-Carlo p of "the effect is one of the
-    control's": (1 + draws with |control| >= |delta|) / (1 + draws). Small values say that the effect is larger. No p is
-    below 1 / (1 + draws), so that .05 takes 19 draws. Where effect and draws are exchangeable, p is .05 or less in at
-    most 5 % of the cases, whatever their distribution.
+    `control_excess` is |delta| less the mean of |control| over draws: positive where the effect is larger than the
+    effect of a random draw on the mean, in either direction. `control_p` is the Monte-Carlo p of "the effect is one of
+    the control's": (1 + draws with |control| >= |delta|) / (1 + draws). Small values say that the effect is larger. No
+    p is below 1 / (1 + draws), so that .05 takes 19 draws. Where effect and draws are exchangeable, p is .05 or less in
+    at most 5 % of the cases, whatever their distribution.
 
     >>> import numpy as np
     >>> excess, pvalue = control_test(np.array([-3.0]), np.array([[1.0, -2.0, 0.5, 4.0]]))

@@ -21,7 +21,7 @@ def next_token_loss(
 ) -> Float64[Tensor, "rows"]:
     """Return the mean next-token cross-entropy of each sequence in nats, over its real tokens.
 
-    `logits` are those of the positions from one on to the last but one: `predict=slice(start, -1)`, start 0 or more.
+    `logits` are of the positions from one on to the last but one: `predict=slice(start, -1)`, start 0 or more.
     """
     n_predicted = logits.shape[1]
     targets, counted = tokens[:, -n_predicted:], mask[:, -n_predicted:]
@@ -33,10 +33,11 @@ def next_token_loss(
 
 @dataclass(frozen=True)
 class LogitDifference:
-    """Mean logit of the correct answers less that of the wrong ones, at the one position that is predicted.
+    """Mean logit of the correct answers less the mean logit of the wrong ones, at the one position that is predicted.
 
     Attributes:
-        correct, wrong: answers, of all prompts or a list with those of each prompt: a token as text or id, or several.
+        correct, wrong: answers, of all prompts or a list with the answers of each prompt: a token as text or id, or
+            several.
     """
 
     correct: Any

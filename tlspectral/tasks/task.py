@@ -118,7 +118,7 @@ class Task:
 
     @property
     def label(self) -> str:
-        """Name in tables: `name`, or that of the metric."""
+        """Name in tables: `name`, or the name of the metric."""
         return self.name or getattr(self.metric, "__name__", type(self.metric).__name__)
 
     def denoising(self) -> Task:
@@ -238,7 +238,7 @@ def _contents(prompts: Any) -> list[Any]:
 
 
 def _nested(positions: Any) -> bool:
-    """Whether positions are a row per prompt, and not one list for all."""
+    """Return whether positions are a row per prompt, and not one list for all."""
     return isinstance(positions, list) and any(isinstance(row, list) for row in positions)
 
 
@@ -249,10 +249,10 @@ def induction(
     segment_length: int = 64,
     seed: int = 0,
 ) -> Task:
-    """Loss on the second copy of repeated random segments, `[BOS, r, r]` as `detect_heads` draws them (FP section 8).
+    """Make the task: loss on the second copy of random segments, as `detect_heads` draws `[BOS, r, r]` (FP section 8).
 
     With a segment of L tokens, positions L+1 .. 2L-1 predict: each has seen the token that follows. The arguments are
-    those of `induction_loss`.
+    the same as in `induction_loss`.
     """
     return Task(
         RepeatedSegments(None if prompts is None else prompts.clone(), n_sequences, segment_length, seed),
@@ -270,7 +270,7 @@ def language(
     n_sequences: int = 64,
     sequence_length: int = 128,
 ) -> Task:
-    """Loss on text, of every position but the last; the arguments are those of `language_loss` (FP section 5)."""
+    """Make the task: loss on text, of every position but the last; arguments as in `language_loss` (FP section 5)."""
     return Task(
         TextRows(_own(prompts), _own(attention_mask), n_sequences, sequence_length),
         next_token_loss,
@@ -296,7 +296,7 @@ def logit_difference(
     positions: Mapping[str, Any] | None = None,
     name: str = "logit difference",
 ) -> Task:
-    """Logit of the correct answer less that of the wrong one, after the last real token of each prompt.
+    """Make the task: the correct answer's logit less the wrong one's, after the last real token of each prompt.
 
     >>> import tlspectral as tls
     >>> tls.logit_difference(["When Mary and John went out, John gave a book to"], " Mary", " John")

@@ -71,11 +71,11 @@ class TaskSequences(PackedTokens):
         return self.predicted.shape[1]
 
     def predicted_of(self, sequences: slice) -> Positions:
-        """Positions predicted in some of the sequences."""
+        """Return the positions predicted in some of the sequences."""
         return self.predicted if isinstance(self.predicted, slice) else self.predicted[sequences]
 
     def rows_at_once(self, view: AttentionView) -> int:
-        """Number of sequences in one run, which bounds its tokens and predicted logits by the device."""
+        """Return the number of sequences in one run, which bounds its tokens and predicted logits by the device."""
         return max(1, min(batch_on(view.device).tokens // self.tokens.shape[1], self._rows_predicted(view)))
 
     def _rows_predicted(self, view: AttentionView) -> int:
@@ -361,7 +361,7 @@ def replayed_values(
 ) -> Float64[Tensor, "replays sequences"]:
     """Evaluate every replay on all sequences, the blocks from its layer on run again under its hooks.
 
-    `layers` are those of the replays, which do not decrease: replays that are run together begin at the first of
+    `layers` are the layers of the replays and do not decrease: replays that are run together begin at the first of
     theirs. As many replays as memory allows are stacked on the batch axis, one copy of the sequences after the other:
     that changes numbers by rounding only. `hooks_of` returns the hooks of some of the replays on some of the sequences.
     """

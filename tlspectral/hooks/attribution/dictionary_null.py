@@ -22,7 +22,7 @@ def dictionary_notes(
 ) -> dict[str, Any]:
     """Return what `attrs` say of a dictionary: the error's share, the same of a turned decoder, and `max_p`.
 
-    `weights` are those of the scores in the mean, and sum to 1.
+    `weights` are the weights of the scores in the mean, and sum to 1.
     """
     score = sum(weight * each.row.score for weight, each in zip(weights.tolist(), divided, strict=True))
     of_error = sum(weight * _error_score(each) for weight, each in zip(weights.tolist(), divided, strict=True))
@@ -51,7 +51,7 @@ def _error_score(divided: DividedScore) -> float:
 def _turned_error_score(dictionary: Dictionary, divided: DividedScore, generator: torch.Generator) -> float:
     """Return `_error_score` with the same activations of features whose decoder is turned at random.
 
-    A random rotation keeps lengths and angles between features. Of the decoder only the active rows are turned: into a
+    A random rotation keeps lengths and angles between features. Only the active rows of the decoder are turned: into a
     random frame of their span, which has the distribution that a rotation of the whole space gives.
     """
     streams = divided.run.residual[:2]
@@ -73,7 +73,7 @@ def _max_p(
     """Return p of the largest |mean| of a pair of features, against features of other tokens, and the draws.
 
     In each draw query and key of a prompt have the features of two tokens of the prompt, with the norms of the run.
-    Every draw gives its largest pair, so that p is corrected for the number of pairs. Of one score all pairs of tokens
+    Every draw gives its largest pair, so that p is corrected for the number of pairs. For one score all pairs of tokens
     are taken, where there are not too many: the score's own is one of them.
     """
     reads = [_token_reads(dictionary, each) for each in divided]
@@ -115,7 +115,7 @@ def _largest(
     places: list[tuple[int, int]],
     n_features: int,
 ) -> float:
-    """Return the largest |weighted sum over scores| of a pair of features, with those of some tokens at the two."""
+    """Return the largest |weighted sum over scores| of a pair of features, at the query and key of `places`."""
     pairs, totals = [], []
     for each, (features, queries, keys), weight, (query, key) in zip(
         divided, reads, weights.tolist(), places, strict=True

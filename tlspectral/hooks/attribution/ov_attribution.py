@@ -74,8 +74,8 @@ def ov_attribution(
 
     At query i a head writes sum_j A_ij (n(x_j) W_V + b_V) W_O, x_j the stream at key j, n the norm in front. With the
     attention A and all norms as numbers of this run, that is a sum over keys j, and over what wrote x_j. Held are the
-    scale of the norm in front at each key, that of a norm behind the attention (Gemma 2 and 3, OLMo 2) at the query,
-    and the gate of gated attention; a multiplier is in. All is computed in float64 on the CPU from one run.
+    scale of the norm in front at each key, the scale of a norm behind the attention (Gemma 2 and 3, OLMo 2) at the
+    query, and the gate of gated attention; a multiplier is in. All is computed in float64 on the CPU from one run.
 
     A `direction` d makes of each write w the number w . d:
 
@@ -101,7 +101,7 @@ def ov_attribution(
             query; sources are taken apart in groups of keys, of about 128 MiB each.
         dictionary: with `by="source"`, features of the stream that enters the heads' layer, see
             `tls.hooks.Dictionary`: its active features, `dictionary bias` and `error` are then the sources. Look at
-            `attrs["error_share"]` first: the sum of all rows of the error over that of all rows; without a direction
+            `attrs["error_share"]` first: the sum of all rows of the error over the sum of all rows; without a direction
             of their components along what the head writes.
 
     Returns:
@@ -118,7 +118,7 @@ def ov_attribution(
             its values within 1e-4 of the largest (16-bit: 0.1).
         UnsupportedArchitecture, BadWeights: a layer cannot be read; the residual stream is not the sum of its writes,
             as under hooks that edit it; sources through a latent or a norm of values; a receiver of latent attention;
-            answers of a model whose logits are not those of final norm and unembedding.
+            answers of a model whose logits are not what final norm and unembedding give.
         ValueError, TypeError: several heads without a direction, a receiver that reads before a head writes, a prompt
             that cannot be read or is not one, a position outside it, or arguments that do not go together.
 
@@ -318,7 +318,7 @@ def _features(
 def _require_own_values(
     write: HeadWrite, value: _StreamValues, streams: Float64[Tensor, "keys d_model"], keys: list[int]
 ) -> None:
-    """Refuse a run whose values are not those of its streams. Raises ScoreMismatch."""
+    """Refuse a run whose values do not follow from its streams. Raises ScoreMismatch."""
     heads = write.kv_heads
     own = write.values[:, keys]
     off = value.norm.normalized(streams) @ value.weight[heads] + value.bias[heads][:, None] - own
@@ -341,6 +341,6 @@ def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _error_share(frame: pd.DataFrame) -> float:
-    """Return the sum of the rows of the error over that of all rows, along the direction or the head's whole write."""
+    """Return the sum of the error's rows over the sum of all rows, along the direction or the head's whole write."""
     along = frame["contribution"] if "contribution" in frame else (frame["norm"] * frame["cosine"]).fillna(0.0)
     return float(along[frame["source"] == ERROR].sum() / along.sum())

@@ -31,7 +31,7 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Answers:
-    """Logit of the first of two tokens less that of the second."""
+    """Logit of the first of two tokens less the logit of the second."""
 
     first: int
     second: int

@@ -21,10 +21,11 @@ from tlspectral.models.reading.view import AttentionView
 
 @dataclass(frozen=True)
 class QueryRow:
-    """The scores of a query as the softmax reads them, and that of one key.
+    """The scores of a query as the softmax reads them, and the score of one key.
 
-    `score` is that of the key before a softcap, `alibi` the bias in it, None without ALiBi, and `attention` the weight
-    of the key in the run. `stored` is the type of the layer's weights, and `largest` the largest |score| of the layer.
+    `score` is the score of the key before a softcap, `alibi` the bias in it, None without ALiBi, and `attention` the
+    weight of the key in the run. `stored` is the type of the layer's weights, and `largest` the largest |score| of the
+    layer.
     """
 
     form: HeadForm
@@ -75,7 +76,7 @@ class QueryRow:
 def query_row(
     view: AttentionView, run: TracedRun, form: HeadForm, tables: Tables | None, query: int, key: int
 ) -> QueryRow:
-    """Return a query's own scores of a run: those that the model exposes, else those of its own queries and keys.
+    """Return a query's own scores of a run: as the model exposes them, else computed from its own queries and keys.
 
     Under ALiBi the bias of a key is `slope * position` and a constant of the row, which the softmax does not see: the
     constant is the mean difference, over the row, between the model's scores and the others. Raises ValueError for a

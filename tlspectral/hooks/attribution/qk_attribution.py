@@ -81,7 +81,7 @@ def qk_attribution(
     `by="mode"`: the components of the streams along the singular vectors of M = W_Q W_K^T, norms folded in: the row of
     `mode k` and `mode l` is u_k at the query with v_l at the key. Without rotation totals with k != l are 0. `no
     mode` is the rest of a stream, of which M reads nothing: its total is 0 but where M has a lower rank than W_Q or
-    W_K, and its symmetric part is that of the tokens exchanged. `by="frequency"`: a row per rotary pair of
+    W_K, and its symmetric part comes from the tokens exchanged. `by="frequency"`: a row per rotary pair of
     the head, and `no rotation` for columns that do not turn, on both streams as they are.
 
     With a `dictionary` the terms are its features that are active, its bias, and the error, which is what is left of
@@ -94,15 +94,15 @@ def qk_attribution(
     `joint_score_measured` is what the score loses when all key terms of the removed rows are taken out of the key at
     once, and `joint_score_predicted` is the sum of all rows with such a key term.
 
-    One score of one prompt is an anecdote. Of several scores each number is the mean, with standard errors.
+    One score of one prompt is an anecdote. For several scores each number is the mean, with standard errors.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
         prompt: one prompt in any form that `Task` takes: a string, ids [pos] or [1, pos], or a tokenizer's batch. Or
             several scores: a list of `(prompt, query, key)`, or a `Task` with `attention` or with named positions.
         head: "L5H1", (5, 1) or another form of one head.
-        query, key: positions of the two tokens in the prompt; negative ones count from its end. Of a task also names
-            of its positions; None of a list, and of a task for its `attention`.
+        query, key: positions of the two tokens in the prompt; negative ones count from its end. For a task also names
+            of its positions; None for a list, and for a task to take its `attention`.
         by: what the streams are divided into: `"source"`, `"mode"` or `"frequency"`.
         dictionary: features of the stream that enters the head's layer, see `tls.Dictionary`; with `by="source"`.
         top: the number of pairs with the largest |total| to keep; the others become one row, `rest`.
@@ -115,7 +115,7 @@ def qk_attribution(
         own; `remainder`, by how much it exceeds the sum of the rows; `tolerance`; `attention` to the key; `softcap`
         (None without one); `norm_behind_held`: True where a norm stands behind the attention of an earlier layer (Gemma
         2 and 3, OLMo 2), whose scale is then held as a number, a head's write being its share; with `remove`,
-        `removed_key_sources`, `joint_score_...` and `joint_attention_...`; and the model's origin. Of several scores,
+        `removed_key_sources`, `joint_score_...` and `joint_attention_...`; and the model's origin. For several scores,
         `n_prompts`, `score_se`, means in place of numbers, lists in place of positions, and the largest `remainder`
         and `tolerance`.
 

@@ -55,7 +55,7 @@ class StreamSide:
     def of_terms(
         self, written: Float64[Tensor, "terms d_model"], x: Float64[Tensor, "d_model"], scale: Tensor | None
     ) -> Float64[Tensor, "terms d_head"]:
-        """Return what the head reads of terms of a stream `x`, its norms held: that of queries or keys at `scale`."""
+        """Return what the head reads of terms of a stream `x`, norms held, the norm of queries or keys at `scale`."""
         read = (self.reads.norm.token_scale(x) * written) @ self.reads.weight[self.head]
         return self._normed(read, scale)
 
@@ -122,7 +122,7 @@ class HeadForm:
     def score(
         self, queries: Float64[Tensor, "rows d_head"], keys: Float64[Tensor, "rows d_head"]
     ) -> Float64[Tensor, "rows"]:
-        """Return the score of each query with the key of its row (as of `StreamSide.of`), without ALiBi."""
+        """Return the score of each query with the key of its row (both as `StreamSide.of` returns), without ALiBi."""
         return self.scores(queries[:, None], keys[:, None]).whole()[:, 0, 0, 0]
 
     def _at(self, row: int) -> Rotation | None:

@@ -59,8 +59,10 @@ class CircuitValue(MetricValue):
     """Value of a circuit on a task, a number; beside other tasks also of both ends of its scale, and on these.
 
     Attributes:
-        intact: value of the model as it is, on the same prompts, which is that of all edges. None without `off_target`.
-        counterfactual: that of the counterfactual prompts by the same metric, which is that of no edge. None likewise.
+        intact: value of the model as it is, on the same prompts, which is the value of all edges. None without
+            `off_target`.
+        counterfactual: value of the counterfactual prompts by the same metric, which is the value of no edge. None
+            likewise.
         off_target: the same circuit on each other task, by the task's name.
     """
 
@@ -74,7 +76,7 @@ def run_circuit(
 ) -> CircuitValue:
     """Evaluate the clean prompts when only these edges carry what the model computes.
 
-    Example: without any edge, the run is that of the counterfactual prompt.
+    Example: without any edge, the model runs as on the counterfactual prompt.
 
     >>> import tlspectral as tls, torch
     >>> model = tls.load_model("tiny-rope")
@@ -94,8 +96,8 @@ def run_circuit(
             `("L16H0", "L18KV2.k")` or `("L20MLP", "logits")`. A warning says where a table was found on the same pairs,
             or has effects of another kind: on another task or measure, or of another replacement.
         task: a `Task` with `counterfactual=`.
-        off_target: other tasks with `counterfactual=`, on whose prompts and pairs the same edges are kept. Of these
-            tasks and of `task` the intact and the counterfactual prompts are evaluated too.
+        off_target: other tasks with `counterfactual=`, on whose prompts and pairs the same edges are kept. The intact
+            and the counterfactual prompts of these tasks and of `task` are evaluated too.
 
     Returns:
         A `MetricValue`, which is used as a number: the mean over pairs, with `.se` and `.per_sequence`. With
@@ -128,7 +130,7 @@ def run_circuit(
 def _circuit_value(
     pairs: Pairs, kept: Mask, *, ends: bool, off_target: Mapping[str, CircuitValue] | None = None
 ) -> CircuitValue:
-    """Return the value of a circuit on some pairs, with those of both `ends` of its scale if they are asked for."""
+    """Return the value of a circuit on some pairs, with the values of both `ends` of its scale if asked for."""
     [values] = pairs.circuit_values([kept])
     value = metric_value_from(pairs.view, pairs.sequences, values)
     known = (value.labels, value.sequences_sha256, value.distinct, value.texts)
@@ -173,7 +175,7 @@ def faithfulness(
         sizes: shares of all edges, above 0 and up to 1; None for .001 to 1 in ten steps.
         null: how many relabelled and random circuits of each circuit of edges, 0 or more. Each takes a forward pass of
             the clean prompts. None is 20, and 1 with `choose`.
-        rank: `"selected"` takes the edges of largest `selected` first, and among equals those of largest estimate.
+        rank: `"selected"` takes the edges of largest `selected` first, and among equals the edges of largest estimate.
         choose: `"bootstrap"` measures the procedure in place of one circuit. Edges are estimated on the task; each of
             `draws` bootstrap samples of its pairs chooses the largest, and the circuit is evaluated on the pairs that
             are not in the sample. It takes 16 distinct pairs or more.
@@ -348,8 +350,8 @@ def _procedure(
 def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[np.ndarray, "edges"]:
     """Return all possible edges, as places in the flat mask, the largest effect first.
 
-    With `rank="selected"` those of largest `selected` come first. Raises ValueError for other words, and a table that
-    lacks what they name.
+    With `rank="selected"` the edges of largest `selected` come first. Raises ValueError for other words, and a table
+    that lacks what they name.
     """
     if rank not in (None, "selected"):
         raise ValueError(f"rank is 'selected' or None, the size of the estimate; found {rank!r}")
@@ -459,7 +461,7 @@ def _compare(edges: Any, pairs: Pairs) -> None:
     """Compare what a table of edges says of itself with the model and the pairs that a circuit is run on.
 
     Raises ValueError for other weights and for effects at positions. Warns of effects that are of another kind than
-    those of the circuit, and of pairs on which the edges were found.
+    the effects of the circuit, and of pairs on which the edges were found.
     """
     if not isinstance(edges, pd.DataFrame):
         return

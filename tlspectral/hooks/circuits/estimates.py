@@ -34,7 +34,7 @@ from tlspectral.tables.progress import bar
 Method = Literal["EAP", "EAP-IG", "EAP-QK"]
 """How edges are estimated: gradients at the clean run, their mean on the way to the pair, or whole queries and keys."""
 STEPS = {"EAP": (1.0,), "EAP-IG": (0.2, 0.4, 0.6, 0.8, 1.0), "EAP-QK": (1.0,)}
-"""Share of the clean embedding at which gradients are taken; the rest is that of the counterfactual prompt."""
+"""Share of the clean embedding at which gradients are taken; the rest is the embedding of the counterfactual prompt."""
 
 
 _MOST_BYTES = 2**30  # of terms of estimates
@@ -160,7 +160,7 @@ class _Reading:
     """One run with gradients, from the clean embedding without what is `removed`.
 
     `anew` are the kinds of receivers whose attention is taken anew. `read` is what passed where each of the others of
-    `Graph.readers` reads, by its place there, and `z` that of layers; `gradient` is of these once `run` has returned.
+    `Graph.readers` reads, by its place there, and `z` the z of layers; `gradient` is of these once `run` has returned.
     `passed` are streams that receivers read, or their parts, and what attention read, by hook point.
     """
 

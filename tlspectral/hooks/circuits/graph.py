@@ -120,18 +120,18 @@ class Graph:
 
     @cached_property
     def possible(self) -> Bool[np.ndarray, "receivers senders"]:
-        """Which edges there are: those of senders that write before the receiver reads."""
+        """Which edges there are: from senders that write before the receiver reads."""
         before = np.array([self.n_before(receiver) for receiver in self.receivers])
         return np.arange(len(self.senders)) < before[:, None]
 
     def kept(self, edges: Any) -> Bool[np.ndarray, "receivers senders"]:
-        """Return a circuit as a mask over all edges; arguments and errors as of `places`."""
+        """Return a circuit as a mask over all edges; arguments and errors are the same as in `places`."""
         mask = np.zeros_like(self.possible)
         mask[self.places(edges)] = True
         return mask
 
     def places(self, edges: Any) -> tuple[Int[np.ndarray, "edges"], Int[np.ndarray, "edges"]]:
-        """Return row and column in a mask of each edge of a table such as that of `edge_effects`, or of pairs of names.
+        """Return row and column in a mask of each edge of a table such as `edge_effects` returns, or of pairs of names.
 
         Raises ValueError for what names no edges, BadHead for an end that does not exist, or a sender that does not
         write before its receiver reads.

@@ -55,7 +55,7 @@ class Pairs:
     def digests(self) -> list[str]:
         """A hash of the real tokens of each pair, the same with its sides exchanged.
 
-        Tables keep those of the pairs on which they were made.
+        Tables keep the hashes of the pairs on which they were made.
         """
         both = zip(self.sequences.tokens, self.other.tokens, self.sequences.lengths.tolist(), strict=True)
         sides = (sorted(one[:n].contiguous().numpy().tobytes() for one in pair) for *pair, n in both)
@@ -113,8 +113,8 @@ def pairs_of(model: Any, task: Task) -> Pairs:
     """Return the pairs of a task on a model.
 
     Raises ValueError for no task, for one without counterfactual prompts and for prompts that do not fit;
-    EditNotHonored where a run with no edge kept is not that of the counterfactual prompts; UnsupportedArchitecture for
-    a layer or MLP that cannot be read.
+    EditNotHonored where a run with no edge kept is not the run of the counterfactual prompts; UnsupportedArchitecture
+    for a layer or MLP that cannot be read.
     """
     view = attention_view(model)
     require_stream(view)
@@ -224,7 +224,7 @@ class Stream:
         return [place for place in places if self.acting is None or self.acting[place]]
 
     def _cuts(self, kind: tuple[int, str]) -> list[Cut]:
-        """Return what is cut from the receivers of a kind; what those of one layer have in common is summed at once."""
+        """Return what is cut from the receivers of a kind; what receivers of one layer share is summed at once."""
         (layer, what), graph = kind, self.graph
         in_layer = graph.n_before_layer[layer]
         if self._of_layer[0] != layer:

@@ -1,7 +1,7 @@
 """Estimates of edges into queries and keys by the attention that they change, its softmax taken anew.
 
-A gradient at queries and keys is that of a small step. Where a softmax is saturated such a step changes nothing, and
-the whole step much. Here the whole change of queries or keys is made, and the softmax of the rows that read them is
+A gradient at queries and keys says what a small step does. Where a softmax is saturated such a step changes nothing,
+and the whole step much. Here the whole change of queries or keys is made, and the softmax of the rows that read them is
 taken anew; behind the attention the estimate is of first order. After AtP* (Kramár et al. 2024, "AtP*: An efficient and
 scalable method for localizing LLM behaviour to components", section 3.1.1), which does so for nodes.
 """
@@ -24,7 +24,7 @@ _OF_HELD = 16  # share of what a batch may hold that changes of queries and keys
 
 
 def taken_anew(view: AttentionView) -> list[tuple[int, Input]]:
-    """Return layer and input of the queries and keys that change no attention but that of their own heads.
+    """Return layer and input of the queries and keys that change the attention of their own heads alone.
 
     A norm of queries or keys over all heads (OLMo 2) hands a change on to the others. Raises EditNotHonored for a model
     whose output does not depend on the z that it shows.
@@ -44,9 +44,9 @@ def taken_anew(view: AttentionView) -> list[tuple[int, Input]]:
 def attention_of(view: AttentionView, captured: dict[str, Tensor], index: int, what: Input) -> ReceiverLayer:
     """Return the attention of one layer in a run, from what passed its `READ_POINTS`, on the device of the run.
 
-    Raises ScoreMismatch where the attention of the run is not that of its queries and keys (learned sinks, hooks that
-    edit scores), ValueError past the length up to which the layer's score scale holds, UnsupportedArchitecture for a
-    layer that cannot be read.
+    Raises ScoreMismatch where the attention of the run does not follow from its queries and keys (learned sinks, hooks
+    that edit scores), ValueError past the length up to which the layer's score scale holds, UnsupportedArchitecture for
+    a layer that cannot be read.
     """
     layer = receiver_layer(view, captured, index, what, widened)
     rows = torch.arange(layer.query.shape[1], device=layer.query.device).expand(len(layer.query), -1)

@@ -50,11 +50,11 @@ def selected_share(terms: Terms, n: int, seed: int) -> Float64[np.ndarray, "edge
 def overlaps(terms: Terms, n: int, seed: int) -> dict[str, Any]:
     """Return how much the n largest edges of two disjoint parts of the units have in common, and what that suggests.
 
-    `overlap_half` is the Jaccard index of the sets that two halves choose, mean over splits: that of samples of half as
-    many pairs. `overlap_quarter` is of two quarters. From both follow, by a power law of 1 less the index in the number
-    of pairs, `overlap_extrapolated`, of two samples as large as this one, and `units_extrapolated`, how many distinct
-    pairs (or blocks of them) would give .9. None where there are too few units, or more pairs do not agree better; no
-    number of pairs above a million is given.
+    `overlap_half` is the Jaccard index of the sets that two halves choose, mean over splits: the index of samples of
+    half as many pairs. `overlap_quarter` is of two quarters. From both follow, by a power law of 1 less the index in
+    the number of pairs, `overlap_extrapolated`, of two samples as large as this one, and `units_extrapolated`, how many
+    distinct pairs (or blocks of them) would give .9. None where there are too few units, or more pairs do not agree
+    better; no number of pairs above a million is given.
     """
     rng, n_units = np.random.default_rng(seed), len(terms)
     found: dict[str, Any] = {}

@@ -35,7 +35,7 @@ class Cut(NamedTuple):
     """What is taken out of the streams of some receivers of one kind in a layer.
 
     Attributes:
-        receivers: their indices among those of the kind.
+        receivers: their indices among the receivers of the kind.
         rows: of the batch.
         removed: of each of them, or one for all.
     """
@@ -124,7 +124,8 @@ class EdgeSender:
 class EdgeReceiver(HeadCapture):
     """The hooks that take what the senders wrote out of the queries, keys or values of one layer that are receivers.
 
-    `heads` are the receivers: key/value heads for keys and values. `point` is that of the `LayerReads` that is edited.
+    `heads` are the receivers: key/value heads for keys and values. `point` is the point of the `LayerReads` that is
+    edited.
     """
 
     what: Input

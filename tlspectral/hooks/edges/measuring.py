@@ -128,7 +128,7 @@ def edge_columns(
     else:
         attention, deltas = _attention_deltas(edges, pairs, draws, prepared)
     if prepared.run.replace == "counterfactual" and sequences.counterfactual is not None:
-        # Of equal prompts nothing is cut, and batches of other sizes round otherwise.
+        # Nothing is cut from equal prompts, and batches of other sizes round otherwise.
         deltas[..., (sequences.tokens == sequences.counterfactual.tokens).all(1).numpy()] = 0.0
     delta, controls = deltas[:, 0], deltas[:, 1:]
     table = pd.DataFrame(
@@ -238,7 +238,7 @@ class ReceiverLayer:
     def change(
         self, removed: Float[Tensor, "senders sequences pos d_model"], pairs: QueryKeyPairs
     ) -> Float[Tensor, "senders sequences rows heads d_head"]:
-        """Return the change of what heads read: of queries at those of the pairs, of keys at all positions."""
+        """Return the change of what heads read: of queries at the queries of the pairs, of keys everywhere."""
         x = self.residual
         if self.what == "q":
             rows = pairs.queries[..., None].expand(-1, -1, x.shape[-1])
@@ -276,7 +276,7 @@ class ReceiverLayer:
         return scores.own()[..., 0, :, :].masked_fill(~allowed, -torch.inf)
 
     def require_own_pattern(self, head: int, rows: Int[Tensor, "sequences rows"]) -> None:
-        """Refuse a head whose attention in the run is not that of its own queries and keys. Raises ScoreMismatch."""
+        """Refuse a head whose attention in the run does not follow from its queries and keys. Raises ScoreMismatch."""
         of_run = _rows_of(self.pattern[:, head], rows)
         require_own_pattern(self._scores(head, rows), of_run, self.pattern.dtype, head_name(self.index, head))
 
@@ -287,7 +287,7 @@ def receiver_layer(
     """Return one layer of a run, of which one input is changed, computed with what `cast` makes of activations.
 
     `captured` is what passed the layer's `READ_POINTS`. Raises ValueError past the length up to which the layer's score
-    scale holds; as `AttentionView.raw`, and ScoreMismatch for rotary tables that are not those of its frequencies.
+    scale holds; as `AttentionView.raw`, and ScoreMismatch for rotary tables that do not follow from its frequencies.
     """
     names, raw = view.hook_names(index), view.raw(index)
     residual, pattern = (captured[names[point]] for point in ("residual", "pattern"))

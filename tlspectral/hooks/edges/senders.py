@@ -53,7 +53,7 @@ def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender
     """Return the chosen writers of layers below one, sorted by layer. Raises BadHead for one that does not exist.
 
     `senders`: None for all heads; heads in any form; or a list of heads and of "embedding", "L3MLP", "L2MIX", and of
-    "heads", "mlps" and "mixers" (those of all layers).
+    "heads", "mlps" and "mixers", each of all layers.
     """
     if senders is None:
         return list(_heads(view, below))

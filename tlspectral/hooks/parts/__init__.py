@@ -5,7 +5,8 @@
 
 A part without settings also goes by its name: `"symmetric"`, `"antisymmetric"`, `"symmetric_static"`,
 `"antisymmetric_static"`, `"rope_phase"`, `"output"`, or `"M_S"`, `"M_A"`, `"Im(M_t)"`. Under rotary positions `"M_S"`
-and `"M_A"` are the parts as they act at each distance, and the static ones those of M at distance 0 (see `Symmetric`).
+and `"M_A"` are the parts as they act at each distance, and the static ones the parts of M at distance 0 (see
+`Symmetric`).
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Content(BlockPart):
 
     Raises:
         ValueError: when a model is given, no `BlockPrompt`, blocks of unequal length or at other places; as it meets a
-            task or the model runs, other tokens than those of the prompt (a start token in front, such as `model(text)`
+            task or the model runs, other tokens than the prompt's (a start token in front, such as `model(text)`
             puts there), no query behind the blocks, or one that does not see all of them; or a run that begins behind
             the embedding (from embeddings, or `start_at_layer`), which shows no tokens.
 

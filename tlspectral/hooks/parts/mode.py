@@ -39,12 +39,12 @@ class _OfHead:
 class Mode(QueryKeyPart):
     """Singular modes of M = W_Q W_K^T: what a head reads of the query along their left vectors.
 
-    `W_Q <- (I - u_k u_k^T) W_Q`: mode k is then gone at every distance. Biases of queries stay, and those of keys are
+    `W_Q <- (I - u_k u_k^T) W_Q`: mode k is then gone at every distance. Biases of queries stay, and biases of keys are
     read as before. A query/key norm keeps the factor of the token. A sweep compares it with as many random directions
     of the column space of W_Q, whose scores have the same RMS.
 
     Attributes:
-        modes: index of a mode (0 is that of the largest singular value), or several.
+        modes: index of a mode (0 is the mode of the largest singular value), or several.
         all_but: take away everything but these modes.
 
     Raises:

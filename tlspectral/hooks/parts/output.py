@@ -33,7 +33,7 @@ class Output(Part):
             `counterfactual=` has, and which is the reference of an `ablate` context: a prompt for each row of the run.
             None: `"counterfactual"` for a task of pairs, in sweeps and `ablate(task=)`, else `"zero"`.
         reference: prompts that means and other sequences come from, in any form that a `Task` takes; they are run once,
-            under the hooks on the model by then. None: the sequences of each run itself (in a sweep those of the task),
+            under the hooks on the model by then. None: the sequences of each run itself (in a sweep the task's),
             every position counted, never a sequence for itself. Batches then differ, so give a reference where a loss
             is computed.
         seed: of the draw of other sequences, which is the same in each run.
@@ -150,7 +150,7 @@ def _packed(view: AttentionView, reference: Any) -> PackedTokens:
 
 
 def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Reference:
-    """Return the pair of each prompt: those that are given, else those of the task. Raises ValueError without any."""
+    """Return the pair of each prompt: as it is given, else as the task has it. Raises ValueError without any."""
     pairs = getattr(prompts, "counterfactual", None) if reference is None else _packed(view, reference)
     if pairs is None:
         raise ValueError(
@@ -168,7 +168,7 @@ def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Re
 class Replacement(Placed):
     """What replaces the z of heads of one layer.
 
-    `z` is that of the reference, of `heads` in order, each time that the layer runs in a pass; for `"mean"` its mean
+    `z` is the z of the reference, of `heads` in order, each time that the layer runs in a pass; for `"mean"` its mean
     over sequences, with one position where these are of unequal length. None: the sequences of the run itself. `donors`
     are the reference's sequence for each sequence of the run; None draws them, seeded by `seed`, as the model runs.
     """

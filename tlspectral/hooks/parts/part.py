@@ -56,7 +56,7 @@ class Part(Placed, ABC):
     Attributes:
         at: where it is taken away: None for everywhere; a name of the task's positions, such as `"S2"`; or a position
             for all prompts or one for each, counted from its first token, negative from its end. It is the position of
-            what a head writes: of a part of the scores, that of the query.
+            what a head writes: of a part of the scores, the position of the query.
         name: name of the part in tables and folders.
         acts_on: what of a head's attention it changes: scores before the softmax; the mask, so that keys are not seen;
             or z, what the head hands to its output map.

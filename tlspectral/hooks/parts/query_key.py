@@ -126,7 +126,7 @@ class Symmetric(SymmetryPart):
 
     Attributes:
         include_bias: whether it acts on bias terms as well, as the operator on tokens with a 1 appended.
-        static: whether it is that of M at distance 0; then its name is `"symmetric_static"`.
+        static: whether it is the part of M at distance 0; then its name is `"symmetric_static"`.
 
     >>> import tlspectral as tls
     >>> tls.parts.Symmetric(include_bias=True)
@@ -145,12 +145,12 @@ class Symmetric(SymmetryPart):
 class Antisymmetric(SymmetryPart):
     """M_A, the antisymmetric part of the content: (C - C^T)/2, what changes its sign when the tokens are exchanged.
 
-    Else as `Symmetric`: with rotary positions the part as it acts at each distance, with `static=True` that of M at
-    distance 0, `S -> S - (C0 - C0^T)/2`, under the name `"antisymmetric_static"`.
+    Else as `Symmetric`: with rotary positions the part as it acts at each distance, with `static=True` the part of
+    M at distance 0, `S -> S - (C0 - C0^T)/2`, under the name `"antisymmetric_static"`.
 
     Attributes:
         include_bias: whether it acts on bias terms as well, as the operator on tokens with a 1 appended.
-        static: whether it is that of M at distance 0.
+        static: whether it is the part of M at distance 0.
 
     >>> import tlspectral as tls
     >>> tls.parts.Antisymmetric()
@@ -249,7 +249,7 @@ class Band(QueryKeyPart):
 
 
 def _listed(frequencies: Any) -> Any:
-    """Frequencies that can be read twice and stored, indices sorted and each once; others are refused with a layer."""
+    """Return frequencies to be read twice and stored: indices sorted, each once; others are refused with a layer."""
     if isinstance(frequencies, Tensor):  # a mask keeps its shape, which is one of the things it is refused for
         frequencies = (frequencies if frequencies.dtype == torch.bool else frequencies.flatten()).tolist()
     if not isinstance(frequencies, Iterable):

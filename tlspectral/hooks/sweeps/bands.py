@@ -68,7 +68,8 @@ def band_effects(
 ) -> pd.DataFrame:
     """Remove each third of a head's rotary frequencies in turn, and random sets of frequencies of equal RMS.
 
-    The rows are those of `ablation_sweep` for `Band("high")`, `Band("middle")` and `Band("low")`, beside their control.
+    The rows are what `ablation_sweep` measures for `Band("high")`, `Band("middle")` and `Band("low")`, beside their
+    control.
 
     >>> import tlspectral as tls
     >>> bands = tls.hooks.band_effects(tls.load_model("tiny-rope"), "L1H0", draws=0)
@@ -95,8 +96,8 @@ def band_effects(
             prompts that the task refuses.
 
     What it does not establish: that the head was trained to use the band. Frequencies act together in a softmax: the
-    effects of the three bands do not add up to that of the head. Where `random_overlap` is near 1, as in a head with
-    one dominant frequency, a random set is almost the band itself and cannot serve as a control.
+    effects of the three bands do not add up to the effect of the head. Where `random_overlap` is near 1, as in a head
+    with one dominant frequency, a random set is almost the band itself and cannot serve as a control.
     """
     draws, view = counted(draws, 0, "draws is how many random sets each band has"), attention_view(model)
     bands = [Band(band) for band in BANDS]

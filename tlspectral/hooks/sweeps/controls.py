@@ -65,7 +65,7 @@ def random_difference(
 def root_mean_square(
     scores: Float[Tensor, "batch heads pos pos"], allowed: Bool[Tensor, "*batch pos pos"]
 ) -> Float[Tensor, "batch heads"]:
-    """Root mean square over the allowed pairs of each sequence."""
+    """Return the root mean square over the allowed pairs of each sequence."""
     square = (scores * allowed).square().sum((-2, -1))
     return (square / allowed.sum((-2, -1))).sqrt()
 
@@ -76,7 +76,7 @@ def root_mean_square(
 class FrequencySets(NamedTuple):
     """Random sets of the rotary pairs of one head, whose contribution to its scores has the RMS of a band's.
 
-    `overlap` is the RMS of the band's own pairs in a set over that of the band, mean over sets; NaN without a set.
+    `overlap` is the RMS of the band's own pairs in a set over the RMS of the band, mean over sets; NaN without a set.
     """
 
     masks: list[Bool[np.ndarray, "pairs"]]
@@ -143,8 +143,8 @@ def _score_products(
 ) -> Float64[np.ndarray, "heads pairs pairs"]:
     """Compute the mean products of the contributions of every two frequencies to the scaled scores.
 
-    The mean is over the unmasked pairs of tokens of a sequence, those of the query `at` if there is one, and then over
-    sequences.
+    The mean is over the unmasked pairs of tokens of a sequence, the pairs of the query `at` if there is one, and then
+    over sequences.
     """
     assert layer.rotary is not None
     n_pairs = layer.rotary.n_pairs
@@ -153,7 +153,7 @@ def _score_products(
     of_batch = torch.zeros_like(total)
 
     def add_products(removal: Removal) -> Tensor:
-        """Add each sequence's mean products to those of the batch, and remove nothing."""
+        """Add each sequence's mean products to the batch's, and remove nothing."""
         removal = unpadded(removal, sequences, batch)
         assert removal.scores is not None
         assert removal.allowed is not None

@@ -1,4 +1,4 @@
-"""Values of a metric without a part of each head of one layer or of sets of heads, beside those of their controls.
+"""Values of a metric without a part of each head of one layer or of sets of heads, beside their controls' values.
 
 Blocks are replayed from the layer, several heads in a batch.
 """
@@ -222,7 +222,7 @@ def effect_rows(
 
 
 def beside_heads(effects: LayerEffects, measured: list[int], others: list[list[int]]) -> LayerEffects:
-    """Return the effects of the first of the measured heads, whose controls are those of `others`."""
+    """Return the effects of the first of the measured heads, whose controls are the values of `others`."""
     values = effects.values
     controls = np.stack([values[[measured.index(other) for other in drawn]] for drawn in others])
     return LayerEffects(values[: len(others)], np.full(len(others), np.nan), controls)

@@ -86,7 +86,7 @@ def summarize_sweep(
 
     What it does not establish: that heads without effect do nothing, or that a column predicts which head matters: over
     one model this is one observation of circuits, not many. Intervals are not over models or tasks; where the sums per
-    sequence do not fit the table, that of `sum` is the widest that the heads' errors allow. Layers are taken as
+    sequence do not fit the table, the interval of `sum` is the widest that the heads' errors allow. Layers are taken as
     independent: in simulated tables with neighbouring layers alike, `pvalue` of a correlation rejects 10.4 % at nominal
     5 %. The three detectors are not corrected for, and effects need not be linear in the size of what is removed.
     """

@@ -114,14 +114,14 @@ def ablation_sweep(
     [0.0, 0.0, 0.0, 1.3]
 
     Residual streams of an intact run are stored, and an ablation in layer l runs only block l and the later ones; the
-    numbers are those of whole forward passes under `ablate`. Hooks on the model stay in force.
+    numbers are what whole forward passes under `ablate` give. Hooks on the model stay in force.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
         part: what is removed, as in `ablate`. In the place of `"output"` stands what the head writes on the pair of
             each prompt, where the task has pairs, else zero: `attrs["replace"]` says which. An `Output` that takes from
             other sequences and has no reference takes from all of the task, never from a sequence for itself. The
-            prompts of a part in blocks are those of the task.
+            prompts of a part in blocks are the prompts of the task.
         heads: as in `ablate`; None is every head (for `RopePhase` and `Band`: of layers with rotary positions). On
             SmolLM2-135M they take 16 CPU-minutes, with the control 2 CPU-hours; the bar says so after the first layer.
             A dict, such as `{"movers": ["L9H9", "L10H0"]}`, makes a row per set, its heads removed together (`layer`
@@ -135,23 +135,23 @@ def ablation_sweep(
             part.
         control: `"random"` also removes, in place of the part, a random one of equal size: `q O k^T` of the head's own
             bias-free queries and keys before rotation, O a Haar-random orthogonal d_head x d_head matrix, scaled so
-            that its RMS over unmasked pairs equals that of the part, sequence by sequence. For parts in blocks: the
+            that its RMS over unmasked pairs equals the RMS of the part, sequence by sequence. For parts in blocks: the
             same numbers taken from other blocks, by a random cycle through all of them. For a `Band`: a random set of
             the head's frequencies, the beginning of a random order of them, cut where the RMS of its contribution to
-            the scores of all sequences is nearest to that of the band; it is used if it is within 10 % of that. For
+            the scores of all sequences is nearest to the RMS of the band; it is used if it is within 10 % of that. For
             `Output` and `LongRange`: the same is removed from other heads of the layer, chosen at random, one at a
             time.
         draws: random parts per head, None is five (19 with `off_target`); for `Output` and `LongRange` other heads per
-            head, None is all (no more than n - 1 in a layer with n heads); random sets per set, None is 19. Of a `Band`
-            there can be fewer that differ, down to none: `control_draws` has those that were found. `control_p` is not
-            below 1 / (1 + draws): 19 reach .05.
+            head, None is all (no more than n - 1 in a layer with n heads); random sets per set, None is 19. For a
+            `Band` there can be fewer that differ, down to none: `control_draws` has those that were found. `control_p`
+            is not below 1 / (1 + draws): 19 reach .05.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
         off_target: other tasks, on each of which the same is removed, beside the same draws of the control: as many
             sweeps. They have columns of their own, which begin with the task's name, so that a row stays a head and no
             column holds numbers of two metrics. Means, pairs and other sequences that are put in, positions by name,
             and the random sets of a `Band` are each task's own. It takes `control="random"` and 19 draws or more; None
-            is 19. Of a `Band` fewer may be found, and `excess_z` is then of those.
+            is 19. For a `Band` fewer may be found, and `excess_z` is then of those.
         folder: a folder for one file per layer and part. A sweep that was stopped is resumed from there and gives the
             same table. Parts may share a folder, other settings may not.
         n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of
