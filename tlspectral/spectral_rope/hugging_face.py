@@ -131,7 +131,7 @@ class SpectralPreTrained(Swapped):
         return any(".spectral." not in name and value.requires_grad for name, value in self.named_parameters())
 
     def gradient_checkpointing_enable(self, *given: Any, **named: Any) -> None:
-        """Do as the model's own. Embeddings ask for a gradient: reentrant checkpointing needs it with frozen weights."""
+        """Do as the model's own. Embeddings ask for a gradient, as reentrant checkpointing of frozen weights needs."""
         # transformers puts a hook there each time, and leaves it when checkpointing is switched off.
         with warnings.catch_warnings(), methods_replaced(self, {"enable_input_require_grads": lambda: None}):
             warnings.simplefilter("ignore", FutureWarning)  # transformers calls this one through the name that is new

@@ -88,8 +88,8 @@ def relative_position_kernel(
     exp(i theta_t D)` over rotary pairs, plus the non-rotary columns, times the model's scale. Queries and keys
     are those that the model rotates: with biases, after a query/key norm, with gain and phase of a spectral layer. They
     are taken from other prompts than those that `kernel_prediction` judges on. A softcap is applied to the sum.
-    Hooks on the scores, as `ablate` puts on for parts of the scores, leave `predicted` as it is; hooks on queries and
-    keys change it.
+    Hooks on the scores, such as `ablate` puts on for parts of the scores, leave `predicted` as it is; hooks on queries
+    and keys change it.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -111,7 +111,7 @@ def relative_position_kernel(
     Raises:
         BadHead: a head that does not exist.
         ScoreMismatch: rebuilt scores do not give the model's pattern.
-        EditNotHonored: a layer whose scores are rebuilt has hooks on z, as an ablation there puts on.
+        EditNotHonored: a layer whose scores are rebuilt has hooks on z, such as an ablation there puts on.
         ValueError, TypeError: prompts that cannot be read (see `Task`), or offsets that no prompt has.
 
     What it does not establish: that the head attends by position. Contents contribute to the mean as well, and a
