@@ -58,7 +58,7 @@ def block_generator(seed: int, n: int, k: int, *layer_and_head: int) -> np.rando
 def haar_blocks(n: int, k: int, draws: int, rng: np.random.Generator) -> Float64[Tensor, "draws k k"]:
     """Return top-left k x k blocks of `draws` independent Haar matrices of O(n).
 
-    The block is that of the sign-fixed QR frame of an n x k Gaussian. With G its first k rows, the other n - k enter
+    The block is cut from the sign-fixed QR frame of an n x k Gaussian. With G its first k rows, the other n - k enter
     only through their Gram matrix, so their Bartlett triangle T stands for them (T_ii^2 ~ chi2(n - k - i), i = 0..,
     min(k, n - k) non-zero rows) and the block is G L^-T, L L^T = G^T G + T^T T. Raises ValueError unless 1 <= k <= n
     and draws >= 0, and for blocks of more than 8 GiB.
@@ -136,7 +136,7 @@ def null_draws(
     FLOAT32_FROM or more, eigenvalues are taken in float32; the largest s lies between 1 / sqrt(k) and 1, so nothing
     overflows. The first COMPARED_DRAWS draws are taken in both precisions. Where the root mean square difference of a
     metric reaches ROUNDING_SHARE of the Monte-Carlo error of its mean, sd / sqrt(draws), all draws of the head are
-    taken in float64; so are those of a head of rank 1, whose D_head has no spread but rounding.
+    taken in float64; so are the draws of a head of rank 1, whose D_head has no spread but rounding.
     """
     if dtype == "float32" and len(singular_values) >= FLOAT32_FROM and len(blocks) > COMPARED_DRAWS:
         compared, rest = blocks[:COMPARED_DRAWS], blocks[COMPARED_DRAWS:]
@@ -184,9 +184,9 @@ def controlled_moments(
     """Return mean and standard deviation (ddof 0) of the draws, and whether each used the control variate.
 
     `mean` and `variance` are the known moments of `control`. Each of the two numbers uses the control only where its
-    own estimated variance is lower: for the mean, that of the residual with the factor (R - 2) / (R - 3) for the fitted
-    slope; for the deviation, that of the influences of slope^2 Var[x] + residual variance against those of the plain
-    variance. The plain number wins ties and is used below four draws.
+    own estimated variance is lower: for the mean, the variance of the residual with the factor (R - 2) / (R - 3) for
+    the fitted slope; for the deviation, the variance of the influences of slope^2 Var[x] + residual variance against
+    the variance of the influences of the plain variance. The plain number wins ties and is used below four draws.
     """
     count, centred, offset = len(draws), draws - draws.mean(), control - control.mean()
     plain_mean, plain_variance = float(draws.mean()), float((centred**2).mean())

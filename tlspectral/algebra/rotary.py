@@ -226,7 +226,7 @@ def phase_norms(
 ) -> PhaseNorms:
     """Return norms of the real and imaginary part of each `M_t`, from inner products of columns alone (FP section 7).
 
-    With a, c the real and imaginary columns of W_Q and b, d those of W_K, `Re M_t = a b^T + c d^T` and
+    With a, c the real and imaginary columns of W_Q and b, d of W_K, `Re M_t = a b^T + c d^T` and
     `Im M_t = c b^T - a d^T`. A difference of squares leaves rounding of about 1e-8 of `||M_t||` where a part vanishes.
     The norms leave out `attention_scaling`, which multiplies every `M_t` alike. For a spectral layer `w_q` must
     contain gain and phase already (`with_gain_and_phase`), which mix real and imaginary parts.

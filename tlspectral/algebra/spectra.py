@@ -129,7 +129,7 @@ def symmetric_eigenvalues(core: ThinCore) -> Float64[Tensor, "heads r"]:
 def _regular_core(matrix: Float64[Tensor, "m r"]) -> Float64[Tensor, "p p"]:
     """Return diag(S) V^T U on the p singular directions above our own rounding.
 
-    Its eigenvalues are those of M without the null space, whose LAPACK noise can look like a Jordan block.
+    Its eigenvalues are M's without the null space, whose LAPACK noise can look like a Jordan block.
     """
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     rank = int((values > max(matrix.shape) * EPSILON * values[0]).sum())
@@ -165,7 +165,7 @@ class Spectrum:
 
     `singular_values` descend; `eigenvalues` are the m of M that can be non-zero, largest modulus first;
     `eigenvector_condition` is cond_2 of LAPACK's unit eigenvectors, a flag of non-normality that is at least 1;
-    `symmetric_eigenvalues` are those of M_S, ascending. Units are those of M.
+    `symmetric_eigenvalues` are the eigenvalues of M_S, ascending. Units are M's.
     """
 
     singular_values: Float64[Tensor, "heads m"]
@@ -335,7 +335,7 @@ def head_metrics(
     return HeadMetrics(
         status=np.select([norms == 0, nilpotent | unstable, rank < k], _STATUSES, "ok").tolist(),
         rank=rank.astype(np.int64),
-        # Of M_A itself, which is accurate also where M is nearly symmetric.
+        # Taken from M_A itself, which is accurate also where M is nearly symmetric.
         dir_frac=torch.linalg.norm((square - square.mT) / 2, dim=(1, 2)).numpy() / scale,
         D_head=np.where(nilpotent | unstable, np.nan, imaginary / np.where(total > 0, total, np.nan)),
         lam_mass=total / np.where(norms > 0, values.sum(axis=1), np.nan),

@@ -64,7 +64,7 @@ def analyze_heads(
     n_jobs: int = 1,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """One row per attention head: the spectrum of its norm-folded QK operator against the matched random null.
+    """Return one row per attention head: the spectrum of its norm-folded QK operator against the matched random null.
 
     >>> import tlspectral as tls
     >>> heads = tls.analyze_heads(tls.load_model("tiny-rope"), null_draws=2, n_sequences=8)
@@ -81,10 +81,10 @@ def analyze_heads(
             `models.checkpoints.layers.STREAMED_MODEL_TYPES`. Each layer's scores are checked on random residual
             streams. `outside_m, self_match, copying, positivity` are NaN, and `weights_sha256` is of what was read.
         heads: heads to tabulate, as in `ablate`: `"L5H1"`, `"L5"` for all of a layer, `"L-1"` for the last one, or a
-            list of these; None for all. Their rows are those of the whole table, but `D_head_pct` is the percentile
-            among them. Of files only the layers of these heads are read.
+            list of these; None for all. Their rows are as in the whole table, but `D_head_pct` is the percentile
+            among them. Only the layers of these heads are read from files.
         null_draws: draws of the null per head; the error of a z is about sqrt((1 + z^2/2) / draws). 100 are enough to
-            rank heads (Spearman correlation of z with those of 300 draws: .9995 and more); take 300 or more for
+            rank heads (Spearman correlation of z with the z of 300 draws: .9995 and more); take 300 or more for
             statements about a population of heads.
         null_blocks: `"shared"` draws the random frames once for all heads, so their Monte-Carlo error is common;
             statements about a population of z need `"fresh"`.
@@ -97,7 +97,7 @@ def analyze_heads(
         prompts: in any form that `Task` takes (strings, ids [batch, pos], a tokenizer's batch), for the
             self-check, `outside_m`, `score_asym` and `content_scale`; None draws 24 random ids.
         extras: `"score_asym"`, `"position_share"`, `"content_scale"`. With the last, M of latent attention weighs its
-            content block by the `b` of the prompts' tokens, without the first, in place of that of white input.
+            content block by the `b` of the prompts' tokens, without the first, in place of the `b` of white input.
         folder: only for a model that is read from its files: a folder for one file per layer. A run that
             was stopped is resumed from there and gives the same table.
         n_jobs: worker processes of one thread: for the null, or for whole layers of a model that is read from its files

@@ -58,7 +58,7 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
 
     `score = ||M OV^T|| / (||M|| ||OV||)` for the keys of a head, with M^T in place of M for its queries and
     `||OV_earlier OV_head||` for its values; Frobenius norms, from thin factors alone. M is norm-folded, and OV, like M,
-    is centred under LayerNorm. Both are those of the head that is named, also where heads share keys and values.
+    is centred under LayerNorm. Both belong to the head that is named, also where heads share keys and values.
 
     Args:
         model: a TransformerBridge or HookedTransformer, a model of transformers, or a name or path. A folder of

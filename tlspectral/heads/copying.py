@@ -26,7 +26,7 @@ COPYING_SCORES = Schema(
 def copying_scores(model: Any) -> pd.DataFrame:
     """Measure how far heads copy the tokens they attend to, by eigenvalues of `W_O W_U W_E W_V` (Elhage et al. 2021).
 
-    The product P is d_head x d_head. W_V carries the gain of the input norm and W_U that of the final norm (under
+    The product P is d_head x d_head. W_V carries the gain of the input norm and W_U the gain of the final norm (under
     LayerNorm both are centred); W_U is also centred over the vocabulary, as TransformerLens's `center_unembed` does it,
     so that a head has one value however the model was loaded. W_E is raw.
 
@@ -87,7 +87,7 @@ def _above_rounding(
 
 
 def unembedding_times_embedding(view: AttentionView) -> Float64[Tensor, "d_model d_model"] | None:
-    """Return W_U W_E, W_U as of `folded_unembedding`; None where no token can be copied.
+    """Return W_U W_E, W_U as `folded_unembedding` yields it; None where no token can be copied.
 
     That is where input and output vocabularies differ, and in an encoder.
     """

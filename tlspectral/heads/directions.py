@@ -101,8 +101,8 @@ def head_directions(
     `written` against the unembedding with the final norm's gain, less its mean over the vocabulary, which no
     probability depends on. The sign of a direction is such that the largest loading on its first side is positive.
 
-    The strength of a list is the mean of its absolute loadings. It is compared with that of `draws` random directions,
-    uniform in the space that the direction lies in (orthogonal to the mean under LayerNorm). q is by
+    The strength of a list is the mean of its absolute loadings. It is compared with the strengths of `draws`
+    random directions, uniform in the space that the direction lies in (orthogonal to the mean under LayerNorm). q is by
     Benjamini-Hochberg over the directions and sides of the table. Where q is not below .05 there are no words: one row
     says "no reading".
 
@@ -138,7 +138,7 @@ def head_directions(
     which fits the first layers best; rotation, biases and a norm behind the attention are left out. A list that is
     stronger than random ones says that the direction is no random one, not that its words have a common meaning: all
     embeddings share some directions. The largest directions need not be those that text uses. For a contrast it is the
-    words that are tested, not the contrast: with few prompts its directions are those of these prompts.
+    words that are tested, not the contrast: with few prompts its directions are these prompts' own.
     """
     if kind not in SIDES:
         raise ValueError(f"kind must be 'qk' or 'ov', not {kind!r}")

@@ -31,7 +31,7 @@ FREQUENCY_TABLE = Schema(
 
 
 def frequency_table(model: Any) -> pd.DataFrame:
-    """Norms of `Re M_t` and `Im M_t` for every head and rotary pair (FP section 7).
+    """Return the norms of `Re M_t` and `Im M_t` for every head and rotary pair (FP section 7).
 
     >>> import tlspectral as tls
     >>> table = tls.frequency_table(tls.load_model("tiny-rope"))

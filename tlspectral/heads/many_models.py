@@ -71,7 +71,7 @@ class _Entry:
     Attributes:
         name: what `analyze_heads` is given; a path is absolute, because a worker can have another working directory.
         part: name of its file in the dataset, and of the one that says why it failed, without suffix.
-        missing_part: the same while no file of this name is there, and it could be that of a hub model.
+        missing_part: the same while no file of this name is there, and it could be a hub model's.
         files_state: of its files on disk; None for a model of the hub or of a package.
         size: bytes on disk, by which models are ordered; infinite of a model of the hub, whatever its cache holds.
     """
@@ -109,7 +109,7 @@ def analyze_models(
         models: names or paths as for `load_model`, and text files that list such, one per line, with `#` comments. What
             is named twice is analysed once. With `detectors=False` folders and hub models are read layer by layer,
             as by `analyze_heads`.
-        folder: an empty or new folder, or that of an earlier call with the same settings.
+        folder: an empty or new folder, or the folder of an earlier call with the same settings.
         null_draws, null_dtype, detectors, max_se: as for `analyze_heads`.
         n_jobs: workers within a model, as for `analyze_heads`; one model follows another. Where the caller configured
             `joblib.parallel_config` and models are loaded for detectors, the workers take a model each. The tables are
@@ -190,10 +190,10 @@ def is_model_list(name: str | os.PathLike[str]) -> bool:
 
 
 def listed_models(models: Iterable[Any]) -> list[str]:
-    """Return the entries, with those of a list file in its place.
+    """Return the entries, with the entries of a list file in its place.
 
     A list file has one entry per line. `#` begins a comment at the start of a line or after a space. Relative paths are
-    those of the working directory. Raises ValueError for a file that is no text, a loaded model, or nothing.
+    taken from the working directory. Raises ValueError for a file that is no text, a loaded model, or nothing.
     """
     given = [models] if isinstance(models, str | os.PathLike) else list(models)
     names: list[str] = []

@@ -171,7 +171,7 @@ class ReadStreams:
     def score_asymmetry(self, layer: AttentionLayer) -> Float64[np.ndarray, "heads"]:
         """Return, per head, `mean ||S - S^T|| / mean ||S||` over prompts, `S = n M n^T` (FP section 4).
 
-        Scores are those of content: all pairs of positions, without mask, rotation, biases and query/key-norm scalars.
+        Scores are of content alone: all pairs of positions, without mask, rotation, biases and query/key-norm scalars.
         """
         n = self.normalized(layer)
         w_q, w_k = layer.operator_factors()

@@ -116,10 +116,10 @@ def measure_step(
     blocks: BlockPrompt | None,
     **options: Any,
 ) -> pd.DataFrame:
-    """Measure a model, or one that is read from its files; the arguments are those of `head_history`.
+    """Measure a model, or one that is read from its files; the arguments are as for `head_history`.
 
     Return the tables `heads` and `composition`, with blocks also `positional` and, on a model with rotary positions,
-    `frequencies`, as one, see `bundled`. Its `attrs` are those of `analyze_heads`, with `numbers` (columns of a
+    `frequencies`, as one, see `bundled`. Its `attrs` are as in `analyze_heads`, with `numbers` (columns of a
     summary) and `shape` (numbers that have to be the same at all steps). Raises BadHead for a pair that the model does
     not have, ScoreMismatch, UnsupportedArchitecture and BadWeights for a model that cannot be read.
     """
@@ -271,7 +271,7 @@ class HeadHistory:
         return int(row["layer"]), int(row["head"])
 
     def track(self, head: LayerHead | None = None) -> pd.DataFrame:
-        """One row per step: a head's row beside the step's summary, as figures and questions take it.
+        """Return one row per step: a head's row beside the step's summary, as figures and questions take it.
 
         Args:
             head: (layer, head); None for `previous_token_head`.

@@ -47,7 +47,7 @@ def head_history(
     n_jobs: int = 1,
     seed: int = 0,
 ) -> HeadHistory:
-    """The head table, the in-context score and K-composition at every checkpoint of a training.
+    """Measure the head table, the in-context score and K-composition at every checkpoint of a training.
 
     >>> import tlspectral as tls
     >>> models = ["tiny-rope-sym", "tiny-rope"]
@@ -210,7 +210,7 @@ class _Step:
         self._require_same_shape(table)
 
     def _require_same_shape(self, table: pd.DataFrame) -> None:
-        """Add the shape of the model to `shapes`; refuse a shape other than that of the first model."""
+        """Add the shape of the model to `shapes`; refuse a shape other than the first model's."""
         self.shapes[self.label] = shape = table.attrs["shape"]
         first, expected = next(iter(self.shapes.items()))
         # The shape of a model that is read from files lacks what only a loaded one shows.

@@ -16,8 +16,8 @@ TINY = ("tiny-ape", "tiny-ape-sym", "tiny-rope", "tiny-rope-imag", "tiny-rope-sy
 class Source:
     """A model to load: `location` is a hub id, a folder, a GGUF file or a checkpoint of this package, as `kind` says.
 
-    `kind` is `"hub"`, `"folder"`, `"adapter"`, `"gguf"`, `"tiny"` or that of a registered loader; `record` is stored in
-    tables. A GGUF file in several `parts` has the first as location, and the SHA-256 of the joined file.
+    `kind` is `"hub"`, `"folder"`, `"adapter"`, `"gguf"`, `"tiny"` or the kind of a registered loader; `record` is
+    stored in tables. A GGUF file in several `parts` has the first as location, and the SHA-256 of the joined file.
     """
 
     kind: str

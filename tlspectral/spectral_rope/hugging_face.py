@@ -66,7 +66,7 @@ class RotatedAttention(Swapped):
         return {"rotated_forward": rotated, "own_rotation": staticmethod(forward.__globals__[_ROTATION])}
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """As the attention module's own, with learned rotations."""
+        """Run as the attention module's own method does, with learned rotations."""
         tables, positions = named.get("position_embeddings"), named.get("position_ids")
         if tables is None or positions is None:
             raise UnsupportedArchitecture(
@@ -94,7 +94,7 @@ class SpectralPreTrained(Swapped):
         )
 
     def spectral_parameters(self) -> Iterator[nn.Parameter]:
-        """The learnable frequencies, phases and gains alone."""
+        """Return the learnable frequencies, phases and gains alone."""
         return self.spectral.parameters()
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **named: Any) -> None:
@@ -106,7 +106,7 @@ class SpectralPreTrained(Swapped):
         save_folder(self, save_directory, lambda: plain_object(self), trains_weights=self._trains_weights())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As the model's own; the tensors of a file of `save_pretrained` go to the spectral parameters.
+        """Load as the model's own does; the tensors of a file of `save_pretrained` go to the spectral parameters.
 
         Raises RuntimeError for such a file that was saved of other weights. A Trainer loads spectral parameters and
         weights one after the other, by `strict=False`: weights that were saved beside them are then not compared.
@@ -131,7 +131,7 @@ class SpectralPreTrained(Swapped):
         return any(".spectral." not in name and value.requires_grad for name, value in self.named_parameters())
 
     def gradient_checkpointing_enable(self, *given: Any, **named: Any) -> None:
-        """As the model's own. Embeddings ask for a gradient, as reentrant checkpointing needs with frozen weights."""
+        """Do as the model's own. Embeddings ask for a gradient, as reentrant checkpointing of frozen weights needs."""
         # transformers puts a hook there each time, and leaves it when checkpointing is switched off.
         with warnings.catch_warnings(), methods_replaced(self, {"enable_input_require_grads": lambda: None}):
             warnings.simplefilter("ignore", FutureWarning)  # transformers calls this one through the name that is new
@@ -140,7 +140,7 @@ class SpectralPreTrained(Swapped):
             vars(self)[_ASKING] = self.get_input_embeddings().register_forward_hook(_ask_for_gradient)
 
     def gradient_checkpointing_disable(self) -> None:
-        """As the model's own. Embeddings no longer ask for a gradient, unless the caller made them."""
+        """Do as the model's own. Embeddings no longer ask for a gradient, unless the caller made them."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             self.own.gradient_checkpointing_disable(self)
@@ -151,7 +151,7 @@ class SpectralPreTrained(Swapped):
 def rotated_object(model: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE], *, shared: bool) -> Any:
     """Return a copy of a Hugging Face model with a spectral module in each attention module of `layers`.
 
-    `view` is that of a bridge made of it. Raises UnsupportedArchitecture for attention that rotates in another way.
+    `view` is the view of a bridge made of it. Raises UnsupportedArchitecture for attention that rotates in another way.
     """
     copied = copy_of_object(model, str(model.config._name_or_path or type(model).__name__), shared=shared)
     for parameter in copied.parameters():

@@ -122,10 +122,10 @@ def _check_tensors(path: Any, tensors: dict[str, Tensor], own: dict[str, Tensor]
 def load_claimed(given: Any, **options: Any) -> Any:
     """Return the TransformerLens model of a spectral Hugging Face model, or of the `Source` of a folder of one.
 
-    That of an object has copies of its weights and parameters; that of a folder is its base with the folder's spectral
-    parameters. `options` are those of `load_model`. Raises TypeError for another spectral model, IncompatibleCheckpoint
-    for a folder whose base is not known or is another one now; and the errors of `load_model`, with the names of folder
-    and base.
+    For an object it has copies of the object's weights and parameters; for a folder it is the base with the folder's
+    spectral parameters. `options` are as for `load_model`. Raises TypeError for another spectral model,
+    IncompatibleCheckpoint for a folder whose base is not known or is another one now; and the errors of `load_model`,
+    with the names of folder and base.
     """
     if isinstance(given, Source):
         return _load_folder(given, options)

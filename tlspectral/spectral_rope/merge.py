@@ -28,7 +28,7 @@ _KEEP = "keep the model with save_pretrained"
 
 
 def merge(model: Any) -> Any:
-    """A new model of the base's kind, with gain and phase folded into W_Q and its bias: the same function.
+    """Return a new model of the base's kind, with gain and phase folded into W_Q and its bias: the same function.
 
     Per query head and pair, `W_Q[:, pair] <- gain R(phase) W_Q[:, pair]`: W_Q takes both up. `omega` it cannot: no
     weights of an ordinary model can hold it. The config of a model of transformers can, where all heads of all layers
@@ -122,7 +122,7 @@ def _require_equal(run: Callable[[], Tensor], run_merged: Callable[[], Tensor]) 
 def _with_frequencies(plain: Any, view: AttentionView, layers: Mapping[int, SpectralRoPE]) -> Any:
     """Return a model with the weights of `plain` whose config has the learned frequencies; itself if none has moved.
 
-    `view` is that of `plain`, which has the frequencies that were learned from. Raises ValueError where the config
+    `view` is the view of `plain`, which has the frequencies that were learned from. Raises ValueError where the config
     cannot hold them.
     """
     if not any(bool(module.shift_by_head().any()) for module in layers.values()):

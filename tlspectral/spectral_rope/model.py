@@ -46,10 +46,10 @@ class SpectralModel(nn.Module):
     """A copy of a TransformerBridge or HookedTransformer whose queries and keys have learnable rotations.
 
     Made by `to_spectral`. Calls, `run_with_cache`, `run_with_hooks`, `hooks`, `generate`, `cfg`, `tokenizer`, weights
-    and everything else are those of the copy, key/value caches, `position_ids`, gradient checkpointing, threads and
+    and everything else are the copy's, key/value caches, `position_ids`, gradient checkpointing, threads and
     torch.compile included; parameters and state dict also have `spectral.{layer}.log_omega_shift` (or `.omega`),
     `.phase` and `.gain`. Hooks at `hook_q` and `hook_k` see what they see without it (backward hooks there see the
-    gradient behind the spectral rotation); scores and patterns are those of the spectral model.
+    gradient behind the spectral rotation); scores and patterns are the spectral model's.
 
     Attributes:
         base: the model that it was made from, which is left as it is.
@@ -97,21 +97,21 @@ class SpectralModel(nn.Module):
         )
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """As the base's forward pass."""
+        """Run as the base's forward pass does."""
         return self.rotated(*given, **named)
 
     @uninterrupted
     def hooks(self, *given: Any, **named: Any) -> Iterator[SpectralModel]:
-        """As the base's, but yields this model."""
+        """Do as the base's method, but yield this model."""
         with self.rotated.hooks(*given, **named):
             yield self
 
     def spectral_parameters(self) -> Iterator[nn.Parameter]:
-        """The learnable frequencies, phases and gains alone."""
+        """Return the learnable frequencies, phases and gains alone."""
         return self.spectral.parameters()
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
-        """Rotary geometry of a layer as it acts now: per-head frequencies, gain and phase; None without rotary.
+        """Return the rotary geometry of a layer as it acts now: frequencies per head, gain, phase; None without rotary.
 
         With `live`, gradients pass through gain and phase to the spectral parameters.
         """
@@ -121,13 +121,13 @@ class SpectralModel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of the copied model by its own names, then the spectral ones."""
+        """Yield the parameters of the copied model by its own names, then the spectral ones."""
         before = f"{prefix}." if prefix else ""
         yield from self.rotated.named_parameters(prefix, recurse, remove_duplicate)
         yield from self.spectral.named_parameters(f"{before}spectral", recurse, remove_duplicate)
 
     def state_dict(self, *given: Any, **named: Any) -> Any:
-        """State of the copied model and the spectral parameters; by torch's rules inside another module."""
+        """Return the state of the copied model and the spectral parameters; by torch's rules inside another module."""
         if given or named.get("destination") is not None or named.get("prefix"):
             return super().state_dict(*given, **named)
         options = {"keep_vars": named.get("keep_vars", False)}
@@ -169,7 +169,7 @@ def to_spectral(
     seed: int = 0,
     share_weights: bool = True,
 ) -> Any:
-    """A new model with learnable frequency, amplitude and phase per rotary pair ("Bifocal Attention", section 3).
+    """Make a new model with learnable frequency, amplitude and phase per rotary pair ("Bifocal Attention", section 3).
 
     >>> import tlspectral as tls, torch
     >>> model, tokens = tls.load_model("tiny-rope"), torch.arange(2, 9)[None]
@@ -196,7 +196,7 @@ def to_spectral(
         seed: of the phase noise.
         share_weights: the new model's weights lie where the given model's do, and are frozen: an optimizer given all
             its parameters trains the spectral ones alone. With requires_grad_ on others, or a state dict loaded, both
-            models change. False: weights of its own, which ask for a gradient as those of the model do.
+            models change. False: weights of its own, which ask for a gradient as the model's do.
 
     Returns:
         A `SpectralModel`; of a model of transformers, one of its own class, with the spectral parameters in its

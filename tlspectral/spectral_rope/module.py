@@ -159,7 +159,7 @@ class SpectralRoPE(nn.Module):
         positions: Int64[Tensor, "#batch pos"] | Int64[Tensor, "pos"],
         side: Side,
     ) -> Float[Tensor, "batch pos heads d_head"]:
-        """Queries or keys with the residual rotation on them; columns in no pair are left as they are.
+        """Return queries or keys with the residual rotation on them; columns in no pair are left as they are.
 
         Args:
             x: queries, one per query head; or keys, one per key/value head or repeated to one per query head.
@@ -188,22 +188,22 @@ class SpectralRoPE(nn.Module):
         return (torch.cat([rotated, still], -1) if still.shape[-1] else rotated).to(x.dtype)
 
     def shift_by_head(self) -> Float64[Tensor, "heads pairs"]:
-        """Shift of the model's own frequencies by the residual, radians per token, by query head."""
+        """Return the shift of the model's own frequencies by the residual, radians per token, by query head."""
         return self._shift(self.query_mask).expand_as(self.query_mask).detach().cpu().double()
 
     def omega_by_head(self) -> Float64[Tensor, "heads pairs"]:
-        """Frequencies as they act, radians per token, by query head: `theta` exactly where nothing has moved."""
+        """Return frequencies as they act, radians per token, by query head: `theta` exactly where nothing has moved."""
         return self.theta.cpu().double() + self.shift_by_head()
 
     def phase_by_head(self, *, live: bool = False) -> Float64[Tensor, "heads pairs"]:
-        """Phase of the query against its key, radians, by query head: 0 under `shared_phase`. `live`: with gradient."""
+        """Return phases of query against key, radians, by query head: 0 under `shared_phase`. `live`: with gradient."""
         if self.shared_phase:
             return torch.zeros(self.n_heads, len(self.theta), dtype=torch.float64)
         phase = self._chosen(self.phase, self.query_mask, 0.0).expand_as(self.query_mask)
         return (phase if live else phase.detach()).cpu().double()
 
     def gain_by_head(self, *, live: bool = False) -> Float64[Tensor, "heads pairs"]:
-        """Amplitude on the query, by query head. `live`: with gradient."""
+        """Return the amplitude on the query, by query head. `live`: with gradient."""
         gain = self._chosen(self.gain, self.query_mask, 1.0).expand_as(self.query_mask)
         return (gain if live else gain.detach()).cpu().double()
 

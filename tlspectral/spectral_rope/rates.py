@@ -15,7 +15,7 @@ _FREQUENCY_PARAMETERS = ("omega", "log_omega_shift")
 
 
 def parameter_groups(spectral: nn.Module, lr: float, *, weights_lr: float | None = None) -> list[dict[str, Any]]:
-    """Groups of all that trains, for AdamW or another optimizer: frequencies at a tenth of the rate of gain and phase.
+    """Return groups of all that trains, for AdamW or the like: frequencies at a tenth of the rate of gain and phase.
 
     AdamW moves every entry by about its rate in a step. A linear `omega` at 1e-3 rotates every pair by another radian
     at distance 1,024, and so undoes what a trained model attends to there, most of all with its slow pairs.

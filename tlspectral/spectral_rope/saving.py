@@ -34,7 +34,7 @@ SPECTRAL_CONFIG = "spectral_config.json"
 """Names the base of spectral parameters, whose folder holds no whole model."""
 
 BASE = "base"
-"""Folder of the base's weights, where they are not those of a model that has a name."""
+"""Folder of the base's weights, where they are not the weights of a model that has a name."""
 
 FORMAT = "tlspectral.spectral_rope.2"
 OPTIONS = ("scope", "log_omega", "shared_phase", "heads", "frequencies")
@@ -50,7 +50,7 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
     """Write the spectral parameters of a model, and the options that they were made with, to a safetensors file.
 
     The weights are not in it: `load_spectral` takes a model that has them, and refuses another. A warning says if they
-    are no longer those of the model that `to_spectral` was given.
+    are no longer the weights of the model that `to_spectral` was given.
 
     Args:
         model: what `to_spectral` or `SpectralHookedTransformer` made.
@@ -137,12 +137,12 @@ def record_of(model: Any) -> dict[str, Any]:
 def save_folder(model: Any, folder: str | os.PathLike[str], plain: Callable[[], Any], *, trains_weights: bool) -> None:
     """Write spectral parameters, and the name of the base to `spectral_config.json`.
 
-    Weights that train, or are not those of the model that the base's name means, are written beside, in the folder
+    Weights that train, or are not the weights of the model that the base's name means, are written beside, in folder
     `base`: `plain` gives the model without spectral parameters. A base that is a folder is named relative to `folder`.
     All is written before anything is replaced.
 
     Raises:
-        FileExistsError: the folder is that of the base, or holds a model, or `base` in it is not of an earlier save.
+        FileExistsError: the folder is the base's, or holds a model, or `base` in it is not of an earlier save.
         OSError: a full disk; the message names the file, and what the folder held stays.
     """
     from safetensors import SafetensorError
@@ -253,7 +253,7 @@ def _digest_of_named(name: str, revision: str | None) -> str | None:
 
 @lru_cache(maxsize=8)
 def _digest_of_files(name: str, revision: str | None, state: str | None) -> str:
-    # Any tokenizer keeps that of the folder from being read.
+    # Any tokenizer keeps the folder's from being read.
     model, _, _ = load_pretrained(find_source(name, revision), torch.float32, tokenizer=())
     return weights_digest(checkpoint_weights(model))
 
@@ -287,7 +287,7 @@ def _equal(weights: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
 
 
 def _base_named(name: str, revision: str | None, folder: Path, stored: bool) -> dict[str, Any]:
-    """Return how `spectral_config.json` names a base. A revision is that of a hub name: files of a folder have none."""
+    """Return how `spectral_config.json` names a base. A revision belongs to a hub name: files of a folder have none."""
     if not (stored or os.path.isdir(name)):
         return {"base_model_name_or_path": name, "revision": revision}
     if not stored:

@@ -27,7 +27,7 @@ class SpectralHookedTransformer(_Base):
     """A HookedTransformer with spectral RoPE ("Bifocal Attention", section 3), for training from scratch.
 
     `parameters()` and `state_dict()` also have `spectral.{layer}.omega`, `.phase` and `.gain`. With the same weights
-    the output at the start is that of a HookedTransformer to the bit. Caches, hooks and generation are those of
+    the output at the start equals a HookedTransformer's to the bit. Caches, hooks and generation work as in
     TransformerLens; hooks at `hook_q` and `hook_k` see queries and keys before the spectral rotation.
 
     Args:
@@ -86,10 +86,10 @@ class SpectralHookedTransformer(_Base):
         place(view, by_layer(self.spectral))
 
     def spectral_parameters(self) -> Any:
-        """The learnable frequencies, phases and gains alone."""
+        """Return the learnable frequencies, phases and gains alone."""
         return self.spectral.parameters()
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
-        """Rotary geometry of a layer as it acts now, as `SpectralModel.spectral_geometry`."""
+        """Return the rotary geometry of a layer as it acts now, as `SpectralModel.spectral_geometry`."""
         geometry = reader.read_attention(self, layer).rotary
         return spectral_geometry(geometry, by_layer(self.spectral).get(layer), live=live)

@@ -23,7 +23,7 @@ def spectral_layers(
     seed: int,
     **options: Any,
 ) -> nn.ModuleDict:
-    """One module for each layer with rotary positions; with `heads`, for each layer that has one of them.
+    """Make one module for each layer with rotary positions; with `heads`, for each layer that has one of them.
 
     Under `scope="model"` the modules share their parameters. `options` are the others of `SpectralRoPE`. Raises
     UnsupportedArchitecture for a layer without rotary positions, BadHead, and ValueError for choices that do not fit.
@@ -70,7 +70,7 @@ def spectral_layers(
 
 
 def layers_of(model: Any) -> dict[int, SpectralRoPE]:
-    """The spectral modules of a model by layer. Raises TypeError where it has none."""
+    """Return the spectral modules of a model by layer. Raises TypeError where it has none."""
     layers = getattr(model, "spectral", None)
     modules = by_layer(layers) if isinstance(layers, nn.ModuleDict) else {}
     if not modules:
@@ -81,14 +81,14 @@ def layers_of(model: Any) -> dict[int, SpectralRoPE]:
 
 
 def by_layer(layers: nn.ModuleDict) -> dict[int, SpectralRoPE]:
-    """The modules by the index of their layer."""
+    """Return the modules by the index of their layer."""
     return {int(index): module for index, module in layers.items() if isinstance(module, SpectralRoPE)}
 
 
 def spectral_geometry(
     geometry: RotaryGeometry | None, module: SpectralRoPE | None, *, live: bool = False
 ) -> RotaryGeometry | None:
-    """A layer's geometry with what its module adds; without a module the model's own.
+    """Return a layer's geometry with what its module adds; without a module the model's own.
 
     With `live`, gradients pass through its gain and phase to the module's parameters.
     """

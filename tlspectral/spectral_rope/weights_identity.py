@@ -26,8 +26,9 @@ IDENTITY = "base"
 """Name of the tensor that holds an identity in files and state dicts, as the bytes of JSON."""
 
 _TOKENS = 24
-# Of the largest |log-probability|, in float32 and in half precision: rounding was measured as 6e-8 between a tiny model
-# of transformers and its bridge, and as 2e-3 between float32 and bfloat16. Weights of another seed were off by 0.16.
+# Shares of the largest |log-probability|, in float32 and in half precision: rounding was measured as 6e-8 between a
+# tiny model of transformers and its bridge, and as 2e-3 between float32 and bfloat16. Weights of another seed were off
+# by 0.16.
 _TOLERANCE = {True: 1e-3, False: 0.03}
 
 
@@ -47,7 +48,7 @@ def identity_of(model: Any) -> dict[str, Any]:
 
 
 def require_same_weights(stored: Mapping[str, Any], model: Any, where: Any) -> None:
-    """Refuse a model, spectral or not, by IncompatibleCheckpoint if its weights are not those of an identity.
+    """Refuse a model, spectral or not, by IncompatibleCheckpoint if its weights do not match an identity.
 
     Nothing is said of a model in another form, or of less precision than the weights had.
     """
@@ -63,7 +64,7 @@ def require_same_weights(stored: Mapping[str, Any], model: Any, where: Any) -> N
 
 
 def require_same_function(stored: Mapping[str, Any], spectral: Any, where: Any) -> None:
-    """Refuse a spectral model by IncompatibleCheckpoint if its log-probabilities are not those of an identity."""
+    """Refuse a spectral model by IncompatibleCheckpoint if its log-probabilities do not match an identity's."""
     tokens, expected = torch.tensor([stored["tokens"]]), torch.tensor(stored["log_probabilities"]).double()
     if int(tokens.max()) >= _vocabulary(spectral):
         raise IncompatibleCheckpoint(
@@ -97,7 +98,7 @@ def from_tensor(stored: Tensor) -> dict[str, Any]:
 def plain_weights(model: Any) -> dict[str, Tensor]:
     """Return the weights of a model, spectral or not, without spectral parameters.
 
-    Weights of transformers and raw bridges have their names in the checkpoint, others those of TransformerLens.
+    Weights of transformers and raw bridges have their names in the checkpoint, others their names in TransformerLens.
     """
     own = getattr(model, "rotated", model)  # of a SpectralModel
     if _form(model) == "checkpoint":

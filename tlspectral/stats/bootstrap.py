@@ -77,7 +77,7 @@ def layer_bootstrap(
     level: float = 0.95,
     seed: int = 0,
 ) -> LayerBootstrap:
-    """Partial rank correlation of two columns with an interval over layers ("Fingerprint, Not Blueprint", Table 2).
+    """Compute the partial rank correlation of two columns with an interval over layers (FP Table 2).
 
     Layers are drawn with replacement, as many as there are. Controls are taken out again in each resample. `interval`
     is the percentile interval, as in the paper. Residuals computed once on the whole table would make it too narrow. It
@@ -184,7 +184,7 @@ def attenuation(
     level: float = 0.95,
     seed: int = 0,
 ) -> Attenuation:
-    """Share of a partial correlation that goes away with further controls ("Fingerprint, Not Blueprint", Table 3).
+    """Measure which share of a partial correlation further controls take away ("Fingerprint, Not Blueprint", Table 3).
 
     Args:
         heads: one row per head, of one model at one step.

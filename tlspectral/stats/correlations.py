@@ -50,7 +50,7 @@ class PartialCorrelation:
 def partial_spearman(
     x: Values, y: Values, controls: Values | pd.DataFrame, *, method: Method = "hybrid", layers: Values | None = None
 ) -> PartialCorrelation:
-    """Rank correlation of x and y after the controls have been taken out of both (FP sections 5 to 7, Tables 2 and 3).
+    """Return the rank correlation of x and y, the controls taken out of both (FP sections 5 to 7, Tables 2 and 3).
 
     Args:
         x, y: numbers, [rows].
@@ -144,7 +144,7 @@ class FalseDiscovery:
 
 
 def benjamini_hochberg(pvalues: Values) -> FalseDiscovery:
-    """Benjamini and Hochberg's false discovery rate over one family of tests ("Fingerprint, Not Blueprint", Table 4).
+    """Control the false discovery rate of one family of tests by Benjamini and Hochberg (FP Table 4).
 
     Args:
         pvalues: [tests], from 0 to 1. A NaN is no test: its q is NaN and it does not count in the family.
@@ -172,7 +172,7 @@ def _pearson(pair: Float64[np.ndarray, "rows 2"]) -> float:
 
 
 def student_pvalue(correlation: float, freedom: int) -> float:
-    """Two-sided p of a correlation by Student's t; NaN if the correlation is NaN or has no degree of freedom."""
+    """Return a correlation's two-sided p by Student's t; NaN if the correlation is NaN or has no degree of freedom."""
     if math.isnan(correlation) or freedom < 1:
         return math.nan
     if abs(correlation) == 1:

@@ -51,7 +51,7 @@ class ModelPermutation:
 
 
 def model_permutation_test(x: Values, y: Values, *, alternative: Alternative = "two-sided") -> ModelPermutation:
-    """Exact permutation test with one value per model ("Fingerprint, Not Blueprint", section 6).
+    """Run an exact permutation test with one value per model ("Fingerprint, Not Blueprint", section 6).
 
     Args:
         x, y: one value per model of each group, [n_x] and [n_y].

@@ -73,7 +73,7 @@ def correlation_within_layers(
     The columns are x, y and then the controls. The mean of each layer is subtracted from every column, so that
     differences between layers do not count. Each layer contributes the sum over its heads of the product of both ranks.
     Without a correlation these sums have mean 0. They are independent if layers are, however the heads of a layer
-    depend on each other. p is that of a t test over the sums.
+    depend on each other. p is from a t test over the sums.
     """
     layers = np.unique(layers, return_inverse=True)[1]
     sizes = np.bincount(layers)
@@ -99,7 +99,7 @@ def correlation_within_layers(
 
 
 def _student(contributions: Float64[np.ndarray, "layers"]) -> float:
-    """Two-sided p of a t test that the mean is 0; 1 where all are 0, as where x and y vary in no common layer."""
+    """Return the two-sided p of a t test for mean 0; 1 where all are 0, as where x and y vary in no common layer."""
     if not contributions.any():
         return 1.0
     error = contributions.std(ddof=1) / math.sqrt(len(contributions))

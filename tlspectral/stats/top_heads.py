@@ -25,7 +25,7 @@ class TopHeadPercentile:
         k: heads taken.
         n: heads ranked.
         n_dropped: heads left out because the column is NaN (not ranked) or the behaviour is (ranked, not taken).
-        tied_at_border: heads not taken whose behaviour equals that of the last one taken.
+        tied_at_border: heads not taken whose behaviour equals the behaviour of the last one taken.
         method: the rule, in words.
     """
 
@@ -45,7 +45,7 @@ class TopHeadPercentile:
 def top_head_percentile(
     heads: pd.DataFrame, *, column: str = "D_head", by: str = "prev", k: int = 5
 ) -> TopHeadPercentile:
-    """Median within-model percentile of the k strongest heads ("Fingerprint, Not Blueprint", Table 2, last column).
+    """Return the median within-model percentile of the k strongest heads (FP Table 2, last column).
 
     Args:
         heads: one row per head of one model, with `layer` and `head`.

@@ -28,7 +28,7 @@ def whole_file(
         path: path of the finished file. A link is followed: the file it names is replaced.
         replace: whether a file at `path` is replaced. If not, a file that is there by then stays, and the written one
             is dropped.
-        unfinished_in: folder of the file while it is written, on the same file system; that of `path` by default.
+        unfinished_in: folder of the file while it is written, on the same file system; the folder of `path` by default.
 
     Yields:
         A path of `unfinished_path`. If the block raises, interrupts included, that file is removed and the file at

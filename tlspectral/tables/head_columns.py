@@ -88,7 +88,7 @@ def _detector_columns(name: str) -> tuple[Column, Column]:
 
 
 def _read() -> Iterator[Column]:
-    """The columns of the file in their order; a line of several names stands for what is made of each."""
+    """Yield the columns of the file in their order; a line of several names stands for what is made of each."""
     made = {"null of ": _null_columns, "detectors ": _detector_columns}
     known, limit = "also known as: ", "does not establish: "
     text = files("tlspectral.tables").joinpath("head_columns.txt").read_text(encoding="utf-8")
@@ -129,7 +129,7 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
 
 
 def column_title(name: str) -> str:
-    """What people read for a column: its plain name, such as "rotational share (D_head)", else the name itself."""
+    """Return what people read for a column: its plain name, such as "rotational share (D_head)", else the name."""
     return COLUMNS[name].title if name in COLUMNS else name
 
 
@@ -158,9 +158,9 @@ def describe_columns(table: pd.DataFrame | None = None) -> pd.DataFrame:
         table: a frame made or read by this package, such as one of `join`; None is the head table.
 
     Returns:
-        DataFrame with string columns `name, meaning, unit, range, source, also_known_as, does_not_establish`: those of
-        the table in their order, empty for a column that is not documented; without a table the head table's columns
-        in their order, then its extras.
+        DataFrame with string columns `name, meaning, unit, range, source, also_known_as, does_not_establish`: the
+        columns of the table in their order, empty for a column that is not documented; without a table the head
+        table's columns in their order, then its extras.
     """
     if table is None:
         return pd.DataFrame([column.texts() for column in COLUMNS.values()])

@@ -21,7 +21,7 @@ def html_summary(result: Any) -> str:
 
 
 def html_rows(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """A title over an HTML table of names and texts."""
+    """Return a title over an HTML table of names and texts."""
     cells = "".join(
         f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
         for name, text in rows

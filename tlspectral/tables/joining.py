@@ -32,23 +32,23 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
 
     Args:
         heads: table of `analyze_heads`, whose rows and order are kept.
-        tables: other tables with `layer` and `head`, such as those of `positional_symbolic`, `ablation_sweep`,
-            `band_effects`, `frequency_table` or `heads.kernel_prediction`.
+        tables: other tables with `layer` and `head`, such as `positional_symbolic`, `ablation_sweep`,
+            `band_effects`, `frequency_table` or `heads.kernel_prediction` return.
         more: the same with a name, for tables that share columns with others.
 
     Returns:
-        The columns of `heads`, then those of each table in its order. Each keeps its documentation, which
-        `describe_columns` gives back and `write_table` keeps. `attrs` are those of `heads`, and `joined` holds what
+        The columns of `heads`, then the columns of each table in its order. Each keeps its documentation, which
+        `describe_columns` gives back and `write_table` keeps. `attrs` are as in `heads`, and `joined` holds what
         each other table says of itself.
 
     Raises:
         ValueError: a table of other weights, or of weights that cannot be compared; heads that `heads` lacks; several
             rows of one head that no key column tells apart; a column that stands there already; or a table whose
-            `layer` and `head` are those of a sender.
+            `layer` and `head` name a sender.
 
-    Every function that measures heads writes hashes of the weights into `attrs`, one per layer: those of the layers
-    that both tables have must agree. Tables of one model that was loaded for one and read from files for the other, or
-    of two backends, are compared by the name of the model, its revision and its number of layers.
+    Every function that measures heads writes hashes of the weights into `attrs`, one per layer: the hashes of the
+    layers that both tables have must agree. Tables of one model that was loaded for one and read from files for the
+    other, or of two backends, are compared by the name of the model, its revision and its number of layers.
 
     What it does not establish: that the numbers belong together. The hashes are of attention, embedding and
     unembedding, not of MLPs. Prompts and seeds may differ from table to table: see `attrs["joined"]`.

@@ -148,7 +148,7 @@ def finished_jobs(
 
     Raises:
         IncompatibleCheckpoint: a file of the folder does not belong to this work.
-        MissingParts: jobs of other shards are not there; those of this shard are.
+        MissingParts: jobs of other shards are not there; the jobs of this shard are.
         OSError: a job cannot be written; the message names the file.
     """
     share = current_shard()

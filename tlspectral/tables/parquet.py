@@ -61,7 +61,7 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
 
     Raises:
         TypeError: `df` is no DataFrame.
-        ValueError: the name ends as that of another format, such as .xlsx; two columns have one name; a column or the
+        ValueError: the name has the ending of another format, such as .xlsx; two columns have one name; a column or the
             index holds values that parquet cannot (of several types, tensors, paths); or `df.attrs` holds something
             that JSON cannot (numpy scalars are fine; tuples come back as lists).
         FileNotFoundError: the folder does not exist.
@@ -155,7 +155,7 @@ def _write_csv(df: pd.DataFrame, path: Path) -> None:
 
 @contextmanager
 def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Add `path` to an error of the operating system that names no file, such as that of a full disk."""
+    """Add `path` to an error of the operating system that names no file, such as the error of a full disk."""
     try:
         yield
     except OSError as error:

@@ -18,7 +18,7 @@ from tlspectral.tables.parquet import naming_file, read_table, table_bytes
 
 _FORMAT = 3  # it rises with the names of settings
 _MANIFEST = "settings.json"
-_OWN_ATTRS = ("file", "given", "made_with")  # `given` holds those of the table's attrs that have one of these names
+_OWN_ATTRS = ("file", "given", "made_with")  # `given` holds the table's attrs that have one of these names
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ResumeFolder:
         """Read the table of a finished job, with the `attrs` that `write` was given; None if it has no file yet.
 
         Raises:
-            IncompatibleCheckpoint: the file was made with other settings, is that of another job, or is damaged.
+            IncompatibleCheckpoint: the file was made with other settings, belongs to another job, or is damaged.
         """
         file = self.path / f"{name}.parquet"
         if not file.exists():
@@ -108,7 +108,7 @@ def open_resume_folder(
     stored = _read_manifest(file)
     if stored is not None and stored.get("format") != _FORMAT:
         raise IncompatibleCheckpoint(f"{folder} was written by {_other_version(stored.get('format'))}")
-    for replace in (False, True):  # that of another process stays; one that was cut off is replaced
+    for replace in (False, True):  # another process's file stays; one that was cut off is replaced
         if stored is None:
             folder.mkdir(parents=True, exist_ok=True)
             with naming_file(file), whole_file(file, replace=replace) as partial:

@@ -15,13 +15,13 @@ def origin_of(attrs: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str, *, name: str = "head table") -> str:
-    """Refuse a table or model that has other weights than those of the head table.
+    """Refuse a table or model that has other weights than the head table was made from.
 
     Models of different depth are refused. Where the same backend read both, the hashes of the layers that both
     have must agree, and names may differ. In all other cases the name of the model, its revision, its commit and the
     hash of its file must agree, as far as both are known.
 
-    `origin` is that of a model's view, or the `attrs` of a table; `what` and `name` are their names in messages.
+    `origin` is the origin of a model's view, or the `attrs` of a table; `what` and `name` are their names in messages.
 
     Returns:
         Why they could not be compared: hashes are missing or of other layers, or no name is known. Empty if they agree.

@@ -123,7 +123,7 @@ class Schema:
 
         Args:
             data: a frame, columns by name, or rows; may lack columns that are not always there.
-            attrs: added to those of the frame.
+            attrs: added to the frame's own.
 
         Raises:
             ValueError: a column that the schema lacks, or that the data lack and the schema always has.

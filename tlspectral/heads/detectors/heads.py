@@ -130,8 +130,8 @@ def detect_heads(
     sums over all prompts, so that a prompt in which the head attends to the first token alone hardly counts.
 
     After 25, 50, 100, ... drawn sequences the standard errors are looked at, and no more are run once the largest of
-    `prev`, `dup`, `ind` and the pattern over all heads of the model is below `max_se`: the table is then that of so
-    many sequences. In SmolLM2-135M 25 suffice, and scores differ from those of 200 by at most .022. Errors after such a
+    `prev`, `dup`, `ind` and the pattern over all heads of the model is below `max_se`: the table is then of so many
+    sequences. In SmolLM2-135M 25 suffice, and scores differ from the scores of 200 by at most .022. Errors after such a
     stop are too small for heads that fire in few sequences: a model whose only such head attends fully in 5 % of them
     reads .034 for it in the mean, and .05 lies more than two errors away in 30 % of the seeds.
 
@@ -165,7 +165,7 @@ def detect_heads(
     Returns:
         DataFrame sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?,
         ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?, pattern?, pattern_se?,
-        pattern_p?`; on other prompts those of how widely a head attends too. Columns of `detect_heads.prompts`:
+        pattern_p?`; on other prompts the columns on how widely a head attends too. Columns of `detect_heads.prompts`:
         `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?, ind, ind_se, ind_p?, self, self_se, self_p?,
         next?, next_se?, next_p?, pattern?, pattern_se?, pattern_p?, entropy, entropy_se, distance, distance_se,
         start_share, start_share_se, entropy_sinkless, entropy_sinkless_se, distance_sinkless, distance_sinkless_se,
@@ -181,7 +181,7 @@ def detect_heads(
             without a mark, or with a key after its query.
         TypeError, ValueError: prompts that cannot be read (see `Task`), or a pattern that is no matrix.
         UnsupportedArchitecture: the model exposes no attention pattern; with `null_draws`, a layer cannot be read.
-        ScoreMismatch: with `null_draws`, a layer's pattern is not that of its weights (sinks, hooks, an open `ablate`).
+        ScoreMismatch: with `null_draws`, a layer's weights do not give its pattern (sinks, hooks, an open `ablate`).
 
     What it does not establish: on random sequences, what the head does on text; on any, that the model needs it, or
     that the head looks for the token and not for its content. Errors say nothing of other prompts or another seed of
@@ -341,7 +341,7 @@ def _statistics(
 
     `scorer` gives the scores of a batch, which are 0 where a sequence does not count, and which do. Hooks reduce the
     patterns, so that none is stored. `copies` says how many sequences are equal to each, itself among them: these are
-    one observation, and the error is that of `tasks.metric_value.standard_error`. None: all are observations. `stop`:
+    one observation, and the error is as in `tasks.metric_value.standard_error`. None: all are observations. `stop`:
     the standard error below which no more sequences are run, and the scores whose errors have to be below it. `spread`
     reads the same patterns.
     """

@@ -79,7 +79,7 @@ def relative_position_kernel(
     -1
 
     Scores are captured as the model computes them, scaled and before the softmax, so that inside `ablate(...)` they are
-    those of the ablated model. The mean is over sequences and all queries that have such a key unmasked; later keys,
+    the ablated model's. The mean is over sequences and all queries that have such a key unmasked; later keys,
     which an encoder sees, are left out. Where a bridge computes attention itself (GPT-J, OPT, GPT-Neo, BERT,
     tiny-rope), the scores are rebuilt from the weights and the layer's input in float64, and their softmax has to be
     the model's pattern.
@@ -88,8 +88,8 @@ def relative_position_kernel(
     exp(i theta_t D)` over rotary pairs, plus the non-rotary columns, times the model's scale. Queries and keys
     are those that the model rotates: with biases, after a query/key norm, with gain and phase of a spectral layer. They
     are taken from other prompts than those that `kernel_prediction` judges on. A softcap is applied to the sum.
-    Hooks on the scores, as those of `ablate` for parts of the scores, leave `predicted` as it is; hooks on queries and
-    keys change it.
+    Hooks on the scores, such as `ablate` puts on for parts of the scores, leave `predicted` as it is; hooks on queries
+    and keys change it.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -97,7 +97,7 @@ def relative_position_kernel(
             number of prompts.
         prompts: in any form that `Task` takes: strings, ids [sequences, pos], or a tokenizer's batch, whose padding is
             not counted. None draws 48 seeded sequences of BOS and 95 random ids. FP used text.
-        offsets: positions of the key less that of the query, 0 or negative; None is -20 (or as far as prompts reach)
+        offsets: positions of the key less the query's, 0 or negative; None is -20 (or as far as prompts reach)
             to 0.
         reference: prompts that the mean query and key are taken over. None: half of `prompts`, by a fixed seed.
 
@@ -111,7 +111,7 @@ def relative_position_kernel(
     Raises:
         BadHead: a head that does not exist.
         ScoreMismatch: rebuilt scores do not give the model's pattern.
-        EditNotHonored: a layer whose scores are rebuilt has hooks on z, as those of an ablation there.
+        EditNotHonored: a layer whose scores are rebuilt has hooks on z, such as an ablation there puts on.
         ValueError, TypeError: prompts that cannot be read (see `Task`), or offsets that no prompt has.
 
     What it does not establish: that the head attends by position. Contents contribute to the mean as well, and a
@@ -151,12 +151,12 @@ def kernel_prediction(
 
     Args:
         model, heads, prompts, offsets, reference: as in `relative_position_kernel`. Without `reference` the means are
-            over half of the prompts, and scores are those of the other half.
+            over half of the prompts, and scores are from the other half.
 
     Returns:
         DataFrame, one row per head. Columns: `layer, head, name, r, peak, predicted_peak, share_high, share_middle,
         share_low, band, first, last`. Frequencies are numbered as in `band_effects`: sorted from fast to slow, the
-        order of an ordinary model's pairs. NaN where there is no prediction. `attrs` as of `relative_position_kernel`,
+        order of an ordinary model's pairs. NaN where there is no prediction. `attrs` as in `relative_position_kernel`,
         and `n_judged`.
 
     Raises:

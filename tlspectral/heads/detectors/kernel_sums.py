@@ -70,7 +70,7 @@ class LayerKernels:
         return self.total[1, 0] / self.total[1, 1]
 
     def predicted(self) -> Float64[np.ndarray, "distances heads"]:
-        """Predicted score behind a softcap, NaN where there is none."""
+        """Return the predicted score behind a softcap, NaN where there is none."""
         if self.preference is None:
             return np.full(self.total.shape[2:], np.nan)
         scores = self.preference.by_pair.sum(1) + self.preference.non_rotary[:, None]

@@ -48,12 +48,12 @@ def rotated_key_pvalues(
     """Return the share of draws, the head itself counted as one, that reach each score of each head.
 
     A score is the mean over the sequences that count; NaN where none does. The head's own score is computed from its
-    weights, as those of the draws are. The model runs once over all sequences. Each layer is measured when the run
-    passes it, and only counts are kept: what this holds grows neither with the number of draws nor with that of layers.
+    weights, as the draws' scores are. The model runs once over all sequences. Each layer is measured when the run
+    passes it, and only counts are kept: what this holds does not grow with the number of draws or of layers.
     `reduce` gives the scores of a pattern, 0 where a sequence does not count, and `advance` is called after each draw
     of each layer. Draws are seeded by (seed, layer, draw).
 
-    Raises ScoreMismatch where a layer's pattern is not that of its weights (learned sinks, hooks that edit scores), and
+    Raises ScoreMismatch where a layer's weights do not give its pattern (learned sinks, hooks that edit scores), and
     UnsupportedArchitecture for a layer that cannot be read, or exposes no pattern.
     """
     sizes = counts.sum(1).double()[:, None]
@@ -96,8 +96,8 @@ class _FixedQueries:
     """What the attention of a layer depends on beside the directions of W_K, in float32.
 
     `n` is the normalised residual stream without gain and bias, under LayerNorm in a basis of the vectors without mean.
-    The keys of `scores` are replaced. `core` is R of W_K = Q R for each key/value head, `bias` that of the keys; both
-    are those of W_D for a latent of all heads' keys.
+    The keys of `scores` are replaced. `core` is R of W_K = Q R for each key/value head, `bias` the keys' bias; both
+    are W_D's for a latent of all heads' keys.
     """
 
     layer: AttentionLayer

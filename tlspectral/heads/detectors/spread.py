@@ -1,7 +1,7 @@
 """How widely and how far a head attends, with the first token of a prompt and without it.
 
-Each measure is a ratio N / D of sums over prompts, whose error is that of the ratio. A mean over prompts has N of a
-prompt its mean over queries, and D = 1.
+Each measure is a ratio N / D of sums over prompts, whose error is the error of the ratio. A mean over prompts has N of
+a prompt its mean over queries, and D = 1.
 """
 
 import numpy as np

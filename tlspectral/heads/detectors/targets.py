@@ -49,7 +49,7 @@ def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: b
 
 
 def _seen(weights: Weights, rows: slice, causal: bool) -> Weights:
-    """Return weights, and refuse those of keys that a decoder never sees. Raises ValueError."""
+    """Return weights, and refuse the weights of keys that a decoder never sees. Raises ValueError."""
     above = (weights.triu(1) != 0).nonzero()
     if causal and len(above):
         row, query, key = above[0].tolist()

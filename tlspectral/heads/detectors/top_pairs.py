@@ -89,7 +89,7 @@ def top_pairs(
 
     Left out are pairs without attention, and queries that see no other key than one, such as the first. Many heads
     attend to the first token of a prompt when they have nothing to do. Its pairs are therefore left out too, without
-    scaling up the rest, unless `sink` is set. A kind is that of `detect_heads`: patterns by token ids alone, the first
+    scaling up the rest, unless `sink` is set. A kind is as in `detect_heads`: patterns by token ids alone, the first
     of `start, previous, self, induction, duplicate` that marks the pair.
 
     Args:

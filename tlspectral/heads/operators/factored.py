@@ -34,11 +34,11 @@ class PhaseFactors(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadSpectrum:
-    """The spectra of one head's M. k = min(d_head, d_model), r = min(2 d_head, d_model); units are those of M.
+    """The spectra of one head's M. k = min(d_head, d_model), r = min(2 d_head, d_model); units are M's.
 
     Attributes:
         singular_values: descending.
-        eigenvalues: those of M that can be non-zero, largest modulus first.
+        eigenvalues: the ones of M that can be non-zero, largest modulus first.
         eigenvector_condition: cond_2 of the unit eigenvectors of the core, 1 for a normal core.
         symmetric_eigenvalues: of M_S on the joint column space, ascending.
     """
@@ -72,7 +72,7 @@ class QKOperator:
         return spectra.thin_core(self.w_q[None], self.w_k[None])
 
     def core(self) -> Float64[Tensor, "k k"]:
-        """A k x k matrix with the non-zero eigenvalues of M, k = min(d_head, d_model)."""
+        """Return a k x k matrix with the non-zero eigenvalues of M, k = min(d_head, d_model)."""
         return self._thin_core().core[0]
 
     def dense(self) -> Float64[Tensor, "d_model d_model"]:
@@ -88,7 +88,7 @@ class QKOperator:
         return spectra.antisymmetric_part(self.w_q, self.w_k)
 
     def spectrum(self) -> HeadSpectrum:
-        """Singular values, eigenvalues and their conditioning, and the spectrum of M_S (FP section 3)."""
+        """Return singular values, eigenvalues and their conditioning, and the spectrum of M_S (FP section 3)."""
         batch = spectra.spectrum(self._thin_core())
         return HeadSpectrum(
             batch.singular_values[0],
@@ -98,11 +98,11 @@ class QKOperator:
         )
 
     def schur_angles(self) -> Float64[np.ndarray, "blocks"]:
-        """Rotation angle in radians of each block of the real Schur form: (0, pi) for 2 x 2, 0 or pi for 1 x 1."""
+        """Return each block's rotation angle in the real Schur form, in radians: (0, pi) for 2 x 2, else 0 or pi."""
         return spectra.schur_angles(self._thin_core())[0]
 
     def phase(self, t: int) -> PhaseFactors:
-        """Re and Im of M_t for rotary pair `t` (0 is the model's first pair), as factors (FP section 7).
+        """Return Re and Im of M_t for rotary pair `t` (0 is the model's first pair), as factors (FP section 7).
 
         Raises:
             UnsupportedArchitecture: the layer has no rotary positions.
@@ -187,7 +187,7 @@ def qk_operators(model: Any) -> QKOperators:
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read; the message names it.
 
-    The factors are those of the weights; that they reproduce the model's scores is proved by `verify_scores`.
+    The factors come from the weights; that they reproduce the model's scores is proved by `verify_scores`.
     """
     return QKOperators(attention_view(model))
 

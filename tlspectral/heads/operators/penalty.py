@@ -49,8 +49,8 @@ def qk_penalty(
 
     Args:
         model: a TransformerBridge or HookedTransformer, folded or not.
-        part: whose share is returned, in [0, 1] up to rounding. M_S and M_A are those of the one matrix M, under rotary
-            positions that of two tokens at distance 0: what `ablate` removes as `"symmetric_static"`.
+        part: whose share is returned, in [0, 1] up to rounding. M_S and M_A are parts of the one matrix M, under rotary
+            positions the M of two tokens at distance 0: what `ablate` removes as `"symmetric_static"`.
             `"antisymmetric"` (`"M_A"`): ||M_A||^2 / ||M||^2, the square of `dir_frac`.
             `"symmetric"` (`"M_S"`): ||M_S||^2 / ||M||^2, 1 less that.
             `"rope_phase"` (`"Im(M_t)"`): sum_t ||Im M_t||^2 / sum_t (||Re M_t||^2 + ||Im M_t||^2) over the rotary pairs
@@ -118,7 +118,7 @@ def antisymmetric_squares(
 
 
 def _squares(factors: LiveFactors, part: PenalizedPart) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
-    """Return the squared norm of the part and that of the whole, of each head."""
+    """Return, for each head, the squared norm of the part and the squared norm of the whole."""
     if part == "rope_phase":
         assert factors.rotary is not None
         real, imag = phase_squares(factors.w_q, factors.w_k, factors.rotary)

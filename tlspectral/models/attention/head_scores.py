@@ -7,9 +7,9 @@ score with the model's own rotations and `S-` the same with every angle negated,
     C = (S+ + S-) / 2     even in the offset: Re(M_t) and columns that do not turn
     D = (S+ - S-) / 2     odd in the offset: Im(M_t)
 
-so that the symmetric part (C + C^T)/2, the antisymmetric part (C - C^T)/2 and D sum to the score. The C of
-`at_one_position` is that of the two tokens at offset 0, whose parts are those of the static M. All are matrices over
-pairs of tokens, without a loop over frequencies and without a d_model x d_model matrix (FP, sections 5, 8 and 10).
+so that the symmetric part (C + C^T)/2, the antisymmetric part (C - C^T)/2 and D sum to the score. `at_one_position`
+gives the C of the two tokens at offset 0, whose parts are the parts of the static M. All are matrices over pairs of
+tokens, without a loop over frequencies and without a d_model x d_model matrix (FP, sections 5, 8 and 10).
 """
 
 from dataclasses import dataclass, replace
@@ -118,7 +118,7 @@ def side(
 
     `bias` is None where there is none to tell apart. A spectral layer's gain and phase, which are in the rotation's
     geometry, act on `queries`. `token_scale` is 1/rms, [*batch, rows, heads], where the norm takes its mean over other
-    heads too; that of a latent is for each column, [*batch, rows, heads, d_head].
+    heads too; the 1/rms of a latent is for each column, [*batch, rows, heads, d_head].
     """
     whole = widened(projected)
     content = whole if bias is None else whole - bias.to(whole)

@@ -37,7 +37,7 @@ def row_scores(
 ) -> HeadScores:
     """Return the scores of one head between the queries at some rows of each sequence and all keys.
 
-    Queries and keys are those of a run, of all heads, before a query/key norm and rotation, and may change before that
+    Queries and keys come from a run, for all heads, before a query/key norm and rotation, and may change before that
     norm. Keys may be repeated per query head. `tables` are cos and sin of each pair, of a spectral layer per head.
     """
     at_query = at_key = None
@@ -90,7 +90,7 @@ def require_own_pattern(
 ) -> None:
     """Refuse attention of a run that is not the softmax of the scores of its queries and keys, -inf where masked.
 
-    `largest` is the largest |score| of the layer where it is known, else that of these. Raises ScoreMismatch.
+    `largest` is the largest |score| of the layer where it is known, else the largest of these. Raises ScoreMismatch.
     """
     size = scores.masked_fill(scores.isinf(), 0.0).abs().max()
     require_close(

@@ -30,44 +30,45 @@ class Noise:
 
 
 NOISE: dict[Quantity, Noise] = {
-    # Of rebuilt scores; size is the largest score. Measured on 17 architectures in float32: 1.2e-5 at scores of 12. A
+    # For rebuilt scores; size is the largest score. Measured on 17 architectures in float32: 1.2e-5 at scores of 12. A
     # wrong scale, pairing or norm is off by tenths. 16-bit storage rounds the scores themselves.
     "scores": Noise((1e-5, 1e-5), (0.0, 4.0), in_eps=True),
-    # Of the softmax of rebuilt scores; size is the largest score. Measured: 7e-7 in float32. A pattern lies in [0, 1]
+    # For the softmax of rebuilt scores; size is the largest score. Measured: 7e-7 in float32. A pattern lies in [0, 1]
     # and shows less of 16-bit rounding (0.008 in bfloat16). With more allowed it would hide a scale wrong by half.
     "pattern": Noise((1e-5, 0.0), (0.0, 1.0), in_eps=True),
-    # Of the sum of a score's terms; size is the score, in 16 bits the largest. Measured: at most 1.6e-2 of what is
+    # For the sum of a score's terms; size is the score, in 16 bits the largest. Measured: at most 1.6e-2 of what is
     # allowed over the zoo in float32 and 3.4e-2 in SmolLM2-135M; in 16 bits 0.41 over six tiny models and 0.18 in
     # SmolLM2, as scores, queries, keys and the stream at each addition are rounded. A norm or a source that is left out
     # is off by tenths.
     "term sum": Noise((1e-4, 1e-5), (0.0, 4.0), in_eps=True),
-    # Of cos and sin beside those of the frequencies. Measured: 2e-6 over 24 positions in float32, 4e-3 in bfloat16,
-    # which some models use whatever they are stored in. Another base is off by tenths.
+    # For cos and sin beside the tables of the frequencies. Measured: 2e-6 over 24 positions in float32, 4e-3 in
+    # bfloat16, which some models use whatever they are stored in. Another base is off by tenths.
     "rotation": Noise((1e-2, 0.0), (1e-2, 0.0)),
-    # Of a run's own scores beside those of its queries and keys, by head; size is the largest score. Measured: 3e-7 in
-    # float32, 0.009 in bfloat16. Another pairing, other angles or an edit of queries or keys moves scores by tenths.
+    # For a run's own scores beside the scores of its queries and keys, by head; size is the largest score. Measured:
+    # 3e-7 in float32, 0.009 in bfloat16. Another pairing, other angles or an edit of queries or keys moves scores by
+    # tenths.
     "live scores": Noise((1e-4, 1e-4), (0.1, 0.1)),
-    # Of queries, keys or values beside what is read from the stream, by head; size is the largest. Measured over the
+    # For queries, keys or values beside what is read from the stream, by head; size is the largest. Measured over the
     # zoo: 5e-7 in float32, 0.006 in bfloat16. An edit of the attention's input moves them by tenths.
     "live reads": Noise((1e-7, 1e-4), (1e-4, 0.1)),
-    # Of a pattern beside that of a run's own queries and keys. Measured: 7e-7 in float32, 0.014 in bfloat16. A part
-    # that another block removed moves a pattern by tenths.
+    # For a pattern beside the pattern of a run's own queries and keys. Measured: 7e-7 in float32, 0.014 in bfloat16. A
+    # part that another block removed moves a pattern by tenths.
     "live pattern": Noise((1e-4, 0.0), (0.1, 0.0)),
-    # Of the z of each token beside pattern times values; size is its norm. Measured: 4e-7 in float32, 0.011 in
+    # For the z of each token beside pattern times values; size is its norm. Measured: 4e-7 in float32, 0.011 in
     # bfloat16. Padding that a layer does not show, a cache or an edit of z moves some token by tenths.
     "live z": Noise((0.0, 1e-3), (0.0, 0.1)),
-    # Of a residual stream, or what attention adds to it, beside the sum of its parts; size is the largest value.
+    # For a residual stream, or what attention adds to it, beside the sum of its parts; size is the largest value.
     # Measured over the zoo: 5e-7 in float32, 0.005 in bfloat16, rounded at each addition. A norm behind that is left
     # out, a multiplier or a bias that is not read is off by hundredths.
     "stream": Noise((0.0, 1e-4), (0.0, 0.1)),
-    # Of two runs that compute the same from the same activations; size is the largest value. Measured on five models: 0
-    # in float32 and bfloat16. What is fed to a norm of one layer, times 1.1, moves logits by 1e-5.
+    # For two runs that compute the same from the same activations; size is the largest value. Measured on five models:
+    # 0 in float32 and bfloat16. What is fed to a norm of one layer, times 1.1, moves logits by 1e-5.
     "same run": Noise((0.0, 2e-6), (0.0, 1.0), in_eps=True),
 }
 
 
 LOOK_FOR_HOOKS = "look for hooks that edit queries, keys, scores or the pattern, or run verify_scores"
-"""Advice where a run's attention is not that of its own queries and keys."""
+"""Advice where a run's attention is not the attention of its own queries and keys."""
 
 
 def noise_of(what: Quantity, stored: torch.dtype) -> tuple[float, float]:

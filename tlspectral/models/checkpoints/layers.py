@@ -151,14 +151,14 @@ class WeightFiles:
         return {**self.files.record, **unused, **skipped, "backend": "bridge, layer by layer"}
 
     def origin(self, layers: Iterable[int]) -> dict[str, Any]:
-        """Return where the weights came from, as `AttentionView.origin`. A layer's hash is that of `digest`."""
+        """Return where the weights came from, as `AttentionView.origin`. A layer's hash is what `digest` returns."""
         digests = {index: self.digest(index) for index in layers if index in self.layers}
         return {**self.source, **recorded_weights(digests, self.n_layers)}
 
     @cached_property
     def unused(self) -> list[str]:
         """Tensors in the files that the model has no parameter for and does not need. Raises as `prepare`."""
-        # Of the tensors that have one name in all layers, one is read: others can lie in files not fetched yet.
+        # One of the tensors that have one name in all layers is read: others can lie in files not fetched yet.
         first = {in_any_layer(tensor): tensor for tensor in reversed(self.files.file_of)}
 
         def read(tensor: str) -> torch.Tensor:

@@ -59,7 +59,7 @@ def one_layer_config(config: Any, index: int) -> Any:
 
 
 def model_of(config: Any, weights: dict[str, Tensor]) -> Any:
-    """Return the model in float32, with these weights. Other embeddings are random, other vectors those of a new norm.
+    """Return the model in float32, with these weights. Other embeddings are random, other vectors as in a new norm.
 
     All other matrices are zeros that take no memory, since scores do not depend on them.
     """

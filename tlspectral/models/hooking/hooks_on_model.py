@@ -96,7 +96,7 @@ def naming_open_contexts() -> str:
 
 
 def autocast_of(model: Any) -> list[str]:
-    """Return the kinds of device on which `torch.autocast` is on, of that of a model and the CPU."""
+    """Return the kinds of device, of a model's own and the CPU, on which `torch.autocast` is on."""
     kinds = dict.fromkeys((next(model.parameters()).device.type, "cpu"))
     return [kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
 
@@ -302,7 +302,7 @@ def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
 
 
 def user_hooks(model: Any) -> dict[str, int]:
-    """Return the number of forward hooks and pre-hooks at each hook point or module, without those of libraries.
+    """Return the number of forward hooks and pre-hooks at each hook point or module, without the hooks of libraries.
 
     A library's hooks are known by the module that their function is defined in. Hooks of an open ablation count.
     """
@@ -436,7 +436,7 @@ _waiting: dict[int, list[_Check]] = {}  # by thread
 def checked_at_end() -> Iterator[None]:
     """Make the checks of a pass wait until the context ends: nothing of the pass may be handed on inside it.
 
-    An error of the pass is raised behind those of its checks, as what a check refuses can be why the pass failed.
+    An error of the pass is raised behind the errors of its checks, as what a check refuses can be why the pass failed.
     """
     thread = get_ident()
     checks: list[_Check] = []

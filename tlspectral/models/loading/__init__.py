@@ -66,8 +66,8 @@ def load_model(
         weights: `"files"` loads nothing. It returns `WeightFiles`, what `analyze_heads` reads layer by layer, of a
             folder of safetensors or a hub model; every other function but `k_composition` refuses it. Backend, device,
             type and tokenizer are then left out.
-        device: Default: that of an object; else CUDA where there is one, else the CPU.
-        dtype: Floating-point type, or its name. Default: that of an object; else float32.
+        device: Default: the object's own device; else CUDA where there is one, else the CPU.
+        dtype: Floating-point type, or its name. Default: the object's own type; else float32.
         revision: Branch, tag or commit on the hub.
         checkpoint: Training step. On the hub, of the Pythia and stanford-crfm suites; in a folder, its subfolder
             `step{N}` or `checkpoint-{N}`.

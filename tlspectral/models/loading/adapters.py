@@ -22,8 +22,8 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 def load_merged(adapter: Source, dtype: torch.dtype, tokenizer: Any) -> tuple[Any, Any, dict[str, Any]]:
     """Return the base of an adapter with the adapter merged into it, a tokenizer or None, and the provenance.
 
-    It is merged in float32. The tokenizer is the one given, else that of the adapter's folder, else that of the base.
-    Raises as `load_model`.
+    It is merged in float32. The tokenizer is the one given, else the tokenizer in the adapter's folder, else the
+    base's. Raises as `load_model`.
     """
     folder, name = Path(adapter.location), adapter.record["model"]
     require_package("peft", f"{name} is a LoRA adapter, and merging it into its base", '"tlspectral[adapters]"')

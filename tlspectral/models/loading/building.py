@@ -2,7 +2,7 @@
 
 TransformerLens 3.9 to 4.3 cuts queries, keys and values wrongly out of one packed projection in Falcon's newer decoder
 (40B, 180B, Falcon 2), GPT-NeoX without biases and GPTBigCode without multi-query attention. The projection holds, one
-key/value head after the other, the queries that read it, its key and its value. TransformerLens cuts that of Falcon as
+key/value head after the other, the queries that read it, its key and its value. TransformerLens cuts Falcon's as
 if all queries came first, asserts that the second has biases and that the third has one key/value head. These adapters
 are corrected when a model is built. The entry-point group `transformer_lens.architectures` cannot serve for it: an
 entry point with the name of a native adapter is passed over, with a warning in every program that loads a bridge.

@@ -30,7 +30,7 @@ def build_hooked(model: Any, tokenizer: Any, name: str, dtype: torch.dtype) -> A
     """Return the model as a HookedTransformer on the CPU, its norm gains folded, nothing else processed.
 
     Writing weights and the unembedding are not centred and value biases stay where they are, so that the logits equal
-    the checkpoint's. The context of a model without learned positions is that of its config, cut to 2048 tokens.
+    the checkpoint's. The context of a model without learned positions is its config's, cut to 2048 tokens.
     Raises as `load_model`; UnsupportedArchitecture also where rope scaling or sliding windows would be ignored.
     """
     hooked_class = hooked_transformer_class()

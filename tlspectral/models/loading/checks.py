@@ -56,7 +56,7 @@ def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
     if anchor.dtype not in (torch.float32, torch.float64):
         return None
     if hasattr(model, "config"):
-        # Of a model that also reads images, the part that reads text.
+        # The part that reads text, in a model that also reads images.
         vocabulary, context = model.config.get_text_config().vocab_size, stated_context(model.config)
     else:
         vocabulary, context = model.cfg.d_vocab, model.cfg.n_ctx

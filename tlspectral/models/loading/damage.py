@@ -60,7 +60,7 @@ def first_sentence(error: BaseException) -> str:
 
 
 def from_files(load: Callable[..., Any], source: Source, folder: Path, **options: Any) -> Any:
-    """Call a `from_pretrained` of transformers without the network, and turn its errors into those of this package."""
+    """Call a `from_pretrained` of transformers without the network, and turn its errors into errors of this package."""
     name = source.record["model"]
     with misfit(source.record), quiet():
         try:

@@ -16,7 +16,7 @@ _HEADS = {"bert": "cls", "roberta": "lm_head"}  # the module of the head, by mod
 
 
 def is_encoder(config: Any) -> bool:
-    """Return whether a config is that of an encoder that is read."""
+    """Return whether a config describes an encoder that is read."""
     return config.model_type in _HEADS and not config.is_decoder
 
 

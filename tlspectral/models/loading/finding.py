@@ -20,7 +20,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 class ShippedFile:
     """A GGUF file that other installed packages ship, whole or in parts, or a checkpoint folder.
 
-    `parts` are module and path within it, in order; `sha256` is that of the file joined from several.
+    `parts` are module and path within it, in order; `sha256` is the hash of the file joined from several.
     """
 
     file: str

@@ -82,7 +82,7 @@ def converted_folder(source: Source) -> tuple[Path, str]:
 
 
 def _fits(folder: Path) -> bool:
-    """Whether a copy is there, and is what its list says."""
+    """Return whether a copy is there, and is what its list says."""
     try:
         listed = json.loads((folder / _LIST).read_text(encoding="utf-8"))
         states = {name: (folder / name).stat() for name in listed}
@@ -181,9 +181,10 @@ def _checked_reader(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _read_once(file: Path, reader: Any) -> Iterator[None]:
-    """While it is open, transformers gets this reader of the file, and each map of names is made once.
+    """Give transformers this reader of the file while the context is open, and make each map of names once.
 
-    It reads a header three times, seconds each where it holds a vocabulary, and makes the map for every module.
+    transformers reads a header three times, seconds each where it holds a vocabulary, and makes the map for every
+    module.
     """
     import gguf
 

@@ -59,7 +59,7 @@ def first_file(source: Source, files: Iterable[str]) -> Path | None:
     for file in (file for file, path in in_cache.items() if path is None):
         try:
             return Path(huggingface_hub.hf_hub_download(source.location, file, revision=source.revision))
-        except Exception as error:  # that of a broken connection is the HTTP library's own
+        except Exception as error:  # a broken connection's is the HTTP library's own
             if not isinstance(error, EntryNotFoundError) or isinstance(error, LocalEntryNotFoundError):
                 raise ValueError(_refusal(source, file, _reason(source, error))) from error
     return None

@@ -19,7 +19,7 @@ from tlspectral.errors import BadWeights
 from tlspectral.models.loaders import Source
 
 FOLDED = {"fold_ln": True, "center_writing_weights": False, "center_unembed": False, "fold_value_biases": False}
-"""What a HookedTransformer does with its weights: the logits stay those of the checkpoint."""
+"""What a HookedTransformer does with its weights: the logits stay the checkpoint's."""
 
 
 def models_folder() -> Path:
@@ -63,7 +63,7 @@ def bridge_from_weights(
     The native model rotates adjacent columns as pairs. Where `rotary_adjacent_pairs` is False, the columns of W_Q, W_K
     and their biases are put in that order, which changes no score.
 
-    `config` is that of a record, with `model_name`: TransformerLens' fields, and two that may be left out,
+    `config` is a record's, with `model_name`: TransformerLens' fields, and two that may be left out,
     `rotary_adjacent_pairs` (whether columns 2t and 2t + 1 are a pair; True) and `unembed_bias`. Weights have
     TransformerLens' names and shapes, W_Q [heads, d_model, d_head] and so on.
     """
@@ -100,7 +100,7 @@ def hooked_from_weights(
 ) -> Any:
     """Return a HookedTransformer with an attention-only model's weights, its norms folded and nothing else processed.
 
-    Arguments as of `bridge_from_weights`. Raises ImportError on TransformerLens 4.
+    Arguments are as for `bridge_from_weights`. Raises ImportError on TransformerLens 4.
     """
     shape = {**_native_shape(config), "act_fn": None, "init_weights": False, "device": str(device), "dtype": dtype}
     if config["positional_embedding_type"] == "rotary":

@@ -74,7 +74,7 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
 
 
 def check_config(config: Any, name: str) -> Any:
-    """Return the config that a model is built by: that of Gemma 3n without its towers, which need the package timm.
+    """Return the config that a model is built by: for Gemma 3n one without its towers, which need the package timm.
 
     Anything but a causal language model, BERT or RoBERTa in plain floating point is refused.
     Raises UnsupportedArchitecture for another encoder or an encoder-decoder model, BadWeights for quantised weights.

@@ -34,7 +34,7 @@ def load_other(
 ) -> Any:
     """Return the TransformerLens model of a name, a path or an object of transformers, with its provenance.
 
-    Arguments and errors as of `load_model`. None is the object's own device or floating-point type, and float32 for a
+    Arguments and errors are `load_model`'s. None is the object's own device or floating-point type, and float32 for a
     name, whose device is given.
     """
     with download_bars(), _copied_tokenizer(tokenizer) as own_tokenizer:

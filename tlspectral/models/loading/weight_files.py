@@ -77,7 +77,7 @@ def indexed_files(index: Path) -> dict[str, str]:
 def weight_names(config: Any) -> tuple[str, ...]:
     """Return the names of files that a model's weights are loaded from, the first that exists.
 
-    `config` is that of transformers, or what config.json holds.
+    `config` is a config of transformers, or what config.json holds.
     """
     own = config if isinstance(config, Mapping) else vars(config)
     named = own.get("transformers_weights")
@@ -87,7 +87,7 @@ def weight_names(config: Any) -> tuple[str, ...]:
 def require_one_kind(folder: Path, names: Collection[str]) -> None:
     """Refuse by BadWeights weights in one file beside an index of others: it is not known which are the model's.
 
-    `names` are those of `weight_names`. An index that names the one file is no other model.
+    `names` are what `weight_names` returns. An index that names the one file is no other model.
     """
     for whole, index in (NAMES[:2], NAMES[2:]):
         if not {whole, index} <= {*names} or not (folder / whole).is_file() or not (folder / index).is_file():

@@ -31,7 +31,7 @@ class Alibi:
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
     """Return the slopes of n heads that models are trained with: 2^(-8 i / n).
 
-    Where n is no power of 2, they are those of the next lower power, then every other slope of twice that power.
+    Where n is no power of 2, they are the slopes of the next lower power, then every other slope of twice that power.
     """
     power = 2 ** int(np.floor(np.log2(n_heads)))
     slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]

@@ -26,7 +26,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(model: Any) -> list[Block]:
-    """Return the layers of a model as they are numbered: of HRM those of the fast stack L, then those of the slow H."""
+    """Return the layers of a model as they are numbered: in HRM the fast stack L's, then the slow stack H's."""
     runs = {"blocks": 1}
     if hasattr(model, "L_blocks"):
         cycles = model.original_model.config
@@ -204,9 +204,9 @@ def is_latent(attention: Any) -> bool:
 
 
 def latent_points(attention: Any, point: str) -> dict[str, str]:
-    """Return the hook points that latent attention has for queries, keys and values; none of other attention.
+    """Return the hook points that latent attention has for queries, keys and values; none for other attention.
 
-    They are behind W_D of queries (W_Q without a latent of queries) and keys, behind W_U of queries, and behind that of
+    They are behind W_D of queries (W_Q without a latent of queries) and keys, behind W_U of queries, and behind W_U of
     keys and values: the bridge's `hook_q` and `hook_k` are behind the rotation.
     """
     if not is_latent(attention):

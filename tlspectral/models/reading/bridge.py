@@ -40,7 +40,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
             f"layer {layer}: the attention of {type(wrapped).__name__} is not causal; of encoders BERT and "
             "RoBERTa are read"
         )
-    # Of MPT and DBRX the module has it, of OLMo the config; 0 stands for no limit.
+    # In MPT and DBRX the module has it, in OLMo the config; 0 stands for no limit.
     limit = getattr(wrapped, "clip_qkv", None) or getattr(getattr(wrapped, "config", None), "clip_qkv", None)
     require_unclipped(limit or None, layer)
     if is_latent(attention):
@@ -78,7 +78,7 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
         raise UnsupportedArchitecture(
             f"layer {layer}: {type(wrapped).__name__} has no separate query and key weights per head ({error})"
         ) from error
-    if found["b_q"] is not None:  # behind the bias of the queries of a gated attention stands that of its gate
+    if found["b_q"] is not None:  # behind a gated attention's bias of the queries stands its gate's bias
         found["b_q"] = found["b_q"][..., : found["w_q"].shape[-1]]
     found |= _gate(attention, wrapped, *found["w_q"].shape[::2])
     for role in "qkv" if "v_norm" in attention._modules else "qk":
@@ -88,7 +88,7 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
 
 
 def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, Any]:
-    """Return weight and bias of the gate of an attention: a projection of its own, or rows behind those of queries."""
+    """Return weight and bias of the gate of an attention: a projection of its own, or rows behind the queries' rows."""
     if "gate" in attention._modules:
         module, rows = attention.gate.original_component, slice(None)
     elif gates_queries(attention):
@@ -104,7 +104,7 @@ def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, 
 
 
 def shared_keys(config: Any, layer: int) -> str | None:
-    """Return why a layer whose keys are those of an earlier one (Gemma 4) has no operator, else None."""
+    """Return why a layer whose keys are an earlier layer's (Gemma 4) has no operator, else None."""
     modes = getattr(config, "kv_sharing_modes", None)
     if modes is None or modes[layer] != "reuse":
         return None
@@ -117,7 +117,7 @@ def shared_keys(config: Any, layer: int) -> str | None:
 
 
 def _gemma4_projections(wrapped: Any) -> dict[str, Any]:
-    # Of a layer with keys of its own. Heads that see all tokens have another size, and values may be the keys.
+    # For a layer with keys of its own. Heads that see all tokens have another size, and values may be the keys.
     keys_are_values = wrapped.use_alternative_attention
     modules = {"q": wrapped.q_proj, "k": wrapped.k_proj, "v": wrapped.k_proj if keys_are_values else wrapped.v_proj}
     found: dict[str, Any] = {
@@ -252,7 +252,7 @@ def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, first
 
 
 def _copied(cache: Any) -> Any:
-    """Return a cache with layers of its own, which share their tensors with those of the given one."""
+    """Return a cache with layers of its own, which share their tensors with the given cache's layers."""
     copied = copy.copy(cache)
     copied.layers = [copy.copy(layer) for layer in cache.layers]
     for layer in copied.layers:  # dictionaries of states
@@ -319,7 +319,7 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         raise UnsupportedArchitecture(f"layer {layer}: rotary positions, but no rotary module that carries frequencies")
     prefix = f"{layer_type}_" if hasattr(module, f"{layer_type}_inv_freq") else ""
     kind = module.rope_type[layer_type] if prefix else getattr(module, "rope_type", "default")
-    # Length-dependent kinds overwrite inv_freq as they meet longer prompts; the original is that of short ones.
+    # Length-dependent kinds overwrite inv_freq as they meet longer prompts; the original is for short ones.
     inv_freq = getattr(module, f"{prefix}original_inv_freq", None)
     inv_freq = inv_freq if inv_freq is not None else getattr(module, f"{prefix}inv_freq")
     theta = inv_freq.detach().cpu().double()

@@ -87,7 +87,7 @@ def frequency_switch(model: Any, n_positions: int) -> int | None:
     limit = _rotary_limit(model.cfg)
     if limit is None or n_positions <= limit:
         return None
-    return limit << (((n_positions - 1) // limit).bit_length() - 1)  # those of Qwen 1 change at each doubling
+    return limit << (((n_positions - 1) // limit).bit_length() - 1)  # Qwen 1's change at each doubling
 
 
 def prefill_cache(model: Any, tokens: Tensor) -> Any:

@@ -43,7 +43,7 @@ class Latent(Castable):
         gain: of the norm, None without one.
         up: W_U of each head.
         family: name of the attention's class.
-        measured_scale: 1/rms of the latent of real tokens, which M then has; None for that of white input.
+        measured_scale: 1/rms of the latent of real tokens, which M then has; None for white input's.
     """
 
     down: Float[Tensor, "d_model width"]

@@ -50,7 +50,7 @@ class LayerSettings:
         return HeadInputs(captured, None)
 
     def values(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos kv_heads d_head"]:
-        """Return values by head from what passes their hook point; there those of a latent follow the head's keys."""
+        """Return values by head from what passes their hook point; there values of a latent follow the head's keys."""
         if not isinstance(self.k_norm, Latent):
             return captured if self.v_norm is None else self.v_norm.applied(captured)
         heads, _, columns = self.k_norm.up.shape
@@ -206,7 +206,7 @@ def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:
 
 
 def hashed_sides(raw: RawAttention) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """Return what the hash of a layer is of: the parameters of its query-key side, and those of values and output.
+    """Return what the hash of a layer is of: the parameters of its query-key side, and of its values and output.
 
     Raises BadWeights for a weight on the meta device, such as one that accelerate loads when it is used.
     """
@@ -242,7 +242,7 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
     """Yield the key/value groups of a layer: the slice of query heads that read one key/value head, and its parameters.
 
-    Only one group need then be in float64. The M of a group are those of the layer. Its scores are not, where a
+    Only one group need then be in float64. The M of a group are the layer's. Its scores are not, where a
     query/key norm takes its mean over all heads.
     """
     size = len(raw.w_q) // len(raw.w_k)

@@ -161,7 +161,7 @@ class AttentionView:
 
         Raises BadHead for no such layer, UnsupportedArchitecture for one that cannot be read.
 
-        The rotary geometry of a model with learnable rotary positions is that of its method `spectral_geometry`.
+        The rotary geometry of a model with learnable rotary positions is what its method `spectral_geometry` returns.
         """
         raw = self._stored(index)
         return raw if self._spectral_geometry is None else replace(raw, rotary=self._spectral_geometry(index))
@@ -269,7 +269,8 @@ class AttentionView:
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it exposes none.
 
-        `captured` is as of `capture`. Tables of a spectral layer are per head and pair, [(batch,) heads, pos, pairs].
+        `captured` is what `capture` returns. Tables of a spectral layer are per head and pair, [(batch,) heads, pos,
+        pairs].
         """
         tables = self._reader.rotary_tables(self.model, index, n_positions, captured)
         geometry = None if self._spectral_geometry is None else self._spectral_geometry(index)
@@ -298,7 +299,7 @@ class AttentionView:
 
     @property
     def tokens_point(self) -> str:
-        """Name of the hook point that token ids pass; where the model has none for them, that of their embeddings."""
+        """Name of the hook point that token ids pass; where there is none for them, the point of their embeddings."""
         return "embed.hook_in" if "embed.hook_in" in self.hook_points else "hook_embed"
 
     def passed_by(self, ids: Int[Tensor, "sequences pos"]) -> Tensor:
@@ -360,7 +361,7 @@ class AttentionView:
         return kept_digest(self.model, "ends", ends.values(), make)
 
     def layer_digest(self, index: int) -> str:
-        """Return the SHA-256 of a layer's query-key side as stored, then that of its values and output.
+        """Return the SHA-256 of a layer's query-key side as stored, then the SHA-256 of its values and output.
 
         Raises as `raw`, and BadWeights for a weight on the meta device.
         """

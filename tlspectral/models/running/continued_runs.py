@@ -1,7 +1,7 @@
-"""Replays from a position on: of what is edited there alone, nothing before it changes.
+"""Replays from a position on: where edits act there alone, nothing before it changes.
 
-Queries are those of the position and of what follows it. Keys and values before it are those of the intact run, kept in
-the model's own cache.
+Queries are of the position and of what follows it. Keys and values before it are the intact run's, kept in the model's
+own cache.
 """
 
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ def continued_run(intact: IntactRun, first: int) -> ContinuedRun | None:
     """Return a run that goes on from a position, or None where all of each sequence has to be run.
 
     That is at position 0, in models whose later blocks need more than a stream and a cache, where no cache is kept or a
-    step from it is not that of the uncached pass (`prefill`, `ContinuedRun.is_intact`), and under hooks of the user,
+    step from it differs from the uncached pass (`prefill`, `ContinuedRun.is_intact`), and under hooks of the user,
     which expect all positions. The latest is kept for the next call.
     """
     view = intact.view

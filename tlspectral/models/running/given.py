@@ -127,7 +127,7 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def whole(values: Tensor) -> bool:
-    """Whether a tensor is of whole numbers."""
+    """Return whether a tensor is of whole numbers."""
     return not (values.is_floating_point() or values.is_complex() or values.dtype is torch.bool)
 
 
@@ -137,7 +137,7 @@ def described(value: Any) -> str:
 
 
 def _listed(given: Any) -> bool:
-    """Whether a container has an order, and things in it that are no characters."""
+    """Return whether a container has an order, and things in it that are no characters."""
     return isinstance(given, Iterable) and not isinstance(
         given, np.ndarray | Tensor | str | bytes | Mapping | set | frozenset
     )

@@ -2,7 +2,7 @@
 
 Whether a bridge fills the cache that it is given depends on the versions of TransformerLens and transformers and on the
 family: from transformers 5.24 on no bridge of TransformerLens 3.9 or 4.3 that computes attention itself does, and in
-3.9 those of MPT and of Falcon with ALiBi never do. The tokens in front are then lost without an error.
+3.9 the bridges of MPT and of Falcon with ALiBi never do. The tokens in front are then lost without an error.
 """
 
 import warnings
@@ -33,10 +33,10 @@ from tlspectral.models.running.partial_runs import (
 )
 
 _PROBED_TOKENS = 24
-# Of `HeldLayers.difference`. Measured in float32: 9e-7 at most over 49 tiny architectures, 3e-6 in 32 layers with query
-# and key weights times 16. Where one row of tokens is summed in another order than several: 0.016 at most in bfloat16
-# (0.035 in those layers, where logits are off by 0.14 of the largest) and 0.004 in float16. Without the tokens in
-# front: 0.13 (tiny BLOOM) to 1.7.
+# For `HeldLayers.difference`. Measured in float32: 9e-7 at most over 49 tiny architectures, 3e-6 in 32 layers with
+# query and key weights times 16. Where one row of tokens is summed in another order than several: 0.016 at most in
+# bfloat16 (0.035 in those layers, where logits are off by 0.14 of the largest) and 0.004 in float16. Without the tokens
+# in front: 0.13 (tiny BLOOM) to 1.7.
 _TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 0.07
 _GENERATING: dict[str, dict[str, Any]] = {
     "generate": {"use_past_kv_cache": False},
@@ -88,7 +88,7 @@ class Prefill:
 def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
     """Run a model on prompts of one length, without gradients, and keep its keys and values.
 
-    Hooks that are on the model stay in force. None where a cached step of this model is not that of the uncached pass,
+    Hooks that are on the model stay in force. None where a cached step of this model differs from the uncached pass,
     or has no cache, see `cached_step_difference`.
     """
     difference = cached_step_difference(view)
@@ -114,9 +114,9 @@ def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Ite
 def cached_step_difference(view: AttentionView) -> float | None:
     """Return how far what the layers write behind cached tokens is from what they write in the uncached pass.
 
-    It is that of `HeldLayers`, of one short prompt, without the user's hooks, and measured once per model. None where
-    there is no cache to be wrong: the model keeps no keys and values (native bridges) or takes none (it raises), or is
-    an encoder, whose keys and values change with what follows.
+    It is the difference in `HeldLayers`, of one short prompt, without the user's hooks, and measured once per model.
+    None where there is no cache to be wrong: the model keeps no keys and values (native bridges) or takes none (it
+    raises), or is an encoder, whose keys and values change with what follows.
     """
     if view.model not in _differences:
         _differences[view.model] = _measured(view) if view.causal else None
@@ -263,7 +263,7 @@ class WithoutCache:
         update_wrapper(self, generate)
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """As the method, whatever the call says of a cache."""
+        """Generate as the method does, whatever the call says of a cache."""
         parameters = signature(self.generate)
         call = dict(parameters.bind(*given, **named).arguments)
         for name, parameter in parameters.parameters.items():

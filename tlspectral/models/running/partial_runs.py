@@ -21,7 +21,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import in_batches
 
 Positions = slice | Int[Tensor, "sequences predicted"]
-"""Positions whose logits are wanted: the same in every prompt, or those of each."""
+"""Positions whose logits are wanted: the same in every prompt, or each prompt's own."""
 
 LAST = slice(-1, None)
 """The last position alone."""

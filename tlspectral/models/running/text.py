@@ -22,7 +22,7 @@ _ROWS_READ = 2_000
 
 
 def packaged_text() -> str:
-    """*Alice's Adventures in Wonderland* (Carroll, 1865), 143 kB, in the public domain; see `data/text/NOTICE.md`.
+    """Return *Alice's Adventures in Wonderland* (Carroll, 1865), 143 kB, public domain; see `data/text/NOTICE.md`.
 
     Models have read it in training, so a loss on it is no held-out loss.
     """
@@ -65,7 +65,7 @@ def file_lines(path: str | os.PathLike[str]) -> list[str]:
 def text_tokens(
     view: AttentionView, text: str | Sequence[str] | None, *, n_sequences: int, sequence_length: int
 ) -> Int[Tensor, "sequences pos"]:
-    """Text as rows of tokens, each opened by BOS (else EOS, else 0), documents separated by EOS.
+    """Return text as rows of tokens, each opened by BOS (else EOS, else 0), documents separated by EOS.
 
     Rows are cut one after the other from the joined documents, `n_sequences` at most. An incomplete last row is
     dropped, unless it is the only one.

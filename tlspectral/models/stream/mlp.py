@@ -1,6 +1,6 @@
 """What the MLP of a layer reads: the residual stream, with or without the attention of its layer, and a norm before it.
 
-The norm is the MLP's own, that of the attention which parallel blocks share (GPT-J, Phi, Command R), or none (OLMo 2).
+The norm is the MLP's own, the attention's, which parallel blocks share (GPT-J, Phi, Command R), or none (OLMo 2).
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,9 @@ class MlpReads:
     """What the MLP of one layer reads.
 
     Attributes:
-        reads: the points, as of `AttentionView.hook_names`, of which it reads the sum: what enters the layer, and where
-            the MLP is not parallel to the attention what that adds; in a layer with a mixer what stands in front of it.
+        reads: the points, named as in `AttentionView.hook_names`, of which it reads the sum: what enters the layer, and
+            where the MLP is not parallel to the attention what that adds; in a layer with a mixer what stands in front
+            of it.
         norm: in front of it; of kind "none" where there is none.
         point: the hook point of what the MLP reads: the output of its own norm, else its input.
     """

@@ -115,8 +115,9 @@ def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tenso
     """Return how the heads of a layer write, None without heads, if its stream is the sum of what is written to it.
 
     That is what it read plus what heads, biases and MLP write. In a layer that writes more, a mixer's write is what is
-    left, so that only the sum of its heads, and what its MLP adds, are checked. `captured` is of a run, as of
-    `AttentionView.capture`, with the points of `WRITE_POINTS` that the layer has. Raises UnsupportedArchitecture.
+    left, so that only the sum of its heads, and what its MLP adds, are checked. `captured` is what
+    `AttentionView.capture` returns of a run, with the points of `WRITE_POINTS` that the layer has. Raises
+    UnsupportedArchitecture.
     """
     names = view.hook_names(index)
     writes = head_writes(view, index, cast) if index in view.layers else None
@@ -155,7 +156,7 @@ def mixed(
 ) -> Tensor:
     """Return what a layer writes beside its heads and MLP: what leaves it, less what enters it and what these add.
 
-    Without a hook point for the MLP it holds that too. `captured` is as of `checked_writes`; with `behind="middle"` it
+    Without a hook point for the MLP it holds that too. `captured` is as for `checked_writes`; with `behind="middle"` it
     is of the run up to the MLP.
     """
     names = view.hook_names(index)
@@ -188,12 +189,12 @@ class LayerReads:
     Attributes:
         norm: of the input of the projection.
         weight: with the gain of `norm` folded in, centred under LayerNorm.
-        bias: with that of `norm`; None where it is not read. For values the bias of W_V is ignored.
+        bias: with the bias of `norm`; None where it is not read. For values the bias of W_V is ignored.
         point: the hook point, by its name in `AttentionView.hook_names`.
         latent: how the latent is read from the stream, of one head, where the heads project a latent; `norm` is then
             the latent's.
         joint: all heads are one receiver, since they read one latent.
-        before, behind: columns of each head at the hook point that stand before and behind those of `weight`.
+        before, behind: columns of each head at the hook point that stand before and behind the columns of `weight`.
     """
 
     norm: Normalization
@@ -214,10 +215,10 @@ class LayerReads:
     def change(
         self, x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"], heads: Heads = _ALL
     ) -> Float[Tensor, "*copies chosen d_head"]:
-        """Return what heads read of `x - removed` less that of `x`, the norms taken again; 0 where 0 is removed.
+        """Return what heads read of `x - removed` less what they read of `x`, the norms taken again; 0 if 0 is removed.
 
         With P the projection without the norm, r and r' 1/rms before and after, it is `(r' - r) P x - r' P removed`.
-        `removed` has the axes of `x` behind those of its own.
+        `removed` has the axes of `x` behind axes of its own.
         """
         x, removed = self._centred(x, removed)
         before, after = (self.norm.scale_of_centred(part)[..., None, None] for part in (x, x - removed))
@@ -317,7 +318,7 @@ def _gate_reads(raw: RawAttention, norm: Normalization, cast: Cast) -> LayerRead
 def change_of_reads(
     reads: list[LayerReads], x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"]
 ) -> Float[Tensor, "*copies heads d_head"]:
-    """Return `LayerReads.change` of all columns of `layer_reads`, without those of a gate."""
+    """Return `LayerReads.change` of all columns of `layer_reads`, without a gate's columns."""
     changes = [one.change(x, removed) for one in reads if one.point != "gate"]
     if len(changes) == 1:
         return changes[0]
