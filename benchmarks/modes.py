@@ -98,7 +98,7 @@ def draw(rows: pd.DataFrame, share: pd.DataFrame, ablated: pd.DataFrame) -> None
             ax.barh(range(len(of)), of["total"], xerr=of["total_se"], color="#4477aa")
             ax.set_yticks(range(len(of)), names, fontsize=8)
             ax.invert_yaxis()
-            ax.set_title(f"{head} ({HEADS[head]}) by {by}, score {of['score'].iloc[0]:.1f}", fontsize=10)
+            ax.set_title(f"{head} by {by}, score {of['score'].iloc[0]:.1f}", fontsize=10)
     figure.tight_layout()
     figure.savefig("docs/images/modes_terms.png", dpi=110)
     figure, ax = plt.subplots(figsize=(5, 3.4))

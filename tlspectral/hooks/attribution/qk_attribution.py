@@ -79,10 +79,11 @@ def qk_attribution(
     computed in float64 from one run of each prompt.
 
     `by="mode"`: the components of the streams along the singular vectors of M = W_Q W_K^T, norms folded in: the row of
-    `mode k` and `mode l` is u_k at the query with v_l at the key. Without rotation totals with k != l are 0. `no
-    mode` is the rest of a stream, of which M reads nothing: its total is 0 but where M has a lower rank than W_Q or
-    W_K, and its symmetric part comes from the tokens exchanged. `by="frequency"`: a row per rotary pair of
-    the head, and `no rotation` for columns that do not turn, on both streams as they are.
+    `mode k` and `mode l` is u_k at the query with v_l at the key (arXiv:2602.13524 divides attention so). Without
+    rotation totals with k != l are 0. `no mode` is the rest of a stream, of which M reads nothing: its total is 0 but
+    where M has a lower rank than W_Q or W_K, and its symmetric part is that of the tokens exchanged.
+    `by="frequency"`: a row per rotary pair of the head, and `no rotation` for columns that do not turn, on both streams
+    as they are.
 
     With a `dictionary` the terms are its features that are active, its bias, and the error, which is what is left of
     the stream. Look at `attrs["error_share"]` first: the sum of all rows with the error over the score. It can be above
