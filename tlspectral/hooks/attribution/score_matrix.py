@@ -32,8 +32,8 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
     Scores are rebuilt in float64 from the residual stream that enters the layer and the folded weights, with the
     model's own cos and sin, with biases and ALiBi. They are returned if the model's attention is their softmax. A part
     has what `ablate` would remove: `Symmetric`, `Antisymmetric` and `RopePhase` sum to the scores without biases and
-    ALiBi. `tls.parts.Band([t])` is what rotary frequency t contributes. arXiv:2605.18826 compares the effective ranks of
-    the skew and of the symmetric half of such matrices.
+    ALiBi. `tls.parts.Band([t])` is what rotary frequency t contributes. The effective ranks of the skew and of the
+    symmetric half of such matrices are compared in arXiv:2605.18826.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
