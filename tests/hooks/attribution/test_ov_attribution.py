@@ -123,7 +123,7 @@ def test_keys_are_taken_apart_in_groups(monkeypatch):
 
 def test_an_identity_as_dictionary_has_the_coordinates_of_the_stream():
     view, found, _ = plain("bridge", "qwen2")
-    identity = tls.hooks.Dictionary(torch.eye(view.d_model), torch.zeros(view.d_model), lambda stream: stream)
+    identity = tls.Dictionary(torch.eye(view.d_model), torch.zeros(view.d_model), lambda stream: stream)
     direction = one_direction(view)
     options = {"direction": direction, "by": "source"}
     table = tls.ov_attribution(view.model, PROMPT, HEAD, QUERY, dictionary=identity, **options)
@@ -147,7 +147,7 @@ def test_sources_as_dictionary_have_their_own_rows_and_what_they_lack_is_the_err
     view, found, _ = plain("bridge", "llama")
     head, [place] = PlainHead(view, found, *HEAD, QUERY), [4]
     rows = torch.tensor(np.stack([head.sources[name][place] for name in ("embedding", "L0H1")])).float()
-    words = tls.hooks.Dictionary(rows, torch.zeros(view.d_model), lambda stream: stream.new_ones(len(stream), 2))
+    words = tls.Dictionary(rows, torch.zeros(view.d_model), lambda stream: stream.new_ones(len(stream), 2))
     options = {"direction": one_direction(view), "by": "source"}
     table = tls.ov_attribution(view.model, PROMPT, HEAD, QUERY, dictionary=words, **options)
     by_source = tls.ov_attribution(view.model, PROMPT, HEAD, QUERY, **options)
@@ -377,7 +377,7 @@ VECTOR = torch.ones(48)
         ({"query": None}, TypeError, "query is the position of a token"),
         ({"prompt": zoo.prompt(2)}, ValueError, "what heads write is of one prompt; found 2"),
         ({"by": "feature"}, ValueError, "by is 'token', 'source' or 'head'"),
-        ({"dictionary": 3}, TypeError, "dictionary is a tls.hooks.Dictionary"),
+        ({"dictionary": 3}, TypeError, "dictionary is a tls.Dictionary"),
         ({"direction": "L1H0.k"}, ValueError, "reads before heads of layer 1 write"),
         ({"heads": None, "direction": "L0H0.q"}, ValueError, "reads before any head writes"),
         ({"direction": "logits"}, ValueError, "for the logits give the two answers"),
@@ -401,7 +401,7 @@ def test_what_makes_no_sense_is_refused(options, error, said):
 def test_a_dictionary_of_another_stream_is_refused():
     model = shared("bridge", "llama")
     width = attention_view(model).d_model
-    other = tls.hooks.Dictionary(torch.eye(width), torch.zeros(width), lambda x: x, hook="blocks.0.hook_resid_pre")
+    other = tls.Dictionary(torch.eye(width), torch.zeros(width), lambda x: x, hook="blocks.0.hook_resid_pre")
     with pytest.raises(ValueError, match=r"the dictionary is of blocks\.0\.hook_resid_pre"):
         tls.ov_attribution(model, PROMPT, "L1H1", QUERY, by="source", dictionary=other)
     with pytest.raises(ValueError, match="give by='source'"):

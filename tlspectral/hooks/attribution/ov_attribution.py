@@ -100,7 +100,7 @@ def ov_attribution(
             attention, and `bias`, the head's own b_V with the norm's. What layers write is kept at all keys up to the
             query; sources are taken apart in groups of keys, of about 128 MiB each.
         dictionary: with `by="source"`, features of the stream that enters the heads' layer, see
-            `tls.hooks.Dictionary`: its active features, `dictionary bias` and `error` are then the sources. Look at
+            `tls.Dictionary`: its active features, `dictionary bias` and `error` are then the sources. Look at
             `attrs["error_share"]` first: the sum of all rows of the error over the sum of all rows; without a direction
             of their components along what the head writes.
 
@@ -171,7 +171,7 @@ def _require_by(by: str, dictionary: Any) -> None:
     if by not in ("token", "source", "head"):
         raise ValueError(f"by is 'token', 'source' or 'head'; found {by!r}")
     if dictionary is not None and not isinstance(dictionary, Dictionary):
-        raise TypeError(f"dictionary is a tls.hooks.Dictionary; found {type(dictionary).__name__}")
+        raise TypeError(f"dictionary is a tls.Dictionary; found {type(dictionary).__name__}")
     if dictionary is not None and by != "source":
         raise ValueError(f"a dictionary divides streams into features: give by='source'; found by={by!r}")
 
