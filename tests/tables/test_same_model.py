@@ -70,6 +70,10 @@ def agreement(model):
     return frequency_agreement(scores(model, per_frequency=True), tls.frequency_table(model), draws=2)
 
 
+def written(model):
+    return tls.ov_attribution(model, PROMPT[0], None, query=-1, direction=(5, 7), by="head")
+
+
 def traced(model, measure, **options):
     return measure(model, block_prompt(), [(0, 1), (1, 2)], **options)
 
@@ -95,6 +99,7 @@ ROWS = [
     ("relative_position_kernel", lambda model: tls.relative_position_kernel(model, "L1H1", PROMPT), None, None),
     ("top_pairs", lambda model: tls.top_pairs(model, "L1H1", PROMPT), None, "several rows for layer 1, head 1"),
     ("kernel_prediction", lambda model: kernel_prediction(model, "L1H1", PROMPT), None, None),
+    ("ov_attribution", written, None, None),
     ("k_composition", lambda model: tls.k_composition(model, "L1H1"), [0, 1], None),
     ("k_composition", tls.k_composition, None, "those of a sender"),
     ("copying_scores", tls.heads.copying_scores, None, None),
