@@ -354,7 +354,7 @@ def sweeps_are_those_of_the_cpu(row):
         return tls.tasks.language(on(model, text), attention_mask=on(model, mask))
 
     for part in row.parts:
-        if part in ("rotary_band", "long_range", *block_parts):
+        if part in ("rotary_band", "mode", "long_range", *block_parts):
             continue
         ways = [
             (induction, {"control": None if part == "output" else "random"}),
@@ -372,6 +372,8 @@ def sweeps_are_those_of_the_cpu(row):
                 np.testing.assert_allclose(other, one, rtol=0, atol=max(1e-4, row.place.gradients) * one.abs().max())
             row.tables_agree(here, there)
     row.tables_agree(*(band_effects(model, heads[:2], task=induction(model), draws=2) for model in row.both))
+    mode, drawn_too = tls.parts.Mode(0), {"heads": heads[:2], "control": "random"}
+    row.tables_agree(*(tls.ablation_sweep(model, mode, task=induction(model), **drawn_too) for model in row.both))
     output = tls.parts.Output
     for part in (tls.parts.LongRange(3, sinks=1), output("mean"), output("resample", zoo.prompt(4, 13))):
         row.tables_agree(*(tls.ablation_sweep(model, part, task=induction(model)) for model in row.both))
