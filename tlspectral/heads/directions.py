@@ -169,7 +169,7 @@ def _operator_sides(
     """Return shares and sides of the singular directions of W_Q W_K^T or W_V W_O."""
     layer = view.layer(index)
     if kind == "qk":
-        modes = query_key_modes(layer, head)
+        (modes,) = query_key_modes(layer, [head])
         left, right = modes.query, modes.key
         shares, kept = _shares(modes.values, modes.square, n_directions)
     else:

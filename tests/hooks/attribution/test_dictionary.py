@@ -189,6 +189,16 @@ def test_what_is_no_dictionary_is_refused(decoder, bias, encode, error, said):
         tls.Dictionary(decoder, bias, encode)
 
 
+def test_an_encoder_that_writes_into_its_streams_changes_no_number():
+    model = shared("bridge", "llama")
+    basis = orthonormal(attention_view(model).d_model)
+    zeros = torch.zeros(len(basis))
+    plain = tls.Dictionary(basis, zeros, lambda x: x @ basis.T)
+    writing = tls.Dictionary(basis, zeros, lambda x: (x @ basis.T, x.zero_())[0])
+    tables = [tls.qk_attribution(model, PROMPT, "L1H1", QUERY, KEY, dictionary=one) for one in (plain, writing)]
+    assert tables[0].equals(tables[1])
+
+
 @pytest.mark.parametrize(
     ("returned", "said"),
     [

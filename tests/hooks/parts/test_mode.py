@@ -3,6 +3,7 @@
 import copy
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from attention_models import fresh
@@ -107,6 +108,13 @@ def test_random_directions_lie_in_the_columns_of_w_q():
     normed = layer.norm.normalized(residual)[0]
     expected = scores.between((normed @ direction)[None, None, :, None] * (direction @ w_q), scores.key.whole)
     np.testing.assert_allclose(one.drawn(scores, frame), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "given", [torch.tensor(2), np.int64(2), pd.Series([2], index=[7]), torch.tensor([2, 2]), range(2, 3)]
+)
+def test_an_index_is_read_by_place_in_any_form(given):
+    assert Mode(given).modes == (2,)
 
 
 @pytest.mark.parametrize("given", [-1, "all but", [], [0.5], None, True])

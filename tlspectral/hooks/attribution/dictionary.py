@@ -115,10 +115,9 @@ class Dictionary:
 
     def activations(self, streams: Float64[Tensor, "tokens d_model"]) -> Float64[Tensor, "tokens features"]:
         """Return the activations of streams. Raises ValueError where `encode` returns another shape or no numbers."""
-        with torch.no_grad():
-            found = self.encode(
-                streams.to(torch.promote_types(self.decoder.dtype, torch.float32)).to(self.decoder.device)
-            )
+        wide = torch.promote_types(self.decoder.dtype, torch.float32)
+        with torch.no_grad():  # a copy, since a caller's function may write into what it is given
+            found = self.encode(streams.to(wide, copy=True).to(self.decoder.device))
         expected = (len(streams), len(self.decoder))
         if not isinstance(found, Tensor) or tuple(found.shape) != expected:
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -127,11 +126,9 @@ class Dictionary:
             raise ValueError("encode returned activations that are no numbers (nan or inf)")
         return found.detach().cpu().double()
 
-    def terms(
-        self, stream: Float64[Tensor, "d_model"], activations: Float64[Tensor, "features"] | None = None
-    ) -> Terms:
-        """Return what each active feature writes to a stream, the bias, and the error. `activations` are known ones."""
-        active, features = self.written(self.activations(stream[None])[0] if activations is None else activations)
+    def terms(self, stream: Float64[Tensor, "d_model"], activations: Float64[Tensor, "features"]) -> Terms:
+        """Return what each active feature writes to a stream, the bias, and the error."""
+        active, features = self.written(activations)
         bias = self.bias.detach().cpu().double()[None]
         error = stream[None] - features.sum(0, keepdim=True) - bias
         names = [*(f"feature {number}" for number in active), DICTIONARY_BIAS, ERROR]
@@ -142,6 +139,16 @@ class Dictionary:
         active = activations.nonzero()[:, 0]
         rows = self.decoder[active.to(self.decoder.device)].detach().cpu().double()
         return active.tolist(), activations[active, None] * rows
+
+
+def require_division(by: str, known: tuple[str, ...], dictionary: Any) -> None:
+    """Refuse an unknown `by`, what is no dictionary, and one beside another `by`. Raises ValueError and TypeError."""
+    if by not in known:
+        raise ValueError(f"by is {', '.join(map(repr, known[:-1]))} or {known[-1]!r}; found {by!r}")
+    if dictionary is not None and not isinstance(dictionary, Dictionary):
+        raise TypeError(f"dictionary is a tls.Dictionary; found {type(dictionary).__name__}")
+    if dictionary is not None and by != "source":
+        raise ValueError(f"a dictionary divides streams into features: give by='source'; found by={by!r}")
 
 
 _ACTIVATIONS = {"standard": "relu", "jumprelu": "jumprelu", "topk": "topk"}

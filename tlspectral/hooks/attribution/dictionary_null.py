@@ -29,11 +29,11 @@ def dictionary_notes(
     generator = torch.Generator().manual_seed(0)
     turned = 0.0
     for weight, each in zip(weights.tolist(), divided, strict=True):
-        turned += weight * sum(_turned_error_score(dictionary, each, generator) for _ in range(TURNS)) / TURNS
+        turned += weight * sum(_turned_error_score(each, generator) for _ in range(TURNS)) / TURNS
     max_p, draws = _max_p(dictionary, divided, weights, generator)
     return {
-        "error_share": of_error / score,
-        "error_share_turned": turned / score,
+        "error_share": of_error / score if score else float("nan"),
+        "error_share_turned": turned / score if score else float("nan"),
         "error_score": of_error,
         "max_p": max_p,
         "max_p_draws": draws,
@@ -48,7 +48,7 @@ def _error_score(divided: DividedScore) -> float:
     return float(divided.total[rows].sum())
 
 
-def _turned_error_score(dictionary: Dictionary, divided: DividedScore, generator: torch.Generator) -> float:
+def _turned_error_score(divided: DividedScore, generator: torch.Generator) -> float:
     """Return `_error_score` with the same activations of features whose decoder is turned at random.
 
     A random rotation keeps lengths and angles between features. Only the active rows of the decoder are turned: into a
@@ -100,7 +100,8 @@ def _token_reads(dictionary: Dictionary, divided: DividedScore) -> tuple[list[Te
     form, residual = divided.form, divided.run.residual
     scales = form.query.scale(residual[0]), form.key.scale(residual[1])
     features, queries, keys = [], [], []
-    for activations in dictionary.activations(residual):
+    assert divided.activations is not None
+    for activations in divided.activations:
         active, written = dictionary.written(activations)
         features.append(torch.tensor(active))
         queries.append(form.query.of_terms(written, residual[0], scales[0]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -41,6 +41,7 @@ class DividedScore:
         names: of the terms at the query and at the key, behind them the bias of the projection and ALiBi.
         pairs: numbers of the terms of each row.
         parts: the four `PARTS` of each row.
+        activations: of the features of a dictionary at all tokens of the run; None without a dictionary.
     """
 
     run: TracedRun
@@ -51,6 +52,7 @@ class DividedScore:
     names: tuple[list[str], list[str]]
     pairs: Int[Tensor, "rows two"]
     parts: Float64[Tensor, "parts rows"]
+    activations: Float64[Tensor, "tokens features"] | None = None
 
     @property
     def total(self) -> Float64[Tensor, "rows"]:
@@ -98,8 +100,10 @@ def divided_score(
     run, form, row = _traced(
         view, head, asked, sources=by == "source" and dictionary is None, every=dictionary is not None
     )
+    activations = None
     if dictionary is not None:
-        at_query, at_key = (dictionary.terms(stream) for stream in run.residual[:2])
+        activations = dictionary.activations(run.residual)
+        at_query, at_key = map(dictionary.terms, run.residual[:2], activations[:2])
     elif by == "source":
         names, written = source_terms(view, run)
         at_query, at_key = Terms(names, written[0]), Terms(names, written[1])
@@ -110,7 +114,8 @@ def divided_score(
     present[-1], present[:, -1] = biased
     present[-1, -1] = all(biased)
     names = ([*at_query.names, BIAS, ALIBI], [*at_key.names, BIAS, ALIBI])
-    return _with_alibi(run, form, row, at_query, at_key, names, present.nonzero(), parts[:, present])
+    divided = _with_alibi(run, form, row, at_query, at_key, names, present.nonzero(), parts[:, present])
+    return replace(divided, activations=activations)
 
 
 def _by_frequency(view: AttentionView, head: tuple[int, int], asked: AskedScore) -> DividedScore:
@@ -174,7 +179,7 @@ def _modes(view: AttentionView, head: tuple[int, int], run: TracedRun) -> tuple[
     reads some: then it adds to the symmetric part what it takes from the antisymmetric one.
     """
     group, first = readable_group(view.raw(head[0]), head[1])
-    modes = query_key_modes(fold_attention(group, head[0]), head[1] - first)
+    (modes,) = query_key_modes(fold_attention(group, head[0]), [head[1] - first])
     names = [f"mode {number}" for number in range(len(modes.values))]
     terms = []
     for stream, vectors in zip(run.residual[:2], (modes.query, modes.key), strict=True):

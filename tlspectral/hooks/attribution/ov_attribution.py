@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.hooks.attribution.asked_scores import position_in, require_one
-from tlspectral.hooks.attribution.dictionary import ERROR, Dictionary
+from tlspectral.hooks.attribution.dictionary import ERROR, Dictionary, require_division
 from tlspectral.hooks.attribution.heads_run import HeadsRun, HeadWrite, head_write, heads_run
 from tlspectral.hooks.attribution.ov_directions import Direction, direction_of
 from tlspectral.hooks.attribution.stream_terms import source_terms
@@ -126,7 +126,7 @@ def ov_attribution(
     make of the write is not in it, nor that a norm shrinks when the write is gone. The attention is held, so that
     nothing is said of why the head looks there. Terms of opposite sign can cancel.
     """
-    _require_by(by, dictionary)
+    require_division(by, ("token", "source", "head"), dictionary)
     view = attention_view(model)
     require_stream(view)
     chosen = heads_by_layer(view, heads)
@@ -165,15 +165,6 @@ def ov_attribution(
     settings = {"by": by if dictionary is None else "feature"}
     origin = view.origin(range(max(chosen) + 1), runs=True)
     return Measurement(OV_ATTRIBUTION, settings, origin).table(frame, **attrs)
-
-
-def _require_by(by: str, dictionary: Any) -> None:
-    if by not in ("token", "source", "head"):
-        raise ValueError(f"by is 'token', 'source' or 'head'; found {by!r}")
-    if dictionary is not None and not isinstance(dictionary, Dictionary):
-        raise TypeError(f"dictionary is a tls.Dictionary; found {type(dictionary).__name__}")
-    if dictionary is not None and by != "source":
-        raise ValueError(f"a dictionary divides streams into features: give by='source'; found by={by!r}")
 
 
 def _require_together(

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float64, Int
 
 from tlspectral.hooks.attribution.asked_scores import AskedScores, asked_scores
-from tlspectral.hooks.attribution.dictionary import Dictionary
+from tlspectral.hooks.attribution.dictionary import Dictionary, require_division
 from tlspectral.hooks.attribution.dictionary_null import dictionary_notes
 from tlspectral.hooks.attribution.divisions import By, DividedScore, divided_score
 from tlspectral.hooks.attribution.score_terms import PARTS
@@ -267,12 +267,7 @@ def _order_of_terms(mean: _MeanScore) -> list[str]:
 
 
 def _require_by(by: str, dictionary: Any, remove: int | None) -> None:
-    if by not in ("source", "mode", "frequency"):
-        raise ValueError(f"by is 'source', 'mode' or 'frequency'; found {by!r}")
-    if dictionary is not None and not isinstance(dictionary, Dictionary):
-        raise TypeError(f"dictionary is a tls.Dictionary; found {type(dictionary).__name__}")
-    if dictionary is not None and by != "source":
-        raise ValueError(f"a dictionary divides the streams into features, and by={by!r} into something else")
+    require_division(by, ("source", "mode", "frequency"), dictionary)
     if by == "frequency" and remove is not None:
         raise ValueError(
             "remove= takes terms out of the residual streams, and frequencies are columns of the head: ablate "

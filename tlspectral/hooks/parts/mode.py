@@ -64,7 +64,8 @@ class Mode(QueryKeyPart):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = self.modes if isinstance(self.modes, Iterable) and not isinstance(self.modes, str) else [self.modes]
+        listed = self.modes.tolist() if hasattr(self.modes, "tolist") else self.modes  # tensors, arrays, columns
+        given = listed if isinstance(listed, Iterable) and not isinstance(listed, str) else [listed]
         numbers = [whole_number(one) for one in given]
         if not numbers or any(number is None or number < 0 for number in numbers):
             raise ValueError(f"modes are whole numbers from 0 up, an index or a list of them; found {self.modes!r}")
@@ -86,8 +87,7 @@ class Mode(QueryKeyPart):
             require_own_projections(view.raw(index), index, "its queries have no singular modes of their own")
             layer = view.layer(index)
             found = {}
-            for head in heads:
-                modes = query_key_modes(layer, head)
+            for head, modes in zip(heads, query_key_modes(layer, heads), strict=True):
                 if self.modes[-1] >= len(modes.values):
                     raise ValueError(
                         f"layer {index}, head {head} has modes 0 to {len(modes.values) - 1}; found mode "
@@ -98,8 +98,7 @@ class Mode(QueryKeyPart):
                 if self.all_but:
                     removed = torch.eye(layer.d_head, dtype=torch.float64) - removed
                 n_removed = layer.d_head - len(chosen) if self.all_but else len(chosen)
-                triangle = torch.linalg.qr(layer.operator_factors()[0][head], mode="r").R
-                found[head] = _OfHead(removed, triangle, n_removed)
+                found[head] = _OfHead(removed, modes.triangle, n_removed)
             bound[index] = replace(self, of_heads=found)
         return bound
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float64
 from torch import Tensor
 
@@ -22,6 +23,7 @@ class Modes:
         read_query: x . u_k of a query without bias, [d_head, modes]: what stands behind W_Q times this.
         written_query: u_k^T W_Q, the query that mode k alone makes, [modes, d_head].
         square: sum of all squared singular values.
+        triangle: R of W_Q = Q R.
     """
 
     query: Float64[Tensor, "d_model modes"]
@@ -30,19 +32,23 @@ class Modes:
     read_query: Float64[Tensor, "d_head modes"]
     written_query: Float64[Tensor, "modes d_head"]
     square: float
+    triangle: Float64[Tensor, "d_head d_head"]
 
 
-def query_key_modes(layer: AttentionLayer, head: int) -> Modes:
-    """Return the modes of one head. A query without bias, x W_Q, times `read_query` is x . u_k, since u_k = M v_k/s_k.
+def query_key_modes(layer: AttentionLayer, heads: list[int]) -> list[Modes]:
+    """Return the modes of some heads. A query without bias, x W_Q, times `read_query` is x . u_k, as u_k = M v_k / s_k.
 
     With a query/key norm W_Q and W_K carry its gains, and W_Q of a spectral layer gain and phase: the query is then the
     one behind these, without the factor of its token.
     """
-    w_q, w_k = (factors[head] for factors in layer.operator_factors())
-    with one_thread():
-        left, values, right = thin_svd(ThinProduct(w_q, w_k))
+    found, factors = [], layer.operator_factors()
     tolerance = rank_tolerance(layer.storage_dtype, layer.d_model, layer.d_head)
-    kept = values > tolerance * values[0]
-    left, right, large = left[:, kept], right[:, kept], values[kept]
-    read, square = (w_k.T @ right) / large, float(values.square().sum())
-    return Modes(left, large, right, read, left.T @ w_q, square)
+    with one_thread():
+        for w_q, w_k in ((factors[0][head], factors[1][head]) for head in heads):
+            left, values, right = thin_svd(ThinProduct(w_q, w_k))
+            kept = values > tolerance * values[0]
+            left, right, large = left[:, kept], right[:, kept], values[kept]
+            read, square = (w_k.T @ right) / large, float(values.square().sum())
+            triangle = torch.linalg.qr(w_q, mode="r").R
+            found.append(Modes(left, large, right, read, left.T @ w_q, square, triangle))
+    return found
