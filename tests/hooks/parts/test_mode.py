@@ -136,4 +136,4 @@ def test_a_mode_that_a_head_lacks_and_latents_are_refused():
     ):
         pass
     with pytest.raises(ValueError, match=r"Mode has settings: give tls\.parts\.Mode\(modes\)"):
-        tls.ablate(model, "L1H1", "mode")
+        tls.parts.part_of("mode")
