@@ -86,6 +86,7 @@ def evolution(
         phase_evolution,
         position_losses,
         resonance_evolution,
+        setting_losses,
         structure_gap_curves,
         training_losses,
     )
@@ -97,6 +98,7 @@ def evolution(
         "structure_gap": (structure_gap_curves, ("structure_gap", "table1")),
         "longer_context": (position_losses, ("extension_positions",)),
         "manifold": (depth_manifold_plane, ("manifold",)),
+        "setting": (setting_losses, ("setting_search",)),
     }
     figures = {}
     for name, (draw, needed) in wanted.items():

@@ -132,10 +132,12 @@ class Setting:
 
     def lengths_of(self, language: str) -> str:
         """What is open of the language's lengths or wording, as a label."""
-        wording = "as printed" if self.printed else "short"
-        return dict(zip(self.languages, (f"depths {self.depths}", f"motif {self.motif}", wording), strict=True))[
-            language
-        ]
+        lengths = {
+            Dyck3.name: "depths {} to {}".format(*self.depths),
+            BioRotation.name: f"motif {self.motif}",
+            Modulo7.name: "as printed" if self.printed else "short",
+        }
+        return lengths[language]
 
 
 SETTINGS = (
