@@ -20,8 +20,8 @@ def learn(
             metavar="EXPERIMENT",
             help="learned-frequency (where one frequency goes), languages (losses on formal languages), memorisation, "
             "structure-gap (depths beyond training), resonance, manifold, equivalence (Dyck-3, twenty seeds), "
-            "modulo (sums that are held out), longer-context (beside linear, NTK and YaRN scaling), source-code (a "
-            "pretrained model), or fine-tuning (its weights too).",
+            "modulo (sums that are held out), setting (what BA leaves open), longer-context (beside linear, NTK and "
+            "YaRN scaling), source-code (a pretrained model), or fine-tuning (its weights too).",
         ),
     ],
     output: Annotated[
@@ -38,7 +38,14 @@ def learn(
     """
     require_writable(output / "tables.parquet")
     from tlspectral.tables import read_table
-    from tlspectral_studies.bifocal import code_adaptation, context_extension, experiments, modulo, schedule
+    from tlspectral_studies.bifocal import (
+        code_adaptation,
+        context_extension,
+        experiments,
+        modulo,
+        schedule,
+        setting_search,
+    )
 
     paths = experiments.run_experiment(
         name,
@@ -46,6 +53,7 @@ def learn(
         languages=schedule.QUICK if quick else schedule.FULL,
         dyck=schedule.QUICK_DYCK if quick else schedule.DYCK,
         modulo=modulo.QUICK_MODULO if quick else modulo.FULL_MODULO,
+        setting=setting_search.QUICK_SETTING if quick else setting_search.FULL_SETTING,
         extension=context_extension.QUICK_EXTENSION if quick else context_extension.FULL_EXTENSION,
         code=code_adaptation.QUICK_CODE if quick else code_adaptation.FULL_CODE,
         backbone=code_adaptation.QUICK_BACKBONE if quick else code_adaptation.FULL_BACKBONE,
@@ -78,6 +86,7 @@ def evolution(
         phase_evolution,
         position_losses,
         resonance_evolution,
+        setting_losses,
         structure_gap_curves,
         training_losses,
     )
@@ -89,6 +98,7 @@ def evolution(
         "structure_gap": (structure_gap_curves, ("structure_gap", "table1")),
         "longer_context": (position_losses, ("extension_positions",)),
         "manifold": (depth_manifold_plane, ("manifold",)),
+        "setting": (setting_losses, ("setting_search",)),
     }
     figures = {}
     for name, (draw, needed) in wanted.items():

@@ -6,6 +6,7 @@ distance N moves N times as fast as its frequency; no weight decay on spectral p
 to 0, not to their start; linear warm-up, then a constant rate.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ class EvolutionSettings:
         clip: largest norm of the weights' gradient and, apart from it, of the spectral parameters'. Apart, because
             omega's gradient grows with the distance and would make the weights' steps small.
         log_every: steps between records of the spectral parameters; start and end are recorded too.
+        cosine: whether the rates fall to 0 by a cosine over all steps; else they are constant after the warm-up.
     """
 
     steps: int = 400
@@ -48,6 +50,12 @@ class EvolutionSettings:
     warmup_steps: int = 20
     clip: float = 1.0
     log_every: int = 10
+    cosine: bool = False
+
+    def rate_factor(self, step: int) -> float:
+        """Factor on all rates in a step, counted from 0."""
+        falling = 0.5 * (1 + math.cos(math.pi * step / self.steps)) if self.cosine else 1.0
+        return falling * warm_up(step + 1, self.warmup_steps)
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,7 @@ def evolve(
         optimizer,
         batch_loss,
         steps=settings.steps,
-        rates_at=lambda step: [rate * warm_up(step + 1, settings.warmup_steps) for rate in rates],
+        rates_at=lambda step: [rate * settings.rate_factor(step) for rate in rates],
         clipped=[weights, spectral],
         clip=settings.clip,
     )

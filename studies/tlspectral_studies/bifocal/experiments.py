@@ -26,6 +26,7 @@ from tlspectral_studies.bifocal.learned_frequency import SEEDS, learned_frequenc
 from tlspectral_studies.bifocal.modulo import FULL_MODULO, ModuloSchedule, modulo_experiment
 from tlspectral_studies.bifocal.resonance import resonance_experiment
 from tlspectral_studies.bifocal.schedule import DYCK, FULL, EquivalenceSchedule, LanguageSchedule
+from tlspectral_studies.bifocal.setting_search import FULL_SETTING, SettingSchedule, setting_experiment
 from tlspectral_studies.common.run_folder import open_run_folder
 from tlspectral_studies.positional_symbolic.canonical import CanonicalSchedule
 
@@ -41,6 +42,7 @@ EXPERIMENTS = (
     *LANGUAGE_EXPERIMENTS,
     "equivalence",
     "modulo",
+    "setting",
     "longer-context",
     "source-code",
     "fine-tuning",
@@ -56,6 +58,7 @@ def run_experiment(
     languages: LanguageSchedule = FULL,
     dyck: EquivalenceSchedule = DYCK,
     modulo: ModuloSchedule = FULL_MODULO,
+    setting: SettingSchedule = FULL_SETTING,
     extension: ExtensionSchedule = FULL_EXTENSION,
     code: CodeSchedule = FULL_CODE,
     backbone: CodeSchedule = FULL_BACKBONE,
@@ -69,7 +72,7 @@ def run_experiment(
     Args:
         name: of `EXPERIMENTS`.
         output: folder; runs are kept in folders of their own in it, tables in the folder itself.
-        languages, dyck, modulo, extension, code, backbone, heads: the schedules.
+        languages, dyck, modulo, setting, extension, code, backbone, heads: the schedules.
         n_jobs: processes, one thread each; the tables do not depend on it.
         device: where the models are trained.
         command: recorded in the tables' `attrs`.
@@ -89,6 +92,7 @@ def run_experiment(
         "learned-frequency": (learned_frequency, heads, "headline_runs", SEEDS),
         "equivalence": (arms_with_power, dyck, "equivalence_runs", dyck.seeds),
         "modulo": (modulo_experiment, modulo, "modulo_runs", modulo.seeds),
+        "setting": (setting_experiment, setting, "setting_search_runs", setting.seeds),
         "longer-context": (extension_experiment, extension, "extension_runs", extension.seeds),
         "source-code": (code_experiment, code, "code_runs", (code.seed,)),
         "fine-tuning": (fine_tuning, backbone, "backbone_runs", (backbone.seed,)),

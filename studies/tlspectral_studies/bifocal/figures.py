@@ -34,6 +34,7 @@ _ARM_COLOURS = {
     "learned": "#c8102e",
     "learned_fast": "#7b4fa3",
 }
+_SCORED_COLOURS = {"answers": INK, "tokens": "#1b6ca8", "padded": "#e08a00"}
 _PHASE_LINES: dict[str, tuple[LineStyleType, str]] = {
     "mean_abs": ("-", "mean |phase|"),
     "start_abs": (":", "mean |phase| at the start"),
@@ -263,6 +264,37 @@ def position_losses(table: pd.DataFrame, trained_length: int = 128) -> Figure:
         dress(axes)
     entries, names = figure.axes[0].get_legend_handles_labels()
     figure.legend(entries, names, loc="outside right center", frameon=False, fontsize=7, labelcolor=INK)
+    return figure
+
+
+def setting_losses(table: pd.DataFrame) -> Figure:
+    """Draw the losses of `standard` in every setting as a ratio to BA's, a panel per language, settings by `worst`.
+
+    Args:
+        table: `setting_search` of the experiment: `setting, language, scored, loss, paper_loss, worst`.
+
+    The band holds ratios between 2/3 and 3/2. Settings stand in the same order in each panel, the nearest to BA first.
+    """
+    require(table, ("setting", "language", "scored", "loss", "paper_loss", "worst"), "the experiment setting")
+    languages = list(table["language"].unique())
+    figure = new_figure(3.2 * len(languages) + 0.8, 3.4)
+    panels = figure.subplots(1, len(languages), sharey=True, squeeze=False)[0]
+    for axes, language in zip(panels, languages, strict=True):
+        here = _where(table, "language", language).sort_values(["worst", "setting"], ignore_index=True)
+        axes.axhspan(2 / 3, 3 / 2, color=PALE, linewidth=0, zorder=0)
+        axes.axhline(1.0, color=GREY, linewidth=1.0, linestyle=":")
+        for scored, colour in _SCORED_COLOURS.items():
+            part = _where(here, "scored", scored)
+            axes.plot(part.index, part["loss"] / part["paper_loss"], "o", color=colour, markersize=4, label=scored)
+        axes.set_yscale("log")
+        axes.set_title(language, color=INK)
+        axes.set_xlabel("settings, the nearest to BA's first")
+        dress(axes)
+    panels[0].set_ylabel("loss / BA's loss of its standard model")
+    entries, names = panels[0].get_legend_handles_labels()
+    figure.legend(
+        entries, names, title="the loss counts", loc="outside right center", frameon=False, fontsize=8, labelcolor=INK
+    )
     return figure
 
 
