@@ -94,6 +94,12 @@ LOADERS["spectral"] = Loader(
     lambda given, **options: import_module("tlspectral.spectral_rope.loading").load_claimed(given, **options),
 )
 
+# Unlike that one, it holds the weights.
+LOADERS["spectral_hooked"] = Loader(
+    lambda at: isinstance(at, Path) and (at / "spectral_hooked_config.json").is_file(),
+    lambda source, **options: import_module("tlspectral.spectral_rope.loading_hooked").load_saved(source, **options),
+)
+
 # No folder claims it: `load_model(weights="files")` asks for it.
 LOADERS["files"] = Loader(
     lambda at: False,

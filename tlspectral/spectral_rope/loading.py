@@ -16,6 +16,7 @@ from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_obje
 from tlspectral.spectral_rope.model import to_spectral
 from tlspectral.spectral_rope.saving import (
     FORMAT,
+    HOOKED_FORMAT,
     OPTIONS,
     SPECTRAL_CONFIG,
     parameters_file,
@@ -85,6 +86,11 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, An
     except SafetensorError as error:
         raise IncompatibleCheckpoint(f"{path} is not a safetensors file: {error}") from error
     found = metadata.get("format")
+    if str(found).startswith(HOOKED_FORMAT.rstrip("0123456789")):
+        raise IncompatibleCheckpoint(
+            f"{path} holds a whole SpectralHookedTransformer with its own weights: load it by load_model, from its "
+            "folder"
+        )
     if str(found).startswith(FORMAT.rstrip("0123456789")) and found != FORMAT:
         number, ours = (name.rpartition(".")[2] for name in (str(found), FORMAT))
         newer = number.isdecimal() and int(number) > int(ours)

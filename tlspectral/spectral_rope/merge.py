@@ -51,12 +51,12 @@ def merge(model: Any) -> Any:
     of_transformers = is_spectral_object(model)
     if not of_transformers:
         for index, module in layers.items():
-            _require_unmoved(index, module)
+            _require_unmoved(index, module, _keep(model))
     merged = plain_object(model) if of_transformers else _copy_without_rotations(model)
     target = attention_view(load_model(merged) if of_transformers else merged)  # on the same storage
     for index, module in layers.items():
         raw = target.raw(index)
-        _require_foldable(index, module, normed=raw.q_norm is not None)
+        _require_foldable(index, module, _keep(model), normed=raw.q_norm is not None)
         geometry: Any = spectral_geometry(target.rotary(index), module)
         with torch.no_grad():
             raw.w_q.copy_(with_gain_and_phase(raw.w_q.cpu().double(), geometry))
@@ -85,23 +85,26 @@ def _copy_without_rotations(model: Any) -> Any:
     return merged
 
 
-def _require_unmoved(layer: int, module: SpectralRoPE) -> None:
+def _keep(model: Any) -> str:
+    return "keep the model with save_spectral" if isinstance(model, SpectralModel) else _KEEP
+
+
+def _require_unmoved(layer: int, module: SpectralRoPE, keep: str) -> None:
     moved = module.shift_by_head().abs()
     if bool((moved > 0).any()):
         head, pair = divmod(int(moved.argmax()), moved.shape[1])
         raise ValueError(
             f"layer {layer}: omega has moved (most in head {head}, pair {pair}: by {float(moved.max()):.1e} radians a "
-            "token), and no weights of an ordinary model can hold that; set omega back, or keep the model with "
-            "save_spectral"
+            f"token), and no weights of an ordinary model can hold that; set omega back, or {keep}"
         )
 
 
-def _require_foldable(layer: int, module: SpectralRoPE, *, normed: bool) -> None:
+def _require_foldable(layer: int, module: SpectralRoPE, keep: str, *, normed: bool) -> None:
     acts = bool((module.gain_by_head() != 1).any() or (module.phase_by_head() != 0).any())
     if normed and acts:
         raise UnsupportedArchitecture(
             f"layer {layer}: a query norm stands between W_Q and the spectral gain and phase, so they do not fold; "
-            "keep the model with save_spectral"
+            f"{keep}"
         )
 
 

@@ -218,7 +218,8 @@ def to_spectral(
     What it does not establish: that the model gains by it. That takes a matched run of the model as it was.
     """
     if is_spectral_object(model) or getattr(model, "spectral_geometry", None) is not None:
-        raise ValueError("the model is spectral already: make the new one from its .base")
+        advice = "make the new one from its .base" if hasattr(model, "base") else "train it as it is"
+        raise ValueError(f"the model is spectral already: {advice}")
     of_transformers = hasattr(model, "get_input_embeddings") and not hasattr(model, "run_with_hooks")
     view = attention_view(_bridge_of(model) if of_transformers else model)
     require_gradients(view, "to_spectral")

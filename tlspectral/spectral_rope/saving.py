@@ -37,6 +37,11 @@ BASE = "base"
 """Folder of the base's weights, where they are not the weights of a model that has a name."""
 
 FORMAT = "tlspectral.spectral_rope.2"
+
+HOOKED_CONFIG = "spectral_hooked_config.json"
+"""Config of a `SpectralHookedTransformer`, whose folder holds the whole model."""
+
+HOOKED_FORMAT = "tlspectral.spectral_hooked_transformer.1"
 OPTIONS = ("scope", "log_omega", "shared_phase", "heads", "frequencies")
 """Arguments of `to_spectral` that give a model modules like those that were saved."""
 
@@ -86,12 +91,21 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
 
 
 def is_spectral_file(path: Path) -> bool:
-    """Return whether a file holds spectral parameters, of this or another version."""
+    """Return whether a file holds spectral parameters and no weights, of this or another version."""
+    return _has_format(path, FORMAT)
+
+
+def is_whole_hooked_file(path: Path) -> bool:
+    """Return whether a file holds a whole `SpectralHookedTransformer`, of this or another version."""
+    return _has_format(path, HOOKED_FORMAT)
+
+
+def _has_format(path: Path, ours: str) -> bool:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            return str((file.metadata() or {}).get("format")).startswith("tlspectral.spectral_rope.")
+            return str((file.metadata() or {}).get("format")).startswith(ours.rstrip("0123456789"))
     except (SafetensorError, OSError):
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from tlspectral.models.reading import hooked_transformer as reader
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
+from tlspectral.spectral_rope.saving_hooked import save_hooked
 from tlspectral.spectral_rope.spectral_layers import by_layer, spectral_geometry, spectral_layers
 
 _Base: Any
@@ -21,6 +23,15 @@ try:
     _Base = hooked_transformer_class()
 except ImportError:
     _Base = object
+
+
+def require_hooked_transformer(before: str = "") -> None:
+    """Raise ImportError on TransformerLens 4, whose message begins with `before`."""
+    if _Base is object:
+        raise ImportError(
+            f"{before}HookedTransformer was removed in TransformerLens 4: make a bridge spectral with "
+            'tlspectral.to_spectral(model), or install "transformer-lens<4".'
+        )
 
 
 class SpectralHookedTransformer(_Base):
@@ -60,11 +71,7 @@ class SpectralHookedTransformer(_Base):
         seed: int = 0,
         **named: Any,
     ):
-        if _Base is object:
-            raise ImportError(
-                "HookedTransformer was removed in TransformerLens 4: make a bridge spectral with "
-                'tlspectral.to_spectral(model), or install "transformer-lens<4".'
-            )
+        require_hooked_transformer()
         super().__init__(cfg, *given, **named)
         if not self.cfg.init_weights:
             # Without init_weights they are uninitialised memory; reading the layers' shapes requires finite values.
@@ -88,6 +95,21 @@ class SpectralHookedTransformer(_Base):
     def spectral_parameters(self) -> Any:
         """Return the learnable frequencies, phases and gains alone."""
         return self.spectral.parameters()
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write weights, spectral parameters, config and tokenizer to a folder, which `load_model(folder)` loads.
+
+        The loaded model has the same bits. A save to the folder of an earlier one replaces it: what is new is whole, or
+        the earlier one stays. Not kept: hooks, gradients asked for, device, and functions that were replaced by hand,
+        without which the model is refused when it is loaded.
+
+        Raises:
+            FileExistsError: the folder holds another model, or files of a tokenizer that no save wrote.
+            ValueError: a value of the config that JSON does not hold, or parameters that the config does not ask for.
+            BadWeights: a weight that is not finite; an earlier save stays.
+            OSError: the disk is full; the message names the file, and what the folder held stays.
+        """
+        save_hooked(self, folder)
 
     def spectral_geometry(self, layer: int, *, live: bool = False) -> RotaryGeometry | None:
         """Return the rotary geometry of a layer as it acts now, as `SpectralModel.spectral_geometry`."""

@@ -35,13 +35,16 @@ _TOLERANCE = {True: 1e-3, False: 0.03}
 def identity_of(model: Any) -> dict[str, Any]:
     """Return the identity of a spectral model, as JSON: `form`, `dtype` and `sha256` of its weights without spectral
     parameters, and `log_probabilities` of the last of `tokens` with them."""
-    weights = plain_weights(model)
+    return {"form": _form(model), "sha256": weights_digest(plain_weights(model)), **probe_of(model)}
+
+
+def probe_of(model: Any) -> dict[str, Any]:
+    """Return what a model computes, as JSON: `log_probabilities` of the last of `tokens`, and the `dtype` of its
+    weights."""
     context = stated_context(model.config) if _of_transformers(model) else attention_view(model).n_ctx
     tokens = probe_tokens(_vocabulary(model), min(_TOKENS, context or _TOKENS))
     return {
-        "form": _form(model),
-        "dtype": str(_precision(weights)).removeprefix("torch."),
-        "sha256": weights_digest(weights),
+        "dtype": str(_precision(plain_weights(model))).removeprefix("torch."),
         "tokens": tokens[0].tolist(),
         "log_probabilities": _log_probabilities(model, tokens).tolist(),
     }
@@ -65,12 +68,22 @@ def require_same_weights(stored: Mapping[str, Any], model: Any, where: Any) -> N
 
 def require_same_function(stored: Mapping[str, Any], spectral: Any, where: Any) -> None:
     """Refuse a spectral model by IncompatibleCheckpoint if its log-probabilities do not match an identity's."""
-    tokens, expected = torch.tensor([stored["tokens"]]), torch.tensor(stored["log_probabilities"]).double()
-    if int(tokens.max()) >= _vocabulary(spectral):
+    if max(stored["tokens"]) >= _vocabulary(spectral):
         raise IncompatibleCheckpoint(
             f"{where} holds spectral parameters of a model that knows more tokens than the {_vocabulary(spectral)} of "
             "this one: give the base that they were learned on"
         )
+    worst = function_difference(stored, spectral)
+    if worst is not None:
+        raise IncompatibleCheckpoint(
+            f"{where} holds spectral parameters of another model: log-probabilities of a prompt of "
+            f"{len(stored['tokens'])} tokens are off by {worst:.1e}; give the base that they were learned on"
+        )
+
+
+def function_difference(stored: Mapping[str, Any], spectral: Any) -> float | None:
+    """Return by how much log-probabilities differ from those of a probe, None where rounding can be the reason."""
+    tokens, expected = torch.tensor([stored["tokens"]]), torch.tensor(stored["log_probabilities"]).double()
     found = _log_probabilities(spectral, tokens)
     precise = all(
         dtype.itemsize >= 4 for dtype in (getattr(torch, stored["dtype"]), _precision(plain_weights(spectral)))
@@ -78,11 +91,7 @@ def require_same_function(stored: Mapping[str, Any], spectral: Any, where: Any) 
     worst = float((found - expected).abs().max())
     allowed = _TOLERANCE[precise] * max(1.0, float(expected.abs().max()))
     both_diverged = not bool(found.isfinite().any() or expected.isfinite().any())
-    if not (worst <= allowed or both_diverged):
-        raise IncompatibleCheckpoint(
-            f"{where} holds spectral parameters of another model: log-probabilities of a prompt of {tokens.shape[1]} "
-            f"tokens are off by {worst:.1e}; give the base that they were learned on"
-        )
+    return None if worst <= allowed or both_diverged else worst
 
 
 def as_tensor(identity: Mapping[str, Any]) -> Tensor:

@@ -37,7 +37,7 @@ def load_other(
     Arguments and errors are `load_model`'s. None is the object's own device or floating-point type, and float32 for a
     name, whose device is given.
     """
-    with download_bars(), _copied_tokenizer(tokenizer) as own_tokenizer:
+    with download_bars(), copied_tokenizer(tokenizer) as own_tokenizer:
         source = find_source(given, revision, checkpoint) if isinstance(given, str | os.PathLike) else None
         kind = claimed(given) if source is None else source.kind
         if kind in LOADERS:
@@ -72,7 +72,7 @@ def _copied_object(given: Any, dtype: torch.dtype | None) -> tuple[Any, dict[str
 
 
 @contextlib.contextmanager
-def _copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
+def copied_tokenizer(tokenizer: Any) -> Iterator[Any]:
     """Yield a copy of a caller's tokenizer, from which a model can be built until the context ends; None for None.
 
     TransformerLens changes the tokenizer that it is given, and loads it again by its name, which would use the network
