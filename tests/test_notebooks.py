@@ -53,7 +53,7 @@ def test_without_what_it_uses_the_first_cell_says_what_to_install(path, monkeypa
 
 
 def test_they_make_one_path():
-    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 12)]
+    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 13)]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

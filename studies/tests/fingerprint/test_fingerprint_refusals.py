@@ -110,7 +110,10 @@ REFUSED = {
     "words": (lambda: spearman_table(heads(name="L0H0"), ["name"], ["prev"]), "'name' must hold numbers"),
     "clusters of a layer": (lambda: intraclass_correlation(heads(kv_head=0), "prev", "kv_head"), "numbered anew"),
     "clusters of nothing": (lambda: intraclass_correlation(heads(), "prev", ()), "at least one cluster"),
-    "pair of two models": (lambda: spearman_table(two_models(), ["D_head"], ["prev"]), "2 values of model.* no one popul"),
+    "pair of two models": (
+        lambda: spearman_table(two_models(), ["D_head"], ["prev"]),
+        "2 values of model.* no one",
+    ),
     "pair of a table twice": (lambda: spearman_table(twice(heads()), ["D_head"], ["prev"]), "several rows for layer 0"),
     "class of two models": (lambda: class_test(two_models(), threshold=0.5), "2 values of model.* no one population"),
     "class without": (lambda: class_test(heads().drop(columns="dir_frac"), threshold=0.5), r"no column \['dir_frac'\]"),

@@ -103,7 +103,10 @@ REFUSED = {
     "bins": (lambda: figures.accuracy_against_position(RUNS, bin_width=0), "bin_width is 0"),
     "two seeds": (lambda: figures.query_key_paths(pd.concat([PATHS, PATHS.assign(seed=1)])), "seeds 0, 1"),
     "statistics": (lambda: figures.score_agreement(joined(), STATISTICS), "no column spearman, null_share"),
-    "medians of a head table": (lambda: median_tests(head_rows()), "table of scores has no column s_pos, s_sym: give a"),
+    "medians of a head table": (
+        lambda: median_tests(head_rows()),
+        "scores has no column s_pos, s_sym: give a",
+    ),
     "medians of nothing": (lambda: median_tests(score_rows()[:0]), "table of scores has no rows"),
     "medians by draw": (lambda: median_tests(pd.concat([score_rows()] * 2)), "one row per head"),
     # theorems
