@@ -189,6 +189,40 @@ def from_scratch(folder: Path, seed: int) -> tuple[Any, Any]:
     return spectral, load_spectral(zoo.hooked("llama", seed), folder / "spectral.safetensors")
 
 
+def whole(seed: int = 0) -> Any:
+    spectral = SpectralHookedTransformer(zoo.hooked("llama").cfg)
+    spectral.load_state_dict(zoo.hooked("llama", seed).state_dict(), strict=False)
+    return move(spectral)
+
+
+def saved_whole(folder: Path) -> tuple[Any, Any]:
+    spectral = whole()
+    spectral.save_pretrained(folder / "run")
+    return spectral, loaded(folder)
+
+
+def saved_whole_and_moved(folder: Path) -> tuple[Any, Any]:
+    spectral, _ = saved_whole(folder / "work")
+    (folder / "work").rename(folder / "moved")
+    return spectral, loaded(folder / "moved")
+
+
+def saved_whole_again(folder: Path) -> tuple[Any, Any]:
+    whole(seed=1).save_pretrained(folder / "run")
+    return saved_whole(folder)
+
+
+def saved_whole_to_the_file(folder: Path) -> tuple[Any, Any]:
+    spectral, _ = saved_whole(folder)
+    return spectral, load_spectral(zoo.hooked("llama"), folder / "run")
+
+
+def saved_whole_in_another(folder: Path) -> tuple[Any, Any]:
+    model_in(folder)
+    whole().save_pretrained(folder / "model")
+    return whole(), tls.load_model(folder / "model")
+
+
 OTHER = "other weights"
 FOLDERS = [
     Way("base fine-tuned before `to_spectral`", "`load_model`", fine_tuned_before),
@@ -217,6 +251,11 @@ HOOKED_WAYS = [
         "`SpectralHookedTransformer`, `save_spectral`", "`load_spectral` on its weights", lambda at: from_scratch(at, 0)
     ),
     Way("the same", "on other weights", lambda at: from_scratch(at, 1), OTHER),
+    Way("`SpectralHookedTransformer`, `save_pretrained`", "`load_model`", saved_whole),
+    Way("the same", "`load_model`, folder moved", saved_whole_and_moved),
+    Way("the same, over an earlier save", "`load_model`", saved_whole_again),
+    Way("the same", "`load_spectral` on its weights", saved_whole_to_the_file, "load it by load_model"),
+    Way("the same, in the folder of a model", "", saved_whole_in_another, "holds another model"),
 ]
 FILES = [
     Way("bridge, `save_spectral`", "`load_spectral` on it", lambda at: file_of(wrapped(), at, wrapped())),

@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ def read_saved(folder: Path) -> Saved:
     _require_format(file, metadata.get("format"))
     _require_whole(file, tensors, metadata)
     inside = json.loads(metadata["config"])
-    if inside != config:
+    if _as_text(inside) != _as_text(config):  # True and 1 are equal as values
         raise IncompatibleCheckpoint(
             f"{folder / HOOKED_CONFIG} and {file} are of two saves, or one was edited: "
             f"{', '.join(_differing(inside, config))} differ; save the model again"
@@ -137,8 +137,10 @@ def differing_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple
     missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     if missing or unknown:
         return f"missing {missing[:4] or 'nothing'}, unknown {unknown[:4] or 'nothing'}"
-    other = (name for name, shape in expected.items() if tuple(tensors[name].shape) != shape)
-    return next((f"{name} is {tuple(tensors[name].shape)}, expected {expected[name]}" for name in other), "")
+    found = _shapes(tensors)
+    return next(
+        (f"{name} is {found[name]}, expected {expected[name]}" for name in found if found[name] != expected[name]), ""
+    )
 
 
 def _stored_tensors(model: Any) -> dict[str, Tensor]:
@@ -146,8 +148,6 @@ def _stored_tensors(model: Any) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, value in _without_what_is_made_anew(model).items():
-        if name.endswith(_TABLES):  # a run past the context has made them longer
-            value = value[: model.cfg.n_ctx]
         stored = value.detach().cpu().contiguous()
         place = stored.untyped_storage().data_ptr()
         tensors[name] = (
@@ -171,7 +171,13 @@ def _plain_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in tensors.items()}
+    return {name: _shape(name, value.shape) for name, value in tensors.items()}
+
+
+def _shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape, of rotary tables without their rows: a long run makes them longer, and TransformerLens loads
+    those of its own length."""
+    return tuple(shape)[name.endswith(_TABLES) :]
 
 
 def _fields_of(cfg: Any) -> dict[str, Any]:
@@ -224,7 +230,8 @@ def _require_same_model(weights: Path, options: Mapping[str, Any], shapes: Mappi
     from safetensors import safe_open
 
     with safe_open(weights, framework="pt") as file:
-        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        names = list(file.keys())
+        found = {name: _shape(name, file.get_slice(name).get_shape()) for name in names}
         before = json.loads(file.metadata().get("config", "{}")).get("spectral")
     if found != shapes or before != options:
         raise FileExistsError(
@@ -292,11 +299,15 @@ def _require_format(path: Path, found: Any) -> None:
     raise IncompatibleCheckpoint(f"{path} {what} (format {found!r}, expected {HOOKED_FORMAT!r}){advice}")
 
 
+def _as_text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
 def _differing(inside: dict[str, Any], config: dict[str, Any]) -> list[str]:
     """Return the names of fields that differ between two configs."""
     one, other = ({**each, **each["hooked_transformer"], **each["spectral"]} for each in (inside, config))
     names = {*one, *other} - {"hooked_transformer", "spectral"}
-    return sorted(name for name in names if one.get(name) != other.get(name))
+    return sorted(name for name in names if _as_text(one.get(name)) != _as_text(other.get(name)))
 
 
 def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

