@@ -9,7 +9,7 @@ import transformers
 import zoo
 from page_code import blocks
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from spectral_zoo import config, logits, move
 
 import tlspectral as tls
@@ -233,6 +233,15 @@ OTHERS = {
     "more layers": (lambda at: spectral_of({"n_layers": 3}).save_pretrained(at), "holds another SpectralHooked"),
     "other heads": (
         lambda at: spectral_of(heads=[(0, 0), (0, 1)]).save_pretrained(at), "another SpectralHookedTransformer",
+    ),
+    "without a config inside": (
+        lambda at: (
+            at.mkdir(),
+            save_file(
+                {"w": torch.ones(1)}, at / "model.safetensors", {"format": "tlspectral.spectral_hooked_transformer.1"}
+            ),
+        ),
+        "another SpectralHookedTransformer",
     ),
     "a file": (lambda at: at.write_text("mine"), "run"),
 }  # fmt: skip

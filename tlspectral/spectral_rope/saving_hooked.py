@@ -77,7 +77,7 @@ def save_hooked(model: Any, folder: str | os.PathLike[str]) -> None:
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=path) as unfinished:
         partial = Path(unfinished)
-        config["tokenizer"] = _write_tokenizer(model.tokenizer, partial, path)
+        config["tokenizer"] = _write_tokenizer(getattr(model, "tokenizer", None), partial, path)
         _require_own_tokenizer(path, partial, config["tokenizer"], earlier)
         text = json.dumps(config, indent=2)
         with naming_file(path / HOOKED_CONFIG):
@@ -232,7 +232,11 @@ def _require_same_model(weights: Path, options: Mapping[str, Any], shapes: Mappi
     with safe_open(weights, framework="pt") as file:
         names = list(file.keys())
         found = {name: _shape(name, file.get_slice(name).get_shape()) for name in names}
-        before = json.loads(file.metadata().get("config", "{}")).get("spectral")
+        config = file.metadata().get("config", "")
+    try:
+        before = json.loads(config)["spectral"]
+    except (ValueError, KeyError, TypeError):
+        before = None
     if found != shapes or before != options:
         raise FileExistsError(
             f"{weights.parent} holds another SpectralHookedTransformer, of other shapes or options, which a save there "

@@ -40,6 +40,7 @@ class SpectralHookedTransformer(_Base):
     `parameters()` and `state_dict()` also have `spectral.{layer}.omega`, `.phase` and `.gain`. With the same weights
     the output at the start equals a HookedTransformer's to the bit. Caches, hooks and generation work as in
     TransformerLens; hooks at `hook_q` and `hook_k` see queries and keys before the spectral rotation.
+    `save_pretrained` keeps all of it, and `load_model` loads that folder.
 
     Args:
         cfg: as for HookedTransformer, with rotary positions.
