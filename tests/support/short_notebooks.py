@@ -80,7 +80,6 @@ SHORTER = {
         "for seed in range(3)}": "for seed in range(1)}",
     },
     "12_train_the_papers_toys": {
-        'tls.ablation_sweep(model, "M_A")': 'tls.ablation_sweep(model, "M_A", n_sequences=4)',
         "for step in range(1000)": "for step in range(250)",
         "rolling(50).mean()[199::200]": "rolling(50).mean()[49::50]",
         "steps=1200, validation_samples=10_240": "steps=40, warmup_steps=10, validation_samples=1024",
