@@ -50,12 +50,9 @@ def load_saved(
     with copied_tokenizer(tokenizer) as own_tokenizer:
         model = _built(folder, saved, own_tokenizer)
     _fill(folder, saved, model)
-    if dtype is not None:
-        for name, module in model.named_children():
-            module.to(torch.promote_types(dtype, torch.float32) if name == "spectral" else dtype)
-        model.cfg.dtype = dtype
     model.to(device, print_details=False)
     model.eval()
+    # Before another type rounds what it computes.
     difference = function_difference(saved.probe, model)
     if difference is not None:
         raise IncompatibleCheckpoint(
@@ -63,6 +60,10 @@ def load_saved(
             f"off by {difference:.1e}), as after a function of it was replaced by hand, or under another version of "
             "TransformerLens"
         )
+    if dtype is not None:
+        for name, module in model.named_children():
+            module.to(torch.promote_types(dtype, torch.float32) if name == "spectral" else dtype)
+        model.cfg.dtype = dtype
     model.tlspectral_source = source.record
     return model
 
