@@ -53,7 +53,16 @@ def test_without_what_it_uses_the_first_cell_says_what_to_install(path, monkeypa
 
 
 def test_they_make_one_path():
-    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 12)]
+    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 13)]
+
+
+def test_a_notebook_on_hookedtransformer_says_so_and_is_not_what_runs_on_transformerlens_4():
+    makefile = (NOTEBOOKS[0].parents[1] / "Makefile").read_text(encoding="utf-8")
+    newest = re.findall(r"^NEWEST_NOTEBOOK := (\S+)$", makefile, flags=re.MULTILINE)
+    needing = [path for path in NOTEBOOKS if any("HookedTransformer(" in text(cell) for cell in cells(path)[2:])]
+    assert needing
+    assert newest[0] in {path.name for path in NOTEBOOKS} - {path.name for path in needing}
+    assert all("needs TransformerLens 3.9" in " ".join(text(cells(path)[0]).split()) for path in needing)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -21,6 +21,7 @@ import_module("tlspectral.hooks.path_patching").DRAWS = 4
 """
 # What stands in a notebook, once, and what takes its place. A null of five draws and a prompt of twelve pairs take the
 # same code as those of sixty. 09 is short; 05 trains until soon after its heads have formed, and measures fewer steps.
+# What 12 trains learns next to nothing in its copy.
 SHORTER = {
     "01_analyze_heads": {"null_draws=60": "null_draws=5"},
     "02_ablate_heads": {
@@ -77,6 +78,14 @@ SHORTER = {
         "queries=4, draws=4)": "queries=1, draws=2)",
         "for seed in range(3):": "for seed in range(1):",
         "for seed in range(3)}": "for seed in range(1)}",
+    },
+    "12_train_the_papers_toys": {
+        "for step in range(1000)": "for step in range(250)",
+        "rolling(50).mean()[199::200]": "rolling(50).mean()[49::50]",
+        "steps=1200, validation_samples=10_240": "steps=40, warmup_steps=10, validation_samples=1024",
+        "steps=3000, learning_rate": "steps=100, learning_rate",
+        "null_draws=50": "null_draws=5",
+        "Dyck3((4, 8)), 400": "Dyck3((4, 8)), 40",
     },
 }
 

@@ -74,6 +74,10 @@ def twice(table):
     return pd.concat([table, table], ignore_index=True)
 
 
+def two_models(name="model"):
+    return pd.concat([heads(**{name: 1}), heads(**{name: 2})], ignore_index=True)
+
+
 def draws(**attrs):
     table = heads().assign(draw=0)
     table.attrs = attrs
@@ -106,6 +110,15 @@ REFUSED = {
     "words": (lambda: spearman_table(heads(name="L0H0"), ["name"], ["prev"]), "'name' must hold numbers"),
     "clusters of a layer": (lambda: intraclass_correlation(heads(kv_head=0), "prev", "kv_head"), "numbered anew"),
     "clusters of nothing": (lambda: intraclass_correlation(heads(), "prev", ()), "at least one cluster"),
+    "pair of two models": (
+        lambda: spearman_table(two_models(), ["D_head"], ["prev"]),
+        "2 values of model.* no one",
+    ),
+    "pair of a table twice": (lambda: spearman_table(twice(heads()), ["D_head"], ["prev"]), "several rows for layer 0"),
+    "class of two models": (lambda: class_test(two_models(), threshold=0.5), "2 values of model.* no one population"),
+    "class without": (lambda: class_test(heads().drop(columns="dir_frac"), threshold=0.5), r"no column \['dir_frac'\]"),
+    "clusters of two models": (lambda: intraclass_correlation(two_models(), "prev"), "2 values of model"),
+    "clusters of two steps": (lambda: intraclass_correlation(two_models("step"), "prev"), "2 values of step"),
     "clusters of infinite": (lambda: intraclass_correlation(INFINITE, "dir_frac"), "holds infinite values"),
     "class of infinite": (lambda: class_test(INFINITE, threshold=0.5), "infinite"),
     "fit of infinite": (lambda: nested_r_squared(INFINITE, "prev", "dir_frac", "D_head"), "infinite"),
@@ -137,6 +150,10 @@ REFUSED = {
     "another": (
         lambda: placebo_attenuation(draws(model="one").drop(columns="draw"), draws(model="other")),
         "head table is of model one, the draws are of model other",
+    ),
+    "placebo without phase": (
+        lambda: placebo_attenuation(heads().drop(columns="rope_imag_frac"), draws()),
+        "table of heads has no column rope_imag_frac: give a table of analyze_heads",
     ),
     "not draws": (lambda: placebo_attenuation(heads(), heads()), "draws has no column draw.*permuted_pairing"),
     "heads twice": (

@@ -1,6 +1,7 @@
 """The intraclass correlation, against the analysis of variance of statsmodels."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import statsmodels.formula.api as smf
 from layered_heads import heads_of
@@ -40,7 +41,7 @@ def test_it_is_the_analysis_of_variance():
     [
         ({"x": 0.1}, "layer", "column 'x' is constant"),
         ({"x": np.nan}, "layer", "0 clusters are fewer than 3"),
-        ({"layer": 1}, "layer", "1 clusters are fewer than 3"),
+        ({"layer": 1, "head": range(48)}, "layer", "1 clusters are fewer than 3"),
         ({}, ("layer", "head"), "every cluster has one row"),
     ],
 )
@@ -61,3 +62,13 @@ def test_clusters_of_unlike_size_and_rows_with_nan():
     m = (47 - (sizes**2).sum() / 47) / 7
     assert found.statistic == pytest.approx((msb - msw) / (msb + (m - 1) * msw), rel=1e-10)
     assert found.pvalue == pytest.approx(pvalue, rel=1e-9)
+
+
+def test_heads_of_several_models_are_clusters_of_their_own_where_the_model_is_named():
+    """Without it layer 0 of one model would be one cluster with layer 0 of the other."""
+    models = [heads_of(20).assign(model="a"), heads_of(21).assign(model="b")]
+    heads = pd.concat(models, ignore_index=True)
+    found = intraclass_correlation(heads, "D_head", ("model", "layer"))
+    assert found.n_clusters == sum(table["layer"].nunique() for table in models)
+    named = heads.assign(layer=heads["model"] + heads["layer"].astype(str), head=range(len(heads)))
+    assert intraclass_correlation(named.drop(columns="model"), "D_head") == found

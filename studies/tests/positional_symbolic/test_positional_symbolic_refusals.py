@@ -16,6 +16,7 @@ from tlspectral_studies.positional_symbolic.canonical import CanonicalHeads, Can
 from tlspectral_studies.positional_symbolic.canonical_tasks import CanonicalTask
 from tlspectral_studies.positional_symbolic.exact_heads import positional_head, sufficient_logit_scale, symbolic_head
 from tlspectral_studies.positional_symbolic.medians import median_tests
+from tlspectral_studies.positional_symbolic.peak_weights import positional_peak_weight, symbolic_peak_weight
 from tlspectral_studies.positional_symbolic.traces import attention_traces, frequency_norms
 
 import tlspectral as tls
@@ -102,7 +103,16 @@ REFUSED = {
     "bins": (lambda: figures.accuracy_against_position(RUNS, bin_width=0), "bin_width is 0"),
     "two seeds": (lambda: figures.query_key_paths(pd.concat([PATHS, PATHS.assign(seed=1)])), "seeds 0, 1"),
     "statistics": (lambda: figures.score_agreement(joined(), STATISTICS), "no column spearman, null_share"),
+    "medians of a head table": (
+        lambda: median_tests(head_rows()),
+        "scores has no column s_pos, s_sym: give a",
+    ),
+    "medians of nothing": (lambda: median_tests(score_rows()[:0]), "table of scores has no rows"),
     "medians by draw": (lambda: median_tests(pd.concat([score_rows()] * 2)), "one row per head"),
+    # theorems
+    "no key": (lambda: positional_peak_weight(1, 0.1), "two tokens at least.*n=1"),
+    "no symbol": (lambda: symbolic_peak_weight(-3), "two tokens at least.*n=-3"),
+    "no angle": (lambda: positional_peak_weight(8, math.nan), "finite number of radians; found nan"),
     # agreement with weights
     "agreement without a column": (
         lambda: score_agreement(score_rows(), head_rows().drop(columns="prev")),

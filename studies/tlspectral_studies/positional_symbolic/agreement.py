@@ -37,7 +37,7 @@ SCORE_AGREEMENT = Schema(
             layer_null_share | share       | As null_share, with heads shuffled within their layer.
         """),
     ),
-    "`tlspectral_studies.positional_symbolic.agreement.score_agreement`; `tlspectral study positional-figures FOLDER "
+    "`tlspectral_studies.positional_symbolic.score_agreement`; `tlspectral study positional-figures FOLDER "
     "--table TABLE` writes it as agreement_prompt.parquet and agreement_key.parquet",
 )
 FREQUENCY_AGREEMENT = Schema(
@@ -50,7 +50,7 @@ FREQUENCY_AGREEMENT = Schema(
             others       | correlation | Mean correlation of this head's im_share with s_pos of all other heads.
         """),
     ),
-    "`tlspectral_studies.positional_symbolic.agreement.frequency_agreement`",
+    "`tlspectral_studies.positional_symbolic.frequency_agreement`",
 )
 
 

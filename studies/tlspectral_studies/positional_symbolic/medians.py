@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, require
 
 MEDIAN_TESTS = Schema(
     "median_tests",
@@ -17,7 +17,7 @@ MEDIAN_TESTS = Schema(
         statistic    | chi-square      | Of Mood's median test with Yates' correction. NaN where nothing is compared.
         pvalue       | probability     | p of that test.
     """),
-    "`tlspectral_studies.positional_symbolic.medians.median_tests`",
+    "`tlspectral_studies.positional_symbolic.median_tests`",
 )
 
 
@@ -33,13 +33,14 @@ def median_tests(scores: pd.DataFrame) -> pd.DataFrame:
         score are left out. The test is NaN where a half has no head, or where no head lies above the median of all.
 
     Raises:
-        ValueError: several rows of a head.
+        ValueError: a column that the table lacks, no rows, or several rows of a head.
 
     Source: "Decoupling Positional and Symbolic Attention Behavior" (PS, section 3.3, footnote 2).
 
     What it does not establish: that depth is the cause. Heads of a layer are not independent, as the test assumes:
     at nominal 5 % it rejects 29.7 % of simulated tables with an intra-class correlation of 0.4 (docs/statistics.md).
     """
+    require(scores, ("layer", "head", "s_pos", "s_sym"), "positional_symbolic", name="table of scores")
     if scores.duplicated(["layer", "head"]).any():
         raise ValueError("median_tests takes one row per head: leave by= and per_frequency= of positional_symbolic out")
     half = scores.attrs.get("n_layers", scores["layer"].max() + 1) // 2

@@ -5,6 +5,7 @@ D.2), for heads whose frequency is too low for a positional task or too high for
 """
 
 import math
+from operator import index
 
 import torch
 from jaxtyping import Float64
@@ -21,12 +22,17 @@ def positional_peak_weight(n: int, theta: float) -> Float64[Tensor, "answers"]:
     Returns:
         `e / sum_{i=1..n} exp(cos(theta (j - i)))` for j = 1 .. n - 1: U-shaped (PS, Theorem 7).
 
+    Raises:
+        ValueError: fewer than two tokens, or a theta that is no finite number.
+
     From j to j + 1 it changes as `cos(theta (n - j)) - cos(theta j)`. So for even n the two middle values n / 2 and
     n / 2 + 1 are equal, n = 4 has no rise at the end, theta = 2 pi / n is flat, and larger ones need not be U-shaped.
 
     What it does not establish: an accuracy. It is one head's attention; a weight below 1/2 can still give the answer.
     """
-    position = torch.arange(1, n + 1, dtype=torch.float64)
+    if not math.isfinite(theta):
+        raise ValueError(f"theta is an angle per token, a finite number of radians; found {theta!r}")
+    position = torch.arange(1, _tokens(n) + 1, dtype=torch.float64)
     logits = (theta * (position[:-1, None] - position)).cos()
     return math.e / logits.exp().sum(1)
 
@@ -44,10 +50,19 @@ def symbolic_peak_weight(n: int) -> Float64[Tensor, "answers"]:
         `S = sum_j v_0(j)`: an inverted U (PS, Theorem 8). PS assumes n >= 5 and, in the proof, n odd. It
         was checked for n = 4 .. 299, even and odd, and with the query among the keys too.
 
+    Raises:
+        ValueError: fewer than two tokens.
+
     What it does not establish: an accuracy, nor anything about two symbols less than pi apart, which a vocabulary
     of more than two needs.
     """
-    position = torch.arange(1, n, dtype=torch.float64)
+    position = torch.arange(1, _tokens(n), dtype=torch.float64)
     answer = (math.pi * position / n).sin().exp()
     other = 1 / answer
     return answer / (other.sum() + answer - other)
+
+
+def _tokens(n: int) -> int:
+    if index(n) < 2:
+        raise ValueError(f"a prompt has two tokens at least, one for the answer and the query; found n={n}")
+    return n

@@ -11,7 +11,7 @@ import scipy.stats
 from jaxtyping import Int64
 
 from tlspectral.stats.jackknife import FEWEST_CLUSTERS
-from tlspectral.stats.values import require_columns, table_columns
+from tlspectral.stats.values import as_names, require_columns, require_one_population, table_columns
 from tlspectral.tables.html_summary import html_summary
 
 
@@ -58,19 +58,23 @@ def intraclass_correlation(
     Args:
         heads: one row per head.
         column: the numbers.
-        cluster: `"layer"`, or several columns that name a cluster together: `("layer", "kv_head")`.
+        cluster: `"layer"`, or several columns that name a cluster together: `("layer", "kv_head")`. Heads of several
+            models need `"model"` among them.
 
     Returns:
         `IntraclassCorrelation`. Rows with a NaN are left out and counted. NaN with a reason for fewer than three
         clusters, clusters of one row each, or a constant column.
 
     Raises:
-        ValueError: a column that the table lacks, infinite values, or `"kv_head"` without the layer.
+        ValueError: a column that the table lacks, infinite values, `"kv_head"` without the layer, or heads of several
+            models or steps whose clusters do not tell them apart.
 
     What it does not establish: by what factor the variance of another statistic than the mean is larger.
     """
     values = table_columns(heads, [column])[:, 0]
     clusters = cluster_indices(heads, cluster)
+    if not {"model", "step"} & {*as_names(cluster)}:
+        require_one_population(heads)
     complete = ~np.isnan(values) & (clusters >= 0)
     x, clusters = values[complete], np.unique(clusters[complete], return_inverse=True)[1]
     if np.isinf(x).any():

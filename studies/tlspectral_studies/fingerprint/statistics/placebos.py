@@ -23,7 +23,7 @@ from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 from tlspectral.tables.html_summary import html_summary
-from tlspectral.tables.schema import Schema, columns
+from tlspectral.tables.schema import Schema, columns, require
 from tlspectral_studies.fingerprint.statistics.tables_with_draws import drawn_columns, tables_with_draws
 
 PHASE_COLUMNS = PhaseMetrics._fields
@@ -198,11 +198,12 @@ def placebo_attenuation(
         model without RoPE `statistic` and `pvalue` are NaN, and the placebo's own attenuation is in `draws`.
 
     Raises:
-        ValueError: the two tables are not of the same model or heads.
+        ValueError: a column that a table lacks, or the two are not of the same model or heads.
 
     What it does not establish: causal mediation. All columns are functions of the same weights. A large p-value says
     that pairing and frequency add nothing beyond membership in the rotary block, not that the phase is unused.
     """
+    require(heads, ["layer", "head", "rope_imag_frac"], "analyze_heads", name="table of heads")
     statistic, reason = np.nan, "the model has no RoPE, so no phase features of its own"
     if heads["rope_imag_frac"].notna().any():
         statistic, reason = float(attenuation(heads).statistic), None

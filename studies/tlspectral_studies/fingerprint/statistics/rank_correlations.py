@@ -10,7 +10,7 @@ import scipy.stats
 from jaxtyping import Float64
 
 from tlspectral.stats import benjamini_hochberg
-from tlspectral.stats.values import complete_rows, require_columns, table_columns
+from tlspectral.stats.values import complete_rows, require_columns, require_one_population, table_columns
 from tlspectral.tables import schema
 from tlspectral_studies.fingerprint.statistics.reasons import REASONS, documented
 
@@ -38,7 +38,7 @@ def spearman_table(heads: pd.DataFrame, columns: Sequence[str] | str, against: S
     """Spearman correlation of every column with every other, with the false discovery rate over the table (FP Table 1).
 
     Args:
-        heads: one row per head.
+        heads: one row per head, of one model at one step.
         columns: names, the rows of FP's Table 1.
         against: names, its columns.
 
@@ -46,7 +46,7 @@ def spearman_table(heads: pd.DataFrame, columns: Sequence[str] | str, against: S
         DataFrame, a pair a row. Columns: `column, against, statistic, pvalue, q, significant, n, n_dropped, reason`.
 
     Raises:
-        ValueError: a column that the table lacks or that holds no numbers.
+        ValueError: a column that the table lacks or that holds no numbers, or heads of several models or steps.
 
     What it does not establish: significance with heads of a layer depending on each other: p takes them as independent,
     and at nominal 5 % rejects 17.4 to 26.6 % of tables with an intra-class correlation of 0.4 (docs/statistics.md).
@@ -54,6 +54,7 @@ def spearman_table(heads: pd.DataFrame, columns: Sequence[str] | str, against: S
     """
     columns, against = ([names] if isinstance(names, str) else list(names) for names in (columns, against))
     require_columns(heads, [*columns, *against])
+    require_one_population(heads)
     rows = [
         {"column": column, "against": other} | _spearman(table_columns(heads, [column]), table_columns(heads, [other]))
         for column in columns

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 
 from tlspectral.stats.permutation import Alternative
 from tlspectral.stats.residuals import residuals
-from tlspectral.stats.values import Values, as_values, complete_rows, table_columns
+from tlspectral.stats.values import Values, as_values, complete_rows, require_one_population, table_columns
 from tlspectral.tables.html_summary import html_summary
 
 # Additions in the count of labelings by rank sum; about a second.
@@ -171,7 +171,7 @@ def class_test(heads: pd.DataFrame, *, threshold: float) -> ClassTest:
     Residuals are those of least squares with an intercept on `dir_frac`, over all heads.
 
     Args:
-        heads: one row per head, with `prev, D_head, dir_frac`.
+        heads: one row per head of one model, with `prev, D_head, dir_frac`.
         threshold: heads with `prev` larger than this are the class.
 
     Returns:
@@ -179,13 +179,14 @@ def class_test(heads: pd.DataFrame, *, threshold: float) -> ClassTest:
         class, or D_head is constant or a linear function of dir_frac.
 
     Raises:
-        ValueError: a column that the table lacks, or infinite values.
+        ValueError: a column that the table lacks, heads of several models or steps, or infinite values.
 
     What it does not establish: a trend within the class; nor significance with heads of a layer depending on each
     other, which p takes as independent: at nominal 5 % it rejects 10.6 % of simulated tables with an intra-class
     correlation of 0.4 (docs/statistics.md).
     """
     variables = table_columns(heads, ["prev", "D_head", "dir_frac"])
+    require_one_population(heads)
     complete = complete_rows(variables)
     variables = variables[complete]
     if np.isinf(variables[:, 1:]).any():
