@@ -18,7 +18,7 @@ TABLE_1 = {
 
 
 def beside_paper(folder: Path) -> str:
-    """What `tlspectral study learn languages`, `equivalence` and `resonance` wrote, beside what BA prints.
+    """What `tlspectral study learn languages`, `equivalence`, `resonance` and `setting` wrote, beside what BA prints.
 
     Args:
         folder: of their tables; those that are not there are left out.
@@ -26,7 +26,13 @@ def beside_paper(folder: Path) -> str:
     Raises:
         FileNotFoundError: it has none of them.
     """
-    made = {"table1": table1_beside, "equivalence": ratios, "resonance": excess}
+    made = {
+        "table1": table1_beside,
+        "equivalence": ratios,
+        "resonance": excess,
+        "setting_search": nearest_settings,
+        "setting_comparison": arms_in_setting,
+    }
     paths = {name: folder / f"{name}.parquet" for name in made}
     found = [make(read_table(paths[name])) for name, make in made.items() if paths[name].exists()]
     if not found:
@@ -94,6 +100,52 @@ def excess(table: pd.DataFrame) -> str:
     every = moving.loc[moving["pairs"] == "all", "mean"] * 1000
     lines = markdown_table(["arm", *(TABLE_1[language][0] for language in languages)], rows)
     return "\n".join([*lines, f"Over all pairs it is {every.min():+.1f} to {every.max():+.3f}."])
+
+
+def nearest_settings(table: pd.DataFrame, most: int = 3) -> str:
+    """The settings with losses nearest to BA's, `most` of each kind of loss: losses of `standard` and largest ratio.
+
+    Args:
+        table: `setting_search` of `setting_experiment`.
+        most: settings of each kind that are shown.
+    """
+    rows = []
+    for scored, kind in table.groupby("scored", sort=False):
+        for number in kind.drop_duplicates("setting").sort_values("worst", kind="stable")["setting"].head(most):
+            found = kind.loc[kind["setting"] == number].set_index("language")
+            first = found.iloc[0]
+            rate = f"{first['learning_rate']:g}" + (", cosine" if first["cosine"] else "")
+            drawn = "fresh" if pd.isna(first["sequences"]) else f"{first['sequences']:.0f}"
+            cells = [_loss(found.loc[name, "loss"], found.loc[name, "accuracy"]) for name in TABLE_1]
+            batch = ", ".join(str(found.loc[name, "batch"]) for name in TABLE_1)
+            open_lengths = ", ".join(str(found.loc[name, "lengths"]) for name in TABLE_1)
+            rows.append([str(scored), rate, batch, open_lengths, drawn, *cells, f"{first['worst']:.2f}"])
+    paper = [f"{standard}" for _, standard, _ in TABLE_1.values()]
+    header = ["scored", "rate", "batch", "lengths", "sequences", *(task for task, _, _ in TABLE_1.values()), "worst"]
+    return "\n".join(markdown_table(header, [["BA", "", "", "", "", *paper, ""], *rows])[:-1])
+
+
+def arms_in_setting(table: pd.DataFrame) -> str:
+    """Loss of every arm in the chosen setting, difference and ratio to `standard` with 95 % intervals, and the outcome.
+
+    Args:
+        table: `setting_comparison` of `setting_experiment`.
+    """
+    rows = []
+    for _, row in table.iterrows():
+        cells = ["", "", "", "", ""]
+        if row["arm"] != REFERENCE:
+            cells = [
+                _interval(row[["difference_mean", "difference_low", "difference_high"]], "+.4f"),
+                _interval(row[["ratio", "ratio_low", "ratio_high"]], ".3f"),
+                f"{row['pvalue_holm']:.2g}",
+                f"{row['bound']:.4f}",
+                row["outcome"],
+            ]
+        task = TABLE_1[row["language"]][0]
+        rows.append([task, f"`{row['arm']}`", _loss(row["mean"], row["accuracy"]), *cells])
+    header = ["task", "arm", "loss", "less `standard` (95 %)", "ratio (95 %)", "p (Holm)", "margin", "outcome"]
+    return "\n".join(markdown_table(header, rows)[:-1])
 
 
 def _loss(loss: float, accuracy: float) -> str:
