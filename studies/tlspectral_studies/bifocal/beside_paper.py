@@ -132,18 +132,17 @@ def arms_in_setting(table: pd.DataFrame) -> str:
         table: `setting_comparison` of `setting_experiment`.
     """
     rows = []
-    for _, row in table.iterrows():
+    for row in table.to_dict(orient="records"):
         cells = ["", "", "", "", ""]
         if row["arm"] != REFERENCE:
             cells = [
-                _interval(row[["difference_mean", "difference_low", "difference_high"]], "+.4f"),
-                _interval(row[["ratio", "ratio_low", "ratio_high"]], ".3f"),
+                _interval((row["difference_mean"], row["difference_low"], row["difference_high"]), "+.4f"),
+                _interval((row["ratio"], row["ratio_low"], row["ratio_high"]), ".3f"),
                 f"{row['pvalue_holm']:.2g}",
                 f"{row['bound']:.4f}",
                 row["outcome"],
             ]
-        task = TABLE_1[row["language"]][0]
-        rows.append([task, f"`{row['arm']}`", _loss(row["mean"], row["accuracy"]), *cells])
+        rows.append([TABLE_1[row["language"]][0], f"`{row['arm']}`", _loss(row["mean"], row["accuracy"]), *cells])
     header = ["task", "arm", "loss", "less `standard` (95 %)", "ratio (95 %)", "p (Holm)", "margin", "outcome"]
     return "\n".join(markdown_table(header, rows)[:-1])
 

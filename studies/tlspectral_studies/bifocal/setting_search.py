@@ -331,7 +331,8 @@ def compared(runs: pd.DataFrame) -> pd.DataFrame:
             ratio = t_interval(logs)
             row |= {"ratio": math.exp(ratio["mean"]), "ratio_low": math.exp(ratio["low"])}
             row |= {"ratio_high": math.exp(ratio["high"]), "bound": equivalence(difference, 1.0)["bound"]}
-            row["pvalue"] = float(scipy.stats.ttest_1samp(logs, 0.0).pvalue)
+            test: Any = scipy.stats.ttest_1samp(logs, 0.0)
+            row["pvalue"] = float(test.pvalue)
         rows.append(row)
     table = table.join(pd.DataFrame(rows))
     tested = table["arm"] != REFERENCE
