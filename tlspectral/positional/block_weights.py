@@ -1,9 +1,9 @@
 """Attention of last queries to the blocks of a prompt, before and after two of them swap, as tables.
 
 A table has a row per query, layer, head (and rotary pair) and the columns `pos, sym, variance` of the exclusion split,
-`before_B` (mean weight of block B's tokens, NaN where the layer's window hides all of them from the query) and, for each
-swap of blocks I and J, `first_I_J` and `second_I_J`: the mean weights of the two slots after it. The scores follow from
-these columns, so that long work can store them part by part.
+`before_B` (mean weight of block B's tokens, NaN where a window hides all of them from the query) and, for each swap of
+blocks I and J, `first_I_J` and `second_I_J`: the mean weights of the two slots after it. The scores follow from these
+columns, so that long work can store them part by part.
 """
 
 from collections.abc import Callable, Iterable, Iterator
