@@ -1,6 +1,6 @@
 """Positional and symbolic heads on the binding task with 256 pairs, the length of PS appendix B.5, beside 16 pairs.
 
-    python benchmarks/positional_256.py measure smollm2-135m     # resumable
+    python benchmarks/positional_256.py measure smollm2-135m     # resumable; --lists 4 measures heads on four lists
     python benchmarks/positional_256.py measure gemma3-270m
     python benchmarks/positional_256.py page                     # tables and the figure, from what the others wrote
 
@@ -37,10 +37,14 @@ What counts as which outcome:
 * Depth (PS, footnote 2): medians of the earlier and the later layers; `s_pos` higher in the earlier and `s_sym` in the
   later ones, both with p < .05 (Mood): as in PS. Of SmolLM2 alone, as Gemma 3's layers differ in what they see.
 * The correlation of the two scores is given beside its null, and decides nothing.
+
+Changed before any number was read, as the machine had a fifth of a core for each model: at 256 pairs heads are measured
+on as many lists as time allows (`--lists`), the answers on all ten.
 """
 
 import math
 import time
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,6 +66,7 @@ from tlspectral.tables.measurement import unbundled
 FOLDER = Path("docs/results/positional")
 RUNS = Path("out/positional_256")
 PAIRS = (16, 256)
+LISTS = 10
 GROUPS: dict[str, dict[str, tuple[int, ...]]] = {
     "smollm2-135m": {"all": tuple(range(30))},
     "gemma3-270m": {
@@ -78,13 +83,33 @@ TABLES = ("answers", "profiles", "shared", "pairs", "places", "medians", "decide
 app = typer.Typer(add_completion=False)
 
 
-def answers(kept: Path, task: BindingTask, lists: int) -> pd.DataFrame:
-    """The answers of each prompt, with the number of its list and the place of its block among the nine."""
+@dataclass(frozen=True)
+class LaterLists(BindingTask):
+    """The binding task without its first lists."""
+
+    first: int = field(default=0, repr=False)
+
+    def seeds(self, seed: int) -> tuple[int, ...]:
+        """Return the seeds of the other lists."""
+        return super().seeds(seed)[self.first :]
+
+
+def answers(model: Any, name: str, task: BindingTask, kept: Path, lists: int) -> pd.DataFrame:
+    """The answers of each prompt of all lists, with the number of its list and the place of its block among the nine.
+
+    Lists that are not among the first ones in `kept` are read for their answers alone, with one head.
+    """
+    folders = {seed: kept for seed in task.seeds(0)[:lists]}
+    rest = LaterLists(task.template, task.n_blocks, first=lists, draws=LISTS)
+    if lists < LISTS:
+        other = kept.with_name(f"{kept.name}_answers{lists}")
+        tls.positional_symbolic(model, rest, mode="key", heads=[(0, 0)], per_frequency=True, folder=other)
+        folders |= dict.fromkeys(rest.seeds(0), other)
     tables = []
-    for number, seed in enumerate(task.seeds(0)[:lists]):
-        table = unbundled(read_table(kept / f"key_frequencies_draw{seed}.parquet"))["answers"]
-        tables.append(table.assign(draw=number, place=range(len(table))))
-    return pd.concat(tables, ignore_index=True)
+    for number, (seed, folder) in enumerate(folders.items()):
+        table = unbundled(read_table(folder / f"key_frequencies_draw{seed}.parquet"))["answers"]
+        tables.append(table.assign(draw=number, place=range(len(table)), model=name, pairs=task.n_blocks))
+    return pd.concat(tables, ignore_index=True).drop(columns="answer").assign(template=task.template)
 
 
 def sign_flip_p(differences: np.ndarray) -> float:
@@ -118,7 +143,7 @@ def measured(model: Any, name: str, pairs: int, lists: int) -> dict[str, Any]:
         "heads": tls.positional_symbolic(model, task, **options),
         "lists": tls.positional_symbolic(model, task, by="draw", **options),
         "queries": tls.positional_symbolic(model, task, by="query", **options),
-        "answers": answers(kept, task, lists),
+        "answers": answers(model, name, task, kept, lists),
     }
 
 
@@ -127,8 +152,7 @@ def tables_of(name: str, found: dict[int, dict[str, Any]]) -> dict[str, pd.DataF
     rows: dict[str, list[Any]] = {table: [] for table in TABLES}
     for pairs, one in found.items():
         attrs, asked = one["heads"].attrs, {"model": name, "pairs": pairs}
-        told = {f"answer_{what}": value for what, value in attrs["answers"].items()}
-        rows["answers"].append(one["answers"].drop(columns="answer").assign(template="plain", **asked))
+        rows["answers"].append(one["answers"])
         rows["decided"].append({**asked, **by_place(one["answers"])})
         if len(GROUPS[name]) == 1:
             rows["medians"].append(median_tests(one["heads"]).assign(**asked))
@@ -140,7 +164,6 @@ def tables_of(name: str, found: dict[int, dict[str, Any]]) -> dict[str, pd.DataF
             tokens = float(np.mean(attrs["n_tokens"]))
             rows["profiles"].append(
                 {**asked, "group": group, "heads": len(within["heads"]), "lists": attrs["draws"], "tokens": tokens}
-                | told
                 | {f"correlation_{what}": attrs["correlation"][what] for what in ("pearson", "null_mean", "null_share")}
                 | profile(within["lists"])
                 | {"alpha_ess": within["heads"]["alpha_ess"].median(), "tau": within["heads"]["tau"].median()}
@@ -159,22 +182,25 @@ def tables_of(name: str, found: dict[int, dict[str, Any]]) -> dict[str, pd.DataF
 
 
 @app.command()
-def measure(model_name: str, lists: Annotated[int, typer.Option(help="Lists of pairs.")] = 10) -> None:
+def measure(
+    model_name: str,
+    lists: Annotated[int, typer.Option(help="Lists of 256 pairs on which heads are scored.")] = LISTS,
+    chat: Annotated[bool, typer.Option(help="Ask SmolLM2 in ChatML too.")] = True,
+) -> None:
     """Measure one model at both lengths."""
     torch.set_num_threads(1)
     model, found = tls.load_model(model_name), {}
     for pairs in PAIRS:
         started = time.process_time()
-        found[pairs] = measured(model, model_name, pairs, lists)
+        found[pairs] = measured(model, model_name, pairs, LISTS if pairs < 256 else lists)
         typer.echo(f"{model_name}, {pairs} pairs: {time.process_time() - started:.0f} CPU s")
     tables = tables_of(model_name, found)
-    if model_name == "smollm2-135m":
-        for pairs in PAIRS:  # one head, as only the answers are read
-            task, kept = BindingTask("qwen2", pairs, draws=lists), RUNS / f"{model_name}_{pairs}_chat"
-            tls.positional_symbolic(model, task, mode="key", heads=[(0, 0)], per_frequency=True, folder=kept)
-            asked = {"model": model_name, "pairs": pairs, "template": "qwen2"}
-            told = answers(kept, task, lists).drop(columns="answer").assign(**asked)
-            tables["answers"] = pd.concat([tables["answers"], told], ignore_index=True)
+    if model_name == "smollm2-135m" and chat:
+        told = [
+            answers(model, model_name, BindingTask("qwen2", pairs), RUNS / f"{model_name}_{pairs}_chat", 0)
+            for pairs in PAIRS
+        ]
+        tables["answers"] = pd.concat([tables["answers"], *told], ignore_index=True)
     for table, frame in tables.items():
         frame.to_csv(RUNS / f"{model_name}_{table}.csv", index=False)
     for pairs, one in found.items():
