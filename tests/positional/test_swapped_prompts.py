@@ -6,7 +6,7 @@ import json
 import pandas as pd
 import pytest
 import torch
-from positional_measurements import SCORES, block_prompt, measured, modes, tiny
+from positional_measurements import SCORES, block_prompt, differ, measured, modes, tiny
 from tlspectral_studies.common import RandomMapTask
 from zoo import also_slow, shared
 
@@ -29,6 +29,21 @@ def test_heads_that_see_none_of_the_blocks_have_no_score(mode):
     assert alternating.groupby("layer")["s_pos"].apply(lambda scores: scores.isna().all()).tolist() == [
         True, False, True, False,
     ]  # fmt: skip
+
+
+@modes
+@pytest.mark.parametrize("per_frequency", [False, True])
+def test_swaps_of_which_a_window_hides_a_block_do_not_count(mode, per_frequency):
+    # A window of 8: behind a suffix of 2 tokens the first of three blocks is hidden, the others are seen in full.
+    score = functools.partial(
+        measured, shared("bridge", "mistral"), block_prompt((3, 3, 3), suffix=2), mode=mode, per_frequency=per_frequency
+    )
+    seen, every = score(swaps=[(1, 2)]), score(swaps="all")
+    # Keys of one pass: to the bit. Words: float32 passes of other batch sizes, measured 0. Where hidden blocks count,
+    # s_pos of the first head is .88 in place of .39.
+    assert differ(every, seen) <= (0 if mode == "key" else 1e-5)
+    assert (every["alpha_ess"] == 1).all()
+    assert score(swaps=[(0, 1), (0, 2)])[["s_pos", "s_sym", "tau", "alpha_ess"]].isna().all().all()
 
 
 # --- heads whose kind is known ---

@@ -62,10 +62,13 @@ def differ(first, second, columns=SCORES):
 
 
 def explicit_key_scores(keys, prompt, weights_of):
-    """s_pos and the rest from keys permuted one swap at a time, with everything computed anew."""
+    """s_pos and the rest from keys of visible blocks, permuted one swap at a time, with everything computed anew."""
     before, after = [], []
     intact = weights_of(range(keys.n))
     spans = prompt.spans()
+    for start, stop in spans:
+        if not keys.seen[start:stop].any():
+            intact[..., start:stop] = torch.nan
     numbered = cut_prompt(torch.arange(keys.n), map(len, prompt.pieces))
     for i in range(len(spans)):
         for j in range(i + 1, len(spans)):

@@ -1,9 +1,9 @@
 """Attention of last queries to the blocks of a prompt, before and after two of them swap, as tables.
 
 A table has a row per query, layer, head (and rotary pair) and the columns `pos, sym, variance` of the exclusion split,
-`before_B` (mean weight of block B's tokens) and, for each swap of blocks I and J, `first_I_J` and `second_I_J`: the
-mean weights of the two slots after it. The scores follow from these columns, so that long work can store them part by
-part.
+`before_B` (mean weight of block B's tokens, NaN where a window hides all of them from the query) and, for each swap of
+blocks I and J, `first_I_J` and `second_I_J`: the mean weights of the two slots after it. The scores follow from these
+columns, so that long work can store them part by part.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -174,10 +174,12 @@ class BlockReading:
             if layer in self.chosen:
                 require_reproduced(layer, seen, pattern, self.layers[layer])
                 scaled = self._scaled(seen)
+                shown = torch.stack([seen.visible[start:stop].any() for start, stop in context.spans()])
                 for name in self._resolutions(seen):
                     logits_of, exclusion_of = _RESOLUTIONS[name]
                     logits = logits_of(scaled)
-                    means = block_means(logits.softmax(-1), context.spans())
+                    # A hidden block has weight 0 before and after a swap, which is positional whatever the keys are.
+                    means = block_means(logits.softmax(-1), context.spans()).where(shown, torch.nan)
                     columns = exclusion_of(scaled)._asdict()
                     columns |= {f"before_{block}": means[..., block] for block in blocks}
                     if swap_keys:

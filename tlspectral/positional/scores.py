@@ -48,14 +48,14 @@ def swap_scores(
     """Return the positional and the symbolic score of each row.
 
     Args:
-        before: v of each swap, weights at least 0.
+        before: v of each swap, weights at least 0; NaN for a block that cannot be seen.
         after: v' of each swap, in the same slots.
         tau: temperature of alpha, in attention weight; None takes 0.1 of each row's largest |d_i - d_j|, which makes
             the scores free of the scale of the weights.
 
     Returns:
-        `SwapScores`. A swap whose v or v' is zero has no cosine and weight 0; NaN where no swap is left. If no swap
-        moves any weight, alpha is uniform and a relative tau 0.
+        `SwapScores`. A swap whose v or v' is zero, or has a NaN, has no cosine and weight 0; NaN where no swap is left.
+        If no swap moves any weight, alpha is uniform and a relative tau 0.
 
     Source: PS, appendix B.3, which gives no value of tau.
 

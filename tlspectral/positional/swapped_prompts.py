@@ -139,8 +139,8 @@ def positional_symbolic(
     Returns:
         DataFrame, sorted. Columns: `layer, head, name, frequency?, query?, draw?, s_pos, s_sym, exclusion_index,
         logit_std, tau, alpha_ess, s_pos_se, s_sym_se, exclusion_index_se, logit_std_se`. Numbers are means over the
-        queries of a draw, then over draws (or the prompts of a list), without prompts in which a head has no score; it
-        has none where its window shows none of the swaps.
+        queries of a draw, then over draws (or the prompts of a list), without prompts in which a head has no score. A
+        swap counts for a head whose window shows both blocks to the query; where it shows none such, there is no score.
         `attrs`: provenance, settings, the mean `correlation` of the two scores over heads (of the heads also for
         frequency rows) with its null, see `score_correlation`; of a task also `answers`: the mean probability of the
         right answer, how often it is `first` of all tokens, its probability among the choices, and `chance`
