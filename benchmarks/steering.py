@@ -266,12 +266,13 @@ def main(
     output: Path = Path("docs/results/constrained"),
     figure: Path = Path("docs/images/steering.png"),
     jobs: Annotated[int, typer.Option(help="Processes, one thread each.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Fewer than the schedule's five: an answer on the way.")] = SEEDS,
 ) -> None:
     """Train the arms, write a row per run, print the answers and draw the figure."""
     files = [output / f"steering{name}.csv" for name in ("", "_tracks")]
     if folder is not None:
         arms = [arm for positions in SHARE for arm in arms_of(positions).values()]
-        tables = constrained_grid(folder, PRESET, arms=arms, seeds=SEEDS, n_jobs=jobs)
+        tables = constrained_grid(folder, PRESET, arms=arms, seeds=seeds, n_jobs=jobs)
         for table, file in zip(runs_of(tables), files, strict=True):
             table.round(4).to_csv(file, index=False)
     runs, tracks = (pd.read_csv(file) for file in files)
