@@ -230,12 +230,38 @@ def answers(runs: pd.DataFrame) -> str:
     return "\n".join(
         [
             pd.DataFrame(rows).round(3).to_string(index=False),
+            *page_rows(runs),
             tests.round(4).to_string(index=False),
             *verdicts(runs, tests),
             f"check: of {len(both)} runs of the stored grid {same[0]:.0%} form at its step by the loss, "
             f"{same[1]:.0%} by both criteria",
         ]
     )
+
+
+def page_rows(runs: pd.DataFrame) -> list[str]:
+    """Return the rows of the table of `docs/results/steering.md`."""
+    rows = []
+    for positions in SHARE:
+        free = [values(runs, positions, "free", f"formed_{name}").mean() for name in ("both", "loss")]
+        for kind in KINDS:
+            both, loss = (values(runs, positions, kind, f"formed_{name}") for name in ("both", "loss"))
+            these = runs[(runs["positions"] == positions) & (runs["kind"] == kind)]
+            shares = values(runs, positions, kind, "share")
+            cells = [
+                f"`{these['arm'].iloc[0]}`",
+                f"{these['formed_both'].notna().sum()} of {len(these)}",
+                f"{both.mean():.0f} ({both.std(ddof=1):.0f})",
+                f"{both.mean() / free[0]:.2f}",
+                f"{loss.mean():.0f}",
+                f"{loss.mean() / free[1]:.2f}",
+                f"{these['mean_share_300'].mean():.3f}",
+                f"{np.median(values(runs, positions, kind, 'share_1300')):.3f}",
+                f"{np.median(shares):.3f} ({shares.min():.3f} to {shares.max():.3f})",
+                f"{(these['head'] == 'L0H0').sum()}",
+            ]
+            rows.append(f"| {' | '.join(cells)} |")
+    return rows
 
 
 def draw(runs: pd.DataFrame, tracks: pd.DataFrame, file: Path) -> None:
@@ -256,7 +282,7 @@ def draw(runs: pd.DataFrame, tracks: pd.DataFrame, file: Path) -> None:
         left.set(ylabel="step of formation", ylim=(0, None), title=title)
         right.axvline(ASSISTED, color="0.7", lw=0.8, ls="--")
         right.set(xlabel="step", ylabel=f"{SHARE[positions].removesuffix('_raw')} of the final head", ylim=(0, None))
-    axes[0, 1].legend(frameon=False)
+    axes[0, 1].legend(frameon=False, loc="center right")
     figure.tight_layout()
     figure.savefig(file, dpi=110)
 
