@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 import torch
 from constrained_preset import TINY
+from tlspectral_studies.common.model import AttentionOnlyTransformer
 from tlspectral_studies.common.saved_training import SavedTraining, read_tensors
+from tlspectral_studies.common.trainer import begin_training, training_steps
 from tlspectral_studies.fingerprint.constrained import (
     ARMS,
     PRESETS,
@@ -97,6 +99,77 @@ def test_a_cell_on_another_device_holds_the_same_tables(arm, device, tmp_path):
     for name, table in here.items():
         # Rounding of LAPACK by the alignment of memory: at most 2e-13 of a spectral column.
         pd.testing.assert_frame_equal(table, there[name], rtol=1e-9, atol=1e-9)
+
+
+def test_a_penalty_that_ends_is_that_of_the_banned_arm_and_then_none():
+    """Weights after steps 2 and 4 of a penalty until step 2, against both trainings by hand."""
+    ends = replace(ARMS["rope_imag"], name="rope_ends", penalty_until=2)
+    with one_thread():
+        found = train_cell(replace(SAVING, stop_after=2), ends, 1, until=4)
+        settings = SAVING.training_of(1)
+        training = begin_training(SAVING.config_of(ends), settings)
+        for weight, done, last in ((ends.penalty_weight, 0, 2), (0.0, 2, 4)):
+            steps = training_steps(
+                training, SAVING.task, settings, done=done, penalty=phase_penalty, penalty_weight=weight
+            )
+            next(step for step in steps if step == last)
+        expected = training.model.state_dict()
+        throughout = train_cell(SAVING, ARMS["rope_imag"], 1, until=4).model.state_dict()
+    state = found.model.state_dict()
+    for name in state:
+        # A weight of 0 adds gradients that are 0: measured, equal to the bit.
+        torch.testing.assert_close(state[name], expected[name], atol=0, rtol=0)
+    # Measured: 3e-3 between two steps of the penalty and four.
+    assert (state["blocks.0.attn.W_Q"] - throughout["blocks.0.attn.W_Q"]).abs().max() > 1e-3
+    # The penalty is measured beyond its end.
+    assert found.tables["evaluations"]["penalty"].notna().all()
+
+
+def half_the_queries(built):
+    built.layers[0].attn.W_Q *= 0.5
+
+
+def test_an_arm_changes_the_initial_weights_once(tmp_path):
+    mine = Arm("rope_halved", "rotary", initial_weights=half_the_queries)
+    start = train_cell(SAVING, mine, 3, until=0).model.state_dict()
+    plain = AttentionOnlyTransformer(SAVING.config_of(mine), seed=3).state_dict()
+    assert torch.equal(start.pop("blocks.0.attn.W_Q"), 0.5 * plain.pop("blocks.0.attn.W_Q"))
+    assert all(torch.equal(value, start[name]) for name, value in plain.items())
+    # A cell that goes on from a saved step is not changed again.
+    with one_thread():
+        whole = train_cell(SAVING, mine, 3)
+        saved = SavedTraining(tmp_path, {})
+        train_cell(SAVING, mine, 3, saved=saved, until=2)
+        stopped = train_cell(SAVING, mine, 3, saved=saved)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, stopped.model.state_dict()[name]), name
+
+
+def test_arms_are_recorded_as_json_and_refused_where_they_contradict_themselves():
+    free = {"positional_embedding_type": "standard", "penalty": None, "penalty_weight": 0.0}
+    assert ARMS["ape_free"].settings() == free  # as in stored tables
+    ends = replace(ARMS["rope_imag"], name="rope_ends", penalty_until=300, initial_weights=half_the_queries)
+    assert json.loads(json.dumps(ends.settings())) == {
+        **ARMS["rope_imag"].settings(),
+        "penalty_until": 300,
+        "initial_weights": "half_the_queries",
+    }
+    assert cell_name(ends, 2) == "rope_ends_lam10.0_until300_seed2"
+    assert cell_name(ARMS["rope_imag"], 2) == "rope_imag_lam10.0_seed2"  # as in folders made before
+    for wrong in ({"penalty_until": 300}, {"penalty": phase_penalty, "penalty_weight": 1.0, "penalty_until": 0}):
+        with pytest.raises(ValueError, match="has penalty_until="):
+            Arm("mine", "rotary", **wrong)
+
+
+@pytest.mark.slow
+def test_a_grid_holds_an_arm_whose_penalty_ends(tmp_path):
+    ends = replace(ARMS["rope_imag"], name="rope_ends", penalty_until=2, initial_weights=half_the_queries)
+    tables = finish(tmp_path, arms=[ends, "rope_imag"])
+    assert tables["heads"].attrs["arms"] == {"rope_ends": ends.settings(), "rope_imag": ARMS["rope_imag"].settings()}
+    kept = cell_model(tmp_path, "rope_ends", step=0).layers[0].attn
+    plain = AttentionOnlyTransformer(SAVING.config_of(ends), seed=0).layers[0].attn
+    assert torch.equal(kept.W_Q, 0.5 * plain.W_Q)
+    assert [step for step, _ in cell_checkpoints(tmp_path, "rope_ends")] == [0, 2, 4, 6]
 
 
 # --- a grid ---

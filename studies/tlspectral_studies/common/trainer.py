@@ -178,6 +178,7 @@ def training_steps(
     done: int = 0,
     penalty: Penalty | None = None,
     penalty_weight: float = 0.0,
+    penalty_until: int | None = None,
 ) -> Iterator[int]:
     """Train in place; yields how many steps are done, `done` first, so that the caller can measure, save, or stop.
 
@@ -188,6 +189,7 @@ def training_steps(
         done: steps that were taken before.
         penalty: added to the loss of every step.
         penalty_weight: factor on it.
+        penalty_until: steps of the training that have the penalty, the first ones; None: all.
 
     Raises:
         ValueError: the task has another vocabulary than the model, or longer sequences than its context.
@@ -199,10 +201,12 @@ def training_steps(
             f" and n_ctx={config.n_ctx}"
         )
 
-    def batch_loss(_: int) -> Float[Tensor, ""]:
+    def batch_loss(step: int) -> Float[Tensor, ""]:
         (tokens,) = to_device_of(model, task.sample(settings.batch_size, training.stream).tokens)
         loss = token_losses(model(tokens), tokens).mean()
-        return loss if penalty is None else loss + penalty_weight * penalty(model)
+        if penalty is None or (penalty_until is not None and step >= penalty_until):
+            return loss
+        return loss + penalty_weight * penalty(model)
 
     losses = gradient_steps(
         training.optimizer,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+import torch
 
 from tlspectral_studies.common.model import AttentionOnlyTransformer
 from tlspectral_studies.common.saved_training import SavedTraining
@@ -37,13 +38,14 @@ def train_cell(
 ) -> CellRun:
     """Train one model of the grid, or go on with it from its last saved step (FP section 10).
 
-    The loss is the cross-entropy over all targets, plus the arm's penalty times its weight. Where the preset has
+    The loss is the cross-entropy over all targets, plus the arm's penalty times its weight in the steps that have it.
+    The penalty is measured at every evaluation, also where training is free by then. Where the preset has
     `stop_after`, training ends so many steps after the first evaluation at which both criteria of formation hold, or
     after all steps.
 
     Args:
         preset: sizes and schedule.
-        arm: positions and constraint.
+        arm: positions, constraint, and what is changed in the initial weights.
         seed: of initial weights and training sequences.
         saved: folder where weights, optimizer and measurements are saved every `preset.save_every` steps and at the
             end, and from whose last saved step the cell goes on; None keeps nothing. On one thread the weights and
@@ -58,12 +60,21 @@ def train_cell(
     """
     settings = preset.training_of(seed)
     training = begin_training(preset.config_of(arm), settings, device=device)
+    if arm.initial_weights is not None:
+        with torch.no_grad():
+            arm.initial_weights(training.model)
     held_out = held_out_sequences(preset.task, settings)
     found = None if saved is None else saved.resume(training)
     start, measured = (0, {"evaluations": [], "heads": [], "kernels": []}) if found is None else found
     last = settings.steps if until is None else min(until, settings.steps)
     steps = training_steps(
-        training, preset.task, settings, done=start, penalty=arm.penalty, penalty_weight=arm.penalty_weight
+        training,
+        preset.task,
+        settings,
+        done=start,
+        penalty=arm.penalty,
+        penalty_weight=arm.penalty_weight,
+        penalty_until=arm.penalty_until,
     )
     for done in steps:
         is_new = found is None or done > start

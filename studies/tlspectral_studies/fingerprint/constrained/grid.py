@@ -77,8 +77,8 @@ def constrained_grid(
     Args:
         output: folder for cells and tables.
         preset: `"quick"`, `"paper"` (FP's own sizes: many hours), or a `Preset`.
-        arms: names of `ARMS`, or an `Arm` with a penalty of one's own. What such a penalty computes is not recorded:
-            give a changed one a new name.
+        arms: names of `ARMS`, or an `Arm` with a penalty or initial weights of one's own. What such a function computes
+            is not recorded: give a changed one a new name.
         seeds: how many, 0, 1, ..., or which. With one there is nothing to compare: what is computed over seeds is NaN.
         until: train no cell further than this step in this call; a later call goes on from there. The tables are then
             of what there is, and the verdict of a contrast with unfinished cells is `open`. None: to the end.
@@ -128,14 +128,7 @@ def constrained_grid(
     attrs = {
         **folder.provenance,
         "preset": preset.settings(),
-        "arms": {
-            arm.name: {
-                "positional_embedding_type": arm.positional_embedding_type,
-                "penalty": None if arm.penalty is None else getattr(arm.penalty, "__name__", repr(arm.penalty)),
-                "penalty_weight": arm.penalty_weight,
-            }
-            for arm in chosen
-        },
+        "arms": {arm.name: arm.settings() for arm in chosen},
         "seeds": chosen_seeds,
     }
     tables = {name: GRID[name].frame(table, attrs) for name, table in tables.items()}

@@ -1,10 +1,11 @@
 """Arms and sizes of constrained training: which models are trained, under which constraint, for how many steps."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tlspectral_studies.common.model import TransformerConfig
+from tlspectral_studies.common.model import AttentionOnlyTransformer, TransformerConfig
 from tlspectral_studies.common.random_map import RandomMapTask
 from tlspectral_studies.common.trainer import Penalty, TrainingSettings
 from tlspectral_studies.fingerprint.constrained.penalties import phase_penalty, symmetric_penalty
@@ -22,12 +23,16 @@ class Arm:
         positional_embedding_type: `"rotary"` or `"standard"` (learned absolute positions).
         penalty: added to the loss of every step, a function of the model; None trains freely.
         penalty_weight: factor on it.
+        penalty_until: steps that have the penalty, the first ones; training is free from there on. None: all steps.
+        initial_weights: changes the initial weights of the seed, in place; None leaves them.
     """
 
     name: str
     positional_embedding_type: str
     penalty: Penalty | None = None
     penalty_weight: float = 0.0
+    penalty_until: int | None = None
+    initial_weights: Callable[[AttentionOnlyTransformer], None] | None = None
 
     def __post_init__(self) -> None:
         if (self.penalty is None) != (self.penalty_weight == 0):
@@ -35,6 +40,29 @@ class Arm:
                 f"arm {self.name!r} has penalty={self.penalty} with penalty_weight={self.penalty_weight}: give both, or"
                 " neither for a free arm"
             )
+        if self.penalty_until is not None and (self.penalty is None or self.penalty_until < 1):
+            raise ValueError(
+                f"arm {self.name!r} has penalty_until={self.penalty_until} with penalty={self.penalty}: it is for an "
+                "arm with a penalty, a number of steps from 1 on"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """What the arm is, as JSON: functions by their names."""
+        penalty, initial = (
+            None if function is None else getattr(function, "__name__", repr(function))
+            for function in (self.penalty, self.initial_weights)
+        )
+        settings: dict[str, Any] = {
+            "positional_embedding_type": self.positional_embedding_type,
+            "penalty": penalty,
+            "penalty_weight": self.penalty_weight,
+        }
+        # What an arm does not use is not recorded: stored tables of arms without it have no such entry.
+        if self.penalty_until is not None:
+            settings["penalty_until"] = self.penalty_until
+        if initial is not None:
+            settings["initial_weights"] = initial
+        return settings
 
 
 ARMS = {

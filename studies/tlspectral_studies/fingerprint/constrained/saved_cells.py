@@ -15,7 +15,8 @@ from tlspectral_studies.fingerprint.constrained.presets import Arm
 
 def cell_name(arm: Arm, seed: int) -> str:
     """Return the name of a cell, of the file with its tables and of the folder with its weights."""
-    return f"{arm.name}_lam{arm.penalty_weight}_seed{seed}"
+    until = "" if arm.penalty_until is None else f"until{arm.penalty_until}_"
+    return f"{arm.name}_lam{arm.penalty_weight}_{until}seed{seed}"
 
 
 def saved_cell(cells: ResumeFolder, name: str) -> SavedTraining:

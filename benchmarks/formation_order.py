@@ -1,0 +1,188 @@
+"""Which is first, to 25 steps: the median of D_head below its null, previous-token attention, phase, or formation?
+
+    python benchmarks/formation_order.py out/formation_order   # adds a row per run; goes on where it was stopped
+    python benchmarks/formation_order.py                       # trains nothing: the answers of the stored rows
+
+Schedule, fixed before the first run. The runs of `tlspectral study constrained --preset paper`, each trained anew from
+its seed: seeds 0 to 2 outside, the five arms inside, some 12 CPU minutes a run. A run is measured every 100 steps, and
+every 25 from 300 steps before its published formation by the loss until 200 steps after formation by both criteria. A
+finished run is a row of `docs/results/constrained/formation_order.csv`, and is not trained again; weights lie in the
+folder alone. The eventual head is that with the largest `prev` at the last step. Events, each the first step of the
+stretch that lasts to the end of the run, as signatures "lock in" in "Fingerprint, Not Blueprint" (FP, section 9):
+
+* `prev_from`: `prev` of the eventual head is .5 or more.
+* `median_from`: the median of D_head over heads is below 97.5 % of such medians under the null of equal singular values
+  (`tls.head_history`, 100 draws).
+* `phase_from`: the percentile of the eventual head by `rope_imag_frac` is .9 or more, the first place of eight heads.
+  Rotary runs. First crossings, which the coarser `histories.csv` has, stand beside it: `prev_first`, `phase_first`.
+* `formed_loss`, `formed_both`: formation, at the evaluations every 25 steps.
+
+Two events are ordered where their steps differ. Three sentences of FP, which says them of two Pythias:
+
+* Q2, "population suppression is a post-formation process": in how many runs is `median_from` before `formed_loss`? With
+  an exact binomial interval (95 %) of that share. "contradicted" if the interval of the free arms, whose median no
+  penalty moves, lies above one half; "confirmed" if below; else "open". Six of six have the interval from .54.
+* Q1, "the signature locks in with the behavior [...] neither leads": `phase_from` against `prev_from` in the rotary
+  runs. "contradicted" if one of the two is first in more of the ordered runs by a sign test (p < .05), else "not
+  contradicted". With the mean lag.
+* "Previous-token behavior jumps first": in how many runs is `prev_from` before `formed_loss`? "contradicted" or
+  "confirmed" as for Q2, of all runs.
+
+Arms of a seed begin with the same weights and are not independent. So intervals of mean lags are of all 27 resamples of
+the three seeds, and the number of seeds in which all runs agree is printed beside each count; three seeds alone decide
+nothing (3 of 3 have the interval from .29). Check: formation at the multiples of 100 is that of the published run, and
+the eventual head that of `histories.csv`.
+"""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+import typer
+from tlspectral_studies.common.checkpoints import saved_checkpoints
+from tlspectral_studies.common.saved_training import SavedTraining
+from tlspectral_studies.fingerprint.constrained import ARMS, PRESETS, formation, train_cell
+from tlspectral_studies.fingerprint.constrained.saved_cells import cell_name
+from tlspectral_studies.fingerprint.history_questions import formation_crossing, median_leaves_null
+
+import tlspectral as tls
+from tlspectral.algebra.nulls import one_thread
+from tlspectral.tables.atomic_writes import whole_file
+
+SEEDS, EVERY, BEFORE = 3, 25, 300
+PAPER = PRESETS["paper"]
+PRESET = replace(PAPER, name="paper every 25", training=replace(PAPER.training, evaluate_every=EVERY))
+PREV_LEVEL, PHASE_LEVEL, SIGNIFICANT = 0.5, 0.9, 0.05
+STORED = Path("docs/results/constrained")
+NEITHER = "neither"
+
+
+def lasting_from(steps: pd.Series, reached: pd.Series) -> float:
+    """Return the first step of the stretch in which something holds to the end; NaN if it does not at the end."""
+    others = np.flatnonzero(~reached.to_numpy(dtype=bool))
+    start = int(others[-1]) + 1 if len(others) else 0
+    return float(steps.iloc[start]) if start < len(steps) else float("nan")
+
+
+def row_of(arm: str, seed: int, window_from: int, work: Path) -> dict[str, object]:
+    """Train a run, or go on with it, measure its history and return its row."""
+    name = cell_name(ARMS[arm], seed)
+    saved = SavedTraining(work / name, {"cell": name, "settings": PRESET.settings()})
+    with one_thread():
+        train_cell(PRESET, ARMS[arm], seed, saved=saved, until=window_from)
+        run = train_cell(replace(PRESET, save_every=EVERY), ARMS[arm], seed, saved=saved)
+    evaluations, vocabulary = run.tables["evaluations"], PRESET.task.vocabulary
+    formed = formation(evaluations, vocabulary=vocabulary).iloc[0]
+    coarse = formation(evaluations[evaluations["step"] % 100 == 0], vocabulary=vocabulary).iloc[0]
+    checkpoints = saved_checkpoints(work / name, f"{arm}, seed {seed}")
+    history = tls.head_history(checkpoints, max_se=None, folder=work / f"history-{name}")
+    track = history.track()
+    crossing = formation_crossing(track) if track["rope_imag_frac_pct"].notna().all() else None
+    leaves = median_leaves_null(history.summary)
+    return {
+        "arm": arm,
+        "seed": seed,
+        "head": track["name"].iloc[-1],
+        "window_from": window_from,
+        "last_step": int(formed["last_step"]),
+        "formed_loss": formed["formed_loss"],
+        "formed_both": formed["formed_both"],
+        "formed_loss_100": coarse["formed_loss"],
+        "formed_both_100": coarse["formed_both"],
+        "prev_first": (track["step"][track["prev"] >= PREV_LEVEL]).min(),
+        "prev_from": lasting_from(track["step"], track["prev"] >= PREV_LEVEL),
+        "median_from": leaves.step if leaves.side == "below" else None,
+        "phase_first": None if crossing is None else crossing.phase.step,
+        "phase_from": None
+        if crossing is None
+        else lasting_from(track["step"], track["rope_imag_frac_pct"] >= PHASE_LEVEL),
+    }
+
+
+def first_of(runs: pd.DataFrame, one: str, other: str) -> pd.Series:
+    """Return which of two events is first in each run, or `neither`; an event that never comes is the later one."""
+    a, b = (runs[column].fillna(np.inf) for column in (one, other))
+    return pd.Series(np.where(a < b, one, np.where(b < a, other, NEITHER)), index=runs.index)
+
+
+def counted(runs: pd.DataFrame, one: str, other: str) -> tuple[str, tuple[float, float]]:
+    """Return in how many runs an event is before another, in words, and the exact interval of the share."""
+    first = first_of(runs, one, other)
+    k, n = int((first == one).sum()), len(runs)
+    interval = scipy.stats.binomtest(k, n).proportion_ci(method="exact")
+    seeds = (first == one).groupby(runs["seed"]).all()
+    lags = (runs[other] - runs[one]).dropna()
+    text = f"{one} before {other} in {k} of {n} runs [{interval.low:.2f}, {interval.high:.2f}]"
+    text += f", at the same step in {(first == NEITHER).sum()}; all runs of a seed: {seeds.sum()} of {len(seeds)} seeds"
+    if len(lags):
+        means = lags.groupby(runs["seed"]).mean().to_numpy()
+        resampled = [np.mean(drawn) for drawn in itertools.product(means, repeat=len(means))]
+        low, high = np.quantile(resampled, [0.025, 0.975])
+        text += f"; mean lead {lags.mean():.0f} steps [{low:.0f}, {high:.0f}], {lags.min():.0f} to {lags.max():.0f}"
+    return text, (float(interval.low), float(interval.high))
+
+
+def verdict(interval: tuple[float, float], above: str, below: str) -> str:
+    """Return the word for an interval above or below one half, else `open`."""
+    return above if interval[0] > 0.5 else below if interval[1] < 0.5 else "open"
+
+
+def answers(runs: pd.DataFrame) -> str:
+    """Return what is printed of the rows: each sentence with its counts, intervals and verdict; and the checks."""
+    free = runs[runs["arm"].str.endswith("free")]
+    rotary = runs[runs["arm"].str.startswith("rope")]
+    lines = [runs.to_string(index=False), f"{len(runs)} of {SEEDS * len(ARMS)} runs"]
+    text, interval = counted(free, "median_from", "formed_loss")
+    lines += [f"Q2, free arms: {text}: {verdict(interval, 'contradicted', 'confirmed')}"]
+    lines += [f"  all arms: {counted(runs, 'median_from', 'formed_loss')[0]}"]
+    for label, chosen in (("rotary arms", rotary), *((str(arm), rows) for arm, rows in rotary.groupby("arm"))):
+        for one, other in (("phase_from", "prev_from"), ("phase_first", "prev_first")):
+            first = first_of(chosen, one, other)
+            k, m = int((first == one).sum()), int((first == other).sum())
+            p = scipy.stats.binomtest(k, k + m).pvalue if k + m else float("nan")
+            said = f"Q1, {label}: {counted(chosen, one, other)[0]}; the other first in {m}; sign test p = {p:.3f}"
+            if label == "rotary arms" and one == "phase_from":
+                said += ": contradicted" if p < SIGNIFICANT else ": not contradicted"
+            lines.append(said)
+    text, interval = counted(runs, "prev_from", "formed_loss")
+    lines += [f"prev first: {text}: {verdict(interval, 'confirmed', 'contradicted')}"]
+    lines += [f"  by both criteria: {counted(runs, 'prev_from', 'formed_both')[0]}"]
+    lines += [f"  phase: {counted(rotary, 'phase_from', 'formed_loss')[0]}"]
+    published = tls.read_table(STORED / "beside_published.parquet")
+    both = runs.merge(published, on=["arm", "seed"], suffixes=("", "_grid"))
+    same = (both["formed_loss_100"] == both["formed_loss_published"]).sum()
+    same_both = (both["formed_both_100"] == both["formed_both_published"]).sum()
+    heads = runs.merge(pd.read_csv(STORED / "histories.csv"), on=["arm", "seed"], suffixes=("", "_100"))
+    lines.append(
+        f"check: of {len(runs)} runs {same} form at the published step by the loss, {same_both} by both; "
+        f"{(heads['head'] == heads['head_100']).sum()} have the head of histories.csv"
+    )
+    return "\n".join(lines)
+
+
+def main(
+    folder: Annotated[Path | None, typer.Argument(help="Folder of weights and histories; none: stored rows.")] = None,
+    output: Path = STORED / "formation_order.csv",
+) -> None:
+    """Train and measure the runs that have no row yet, and print the answers of all rows."""
+    rows = pd.read_csv(output) if output.exists() else pd.DataFrame(columns=["arm", "seed"])
+    if folder is not None:
+        published = tls.read_table(STORED / "beside_published.parquet").set_index(["arm", "seed"])
+        for seed, arm in itertools.product(range(SEEDS), ARMS):
+            if ((rows["arm"] == arm) & (rows["seed"] == seed)).any():
+                continue
+            window_from = int(published.loc[(arm, seed), "formed_loss_published"]) - BEFORE
+            row = row_of(arm, seed, window_from, folder)
+            rows = pd.DataFrame([*rows.to_dict(orient="records"), row])
+            with whole_file(output) as partial:
+                rows.to_csv(partial, index=False)
+            typer.echo(str(row))
+    typer.echo(answers(rows) if len(rows) else "no run is stored yet: name a folder")
+
+
+if __name__ == "__main__":
+    typer.run(main)

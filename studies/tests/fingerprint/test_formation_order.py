@@ -1,0 +1,101 @@
+"""The order of events while a circuit forms: rows of a small run, and the words of the schedule for rows made up."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from constrained_preset import TINY
+from typer.testing import CliRunner
+
+import tlspectral as tls
+
+STORED = Path(__file__).parents[3] / "docs/results/constrained"
+ARM_NAMES = ("ape_free", "ape_sym", "rope_free", "rope_sym", "rope_imag")
+
+
+@pytest.fixture
+def order(monkeypatch):
+    monkeypatch.syspath_prepend(str(STORED.parents[2] / "benchmarks"))
+    monkeypatch.chdir(STORED.parents[2])
+    import formation_order
+
+    return formation_order
+
+
+def test_a_stretch_lasts_to_the_end(order):
+    steps = pd.Series([0, 100, 200, 225, 250])
+
+    def found(*reached):
+        return order.lasting_from(steps, pd.Series(reached, dtype=bool))
+
+    assert found(0, 1, 0, 1, 1) == 225
+    assert found(1, 1, 1, 1, 1) == 0
+    assert found(0, 0, 0, 0, 1) == 250
+    assert np.isnan(found(1, 1, 1, 1, 0))
+
+
+def rows(median=300, phase=500, prev=550, formed=600):
+    made = []
+    for seed in range(3):
+        for arm in ARM_NAMES:
+            row = {"arm": arm, "seed": seed, "head": "L0H0", "median_from": median, "prev_first": prev}
+            row |= {"prev_from": prev, "formed_loss": formed, "formed_both": formed, "formed_loss_100": formed}
+            row |= {"phase_first": phase, "phase_from": phase, "formed_both_100": formed}
+            made.append(row if arm.startswith("rope") else row | {"phase_first": np.nan, "phase_from": np.nan})
+    return pd.DataFrame(made)
+
+
+def test_the_words_follow_the_order_of_events(order):
+    said = order.answers(rows())
+    # Six of six: the lower end of the exact interval is .025 ** (1 / 6) = .54.
+    assert "Q2, free arms: median_from before formed_loss in 6 of 6 runs [0.54, 1.00]" in said
+    assert "3 of 3 seeds; mean lead 300 steps [300, 300], 300 to 300: contradicted" in said
+    assert "Q1, rotary arms: phase_from before prev_from in 9 of 9" in said
+    assert "the other first in 0; sign test p = 0.004: contradicted" in said
+    assert "prev first: prev_from before formed_loss in 15 of 15 runs [0.78, 1.00]" in said
+    later = order.answers(rows(median=700, phase=550, prev=np.nan))
+    assert "in 0 of 6 runs [0.00, 0.46], at the same step in 0" in later
+    assert "700: confirmed" not in later
+    assert "-100 to -100: confirmed" in later
+    assert "in 9 of 9 runs" in later  # an event that never comes is the later one
+    same = order.answers(rows(phase=550))
+    assert "Q1, rotary arms: phase_from before prev_from in 0 of 9 runs [0.00, 0.34], at the same step in 9" in same
+    assert "sign test p = nan: not contradicted" in same
+    mixed = rows()
+    mixed.loc[mixed["arm"] == "ape_free", "median_from"] = 650
+    assert "in 3 of 6 runs [0.12, 0.88], at the same step in 0; all runs of a seed: 0 of 3" in order.answers(mixed)
+
+
+@pytest.mark.slow
+def test_a_run_is_measured_and_not_trained_again(order, tmp_path, monkeypatch):
+    small = replace(TINY, training=replace(TINY.training, evaluate_every=1), save_every=2)
+    monkeypatch.setattr(order, "PRESET", small)
+    monkeypatch.setattr(order, "EVERY", 1)
+    row = order.row_of("rope_free", 0, 4, tmp_path)
+    saved = sorted(int(file.stem[4:]) for file in (tmp_path / "rope_free_lam0.0_seed0").glob("step*"))
+    assert saved == [0, 2, 4, 5, 6]
+    assert (row["last_step"], row["window_from"]) == (6, 4)
+    assert np.isnan(row["formed_loss"])
+    history = tls.head_history(
+        order.saved_checkpoints(tmp_path / "rope_free_lam0.0_seed0", "rope_free, seed 0"), max_se=None
+    )
+    track = history.track()
+    assert row["head"] == track["name"].iloc[-1]
+    held = track["rope_imag_frac_pct"] >= 0.9
+    expected = track.loc[held[::-1].cummin()[::-1], "step"].min()
+    np.testing.assert_equal(float(row["phase_from"]), float(expected))
+    # A finished run is not trained again: with all rows stored, none is made.
+    output = tmp_path / "order.csv"
+    rows().to_csv(output, index=False)
+    monkeypatch.setattr(order, "row_of", None)
+    app = order.typer.Typer()
+    app.command()(order.main)
+    done = CliRunner().invoke(app, [str(tmp_path), "--output", str(output)])
+    assert done.exit_code == 0, done.output
+    assert "15 of 15 runs" in done.output
+    monkeypatch.setattr(order, "row_of", lambda arm, seed, start, work: {**rows().iloc[0], "arm": arm, "seed": seed})
+    rows().iloc[:-2].to_csv(output, index=False)
+    assert CliRunner().invoke(app, [str(tmp_path), "--output", str(output)]).exit_code == 0
+    assert pd.read_csv(output)["arm"].tolist()[-2:] == ["rope_sym", "rope_imag"]

@@ -1,0 +1,113 @@
+"""Steering: heads that begin symmetric or real, and the words of the schedule for runs that are made up."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from constrained_preset import TINY
+from tlspectral_studies.common import AttentionOnlyTransformer
+from tlspectral_studies.fingerprint.constrained import PRESETS, constrained_grid
+from tlspectral_studies.fingerprint.constrained.measures import spectral_columns
+
+STORED = Path(__file__).parents[3] / "docs/results/constrained"
+
+
+@pytest.fixture
+def steering(monkeypatch):
+    monkeypatch.syspath_prepend(str(STORED.parents[2] / "benchmarks"))
+    import steering
+
+    return steering
+
+
+@pytest.mark.parametrize("positions", ["ape", "rope"])
+def test_one_head_begins_as_the_ban_would_leave_it(steering, positions):
+    arm = steering.arms_of(positions)["one head"]
+    config = PRESETS["quick"].config_of(arm)
+    plain, changed = (AttentionOnlyTransformer(config, seed=1) for _ in range(2))
+    with torch.no_grad():
+        arm.initial_weights(changed)
+    shares = spectral_columns(changed, folded=False)[steering.SHARE[positions]]
+    before = spectral_columns(plain, folded=False)[steering.SHARE[positions]]
+    assert before[0, 0] > 0.45  # a random head: .71 for dir_frac, .5 for rope_imag_frac
+    assert shares[0, 0] < 1e-6  # measured: 1e-9 or 0
+    shares[0, 0] = before[0, 0]
+    np.testing.assert_array_equal(shares, before)  # no other head is changed
+    for name, value in changed.state_dict().items():
+        of_others = (plain.state_dict()[name] == value).reshape(-1) if name[-3:] not in ("W_Q", "W_K") else None
+        assert of_others is None or of_others.all(), name
+
+
+def made_up(steering, steps, shares):
+    """Five runs of each arm around given steps and shares, by kind; L0H0 is the head of all one-head runs."""
+    rows = []
+    for positions in steering.SHARE:
+        for kind in steering.KINDS:
+            for seed in range(5):
+                share = shares[kind] + 0.001 * seed
+                row = {"positions": positions, "kind": kind, "arm": kind, "seed": seed, "last_step": 4000}
+                row |= {"formed_loss": steps[kind] + 25 * seed, "formed_both": steps[kind] + 25 * seed}
+                rows.append(row | {"share": share, "share_1300": share, "head": f"L0H{0 if kind == 'one head' else 1}"})
+    return pd.DataFrame(rows)
+
+
+STEPS = {"free": 400, "banned": 1100, "assisted": 600, "one head": 200}
+SHARES = {"free": 0.7, "banned": 0.02, "assisted": 0.1, "one head": 0.1}
+
+
+def test_the_words_of_the_schedule_follow_the_numbers(steering):
+    def said(runs):
+        return steering.verdicts(runs, steering.tests_of(runs))[0]
+
+    runs = made_up(steering, STEPS, SHARES)
+    tests = steering.tests_of(runs)
+    # Ten separations of five against five, and five of five at one in four; Holm by hand.
+    assert tests["p"].tolist() == pytest.approx([*[1 / 252] * 5, 0.25**5] * 2)
+    assert tests["holm"].tolist() == pytest.approx([*[10 / 252] * 5, 12 * 0.25**5] * 2)
+    assert "steering is cheaper; it stays (5 of 5 below 0.362" in said(runs)
+    assert "FP's sentence holds; one head: accelerates" in said(runs)
+    forgotten = said(made_up(steering, STEPS, {**SHARES, "assisted": 0.69}))
+    assert "steering is cheaper; it does not stay (0 of 5" in forgotten
+    assert "FP's sentence does not hold" in forgotten
+    assert "steering is as dear" in said(made_up(steering, {**STEPS, "assisted": 1100}, SHARES))
+    between = made_up(steering, {**STEPS, "assisted": 900, "banned": 910, "one head": 401}, SHARES)
+    between.loc[between["kind"] == "assisted", "formed_both"] = [400, 425, 1000, 1000, 1000] * 2
+    assert "steering is not decided" in said(between)
+    assert "acceleration not shown" in said(between)
+    # A run that did not form counts as late, and has no head.
+    never = runs.copy()
+    never.loc[(never["kind"] == "assisted") & (never["seed"] == 0), ["formed_both", "share"]] = [np.nan, 0.9]
+    assert steering.values(never, "ape", "assisted", "formed_both")[0] == 4000
+    assert len(steering.values(never, "ape", "assisted", "share")) == 4
+
+
+def test_the_page_has_the_rows_of_the_stored_runs(steering):
+    page = (STORED.parent / "steering.md").read_text(encoding="utf-8")
+    rows = steering.page_rows(pd.read_csv(STORED / "steering.csv"))
+    assert len(rows) == 8
+    assert [row for row in rows if row not in page] == []
+
+
+@pytest.mark.slow
+def test_rows_of_trained_runs(steering, tmp_path, monkeypatch):
+    monkeypatch.setattr(steering, "ASSISTED", 2)
+    monkeypatch.setattr(steering, "BEHIND", 2)
+    arms = [arm for positions in steering.SHARE for arm in steering.arms_of(positions).values()]
+    assert {arm.name: arm.penalty_until for arm in arms if arm.penalty_until} == {"ape_assisted": 2, "rope_assisted": 2}
+    tables = constrained_grid(tmp_path, replace(TINY, name="steering"), arms=arms, seeds=2)
+    runs, tracks = steering.runs_of(tables)
+    assert len(runs) == 16
+    heads = tables["heads"].set_index(["arm", "seed", "step", "name"]).sort_index()
+    for run in runs.itertuples():
+        column = steering.SHARE[run.positions]
+        at_end = heads.loc[(run.arm, run.seed, 6)]
+        assert run.head == at_end["prev"].idxmax()
+        assert run.share == at_end.loc[run.head, column]
+        early = heads.loc[(run.arm, run.seed, 4)]
+        assert (run.head_1300, run.share_1300) == (early["prev"].idxmax(), early.loc[early["prev"].idxmax(), column])
+        assert run.mean_share_300 == pytest.approx(heads.loc[(run.arm, run.seed, 2), column].mean())
+        assert (run.L0H0_share_0 < 1e-6) == (run.kind == "one head")
+    assert set(tracks["step"]) == {0}
