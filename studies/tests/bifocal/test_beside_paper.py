@@ -6,7 +6,7 @@ from pathlib import Path
 
 import command_line
 import pytest
-from tlspectral_studies.bifocal.beside_paper import beside_paper, excess, ratios, table1_beside
+from tlspectral_studies.bifocal.beside_paper import beside_paper, excess, nearest_settings, ratios, table1_beside
 
 from tlspectral.tables import read_table
 
@@ -20,12 +20,13 @@ def stored(name):
     return read_table(STORED / f"{name}.parquet")
 
 
-def test_the_page_has_every_table_that_the_command_prints():
+def test_the_pages_have_every_table_that_the_command_prints():
     done = run("beside-paper", STORED)
     assert done.exit_code == 0, done.output
-    page = (ROOT / "docs" / "results" / "spectral_rope.md").read_text(encoding="utf-8").splitlines()
+    pages = [ROOT / "docs" / "results" / f"{name}.md" for name in ("spectral_rope", "bifocal_setting")]
+    page = [line for path in pages for line in path.read_text(encoding="utf-8").splitlines()]
     printed = [line for line in done.output.splitlines() if line.startswith("|")]
-    assert len(printed) == (2 + 3) + (2 + 6) + (2 + 5)
+    assert len(printed) == (2 + 3) + (2 + 6) + (2 + 5) + (2 + 10) + (2 + 12)
     assert [line for line in printed if line not in page] == []
     assert (
         "Modulo: `standard` has 4.23 times the loss of BA's; no interval is below chance, so that there is no power"
@@ -73,3 +74,30 @@ def test_tables_that_are_not_there_are_left_out(tmp_path):
         beside_paper(tmp_path)
     shutil.copy(STORED / "table1.parquet", tmp_path)
     assert beside_paper(tmp_path) == table1_beside(stored("table1"))
+
+
+def test_the_nearest_settings_of_each_kind_come_first():
+    table = stored("setting_search")
+    lines = nearest_settings(table, most=2).splitlines()[3:]
+    assert [line.split(" | ")[0] for line in lines] == ["| answers"] * 2 + ["| tokens"] * 2 + ["| padded"] * 2
+    assert len(nearest_settings(table, most=50).splitlines()) == 3 + 30
+    least = table.groupby("scored")["worst"].min()
+    assert [line.rsplit(" | ", 1)[1] for line in lines[::2]] == [
+        f"{least[kind]:.2f} |" for kind in ("answers", "tokens", "padded")
+    ]
+
+
+def test_what_the_page_says_of_the_setting():
+    table, compared = stored("setting_search"), stored("setting_comparison")
+    near = table[table["worst"] < 1.5].drop_duplicates("setting")
+    assert near["worst"].agg(["min", "max"]).round(2).tolist() == [1.22, 1.48]
+    assert (len(near), set(near["scored"]), near["sequences"].isna().all()) == (5, {"padded"}, True)
+    printed = table[table["setting"].isin(near["setting"]) & (table["language"] == "modulo7")]
+    assert set(printed["lengths"]) == {"as printed"}
+    assert set(compared["outcome"]) == {"", "not seen"}
+    # At chance, .25 and .143: the standard errors of 5,120 and 10,240 answers are .006 and .0035; one learned is beyond.
+    by_task = compared.groupby("language")["accuracy"]
+    assert by_task.agg(["min", "max"]).loc["bio_rotation"].between(0.22, 0.28).all()
+    assert by_task.agg(["min", "max"]).loc["modulo7"].between(0.135, 0.151).all()
+    above = compared[compared["language"] == "dyck3"].set_index("arm")["mean"] - 0.482
+    assert above[["standard", "omega"]].round(3).tolist() == [0.048, 0.059]
