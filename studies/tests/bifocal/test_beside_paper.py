@@ -95,7 +95,7 @@ def test_what_the_page_says_of_the_setting():
     printed = table[table["setting"].isin(near["setting"]) & (table["language"] == "modulo7")]
     assert set(printed["lengths"]) == {"as printed"}
     assert set(compared["outcome"]) == {"", "not seen"}
-    # At chance, .25 and .143: the standard errors of 5,120 and 10,240 answers are .006 and .0035; one learned is beyond.
+    # At chance, .25 and .143: the standard errors of 5,120 and 10,240 answers are .006 and .0035.
     by_task = compared.groupby("language")["accuracy"]
     assert by_task.agg(["min", "max"]).loc["bio_rotation"].between(0.22, 0.28).all()
     assert by_task.agg(["min", "max"]).loc["modulo7"].between(0.135, 0.151).all()
