@@ -39,7 +39,8 @@ What counts as which outcome:
 * The correlation of the two scores is given beside its null, and decides nothing.
 
 Changed before any number was read, as the machine had a fifth of a core for each model: at 256 pairs heads are measured
-on as many lists as time allows (`--lists`), the answers on all ten.
+on as many lists as time allows (`--lists`), the answers on all ten. Two lists were read; the other eight were run
+afterwards, with nothing changed.
 """
 
 import math
