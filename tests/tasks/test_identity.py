@@ -11,6 +11,9 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from beartype import beartype
+from jaxtyping import Float, jaxtyped
+from torch import Tensor
 
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
@@ -111,6 +114,19 @@ class Raised(Weighted):
     """The same state in another class."""
 
     power = 2
+
+
+def test_a_function_whose_types_are_checked_is_that_function(monkeypatch):
+    def metric(logits: Float[Tensor, "batch pos d_vocab"], scale: float = 1.0) -> Float[Tensor, " batch"]:
+        return scale * logits[:, -1, 0]
+
+    plain = content_digest(metric)
+    for checked in (beartype(metric), jaxtyped(typechecker=beartype)(metric)):
+        checked(torch.zeros(2, 3, 4))
+        assert content_digest(checked) == plain
+    assert content_digest(jaxtyped(typechecker=beartype)(made(3))) != content_digest(made(4))
+    monkeypatch.setattr(metric, "__defaults__", (2.0,))
+    assert content_digest(jaxtyped(typechecker=beartype)(metric)) != plain
 
 
 def test_values_are_told_by_what_they_hold():

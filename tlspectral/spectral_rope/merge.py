@@ -103,8 +103,8 @@ def _require_foldable(layer: int, module: SpectralRoPE, keep: str, *, normed: bo
     acts = bool((module.gain_by_head() != 1).any() or (module.phase_by_head() != 0).any())
     if normed and acts:
         raise UnsupportedArchitecture(
-            f"layer {layer}: a query norm stands between W_Q and the spectral gain and phase, so they do not fold; "
-            f"{keep}"
+            f"layer {layer}: a query norm stands between W_Q and the spectral gain and phase, so they do not "
+            f"fold; {keep}"
         )
 
 

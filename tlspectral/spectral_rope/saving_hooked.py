@@ -30,7 +30,7 @@ from tlspectral.spectral_rope.saving import (
     is_whole_hooked_file,
     record_of,
 )
-from tlspectral.spectral_rope.weights_identity import probe_of
+from tlspectral.spectral_rope.weights_identity import plain_weights, probe_of
 from tlspectral.tables.parquet import naming_file
 
 WEIGHTS = "model.safetensors"
@@ -73,7 +73,7 @@ def save_hooked(model: Any, folder: str | os.PathLike[str]) -> None:
     if not_finite is not None:
         raise BadWeights(f"{not_finite} has values that are not finite, so the model is not saved to {path}")
     earlier = _require_free(path, config["spectral"], _shapes(tensors))
-    probe = probe_of(model)
+    probe = probe_of(model, plain_weights(model))
     path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=path) as unfinished:
         partial = Path(unfinished)

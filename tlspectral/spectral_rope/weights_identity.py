@@ -35,16 +35,17 @@ _TOLERANCE = {True: 1e-3, False: 0.03}
 def identity_of(model: Any) -> dict[str, Any]:
     """Return the identity of a spectral model, as JSON: `form`, `dtype` and `sha256` of its weights without spectral
     parameters, and `log_probabilities` of the last of `tokens` with them."""
-    return {"form": _form(model), "sha256": weights_digest(plain_weights(model)), **probe_of(model)}
+    weights = plain_weights(model)
+    return {"form": _form(model), "sha256": weights_digest(weights), **probe_of(model, weights)}
 
 
-def probe_of(model: Any) -> dict[str, Any]:
-    """Return what a model computes, as JSON: `log_probabilities` of the last of `tokens`, and the `dtype` of its
-    weights."""
+def probe_of(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return what a model with these plain weights computes, as JSON: `log_probabilities` of the last of `tokens`, and
+    the `dtype` of the weights."""
     context = stated_context(model.config) if _of_transformers(model) else attention_view(model).n_ctx
     tokens = probe_tokens(_vocabulary(model), min(_TOKENS, context or _TOKENS))
     return {
-        "dtype": str(_precision(plain_weights(model))).removeprefix("torch."),
+        "dtype": str(_precision(weights)).removeprefix("torch."),
         "tokens": tokens[0].tolist(),
         "log_probabilities": _log_probabilities(model, tokens).tolist(),
     }

@@ -26,7 +26,7 @@ from tlspectral.models.running.batches import attention_positions
 from tlspectral.tasks.task import Task
 from tlspectral.tasks.task_sequences import TaskSequences
 
-_PACKAGE = __name__.partition(".")[0]
+_OWN = {"tlspectral", "tlspectral_studies"}
 _SHOWN = 16  # of a digest, so that a message has room for a name
 _READS_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 
@@ -37,7 +37,7 @@ def content_digest(value: Any) -> str:
     Tensors and arrays count by type, shape and numbers, models by their weights, tokenizers by their vocabulary, other
     objects by what pickle would store of them. A function counts by its qualified name, its code, its defaults, what it
     closes over and the globals that it reads; one of the standard library or of an installed package by its name and
-    what it closes over.
+    what it closes over. A check of types by jaxtyping or beartype around a function does not count.
 
     What it does not see: the state of an object that cannot be pickled, of which the type alone counts.
     """
@@ -167,6 +167,11 @@ class _Contents:
 
 
 def _of_function(function: FunctionType) -> list[Any]:
+    # What checks types at run time computes nothing. Of jaxtyping, then of beartype, which writes code of its own.
+    checks_types = str(function.__globals__.get("__name__")).startswith("jaxtyping.")
+    checks_types |= function.__code__.co_filename.startswith("<@beartype(")
+    if checks_types and hasattr(function, "__wrapped__"):
+        return _of_function(function.__wrapped__)
     installed = _installed(function.__module__)
     if installed and getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function:
         return [function.__module__, function.__qualname__]
@@ -228,9 +233,9 @@ def _of_object(value: Any) -> list[Any]:
 
 @cache
 def _installed(module: str | None) -> bool:
-    """Return whether code is of Python, this package or an installed one, which does not change between two runs."""
+    """Return whether code is of Python, this project or an installed one, which does not change between two runs."""
     top = (module or "").partition(".")[0]
-    if top in sys.stdlib_module_names or top == _PACKAGE:
+    if top in sys.stdlib_module_names or top in _OWN:
         return True
     file = getattr(sys.modules.get(top), "__file__", None)
     folders = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -32,6 +33,7 @@ from zoo import generator
 import tlspectral as tls
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.cli import app
+from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables import read_table
 
 TABLES = ("evaluations", "heads", "kernels", "formation", "table4", "rerouting")
@@ -170,6 +172,34 @@ def test_a_grid_holds_an_arm_whose_penalty_ends(tmp_path):
     plain = AttentionOnlyTransformer(SAVING.config_of(ends), seed=0).layers[0].attn
     assert torch.equal(kept.W_Q, 0.5 * plain.W_Q)
     assert [step for step, _ in cell_checkpoints(tmp_path, "rope_ends")] == [0, 2, 4, 6]
+
+
+@pytest.mark.slow
+def test_a_cell_of_another_arm_with_its_name_is_refused(tmp_path):
+    def small(built, *, scale=1.0):
+        return scale * built.layers[0].attn.W_V.square().sum()
+
+    first = small
+    mine = Arm("mine", "rotary", small, 0.1)
+    finish(tmp_path, arms=[mine])
+    again = finish(tmp_path, arms=[Arm("mine", "rotary", small, 0.1)])
+    assert again["heads"].attrs["arms"]["mine"]["penalty"] == "small"
+
+    def small(built, *, scale=1.0):
+        return scale * built.layers[0].attn.W_O.square().sum()
+
+    for other in (
+        Arm("mine", "rotary", small, 0.1),  # another function of the same name
+        Arm("mine", "standard", first, 0.1),
+        replace(mine, initial_weights=half_the_queries),
+        replace(mine, penalty=partial(first, scale=2.0)),
+    ):
+        with pytest.raises(IncompatibleCheckpoint, match="another training"):
+            finish(tmp_path, arms=[other])
+    assert len(list((tmp_path / "cells").glob("*.parquet"))) == 1
+    bound = Arm("bound", "rotary", partial(first, scale=2.0), 0.1)
+    assert finish(tmp_path, arms=[bound])["heads"].attrs["arms"]["bound"]["penalty"] == "small(scale=2.0)"
+    finish(tmp_path, arms=[replace(bound, penalty=partial(first, scale=2.0))])
 
 
 # --- a grid ---

@@ -78,15 +78,34 @@ class SavedTraining:
             raise IncompatibleCheckpoint(
                 f"{error}: remove {self.path}, and the training starts from its first step"
             ) from error
-        made_with = json.loads(json.dumps(dict(self.made_with)))
-        if facts["made_with"] != made_with or facts["config"] != asdict(training.model.config):
+        self._require_made_with(facts)
+        if facts["config"] != asdict(training.model.config):
             raise IncompatibleCheckpoint(
-                f"{file} is the state of another training ({facts['made_with']} there, {made_with} now): remove "
-                f"{self.path}, or choose another folder"
+                f"{file} is the state of another training, of the model {facts['config']} (now "
+                f"{asdict(training.model.config)}): remove {self.path}, or choose another folder"
             )
         restore_training(training.model, training.optimizer, state)
         training.stream.set_state(state["stream"])
         return facts["step"], facts["measured"]
+
+    def require_own(self) -> None:
+        """Refuse a folder that holds the state of another training by IncompatibleCheckpoint.
+
+        Nothing is said of a damaged state, which `resume` refuses.
+        """
+        found = None
+        with suppress(FileNotFoundError, BadWeights), _opened(self.path / _STATE) as (_, facts):
+            found = facts
+        if found is not None:
+            self._require_made_with(found)
+
+    def _require_made_with(self, facts: Mapping[str, Any]) -> None:
+        made_with = json.loads(json.dumps(dict(self.made_with)))
+        if facts["made_with"] != made_with:
+            raise IncompatibleCheckpoint(
+                f"{self.path / _STATE} is the state of another training ({facts['made_with']} there, {made_with} now): "
+                f"remove {self.path}, or choose another folder"
+            )
 
 
 def saved_steps(path: Path) -> dict[int, Path]:

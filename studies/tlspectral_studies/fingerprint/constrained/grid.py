@@ -77,8 +77,8 @@ def constrained_grid(
     Args:
         output: folder for cells and tables.
         preset: `"quick"`, `"paper"` (FP's own sizes: many hours), or a `Preset`.
-        arms: names of `ARMS`, or an `Arm` with a penalty or initial weights of one's own. What such a function computes
-            is not recorded: give a changed one a new name.
+        arms: names of `ARMS`, or an `Arm` with a penalty or initial weights of one's own: give one that you changed a
+            new name. Cells are kept with a digest of such functions, of what they close over and of what they call.
         seeds: how many, 0, 1, ..., or which. With one there is nothing to compare: what is computed over seeds is NaN.
         until: train no cell further than this step in this call; a later call goes on from there. The tables are then
             of what there is, and the verdict of a contrast with unfinished cells is `open`. None: to the end.
@@ -96,7 +96,7 @@ def constrained_grid(
         ValueError: an unknown preset or arm, an arm or a seed that is given twice, an arm with the name of another
             one, no seeds, or `until` before the first step.
         IncompatibleCheckpoint: the folder's cells were made with other settings, another version of torch or on
-            another kind of device, or the state of a cell is damaged.
+            another kind of device, or as an arm of the same name that was another; or the state of a cell is damaged.
 
     What it does not establish: what the constraints cost a larger model, another task, or another optimiser.
     """
@@ -105,9 +105,9 @@ def constrained_grid(
         raise ValueError(f"until={until}: name a step after the start, of {preset.training.steps}")
     folder = open_run_folder(output / "cells", preset.settings(), command=command, device=device)
     runs = {
-        (name := cell_name(arm, seed)): (
+        cell_name(arm, seed): (
             seed,
-            partial(_cell_tables, preset, arm, seed, saved_cell(folder.parts, name), until, device),
+            partial(_cell_tables, preset, arm, seed, saved_cell(folder.parts, arm, seed), until, device),
         )
         # Seeds outside, so that an unfinished grid has some of each arm.
         for seed in chosen_seeds

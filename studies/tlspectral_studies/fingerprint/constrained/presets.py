@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
+from tlspectral.tasks.identity import content_digest
 from tlspectral_studies.common.model import AttentionOnlyTransformer, TransformerConfig
 from tlspectral_studies.common.random_map import RandomMapTask
 from tlspectral_studies.common.trainer import Penalty, TrainingSettings
@@ -48,10 +50,7 @@ class Arm:
 
     def settings(self) -> dict[str, Any]:
         """What the arm is, as JSON: functions by their names."""
-        penalty, initial = (
-            None if function is None else getattr(function, "__name__", repr(function))
-            for function in (self.penalty, self.initial_weights)
-        )
+        penalty, initial = map(_called, (self.penalty, self.initial_weights))
         settings: dict[str, Any] = {
             "positional_embedding_type": self.positional_embedding_type,
             "penalty": penalty,
@@ -63,6 +62,21 @@ class Arm:
         if initial is not None:
             settings["initial_weights"] = initial
         return settings
+
+    def made_with(self) -> dict[str, Any]:
+        """The settings, and a digest of what each function computes: what tells saved cells of one name apart."""
+        given = {"penalty": self.penalty, "initial_weights": self.initial_weights}
+        return {**self.settings(), "functions": {name: content_digest(function) for name, function in given.items()}}
+
+
+def _called(function: Callable[..., Any] | None) -> str | None:
+    """Return the name of a function, with the arguments that `partial` binds."""
+    if function is None:
+        return None
+    if isinstance(function, partial):
+        bound = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
+        return f"{_called(function.func)}({', '.join(bound)})"
+    return getattr(function, "__name__", type(function).__name__)
 
 
 ARMS = {

@@ -10,7 +10,7 @@ from tlspectral.tables.resume_folder import ResumeFolder
 from tlspectral_studies.common.checkpoints import saved_checkpoints
 from tlspectral_studies.common.model import AttentionOnlyTransformer
 from tlspectral_studies.common.saved_training import SavedTraining, saved_model, saved_steps
-from tlspectral_studies.fingerprint.constrained.presets import Arm
+from tlspectral_studies.fingerprint.constrained.presets import ARMS, Arm
 
 
 def cell_name(arm: Arm, seed: int) -> str:
@@ -19,9 +19,18 @@ def cell_name(arm: Arm, seed: int) -> str:
     return f"{arm.name}_lam{arm.penalty_weight}_{until}seed{seed}"
 
 
-def saved_cell(cells: ResumeFolder, name: str) -> SavedTraining:
-    """Return where a cell saves its weights and state."""
-    return SavedTraining(cells.path / name, {"cell": name, "settings": cells.key})
+def saved_cell(cells: ResumeFolder, arm: Arm, seed: int) -> SavedTraining:
+    """Return where a cell saves its weights and state.
+
+    Raises IncompatibleCheckpoint where a cell of this name was trained as another arm.
+    """
+    name = cell_name(arm, seed)
+    made_with: dict[str, Any] = {"cell": name, "settings": cells.key}
+    if arm != ARMS.get(arm.name):  # the name of an arm of the grid says all
+        made_with["arm"] = arm.made_with()
+    saved = SavedTraining(cells.path / name, made_with)
+    saved.require_own()
+    return saved
 
 
 def cell_model(
