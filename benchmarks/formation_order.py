@@ -39,6 +39,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import scipy.stats
@@ -164,11 +165,39 @@ def answers(runs: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def draw(runs: pd.DataFrame, file: Path) -> None:
+    """Draw the events of each run along its steps."""
+    events = {
+        "median_from": ("o", 7, "tab:blue", "median of D_head below its null"),
+        "phase_from": ("D", 9, "tab:orange", "phase of the eventual head: first of eight"),
+        "prev_from": ("s", 6, "tab:red", "its previous-token attention: .5"),
+        "formed_loss": ("|", 12, "black", "formed, by the loss"),
+        "formed_both": ("x", 7, "black", "formed, by both criteria"),
+    }
+    sorted_runs = runs.sort_values("arm", key=lambda arms: arms.map(list(ARMS).index), kind="stable")
+    figure, axes = plt.subplots(figsize=(9, 0.8 + 0.34 * len(runs)))
+    rows = np.arange(len(runs))
+    axes.hlines(rows, sorted_runs["window_from"], sorted_runs["last_step"], color="0.88", lw=9, zorder=0)
+    for name, (marker, size, color, label) in events.items():
+        # Only squares are filled, so that events at one step stay visible.
+        filled = color if marker == "s" else "none"
+        axes.plot(sorted_runs[name], rows, marker, color=color, markerfacecolor=filled, markersize=size, label=label)
+    axes.set_yticks(
+        rows, [f"{arm}, seed {seed}" for arm, seed in zip(sorted_runs["arm"], sorted_runs["seed"], strict=True)]
+    )
+    axes.invert_yaxis()
+    axes.set(xlabel="step (grey: measured every 25 steps, else every 100)", xlim=(0, None))
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.42, 1.0 + 2.4 / len(runs)), ncols=3, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
 def main(
     folder: Annotated[Path | None, typer.Argument(help="Folder of weights and histories; none: stored rows.")] = None,
     output: Path = STORED / "formation_order.csv",
+    figure: Path = Path("docs/images/formation_order.png"),
 ) -> None:
-    """Train and measure the runs that have no row yet, and print the answers of all rows."""
+    """Train and measure the runs that have no row yet, print the answers of all rows and draw them."""
     rows = pd.read_csv(output) if output.exists() else pd.DataFrame(columns=["arm", "seed"])
     if folder is not None:
         published = tls.read_table(STORED / "beside_published.parquet").set_index(["arm", "seed"])
@@ -181,7 +210,10 @@ def main(
             with whole_file(output) as partial:
                 rows.to_csv(partial, index=False)
             typer.echo(str(row))
-    typer.echo(answers(rows) if len(rows) else "no run is stored yet: name a folder")
+    if rows.empty:
+        raise typer.BadParameter("no run is stored yet: name a folder")
+    typer.echo(answers(rows))
+    draw(rows, figure)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,17 @@ def test_the_head_table_is_the_same_and_training_goes_on(tmp_path):
     assert_same(loaded, model)
 
 
+def test_from_pretrained_loads_a_save_too(tmp_path):
+    model = spectral_of()
+    model.save_pretrained(tmp_path / "run")
+    assert_same(SpectralHookedTransformer.from_pretrained(tmp_path / "run", device="cpu"), model)
+    assert SpectralHookedTransformer.from_pretrained(str(tmp_path / "run"), dtype="float64").cfg.dtype == torch.float64
+    with pytest.raises(TypeError, match="fold_ln"):
+        SpectralHookedTransformer.from_pretrained(tmp_path / "run", fold_ln=False)
+    with pytest.raises(ValueError, match="elsewhere not found"):  # of TransformerLens
+        SpectralHookedTransformer.from_pretrained("elsewhere")
+
+
 def test_rotary_tables_that_a_long_run_made_longer_change_nothing(tmp_path, monkeypatch):
     from transformer_lens.components.abstract_attention import AbstractAttention
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from tlspectral.algebra.rotary import Frequencies, RotaryGeometry
+from tlspectral.models.loading import load_model
 from tlspectral.models.loading.packaged import hooked_transformer_class
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import hooked_transformer as reader
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
+from tlspectral.spectral_rope.saving import HOOKED_CONFIG
 from tlspectral.spectral_rope.saving_hooked import save_hooked
 from tlspectral.spectral_rope.spectral_layers import by_layer, spectral_geometry, spectral_layers
 
@@ -92,6 +95,14 @@ class SpectralHookedTransformer(_Base):
             seed=seed,
         )
         place(view, by_layer(self.spectral))
+
+    @classmethod
+    def from_pretrained(cls, model_name: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
+        """Return the model of a folder of `save_pretrained`, as `load_model`; of another name, HookedTransformer's."""
+        if isinstance(model_name, str | os.PathLike) and (Path(model_name) / HOOKED_CONFIG).is_file():
+            return load_model(model_name, *given, **named)
+        require_hooked_transformer()
+        return super().from_pretrained(model_name, *given, **named)
 
     def spectral_parameters(self) -> Any:
         """Return the learnable frequencies, phases and gains alone."""

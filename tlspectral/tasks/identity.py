@@ -170,8 +170,9 @@ def _of_function(function: FunctionType) -> list[Any]:
     # What checks types at run time computes nothing. Of jaxtyping, then of beartype, which writes code of its own.
     checks_types = str(function.__globals__.get("__name__")).startswith("jaxtyping.")
     checks_types |= function.__code__.co_filename.startswith("<@beartype(")
-    if checks_types and hasattr(function, "__wrapped__"):
-        return _of_function(function.__wrapped__)
+    wrapped = getattr(function, "__wrapped__", None)
+    if checks_types and wrapped is not None:
+        return _of_function(wrapped)
     installed = _installed(function.__module__)
     if installed and getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function:
         return [function.__module__, function.__qualname__]
