@@ -41,6 +41,7 @@ def rows(median=300, phase=500, prev=550, formed=600):
     for seed in range(3):
         for arm in ARM_NAMES:
             row = {"arm": arm, "seed": seed, "head": "L0H0", "median_from": median, "prev_first": prev}
+            row |= {"window_from": formed - 300, "last_step": formed + 200}
             row |= {"prev_from": prev, "formed_loss": formed, "formed_both": formed, "formed_loss_100": formed}
             row |= {"phase_first": phase, "phase_from": phase, "formed_both_100": formed}
             made.append(row if arm.startswith("rope") else row | {"phase_first": np.nan, "phase_from": np.nan})
@@ -68,6 +69,28 @@ def test_the_words_follow_the_order_of_events(order):
     assert "in 3 of 6 runs [0.12, 0.88], at the same step in 0; all runs of a seed: 0 of 3" in order.answers(mixed)
 
 
+def test_the_page_gives_the_answers_of_the_stored_rows(order):
+    said = order.answers(pd.read_csv(STORED / "formation_order.csv"))
+    page = " ".join((STORED.parent / "formation_order.md").read_text(encoding="utf-8").split())
+    for answer, in_words in (
+        ("Q2, free arms: median_from before formed_loss in 6 of 6 runs [0.54, 1.00]", "6 of 6 free runs (.54 to 1)"),
+        ("3 of 3 seeds; mean lead 542 steps [505, 584], 275 to 825: contradicted", "542 steps (505 to 584), least 275"),
+        ("all arms: median_from before formed_loss in 15 of 15 runs [0.78, 1.00]", "15 of 15 (.78 to 1)"),
+        ("rotary arms: phase_from before prev_from in 3 of 9 runs [0.07, 0.70], at the same step in 4", "first in 3,"),
+        ("mean lead 22 steps [-4, 42], -75 to 150; the other first in 2", "22 steps (-4 to 42), from -75 to 150"),
+        ("sign test p = 1.000: not contradicted", "(sign test p = 1)"),
+        ("phase_first before prev_first in 7 of 9 runs [0.40, 0.97]", "7 of 9 runs (.40 to .97; p = .07)"),
+        ("-25 to 1700; the other first in 1; sign test p = 0.070", "by up to 1,700 steps"),
+        ("prev first: prev_from before formed_loss in 0 of 15 runs [0.00, 0.22]", "0 of 15 runs (0 to .22)"),
+        ("mean lead -77 steps [-96, -61], -200 to -25: contradicted", "25 to 200 steps after it in 14"),
+        ("prev_from before formed_both in 0 of 15 runs [0.00, 0.22], at the same step in 3", "the same step in 3"),
+        ("phase_from before formed_loss in 2 of 9 runs [0.03, 0.60]", "in 2 of 9 runs (.03 to .60)"),
+        ("of 15 runs 15 form at the published step by the loss, 15 by both; 15 have the head", "all 15 runs form at"),
+    ):
+        assert answer in said
+        assert in_words in page
+
+
 @pytest.mark.slow
 def test_a_run_is_measured_and_not_trained_again(order, tmp_path, monkeypatch):
     small = replace(TINY, training=replace(TINY.training, evaluate_every=1), save_every=2)
@@ -92,10 +115,12 @@ def test_a_run_is_measured_and_not_trained_again(order, tmp_path, monkeypatch):
     monkeypatch.setattr(order, "row_of", None)
     app = order.typer.Typer()
     app.command()(order.main)
-    done = CliRunner().invoke(app, [str(tmp_path), "--output", str(output)])
+    command = [str(tmp_path), "--output", str(output), "--figure", str(tmp_path / "order.png")]
+    done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert "15 of 15 runs" in done.output
+    assert (tmp_path / "order.png").stat().st_size > 10_000
     monkeypatch.setattr(order, "row_of", lambda arm, seed, start, work: {**rows().iloc[0], "arm": arm, "seed": seed})
     rows().iloc[:-2].to_csv(output, index=False)
-    assert CliRunner().invoke(app, [str(tmp_path), "--output", str(output)]).exit_code == 0
+    assert CliRunner().invoke(app, command).exit_code == 0
     assert pd.read_csv(output)["arm"].tolist()[-2:] == ["rope_sym", "rope_imag"]
