@@ -1,6 +1,6 @@
 """How often each test rejects where there is nothing to find, and each interval leaves out the truth.
 
-Run `python benchmarks/error_rates.py` (some ten minutes of an idle core, one seed). It writes
+Run `python benchmarks/error_rates.py` (some twenty minutes of an idle core, one seed). It writes
 `docs/results/error_rates.csv` and puts the rates into `docs/results/error_rates.md`; `--page` does the latter alone.
 Nominal is 5 %. With 1,000 tables a rate of 5 % has a Monte-Carlo standard error of 0.7 %.
 """
@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import scipy.stats
+import torch
 import typer
-from null_models import fresh_model, heads_with_pairings
+from null_models import fresh_model, heads_with_pairings, random_dictionary
 from null_tables import (
     DEPTH,
     INDEPENDENT,
@@ -48,7 +49,7 @@ from tlspectral_studies.fingerprint.statistics.placebos import placebo_attenuati
 from tlspectral_studies.positional_symbolic.medians import median_tests
 
 from tlspectral.heads.detectors import detect_heads
-from tlspectral.hooks import ablation_sweep, edge_effects, summarize_sweep
+from tlspectral.hooks import ablation_sweep, edge_effects, qk_attribution, summarize_sweep
 from tlspectral.hooks.sweeps.controls import head_sets
 from tlspectral.models.reading import attention_view
 from tlspectral.stats import benjamini_hochberg, model_permutation_test, top_head_percentile
@@ -348,6 +349,22 @@ def detectors(rng: np.random.Generator, tables: int) -> Iterator[Row]:
         yield row(f"detect_heads, {score}_p", "freshly initialised models", "8 heads a model", pvalues <= LEVEL)
 
 
+def dictionaries(rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """`max_p` of `qk_attribution`: random features at a late query, and at an early one, whose norms differ."""
+    for where, query in (("late query", 23), ("early query", 2)):
+        for n in (1, 4):
+            found = []
+            for seed in rng.integers(2**31, size=tables if n == 1 else tables // 4):
+                tokens = torch.randint(64, (n, 24), generator=torch.Generator().manual_seed(int(seed)))
+                scores = [(prompt[None], query, int(rng.integers(query))) for prompt in tokens]
+                table = qk_attribution(
+                    fresh_model(int(seed)), scores, "L1H0", dictionary=random_dictionary(int(seed)), top=1
+                )
+                found.append(table.attrs["max_p"] <= LEVEL)
+            size = "one score" if n == 1 else f"{n} scores"
+            yield row("qk_attribution, max_p", f"random features, {where}", size, found)
+
+
 def ratios(rng: np.random.Generator, tables: int) -> Iterator[Row]:
     """The interval of `faithfulness`, a ratio of means over pairs whose truth is .7, and a bootstrap's percentiles."""
     for n in (4, 8, 16, 32, 64):
@@ -382,7 +399,7 @@ def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
         found += [partial(measure, SMALL, likeness) for measure in (circuits, pairings)]
     found += [edges, random_parts]
     found += [partial(random_heads, SMALL, likeness) for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH)]
-    return [*found, detectors, ratios]
+    return [*found, detectors, ratios, dictionaries]
 
 
 def measured(tables: int = TABLES, seed: int = SEED) -> pd.DataFrame:

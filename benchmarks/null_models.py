@@ -8,9 +8,11 @@ import pandas as pd
 import torch
 from null_tables import Likeness, column, flat
 from tlspectral_studies.fingerprint.statistics.placebos import permuted_geometries
+from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.heads.weight_columns import phase_columns
+from tlspectral.hooks import Dictionary
 
 D_MODEL, D_HEAD = 24, 8
 PLACEBO_DRAWS = 19  # the least p is 1 / 20
@@ -37,6 +39,18 @@ def fresh_model(seed: int) -> Any:
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).eval()
     return build_bridge_from_module(model, "LlamaForCausalLM", hf_config=config, tokenizer=None)
+
+
+def random_dictionary(seed: int) -> Dictionary:
+    """Return 128 random directions for the stream of `fresh_model`, of which the 8 nearest to a stream are active."""
+    decoder = torch.nn.functional.normalize(torch.randn(128, 32, generator=torch.Generator().manual_seed(seed)))
+
+    def nearest(streams: Tensor) -> Tensor:
+        projected = streams @ decoder.T
+        largest = projected.topk(8, dim=-1)
+        return torch.zeros_like(projected).scatter(-1, largest.indices, largest.values.clamp(min=0))
+
+    return Dictionary(decoder, torch.zeros(32), nearest)
 
 
 def heads_with_pairings(

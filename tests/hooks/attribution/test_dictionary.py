@@ -123,6 +123,22 @@ def test_a_planted_feature_comes_first_and_no_other_token_has_it():
     assert tls.qk_attribution(model, APART, "L1H1", 9, 5, dictionary=dictionary).attrs["max_p"] > 0.05
 
 
+def test_max_p_does_not_hang_on_the_lengths_of_other_streams():
+    model = fresh("bridge", "llama")
+    basis = orthonormal(attention_view(model).d_model)
+    homogeneous = tls.Dictionary(basis, torch.zeros(len(basis)), lambda x: (x.double() @ basis.T).clamp(min=0))
+
+    def found():
+        return tls.qk_attribution(model, APART, "L0H1", QUERY, KEY, dictionary=homogeneous).attrs["max_p"]
+
+    before = found()
+    with torch.no_grad():
+        others = [int(token) for place, token in enumerate(APART[0]) if place not in (QUERY, KEY)]
+        attention_view(model).embedding()[others[::2]] *= 30.0
+    # The norm takes the length away. Without it a third of all pairs would be 30 times larger.
+    assert 0.02 < before == found() < 0.98
+
+
 @pytest.mark.slow
 def test_max_p_keeps_its_level_between_tokens_like_the_others():
     model = shared("bridge", "llama")

@@ -72,9 +72,10 @@ def _max_p(
 ) -> tuple[float, int]:
     """Return p of the largest |mean| of a pair of features, against features of other tokens, and the draws.
 
-    In each draw query and key of a prompt have the features of two tokens of the prompt, with the norms of the run.
-    Every draw gives its largest pair, so that p is corrected for the number of pairs. For one score all pairs of tokens
-    are taken, where there are not too many: the score's own is one of them.
+    In each draw query and key of a prompt have the features of two tokens of the prompt. Norms are held at those of
+    the tokens that have the features: under the norms of other streams a pair of tokens would not be one of such pairs
+    where norms differ. Every draw gives its largest pair, so that p is corrected for the number of pairs. For one score
+    all pairs of tokens are taken, where there are not too many: the score's own is one of them.
     """
     reads = [_token_reads(dictionary, each) for each in divided]
     lengths = [len(features) - 2 for features, _, _ in reads]
@@ -98,14 +99,13 @@ def _max_p(
 def _token_reads(dictionary: Dictionary, divided: DividedScore) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Return, of each token of a run, its features and what queries and keys at the two tokens read of them."""
     form, residual = divided.form, divided.run.residual
-    scales = form.query.scale(residual[0]), form.key.scale(residual[1])
     features, queries, keys = [], [], []
     assert divided.activations is not None
-    for activations in divided.activations:
+    for stream, activations in zip(residual, divided.activations, strict=True):
         active, written = dictionary.written(activations)
         features.append(torch.tensor(active))
-        queries.append(form.query.of_terms(written, residual[0], scales[0]))
-        keys.append(form.key.of_terms(written, residual[1], scales[1]))
+        queries.append(form.query.of_terms(written, stream, form.query.scale(stream)))
+        keys.append(form.key.of_terms(written, stream, form.key.scale(stream)))
     return features, queries, keys
 
 
