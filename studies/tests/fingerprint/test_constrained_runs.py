@@ -156,6 +156,8 @@ def test_arms_are_recorded_as_json_and_refused_where_they_contradict_themselves(
         "penalty_until": 300,
         "initial_weights": "half_the_queries",
     }
+    bound = replace(ends, penalty=partial(phase_penalty, 2.0, name="x", other=phase_penalty))
+    assert bound.settings()["penalty"] == "phase_penalty(2.0, name='x', other=function)"  # no address in memory
     assert cell_name(ends, 2) == "rope_ends_lam10.0_until300_seed2"
     assert cell_name(ARMS["rope_imag"], 2) == "rope_imag_lam10.0_seed2"  # as in folders made before
     for wrong in ({"penalty_until": 300}, {"penalty": phase_penalty, "penalty_weight": 1.0, "penalty_until": 0}):

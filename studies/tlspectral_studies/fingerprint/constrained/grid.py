@@ -95,8 +95,8 @@ def constrained_grid(
     Raises:
         ValueError: an unknown preset or arm, an arm or a seed that is given twice, an arm with the name of another
             one, no seeds, or `until` before the first step.
-        IncompatibleCheckpoint: the folder's cells were made with other settings, another version of torch or on
-            another kind of device, or as an arm of the same name that was another; or the state of a cell is damaged.
+        IncompatibleCheckpoint: the folder's cells were made with other settings, another version of torch, on another
+            kind of device, or as another arm of the same name; or the state of a cell is damaged.
 
     What it does not establish: what the constraints cost a larger model, another task, or another optimiser.
     """

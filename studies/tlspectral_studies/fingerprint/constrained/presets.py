@@ -70,11 +70,14 @@ class Arm:
 
 
 def _called(function: Callable[..., Any] | None) -> str | None:
-    """Return the name of a function, with the arguments that `partial` binds."""
+    """Return the name of a function, with the numbers and texts that `partial` binds, and the types of what else."""
     if function is None:
         return None
     if isinstance(function, partial):
-        bound = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
+        given = [("", value) for value in function.args] + [(f"{name}=", x) for name, x in function.keywords.items()]
+        bound = [
+            f"{name}{x!r}" if isinstance(x, int | float | str) else f"{name}{type(x).__name__}" for name, x in given
+        ]
         return f"{_called(function.func)}({', '.join(bound)})"
     return getattr(function, "__name__", type(function).__name__)
 
