@@ -167,7 +167,7 @@ class _Contents:
 
 
 def _of_function(function: FunctionType) -> list[Any]:
-    # What checks types at run time computes nothing. Of jaxtyping, then of beartype, which writes code of its own.
+    # A wrapper of jaxtyping or beartype checks types and computes nothing else; beartype generates its code.
     checks_types = str(function.__globals__.get("__name__")).startswith("jaxtyping.")
     checks_types |= function.__code__.co_filename.startswith("<@beartype(")
     wrapped = getattr(function, "__wrapped__", None)

@@ -1,5 +1,6 @@
 """Constrained training: a cell, a grid of cells and its command, what goes on where it was stopped, and the models."""
 
+import inspect
 import json
 import shutil
 from dataclasses import replace
@@ -147,6 +148,13 @@ def test_an_arm_changes_the_initial_weights_once(tmp_path):
         assert torch.equal(value, stopped.model.state_dict()[name]), name
 
 
+def arm_of(**given):
+    """An arm of a user, whose annotations are not checked."""
+    made = object.__new__(Arm)
+    inspect.unwrap(Arm.__init__)(made, "mine", "rotary", **given)
+    return made
+
+
 def test_arms_are_recorded_as_json_and_refused_where_they_contradict_themselves():
     free = {"positional_embedding_type": "standard", "penalty": None, "penalty_weight": 0.0}
     assert ARMS["ape_free"].settings() == free  # as in stored tables
@@ -160,9 +168,16 @@ def test_arms_are_recorded_as_json_and_refused_where_they_contradict_themselves(
     assert bound.settings()["penalty"] == "phase_penalty(2.0, name='x', other=function)"  # no address in memory
     assert cell_name(ends, 2) == "rope_ends_lam10.0_until300_seed2"
     assert cell_name(ARMS["rope_imag"], 2) == "rope_imag_lam10.0_seed2"  # as in folders made before
-    for wrong in ({"penalty_until": 300}, {"penalty": phase_penalty, "penalty_weight": 1.0, "penalty_until": 0}):
+    given = {"penalty": phase_penalty, "penalty_weight": 1.0}
+    for wrong in ({"penalty_until": 300}, *({**given, "penalty_until": until} for until in (0, 2.5, np.nan, "2"))):
         with pytest.raises(ValueError, match="has penalty_until="):
-            Arm("mine", "rotary", **wrong)
+            arm_of(**wrong)
+    for weight in (np.nan, np.inf, "10"):
+        with pytest.raises(ValueError, match=r"has penalty_weight=.*finite number"):
+            arm_of(penalty=phase_penalty, penalty_weight=weight)
+    of_numpy = arm_of(penalty=phase_penalty, penalty_weight=np.float32(0.5), penalty_until=np.int64(3))
+    assert json.loads(json.dumps(of_numpy.made_with()))["penalty_until"] == 3
+    assert of_numpy == Arm("mine", "rotary", phase_penalty, 0.5, 3)
 
 
 @pytest.mark.slow

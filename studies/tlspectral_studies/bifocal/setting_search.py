@@ -52,7 +52,7 @@ _LEVEL, _REPRODUCED = 0.05, 0.1
 # Streams of random numbers, as of `language_runs`; the seed is added.
 _TRAINING_STREAM, _HELD_OUT_STREAM = 10_000, 20_000
 _PLACE = {language.name: place for place, language in enumerate((Dyck3, BioRotation, Modulo7))}
-"""Place of a language in what has a number for each."""
+"""Index of a language in tuples that have one number per language."""
 
 _MEASURED = columns("""
     setting    | index               | Number of the setting in the list of the schedule.

@@ -72,10 +72,10 @@ def _max_p(
 ) -> tuple[float, int]:
     """Return p of the largest |mean| of a pair of features, against features of other tokens, and the draws.
 
-    In each draw query and key of a prompt have the features of two tokens of the prompt. Norms are held at those of
-    the tokens that have the features: under the norms of other streams a pair of tokens would not be one of such pairs
-    where norms differ. Every draw gives its largest pair, so that p is corrected for the number of pairs. For one score
-    all pairs of tokens are taken, where there are not too many: the score's own is one of them.
+    In each draw query and key of a prompt have the features of two tokens of the prompt, under the norms of these
+    tokens' own streams. Under the norms of the score's tokens, features of a longer stream would count for more. Every
+    draw gives its largest pair, so that p is corrected for the number of pairs. For one score all pairs of tokens are
+    taken, where there are not too many: the score's own is one of them.
     """
     reads = [_token_reads(dictionary, each) for each in divided]
     lengths = [len(features) - 2 for features, _, _ in reads]

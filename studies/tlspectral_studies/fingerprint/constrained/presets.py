@@ -4,8 +4,10 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from numbers import Real
 from typing import Any
 
+from tlspectral.selection import whole_number
 from tlspectral.tasks.identity import content_digest
 from tlspectral_studies.common.model import AttentionOnlyTransformer, TransformerConfig
 from tlspectral_studies.common.random_map import RandomMapTask
@@ -42,11 +44,17 @@ class Arm:
                 f"arm {self.name!r} has penalty={self.penalty} with penalty_weight={self.penalty_weight}: give both, or"
                 " neither for a free arm"
             )
-        if self.penalty_until is not None and (self.penalty is None or self.penalty_until < 1):
+        if not isinstance(self.penalty_weight, Real) or not math.isfinite(self.penalty_weight):
+            raise ValueError(f"arm {self.name!r} has penalty_weight={self.penalty_weight!r}: give a finite number")
+        until = whole_number(self.penalty_until)
+        if self.penalty_until is not None and (self.penalty is None or until is None or until < 1):
             raise ValueError(
                 f"arm {self.name!r} has penalty_until={self.penalty_until} with penalty={self.penalty}: it is for an "
-                "arm with a penalty, a number of steps from 1 on"
+                "arm with a penalty, a whole number of steps from 1 on"
             )
+        # Numbers of numpy are no JSON, in which cells keep what they were made with.
+        object.__setattr__(self, "penalty_weight", float(self.penalty_weight))
+        object.__setattr__(self, "penalty_until", until)
 
     def settings(self) -> dict[str, Any]:
         """What the arm is, as JSON: functions by their names."""
@@ -64,13 +72,13 @@ class Arm:
         return settings
 
     def made_with(self) -> dict[str, Any]:
-        """The settings, and a digest of what each function computes: what tells saved cells of one name apart."""
+        """What tells saved cells of one name apart: the settings, and a digest of each function."""
         given = {"penalty": self.penalty, "initial_weights": self.initial_weights}
         return {**self.settings(), "functions": {name: content_digest(function) for name, function in given.items()}}
 
 
 def _called(function: Callable[..., Any] | None) -> str | None:
-    """Return the name of a function, with the numbers and texts that `partial` binds, and the types of what else."""
+    """Return the name of a function. Numbers and texts that `partial` binds stand behind it, and types of others."""
     if function is None:
         return None
     if isinstance(function, partial):
