@@ -240,6 +240,10 @@ def test_every_circuit_of_a_curve_is_a_point():
     assert points["random"].tolist() == [[0.01, 0.0], [0.1, 0.3]]
     assert points["relabelled"].tolist() == [[0.01, 0.1], [0.1, 0.5]]
     assert axes.get_xscale() == "log"
+    figure = plots.faithfulness(CURVE.assign(unseen=0.312, worst=CURVE["low"] * 0.688))
+    (line,) = part(figure, "worst")
+    np.testing.assert_allclose(line.get_ydata(), [0.3 * 0.688, 0.8 * 0.688])
+    assert "if unseen pairs (0.31 of all) carried nothing" in said(figure)
 
 
 def test_the_line_of_a_procedure_is_not_that_of_its_samples():

@@ -72,13 +72,17 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     (line,) = axes.plot(edges["share"], edges["faithfulness"], "o-", color=BLUE, markersize=4, gid="edges", zorder=4)
     if {"low", "high"} <= set(edges):
         axes.fill_between(edges["share"], edges["low"], edges["high"], color=BLUE, alpha=0.15, linewidth=0)
+    lines = [(line, said)]
+    if "worst" in edges and edges["worst"].notna().any():
+        (worst,) = axes.plot(edges["share"], edges["worst"], ":", color=BLUE, linewidth=1, gid="worst")
+        lines.append((worst, f"if unseen pairs ({edges['unseen'].max():.2f} of all) carried nothing"))
     axes.set_xscale("log")
     axes.set_xlabel("share of all edges that are kept")
     axes.set_ylabel("share of the gap carried")
     dress(axes)
     band = ", band: 95 % over pairs" if {"low", "high"} <= set(edges) and edges["low"].notna().any() else ""
     note = f"{table.attrs['n_pairs']} pairs{band}" if "n_pairs" in table.attrs else None
-    legend_below(figure, [(line, said), *handles], [note], columns=3, ax=ax)
+    legend_below(figure, [*lines, *handles], [note], columns=3 if len(lines) == 1 else 2, ax=ax)
     return figure
 
 

@@ -121,7 +121,8 @@ def test_nulls_have_the_size_and_the_shape_of_the_circuit(planted):
     found = tls.faithfulness(planted, table, asked, sizes=[0.1, 0.3], null=3)
     assert found.groupby("circuit").size().to_dict() == {"edges": 2, "random": 6, "relabelled": 6}
     assert found.loc[found["circuit"] != "edges", "low"].isna().all()
-    edges = found[found["circuit"] == "edges"]
+    edges = found[found["circuit"] == "edges"].dropna(subset="low")  # at .3 pairs differ by less than .05 of the gap
+    assert len(edges) == 1
     assert (edges["low"] <= edges["faithfulness"]).all()
     assert (edges["faithfulness"] <= edges["high"]).all()
 
@@ -143,6 +144,29 @@ def test_fewer_than_eight_pairs_have_no_interval(planted):
     for end in (whole["low"], whole["high"]):
         found_p = scipy.stats.ttest_1samp(carried - end * (intact - none), 0).pvalue
         assert found_p == pytest.approx(0.05, abs=1e-3)  # float32 values in another batch
+
+
+def test_every_circuit_of_edges_says_how_many_pairs_it_has_not_seen(planted):
+    asked = task_of(planted)
+    _, table = ranked(planted, asked)
+    found = tls.faithfulness(planted, table, asked, sizes=[0.1, 0.2, 1.0], null=1)
+    edges = found[found["circuit"] == "edges"]
+    assert found.loc[found["circuit"] != "edges", ["unseen", "worst"]].isna().all(axis=None)
+    assert edges["unseen"].tolist() == pytest.approx([1 - 0.05 ** (1 / 8)] * 3, abs=1e-12)
+    little, some, every = (edges.iloc[row] for row in range(3))
+    assert little["worst"] == little["low"] < 0  # unseen pairs that carry nothing would raise it
+    assert 0 < some["worst"] == pytest.approx(0.05 ** (1 / 8) * some["low"], abs=1e-12)
+    # All edges carry all of each pair: eight pairs without a failure show no more than .69.
+    assert every[["low", "high"]].isna().all()
+    assert every["worst"] == pytest.approx(0.05 ** (1 / 8), abs=1e-5)  # float32 values of both ends
+    # Copies of a pair are one pair.
+    answers = asked.metric.correct[:4], asked.metric.wrong[:4]
+    twice = tls.logit_difference(
+        [*CLEAN[:4], *CLEAN[:4]], *[[*given, *given] for given in answers], counterfactual=[*OTHER[:4], *OTHER[:4]]
+    )
+    with pytest.warns(UserWarning):
+        found = tls.faithfulness(planted, table, twice, sizes=[0.1], null=0)
+    assert found["unseen"].iloc[0] == pytest.approx(1 - 0.05 ** (1 / 4), abs=1e-12)
 
 
 @pytest.mark.slow

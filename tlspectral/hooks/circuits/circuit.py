@@ -20,7 +20,7 @@ from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.hooks.off_target import off_target_tasks
 from tlspectral.models.hooking.hooks_on_model import naming_open_contexts, warn_of_hooks
 from tlspectral.selection import counted, naming_nodes
-from tlspectral.stats.ratio import ratio_interval
+from tlspectral.stats.ratio import ratio_interval, unseen_share
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import Schema, columns, require, require_one_row
@@ -47,9 +47,14 @@ FAITHFULNESS = Schema(
         n_live         | count         | Those of them on a path of kept edges from the embedding to the logits.
         value          | of the metric | Value of the circuit, mean over pairs.
         faithfulness   | share         | (value - that of no edge) / (that of all - that of no edge); may exceed 1.
-        low?           | share         | Lower end of a 95 % interval over pairs (Fieller), of edges alone; NaN below 8
-                       |               | distinct pairs. It is of these edges, not of how they were chosen.
+        low?           | share         | Lower end of a 95 % interval over pairs (Fieller), for edges alone. NaN below 8
+                       |               | distinct pairs, or if pairs differ from their mean by less than .05 of the gap.
+                       |               | The interval is for these edges, not for the way in which they were chosen.
         high?          | share         | Upper end.
+        unseen?        | share         | 1 - .05^(1/n) for n distinct pairs: up to this share of all pairs may behave
+                       |               | unlike every drawn pair (95 %), for edges alone.
+        worst?         | share         | Lower end if these unseen pairs carried nothing: (1 - unseen) low, or (1 -
+                       |               | unseen) faithfulness where there is no interval. The upper end stays `high`.
     """),
 )
 
@@ -185,9 +190,10 @@ def faithfulness(
 
     Returns:
         DataFrame, a row per circuit. Columns: `circuit, draw, share, share_expanded, n_edges, n_live, value,
-        faithfulness, low?, high?`. `attrs` hold the ends of the scale (`value_all`, `value_none` and the standard error
-        of their `gap`), and areas by trapezoid over the share with groups expanded, as MIB counts edges: `cpr` (under
-        the curve), `cmd` (between it and 1), and the same over the logarithm of the share, `cpr_log`, `cmd_log`.
+        faithfulness, low?, high?, unseen?, worst?`. `attrs` hold the ends of the scale (`value_all`, `value_none` and
+        the standard error of their `gap`), and areas by trapezoid over the share with groups expanded, as MIB counts
+        edges: `cpr` (under the curve), `cmd` (between it and 1), and the same over the logarithm of the share,
+        `cpr_log`, `cmd_log`.
 
     Raises:
         ValueError: a gap between both sides that is small beside its error, so that no share of it is a number; a table
@@ -266,6 +272,9 @@ def faithfulness(
             carried, of_all = row_sums(value - none, distinct), row_sums(whole, distinct)
             few = len(of_all) < _FEWEST
             row["low"], row["high"] = (np.nan, np.nan) if few else ratio_interval(carried, of_all)
+            row["unseen"] = unseen_share(len(of_all))
+            low = row["faithfulness"] if np.isnan(row["low"]) else row["low"]
+            row["worst"] = min(low, (1 - row["unseen"]) * low)  # pairs that carry nothing do not raise a negative end
     if choose is not None:
         rows += _procedure(rows, values, choices, none, whole)
     table = pd.DataFrame(rows)
