@@ -2,8 +2,8 @@
 
 Run `python benchmarks/default_table.py` (three CPU minutes, SmolLM2-135M), `--model tiny-rope` for a rehearsal. Both
 tables are made in one process on one thread; the unit is CPU time. The full table has 200 sequences and 300 draws whose
-eigenvalues are in float64, as they were before detectors could stop. `--rare` simulates a head that fires in few
-sequences.
+eigenvalues are in float64, as they were before detectors could stop. `--rare` simulates heads that fire in 2 to
+30 % of the sequences.
 """
 
 import time
@@ -41,7 +41,7 @@ def rare(share: float, max_se: float, n_sequences: int, repeats: int = 200_000) 
         look = min(2 * look, n_sequences)
     outside = (np.abs(score - share) > 2 * error).mean()
     print(
-        f"a head that attends fully in {share:.0%} of the sequences reads {score.mean():.3f} in the mean; {share:g} "
+        f"a head that attends fully in {share:.0%} of the sequences reads {score.mean():.4f} in the mean; {share:g} "
         f"lies more than two errors from the score in {outside:.0%} of the seeds"
     )
 
@@ -51,7 +51,8 @@ def main(
     only_rare: Annotated[bool, typer.Option("--rare", help="The simulation alone.")] = False,
 ) -> None:
     """Print seconds, their ratio, and how far scores, ranks and z of the two tables lie apart."""
-    rare(0.05, 0.02, 200)
+    for share in (0.02, 0.05, 0.1, 0.3):
+        rare(share, 0.02, 200)
     if only_rare:
         return
     torch.set_num_threads(1)

@@ -417,6 +417,42 @@ def failing_pairs(rng: np.random.Generator, tables: int) -> Iterator[Row]:
             yield row("faithfulness, worst", *where, least > truth)
 
 
+def curved(rng: np.random.Generator, tables: int) -> Iterator[Row]:
+    """Tests that take a control out by a line, where D_head depends on it by a curve and on prev not at all."""
+    layers, heads = SMALL
+    laws = {
+        "a line": lambda c: c,
+        "a square": lambda c: c**2 / np.sqrt(2),
+        "a square of 1 + dir_frac": lambda c: (1 + c) ** 2 / np.sqrt(6),
+        "a curve that saturates": lambda c: np.tanh(3 * c),
+    }
+    for r in (0.6, 0.9):
+        for law, curve in laws.items():
+            control, own, noise = (rng.standard_normal((tables, layers * heads)) for _ in range(3))
+            x = curve(control) + 0.5 * noise
+            y = np.exp(0.9 * (r * control + np.sqrt(1 - r**2) * own))
+            where = f"D_head follows dir_frac by {law}, log prev by r {r:g}", size_of(SMALL)
+            wrong = []
+            for of_table in zip(x, y, control, strict=True):
+                frame = pd.DataFrame(dict(zip(("D_head", "prev", "dir_frac"), of_table, strict=True)))
+                strong = float(np.sort(frame["prev"])[-12])
+                wrong.append(class_test(frame.assign(layer=0), threshold=strong).pvalue <= LEVEL)
+            yield row("class_test", *where, wrong)
+            for name, method, controls in (
+                ("hybrid", "hybrid", [control]),
+                ("rank", "rank", [control]),
+                ("hybrid, its square too", "hybrid", [control, control**2]),
+            ):
+                pvalues = student(partial_correlations(x, y, controls, method), layers * heads - 2 - len(controls))
+                yield row(f"partial_spearman, {name}", *where, pvalues <= LEVEL)
+            for method in ("hybrid", "rank"):
+                # `attenuation` gives an interval where the correlation before further controls is told apart from 0.
+                low, high = np.quantile(
+                    resampled(x, y, [control], method, layers, DRAWS), [LEVEL / 2, 1 - LEVEL / 2], axis=1
+                )
+                yield row(f"attenuation, any interval, {method}", *where, (low > 0) | (high < 0))
+
+
 def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
     """List what is measured; each takes a generator of its own and the number of tables."""
     found: list[Callable[[np.random.Generator, int], Iterator[Row]]] = []
@@ -431,7 +467,7 @@ def blocks() -> list[Callable[[np.random.Generator, int], Iterator[Row]]]:
         found += [partial(measure, SMALL, likeness) for measure in (circuits, pairings)]
     found += [edges, random_parts]
     found += [partial(random_heads, SMALL, likeness) for likeness in (INDEPENDENT, VERY_ALIKE, DEPTH)]
-    return [*found, detectors, ratios, dictionaries, failing_pairs]
+    return [*found, detectors, ratios, dictionaries, failing_pairs, curved]
 
 
 def measured(tables: int = TABLES, seed: int = SEED) -> pd.DataFrame:

@@ -4,7 +4,6 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float64
 
-
 LEAST_SPREAD = 0.05
 """Residuals with a smaller standard deviation, as a share of the mean of `whole`, give no interval."""
 

@@ -164,7 +164,7 @@ def test_every_circuit_of_edges_says_how_many_pairs_it_has_not_seen(planted):
     twice = tls.logit_difference(
         [*CLEAN[:4], *CLEAN[:4]], *[[*given, *given] for given in answers], counterfactual=[*OTHER[:4], *OTHER[:4]]
     )
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="of 8 prompts 4 are distinct"):
         found = tls.faithfulness(planted, table, twice, sizes=[0.1], null=0)
     assert found["unseen"].iloc[0] == pytest.approx(1 - 0.05 ** (1 / 4), abs=1e-12)
 

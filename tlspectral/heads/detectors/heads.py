@@ -132,8 +132,8 @@ def detect_heads(
     After 25, 50, 100, ... drawn sequences the standard errors are looked at, and no more are run once the largest of
     `prev`, `dup`, `ind` and the pattern over all heads of the model is below `max_se`: the table is then of so many
     sequences. In SmolLM2-135M 25 suffice, and scores differ from the scores of 200 by at most .022. Errors after such a
-    stop are too small for heads that fire in few sequences: a model whose only such head attends fully in 5 % of them
-    reads .034 for it in the mean, and .05 lies more than two errors away in 30 % of the seeds.
+    stop are too small for heads that fire in few sequences: a head that attends fully in 2 % of them reads .010 in the
+    mean, and .02 lies more than two errors away in 61 % of the seeds (docs/cautions.md has more rows).
 
     With `null_draws` each score also gets a p: how often a head that reads its keys from random directions reaches it.
     W_K becomes O W_K, O a Haar-random rotation of the residual stream, and all else stays. Score and draws are compared
