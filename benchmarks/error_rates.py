@@ -512,7 +512,7 @@ def page_tables(results: pd.DataFrame) -> str:
     for test, found in over_heads.groupby("test", sort=False):
         cells = [found.loc[found["heads"] == kind, "rate"] for kind in kinds]
         lines.append(f"| `{test}` | " + " | ".join(percent(cell) if len(cell) else "" for cell in cells) + " |")
-    return "\n".join([*lines, "", published_likeness(), "", *faithfulness_table(results)])
+    return "\n".join([*lines, "", published_likeness(), "", *faithfulness_table(results), "", *curved_table(results)])
 
 
 def faithfulness_table(results: pd.DataFrame) -> list[str]:
@@ -527,6 +527,24 @@ def faithfulness_table(results: pd.DataFrame) -> list[str]:
             found = [rates.loc[law, (f"{n} pairs", test)] for n in (8, 16, 32)]
             cells.append("" if np.isnan(found).any() else ", ".join(f"{100 * rate:.1f}" for rate in found))
         lines.append(f"| {law.removeprefix('pairs: ')} | {cells[0]} | {cells[1]} |")
+    return lines
+
+
+def curved_table(results: pd.DataFrame) -> list[str]:
+    """Lines of a Markdown table: tests that take `dir_frac` out by a line, where D_head follows it by a curve."""
+    of_curves = results[results["heads"].str.startswith("D_head follows dir_frac")]
+    rates = of_curves.pivot(index="test", columns="heads", values="rate")
+    laws = of_curves["heads"].str.extract(r"by (a .*), log prev")[0].unique()
+    lines = ["| D_head follows `dir_frac` by | " + " | ".join(laws) + " |", "|---" * (len(laws) + 1) + "|"]
+    for test in of_curves["test"].unique():
+        cells = [
+            " and ".join(
+                f"{100 * rates.loc[test, f'D_head follows dir_frac by {law}, log prev by r {r:g}']:.1f}"
+                for r in (0.6, 0.9)
+            )
+            for law in laws
+        ]
+        lines.append(f"| `{test}` | " + " | ".join(cells) + " |")
     return lines
 
 

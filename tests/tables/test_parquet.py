@@ -215,6 +215,9 @@ def test_docs_of_a_file_do_not_replace_those_of_the_maker(tmp_path):
 # Refusals
 
 
+LISTS = pd.ArrowDtype(pa.list_(pa.float64()))  # written by pyarrow, and not read by pandas
+
+
 def with_attrs(attrs):
     frame = heads()
     frame.attrs = attrs
@@ -242,6 +245,9 @@ def beside(**columns):
         (beside(large=[2**80, 1]), "a", ValueError, "^column large holds int, .*too large"),
         (beside(nothing=[{}, {}]), "a", ValueError, "^column nothing holds dict"),
         (beside().set_axis([1, "a"]), "a", ValueError, "^the index holds int, str, which parquet cannot hold"),
+        (beside(third=pd.cut([0, 1], 3)), "a", ValueError, "^column third holds Interval, .*or leave it out"),
+        (beside().groupby(pd.cut([0, 1], 3), observed=True).mean(), "a", ValueError, "^the index holds Interval, "),
+        (beside(draws=pd.Series([[1.0], [2.0]], dtype=LISTS)), "a", ValueError, "^column draws holds list, .*give back"),
         (beside(**{"0": 1}).rename(columns={"head": 0}), "a", ValueError, "^several columns are called 0: give each"),
         (pd.concat([beside(), beside()], axis=1), "a", ValueError, "^several columns are called head, layer: give"),
         (pd.concat([beside(), beside()], axis=1), "a.csv", ValueError, "^several columns are called head, layer: give"),
@@ -251,6 +257,14 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, frame, a
     with pytest.raises(error, match=words):
         inspect.unwrap(write_table)(frame, tmp_path / at)  # while tests run, annotations refuse what is no frame first
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_that_cannot_be_read_again_replaces_no_file(tmp_path):
+    file = tmp_path / "a.parquet"
+    write_table(beside(), file)
+    with pytest.raises(ValueError, match="column draws"):
+        write_table(beside(draws=pd.Series([[1.0], [2.0]], dtype=LISTS)), file)
+    assert read_table(file).equals(beside())
 
 
 def of_format(ours):

@@ -62,8 +62,9 @@ def write_table(df: pd.DataFrame, path: str | os.PathLike[str], *, attrs_for_pan
     Raises:
         TypeError: `df` is no DataFrame.
         ValueError: the name has the ending of another format, such as .xlsx; two columns have one name; a column or the
-            index holds values that parquet cannot (of several types, tensors, paths); or `df.attrs` holds something
-            that JSON cannot (numpy scalars are fine; tuples come back as lists).
+            index holds values that parquet cannot hold and give back (of several types, tensors, paths, bins of
+            pandas.cut); or `df.attrs` holds something that JSON cannot (numpy scalars are fine; tuples come back as
+            lists).
         FileNotFoundError: the folder does not exist.
         IsADirectoryError: `path` is a folder.
         OSError: the disk is full; the message names `path`.
@@ -97,35 +98,43 @@ def table_bytes(df: pd.DataFrame, *, attrs_for_pandas: bool) -> bytes:
     frame = df.copy(deep=False)
     frame.attrs = provenance if attrs_for_pandas else {}
     try:
-        table = _arrow_table(frame)
+        table = pa.Table.from_pandas(frame)
+        known = columns_of(provenance)
+        documented = {name: known[name].texts() for name in table.column_names if name in known}
+        fields = [
+            field.with_metadata({key: value for key, value in documented[field.name].items() if key != "name"})
+            if field.name in documented
+            else field
+            for field in table.schema
+        ]
+        description = json.dumps({"format": _FORMAT, "provenance": provenance, "columns": documented})
+        metadata = {
+            **(table.schema.metadata or {}),
+            _KEY: description.encode(),
+            b"PANDAS_ATTRS": json.dumps(frame.attrs).encode(),
+            _DIGEST_KEY: _NO_DIGEST,
+        }
+        data = _parquet(pa.Table.from_arrays(table.columns, schema=pa.schema(fields, metadata=metadata)))
     except _NO_PARQUET as error:
         raise _unwritable(frame, error) from error
-    known = columns_of(provenance)
-    documented = {name: known[name].texts() for name in table.column_names if name in known}
-    fields = [
-        field.with_metadata({key: value for key, value in documented[field.name].items() if key != "name"})
-        if field.name in documented
-        else field
-        for field in table.schema
-    ]
-    description = json.dumps({"format": _FORMAT, "provenance": provenance, "columns": documented})
-    metadata = {
-        **(table.schema.metadata or {}),
-        _KEY: description.encode(),
-        b"PANDAS_ATTRS": json.dumps(frame.attrs).encode(),
-        _DIGEST_KEY: _NO_DIGEST,
-    }
-    table = pa.Table.from_arrays(table.columns, schema=pa.schema(fields, metadata=metadata))
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, write_page_checksum=True)
-    data = sink.getvalue().to_pybytes()
     return _with_digest(data, _NO_DIGEST, hashlib.sha256(data).hexdigest().encode())
 
 
-def _arrow_table(frame: pd.DataFrame) -> pa.Table:
-    table = pa.Table.from_pandas(frame)
-    pq.ParquetWriter(pa.BufferOutputStream(), table.schema).close()  # some types of arrow are none of parquet
-    return table
+def _parquet(table: pa.Table) -> bytes:
+    """Return the bytes of a parquet file. Raises one of `_NO_PARQUET` for a table that can be written and not read."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, write_page_checksum=True)
+    data = sink.getvalue()
+    _frame_of(pq.ParquetFile(pa.BufferReader(data)).read())
+    return data.to_pybytes()
+
+
+def _frame_of(table: pa.Table) -> pd.DataFrame:
+    frame = table.to_pandas()
+    for field in table.schema:
+        if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):  # pandas makes arrays of them
+            frame[field.name] = [None if row is None else row.tolist() for row in frame[field.name]]
+    return frame
 
 
 def _unwritable(frame: pd.DataFrame, error: Exception) -> ValueError:
@@ -135,12 +144,12 @@ def _unwritable(frame: pd.DataFrame, error: Exception) -> ValueError:
     for where, values in held.items():
         flat = pd.DataFrame(values).reset_index(drop=True)
         try:
-            _arrow_table(empty.join(flat.set_axis(range(flat.shape[1]), axis=1).rename(columns=str)))
+            _parquet(pa.Table.from_pandas(empty.join(flat.set_axis(range(flat.shape[1]), axis=1).rename(columns=str))))
         except _NO_PARQUET as found:
             kinds = sorted({type(value).__name__ for _, column in flat.items() for value in column})
             return ValueError(
-                f"{where} holds {', '.join(kinds)}, which parquet cannot hold ({found.args[0]}): give it values of one "
-                "type (numbers, text or lists of them), or leave it out"
+                f"{where} holds {', '.join(kinds)}, which parquet cannot hold and give back ({found.args[0]}): give it "
+                "values of one type (numbers, text or lists of them; astype(str) makes text), or leave it out"
             )
     return ValueError(f"parquet cannot hold this table ({error})")
 
@@ -189,10 +198,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     """
     described, table = _open(path)
     try:
-        frame = table.to_pandas()
-        for field in table.schema:
-            if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):  # pandas makes arrays of them
-                frame[field.name] = [None if row is None else row.tolist() for row in frame[field.name]]
+        frame = _frame_of(table)
         frame.attrs = deepcopy(described["provenance"])  # as pandas does at each step, and nesting may be too deep for
         remember(frame.attrs.get("table"), described.get("columns"))
     except MemoryError:

@@ -183,7 +183,9 @@ def class_test(heads: pd.DataFrame, *, threshold: float) -> ClassTest:
 
     What it does not establish: a trend within the class; nor significance with heads of a layer depending on each
     other, which p takes as independent: at nominal 5 % it rejects 10.6 % of simulated tables with an intra-class
-    correlation of 0.4 (docs/statistics.md).
+    correlation of 0.4 (docs/statistics.md). Residuals are of a line: if D_head follows `dir_frac` by a curve and `prev`
+    depends on `dir_frac`, it rejects 5 to 99 % of simulated tables in which nothing else joins D_head and `prev`
+    (docs/results/error_rates.md, last table).
     """
     variables = table_columns(heads, ["prev", "D_head", "dir_frac"])
     require_one_population(heads)
