@@ -205,8 +205,8 @@ def attenuation(
 
     What it does not establish: mediation, nor an exact interval: of simulated tables with 12 layers it leaves out the
     truth in 5.9 to 7.1 %, where 5 % is nominal (docs/statistics.md). Controls are taken out by a line, see
-    `partial_spearman`: a curve leaves a correlation to attenuate where there is none. All these columns come from the same weights: it
-    says how much variance they share, not which of them does the work.
+    `partial_spearman`: a curve leaves a correlation to attenuate where there is none. All these columns come from the
+    same weights: it says how much variance they share, not which of them does the work.
     """
     require_known("method", method, get_args(Method))
     if not controls:

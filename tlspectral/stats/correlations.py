@@ -73,8 +73,8 @@ def partial_spearman(
     What it does not establish: significance without `layers`. That p is the paper's and takes heads as independent: at
     nominal 5 % it rejects 8.2 to 9.9 % of simulated tables with an intra-class correlation of 0.2, and
     14.9 to 26.3 % with 0.4; with `layers` 3.4 to 6.3 % (docs/statistics.md). Nor causation, nor that a
-    control has been taken out in full if it is noisy, or if x follows it by a curve: `"hybrid"` then rejects up to 99.9 %
-    of simulated tables without a relation, `"rank"` at most 8.7 % (docs/results/error_rates.md, last table).
+    control has been taken out in full if it is noisy, or if x follows it by a curve: `"hybrid"` then rejects up to
+    99.9 % of simulated tables without a relation, `"rank"` at most 8.7 % (docs/results/error_rates.md, last table).
     """
     require_known("method", method, get_args(Method))
     require_aligned(x=x, y=y, controls=controls, layers=layers)
