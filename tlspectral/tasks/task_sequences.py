@@ -264,7 +264,10 @@ def _pairs(view: AttentionView, packed: PackedTokens, task: Task) -> PackedToken
 
 
 def _warn_of_early_differences(sequences: TaskSequences) -> None:
-    """Warn where a pair does not differ, or differs before every named position."""
+    """Warn where a pair does not differ, or differs before every named position other than the last token.
+
+    Pairs that can be scored differ before their last token, so a name for that token says nothing about the exchange.
+    """
     assert sequences.counterfactual is not None
     differs = sequences.tokens != sequences.counterfactual.tokens
     same = (~differs.any(1)).nonzero().flatten().tolist()
@@ -274,8 +277,9 @@ def _warn_of_early_differences(sequences: TaskSequences) -> None:
             "has an effect of 0 there, which counts in every mean"
         )
     if sequences.positions:
-        first, named = differs.float().argmax(1), torch.stack([*sequences.positions.values()]).amin(0)
-        early = (differs.any(1) & (first < named)).nonzero().flatten().tolist()
+        places, width = torch.stack([*sequences.positions.values()]), differs.shape[1]
+        first, named = differs.float().argmax(1), places.masked_fill(places == sequences.lengths - 1, width).amin(0)
+        early = (differs.any(1) & (first < named) & (named < width)).nonzero().flatten().tolist()
         if early:
             row = early[0]
             warn_caller(
