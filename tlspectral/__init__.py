@@ -100,6 +100,16 @@ LOADERS["spectral_hooked"] = Loader(
     lambda source, **options: import_module("tlspectral.spectral_rope.loading_hooked").load_saved(source, **options),
 )
 
+# Parameters without a base are no model: whoever loads them is told which function does.
+LOADERS["spectral_file"] = Loader(
+    lambda at: (
+        isinstance(at, Path)
+        and not (at / "config.json").is_file()
+        and import_module("tlspectral.spectral_rope.saving").spectral_file_of(at) is not None
+    ),
+    lambda source, **options: import_module("tlspectral.spectral_rope.loading").refuse_parameters(source),
+)
+
 # No folder claims it: `load_model(weights="files")` asks for it.
 LOADERS["files"] = Loader(
     lambda at: False,

@@ -183,6 +183,16 @@ def test_verify_prints_the_worst_error_of_each_layer(library, monkeypatch):
     assert "tiny: the operators reproduce the model's own scores on all 2 layers" in done.stdout
 
 
+@pytest.mark.parametrize("said", ["2 of 3 layers are in out; the same call goes on from there", ""])
+def test_ctrl_c_says_what_is_kept(library, monkeypatch, said):
+    def load_model(name, **options):
+        raise KeyboardInterrupt(*filter(None, [said]))
+
+    monkeypatch.setattr(tls, "load_model", load_model)
+    done = run("verify", "tiny")
+    assert (done.exit_code, done.stdout, done.stderr) == (130, "", f"tlspectral: {said or 'stopped'}\n")
+
+
 @pytest.mark.parametrize(
     "failure",
     [ValueError("bad"), OSError("bad"), ImportError("bad"), ScoreMismatch("\n bad"), AttributeError("bad")],

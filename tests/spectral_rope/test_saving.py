@@ -9,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load
 from spectral_zoo import base, logits, moved
 
+from tlspectral import load_model
 from tlspectral.spectral_rope import load_spectral, save_spectral
 
 pytestmark = pytest.mark.lowest
@@ -70,6 +71,25 @@ def test_a_file_serves_the_other_backend(path):
     found, expected = (logits(model).log_softmax(-1) for model in (loaded, spectral))
     # The backends differ by 1e-6 among themselves; the spectral part moves the log-probabilities by tenths.
     torch.testing.assert_close(found, expected, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("name", ["learned", "learned.safetensors"])
+def test_a_save_without_a_base_names_the_function_that_loads_it(tmp_path, name):
+    spectral, path = moved("bridge", "llama"), tmp_path / name
+    save_spectral(spectral, path)
+    said = r"learned.* holds spectral parameters and no model: .* then tls\.spectral_rope\.load_spectral\(model, '"
+    for given in (path, tmp_path) if path.suffix else (path,):  # of a folder, files by the ending of safetensors
+        with pytest.raises(ValueError, match=said):
+            load_model(given)
+
+
+def test_a_file_is_found_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    spectral = moved("bridge", "llama")
+    save_spectral(spectral, "~/learned.safetensors")
+    assert [file.name for file in tmp_path.iterdir()] == ["learned.safetensors"]
+    assert torch.equal(logits(load_spectral(base("bridge", "llama"), "~/learned.safetensors")), logits(spectral))
 
 
 def test_a_full_disk_names_the_file_and_leaves_the_older_one(path, file_size_limit):

@@ -95,6 +95,14 @@ def test_a_part_that_fails_is_noted_and_the_others_are_made(tmp_path, n_jobs):
     assert sorted(file.stem for file in folder.path.glob("*.parquet")) == ["part0", "part2", "part3"]
 
 
+def test_a_backend_that_returns_all_results_at_the_end_is_refused():
+    with (
+        joblib.parallel_config(backend="multiprocessing"),
+        pytest.raises(ValueError, match='MultiprocessingBackend cannot hand on results one by one: configure "loky"'),
+    ):
+        finished(parts_of(2), n_jobs=2)
+
+
 @pytest.mark.slow
 def test_workers_that_the_caller_configured_are_left_alone():
     with joblib.parallel_config(backend="loky"):
@@ -200,8 +208,11 @@ def test_a_stopped_work_continues(tmp_path, n_jobs):
         return table_of(number)
 
     folder = open_resume_folder(tmp_path / "parts", {"a": 1})
-    with joblib.parallel_config(backend="threading"), pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match=r"2 of 3 parts are in .*parts; the same call goes on") as raised:
         finished(parts_of(3, stops), folder)
+    assert raised.value.__suppress_context__  # a notebook shows no second traceback
+    with pytest.raises(KeyboardInterrupt, match="nothing is kept: with a folder"):
+        finished(parts_of(3, stops))
     made = []
     with joblib.parallel_config(backend="threading"):
         found = finished(
@@ -296,6 +307,18 @@ def test_a_part_that_cannot_be_read_says_why_and_that_it_can_be_made_again(tmp_p
         IncompatibleCheckpoint, match=rf"{file.name} .*{said}.*, or remove it, so that it is made again"
     ):
         finished(parts_of(1), folder)
+
+
+def test_a_folder_is_found_in_the_home_folder_and_is_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert open_resume_folder("~/sweeps/a", {}).path == tmp_path / "sweeps" / "a"
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="folder='.*file' is a file: name a folder"):
+        open_resume_folder(tmp_path / "file", {})
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="is a link to .*nowhere, which does not exist"):
+        open_resume_folder(tmp_path / "link", {})
 
 
 def test_folders_of_other_files_settings_or_scores_are_refused(tmp_path):

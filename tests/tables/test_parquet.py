@@ -259,6 +259,15 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, frame, a
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_is_found_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    write_table(beside(), "~/a.parquet")
+    write_table(beside(), "~/a.csv")
+    assert read_table("~/a.parquet").equals(read_table(tmp_path / "a.parquet"))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.columns.csv", "a.csv", "a.parquet"]
+
+
 def test_a_table_that_cannot_be_read_again_replaces_no_file(tmp_path):
     file = tmp_path / "a.parquet"
     write_table(beside(), file)

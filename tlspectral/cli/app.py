@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-_REFUSAL = 2
+_REFUSAL, _INTERRUPTED = 2, 130
 _GIVEN, _SHARD = "tlspectral.given", "tlspectral.shard"  # kept with the context of a command
 MODEL_HELP = "Hub name, local folder, .gguf file, or a demo model: tiny-rope, tiny-ape, smollm2-135m, gemma3-270m."
 
@@ -143,6 +143,9 @@ class _Commands(TyperGroup):
         except MissingParts as error:  # not the fault of the shard, which has made its own
             typer.echo(str(error), err=True)
             raise typer.Exit(0 if _SHARD in ctx.meta else 1) from error
+        except KeyboardInterrupt as interrupt:
+            typer.echo(f"tlspectral: {str(interrupt) or 'stopped'}", err=True)
+            raise typer.Exit(_INTERRUPTED) from interrupt
         except (TlspectralError, ValueError, OSError, ImportError) as error:
             if ctx.params.get("debug"):
                 raise

@@ -135,7 +135,7 @@ def analyze_models(
     entries: dict[str, _Entry] = {}
     for entry in map(_entry, listed_models(models)):
         entries.setdefault(entry.part, entry)
-    folder = Path(os.path.abspath(folder))
+    folder = Path(os.path.abspath(Path(folder).expanduser()))
     if folder.suffix.lower() in _TABLES or folder.is_file():
         raise ValueError(f"{folder} is a file, and several models make a dataset: name a folder")
     shared_out = n_jobs != 1 and detectors and backend_configured()

@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from tlspectral.spectral_rope.saving import (
     SPECTRAL_CONFIG,
     parameters_file,
     record_of,
+    spectral_file_of,
     tensors_of,
 )
 from tlspectral.spectral_rope.weights_identity import IDENTITY, from_tensor, require_same_function, require_same_weights
@@ -54,8 +55,9 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
             f"load_spectral(model, path) takes the model first, then its file; found {type(model).__name__}, then "
             f"{type(path).__name__}"
         )
-    if os.path.isdir(path):
-        path = parameters_file(Path(path))
+    path = Path(path).expanduser()
+    if path.is_dir():
+        path = parameters_file(path)
     tensors, record = _read(path)
     identity = from_tensor(tensors.pop(IDENTITY))
     try:
@@ -141,6 +143,15 @@ def load_claimed(given: Any, **options: Any) -> Any:
     spectral = to_spectral(load_model(plain_object(given), **options), **{name: record[name] for name in OPTIONS})
     spectral.spectral.load_state_dict(given.spectral.state_dict())
     return spectral
+
+
+def refuse_parameters(source: Source) -> NoReturn:
+    """Raise ValueError: `source` holds spectral parameters alone, which `load_spectral` loads."""
+    file = spectral_file_of(Path(source.location))
+    raise ValueError(
+        f"{file} holds spectral parameters and no model: load the model that they were learned on, then "
+        f"tls.spectral_rope.load_spectral(model, {str(file)!r})"
+    )
 
 
 def _load_folder(source: Source, options: dict[str, Any]) -> Any:

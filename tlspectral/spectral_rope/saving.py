@@ -70,7 +70,7 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
         OSError: the disk is full; the message names `path`, and an older file there stays.
     """
     layers_of(model)
-    path = Path(path)
+    path = Path(path).expanduser()
     if path.is_file() and not is_spectral_file(path):
         raise FileExistsError(f"{path} is no file of spectral parameters, and is not replaced: give another name")
     held = _held_model(path.parent)
@@ -93,6 +93,12 @@ def save_spectral(model: Any, path: str | os.PathLike[str]) -> None:
 def is_spectral_file(path: Path) -> bool:
     """Return whether a file holds spectral parameters and no weights, of this or another version."""
     return _has_format(path, FORMAT)
+
+
+def spectral_file_of(path: Path) -> Path | None:
+    """Return the file of spectral parameters that `path` is, or that the folder `path` holds; None without one."""
+    held = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    return next((file for file in held if is_spectral_file(file)), None)
 
 
 def is_whole_hooked_file(path: Path) -> bool:
@@ -161,7 +167,7 @@ def save_folder(model: Any, folder: str | os.PathLike[str], plain: Callable[[], 
     """
     from safetensors import SafetensorError
 
-    path, name = Path(folder), model.config._name_or_path or None
+    path, name = Path(folder).expanduser(), model.config._name_or_path or None
     revision = None if name is None or os.path.isdir(name) else getattr(model.config, "_commit_hash", None)
     _require_free(path, name)
     identity = identity_of(model)

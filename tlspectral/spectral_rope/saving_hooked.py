@@ -59,7 +59,7 @@ def save_hooked(model: Any, folder: str | os.PathLike[str]) -> None:
 
     Raises as `SpectralHookedTransformer.save_pretrained`.
     """
-    path = Path(folder)
+    path = Path(folder).expanduser()
     tensors = _stored_tensors(model)
     config: dict[str, Any] = {"format": HOOKED_FORMAT, "hooked_transformer": _fields_of(model.cfg)}
     config["spectral"] = {name: value for name, value in record_of(model).items() if name in OPTIONS}

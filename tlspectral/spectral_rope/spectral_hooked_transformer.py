@@ -99,7 +99,7 @@ class SpectralHookedTransformer(_Base):
     @classmethod
     def from_pretrained(cls, model_name: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
         """Return the model of a folder of `save_pretrained`, as `load_model`; of another name, HookedTransformer's."""
-        if isinstance(model_name, str | os.PathLike) and (Path(model_name) / HOOKED_CONFIG).is_file():
+        if isinstance(model_name, str | os.PathLike) and (Path(model_name).expanduser() / HOOKED_CONFIG).is_file():
             return load_model(model_name, *given, **named)
         require_hooked_transformer()
         return super().from_pretrained(model_name, *given, **named)

@@ -38,7 +38,7 @@ def whole_file(
         FileNotFoundError: the folder does not exist.
         IsADirectoryError: `path` is a folder.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(Path(path).expanduser()))
     if target.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
     if not target.parent.is_dir():

@@ -128,7 +128,8 @@ def finished_jobs(
     With `n_jobs=1` jobs are made in this process, one after the other. Else joblib shares them out: to the backend of
     `joblib.parallel_config` (threads, processes, Dask), by default to processes with one thread each, which end with
     this call (see `workers_kept`). Each worker stores its jobs itself. An interrupt, a job that cannot be written
-    and, without `failed`, an error in a job stop the work. Finished jobs stay in the folder.
+    and, without `failed`, an error in a job stop the work. Finished jobs stay in the folder, and the KeyboardInterrupt
+    says how many.
 
     Args:
         jobs: with names of their own. All files of a sequence are read and checked before the first missing job is
@@ -186,14 +187,25 @@ def finished_jobs(
     def finished_items() -> int:
         return sum(sizes[name] for name in (*tables, *failures))
 
-    with bar(total, description, unit, initial=finished_items()) as shown, closing(made_parts):
-        for name, made in made_parts:
-            if isinstance(made, JobFailure):
-                note(name, made)
-            else:
-                take(name, made)
-            shown.update(finished_items() - shown.n)  # with those that were read in between
+    try:
+        with bar(total, description, unit, initial=finished_items()) as shown, closing(made_parts):
+            for name, made in made_parts:
+                if isinstance(made, JobFailure):
+                    note(name, made)
+                else:
+                    take(name, made)
+                shown.update(finished_items() - shown.n)  # with those that were read in between
+    except KeyboardInterrupt:
+        # From None: the last line says it all, and where in a layer Ctrl-C came tells the user nothing.
+        raise KeyboardInterrupt(_what_is_kept(finished_items(), total, unit, folder)) from None
     return {name: tables[name] for name in sizes if name in tables}
+
+
+def _what_is_kept(finished: int, total: int | None, unit: str, folder: "ResumeFolder | None") -> str:
+    if folder is None:
+        return "stopped, and nothing is kept: with a folder for finished work the same call would go on from there"
+    of_all = "" if total is None else f" of {total}"
+    return f"stopped: {finished}{of_all} {unit}s are in {folder.path}; the same call goes on from there"
 
 
 def stored_table(job: Job, folder: "ResumeFolder | None") -> pd.DataFrame | None:
@@ -306,8 +318,17 @@ def configured_jobs() -> int:
 
 
 def _parallel(n_jobs: int) -> Any:
-    """Return joblib's `Parallel`, on the backend that the caller configured if there is one."""
+    """Return joblib's `Parallel`, on the backend that the caller configured if there is one.
+
+    Raises ValueError for a backend that returns all results at the end, when none of them could be stored before.
+    """
     if backend_configured():
+        backend = joblib.parallel.get_active_backend()[0]
+        if not backend.supports_return_generator:
+            raise ValueError(
+                f'joblib\'s backend {type(backend).__name__} cannot hand on results one by one: configure "loky", '
+                '"threading" or "dask" by joblib.parallel_config, or leave the block out'
+            )
         return joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
     _OWN.started = True
     with joblib.parallel_config(backend="loky", inner_max_num_threads=1):

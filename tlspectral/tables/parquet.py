@@ -196,7 +196,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
             of version 0.1.0 have none. Nor is a table read that would take more than 1 GiB of memory and 500 times the
             size of its file, which no table of measured numbers does.
     """
-    described, table = _open(path)
+    described, table = _open(Path(path).expanduser())
     try:
         frame = _frame_of(table)
         frame.attrs = deepcopy(described["provenance"])  # as pandas does at each step, and nesting may be too deep for
@@ -208,17 +208,17 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     return frame
 
 
-def _open(path: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
-    if os.path.isdir(path):
+def _open(path: Path) -> tuple[dict[str, Any], pa.Table]:
+    if path.is_dir():
         raise ValueError(f"{path} is a folder, not a table: name the parquet file in it")
-    if not os.path.exists(path):
+    if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: write it with tlspectral.write_table, or check the name")
-    if Path(path).suffix.lower() == ".csv":
+    if path.suffix.lower() == ".csv":
         raise ValueError(
             f"{path} is CSV, which does not say where its numbers come from: read it with pandas.read_csv, or write "
             "the table as .parquet"
         )
-    data = Path(path).read_bytes()
+    data = path.read_bytes()
     if data[:4] != b"PAR1":
         start = "is empty" if not data else f"starts with {data[:4]!r}"
         raise ValueError(f"{path} is not a parquet file (it {start}): read_table reads what write_table wrote")

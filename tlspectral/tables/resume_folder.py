@@ -100,7 +100,13 @@ def open_resume_folder(
         IncompatibleCheckpoint: the folder was made with other settings or by another version, or holds other files.
             Hidden files are ignored, and so is a manifest that was cut off before any job was written.
     """
-    folder = Path(path)
+    folder = Path(path).expanduser()
+    if folder.is_symlink() and not folder.exists():
+        raise ValueError(
+            f"folder={str(path)!r} is a link to {os.readlink(folder)}, which does not exist: make it, or name another"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"folder={str(path)!r} is a file: name a folder, which keeps one file per finished job")
     settings = json.loads(json.dumps({"format": _FORMAT, **settings}))
     noted = {} if noted is None else noted
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -78,6 +78,8 @@ def find_source(name: str | os.PathLike[str], revision: str | None = None, check
         return _gguf_source(text, path)
     if path.is_dir():
         return _folder_source(text, path, revision, checkpoint)
+    if path.is_file() and (kind := claimed(path)) is not None:
+        return Source(kind, str(path), None, {"model": text, "revision": None})
     if path.exists():
         raise ValueError(f"{text} is a file but not a .gguf file; give the checkpoint folder that holds it.")
     return _hub_source(text, revision, checkpoint)

@@ -39,9 +39,10 @@ def file_text(path: str | os.PathLike[str]) -> str:
 
     Raises ValueError for another encoding or a binary file, OSError for one that cannot be read.
     """
-    if not Path(path).exists():
+    file = Path(path).expanduser()
+    if not file.exists():
         raise FileNotFoundError(f"{path} does not exist: check the name")
-    content = Path(path).read_bytes()
+    content = file.read_bytes()
     found = "UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
     try:
         text = content.decode("utf-8-sig")

@@ -78,7 +78,7 @@ def cell_checkpoints(output: str | os.PathLike[str], arm: str, seed: int = 0) ->
 
 def _folder(output: str | os.PathLike[str], arm: str, seed: int) -> Path:
     """Return the folder of a cell's saved steps."""
-    cells = Path(output) / "cells"
+    cells = Path(output).expanduser() / "cells"
     folders = [folder for folder in cells.glob(f"{glob.escape(arm)}_lam*_seed{seed}") if saved_steps(folder)]
     if len(folders) > 1:
         raise ValueError(
