@@ -314,10 +314,10 @@ def test_a_folder_is_found_in_the_home_folder_and_is_no_file(tmp_path, monkeypat
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     assert open_resume_folder("~/sweeps/a", {}).path == tmp_path / "sweeps" / "a"
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="folder='.*file' is a file: name a folder"):
+    with pytest.raises(ValueError, match=r"folder='.*file' is a file: name a folder"):
         open_resume_folder(tmp_path / "file", {})
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="is a link to .*nowhere, which does not exist"):
+    with pytest.raises(ValueError, match=r"is a link to .*nowhere, which does not exist"):
         open_resume_folder(tmp_path / "link", {})
 
 

@@ -49,8 +49,8 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
     handles = []
     if "control_draws" in table and (texts := table["control_draws"].map(type).eq(str)).any():
         raise ValueError(
-            f"control_draws holds text ({table.loc[texts, 'control_draws'].iloc[0]!r:.40}), as CSV does: keep the sweep "
-            "by write_table as .parquet, or draw it without that column"
+            f"control_draws holds text ({table.loc[texts, 'control_draws'].iloc[0]!r:.40}), as CSV does: keep the "
+            "sweep by write_table as .parquet, or draw it without that column"
         )
     n_draws = max(map(len, table["control_draws"].dropna()), default=0) if "control_draws" in table else 0
     if n_draws:

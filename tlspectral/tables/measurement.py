@@ -323,7 +323,7 @@ def _parallel(n_jobs: int) -> Any:
     Raises ValueError for a backend that returns all results at the end, when none of them could be stored before.
     """
     if backend_configured():
-        backend = joblib.parallel.get_active_backend()[0]
+        backend: Any = joblib.parallel.get_active_backend()[0]
         if not backend.supports_return_generator:
             raise ValueError(
                 f'joblib\'s backend {type(backend).__name__} cannot hand on results one by one: configure "loky", '

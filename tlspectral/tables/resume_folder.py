@@ -97,6 +97,7 @@ def open_resume_folder(
         noted: values stored beside the settings and not compared. An existing folder's are returned.
 
     Raises:
+        ValueError: `path` is a file, or a link to nothing.
         IncompatibleCheckpoint: the folder was made with other settings or by another version, or holds other files.
             Hidden files are ignored, and so is a manifest that was cut off before any job was written.
     """
