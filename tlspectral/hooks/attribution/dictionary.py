@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tlspectral.hooks.attribution.dictionary_origin import DictionaryOrigin
 from tlspectral.hooks.attribution.stream_terms import Terms
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import whole_number
@@ -38,6 +39,7 @@ class Dictionary:
         bias: what is written at every token, [d_model].
         encode: function of streams [..., d_model] in float32 that returns activations [..., features].
         hook: hook point of the stream that the features were made for; None: not compared.
+        origin: what the file of `load` says of its model; None: not compared.
 
     Raises:
         TypeError: decoder or bias are no real tensors, encode is no function.
@@ -52,6 +54,7 @@ class Dictionary:
     encode: Encode
     _: KW_ONLY
     hook: str | None = None
+    origin: DictionaryOrigin | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name, value, n_axes in (("decoder", self.decoder, 2), ("bias", self.bias, 1)):
@@ -74,7 +77,9 @@ class Dictionary:
     def load(cls, folder: str | os.PathLike[str]) -> "Dictionary":
         """Read a sparse autoencoder from a folder in the layout of SAELens, by safetensors alone.
 
-        `cfg.json` and `sae_weights.safetensors`, with ReLU (`"standard"`), JumpReLU or top-k activations.
+        `cfg.json` and `sae_weights.safetensors`, with ReLU (`"standard"`), JumpReLU or top-k activations. What cfg.json
+        says of the model (`model_name`, `hook_name`, `center_writing_weights`) is compared with the model that the
+        dictionary is used on: see `docs/attribution.md`.
 
         Args:
             folder: with the two files.
@@ -98,8 +103,27 @@ class Dictionary:
             raise ValueError(f"{at / 'cfg.json'} is no object of settings; found {type(settings).__name__}")
         return _autoencoder(at / "cfg.json", settings, tensors)
 
-    def require_own(self, view: AttentionView, layer: int) -> None:
-        """Refuse a dictionary of another width or hook point than the stream of a layer. Raises ValueError."""
+    def fitted(self, view: AttentionView, layers: Iterable[int]) -> Dictionary:
+        """Return the dictionary for streams that enter layers of a model.
+
+        A dictionary of centred streams (`center_writing_weights`) is given streams without their mean. Warns where its
+        file names another model. Raises ValueError for another width or hook point; `activations` of what is returned
+        raises it for a dictionary of raw streams in a model whose streams are centred.
+        """
+        layers = list(layers)
+        for layer in layers:
+            self._require_own(view, layer)
+        if self.origin is None:
+            return self
+        self.origin.compare(view)
+        return replace(self, encode=self.origin.encoder(view, layers[0], self.encode))
+
+    def described(self) -> dict[str, Any]:
+        """Return the attrs of tables: the dictionary's form, and what its file says of its model."""
+        origin = {} if self.origin is None else {"dictionary_origin": self.origin.said}
+        return {"dictionary": repr(self), **origin}
+
+    def _require_own(self, view: AttentionView, layer: int) -> None:
         if self.decoder.shape[1] != view.d_model:
             raise ValueError(
                 f"the dictionary's features are {self.decoder.shape[1]} wide, and the model's stream is {view.d_model}"
@@ -154,6 +178,7 @@ def require_division(by: str, known: tuple[str, ...], dictionary: Any) -> None:
 _ACTIVATIONS = {"standard": "relu", "jumprelu": "jumprelu", "topk": "topk"}
 _OLD_NAMES = {
     "hook_point": "hook_name",
+    "hook_point_layer": "hook_layer",
     "activation_fn_str": "activation_fn",
     "hook_point_head_index": "hook_head_index",
 }
@@ -170,7 +195,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "activation_normalization": ("none", None),
 }
 
-# What says where an autoencoder comes from, and changes no number of it.
+# What says where an autoencoder comes from, and changes no number of it: `DictionaryOrigin` compares it with a model.
 _SAID = {
     "architecture", "activation_fn", "activation_fn_kwargs", "apply_b_dec_to_input", "d_in", "d_sae", "k", "metadata",
     "hook_name", "hook_layer", "model_name", "model_class_name", "model_from_pretrained_kwargs", "dtype", "device",
@@ -180,15 +205,23 @@ _SAID = {
     "store_batch_size_prompts", "is_dataset_tokenized", "streaming", "autocast", "autocast_lm", "compile_llm",
     "llm_compilation_mode", "compile_sae", "sae_compilation_mode", "training_tokens", "seed", "act_store_device",
     "l1_coefficient", "l0_coefficient", "lr", "lr_scheduler_name", "release", "sae_id",
+    # How SAELens trained, up to version 3: it wrote its whole configuration beside the weights.
+    "use_cached_activations", "cached_activations_path", "total_training_tokens", "store_batch_size",
+    "train_batch_size", "tokens_per_buffer", "b_dec_init_method", "expansion_factor", "from_pretrained_path",
+    "lr_warm_up_steps", "use_ghost_grads", "feature_sampling_window", "feature_sampling_method", "resample_batches",
+    "feature_reinit_scale", "dead_feature_window", "dead_feature_estimation_method", "dead_feature_threshold",
+    "log_to_wandb", "wandb_project", "wandb_entity", "wandb_log_frequency", "n_checkpoints", "checkpoint_path",
+    "run_name",
 }  # fmt: skip
 
 
 def _autoencoder(where: Path, given: dict[str, Any], tensors: dict[str, Tensor]) -> Dictionary:
     """Return the dictionary of settings and tensors of SAELens. Raises ValueError for what is not read."""
     settings = {_OLD_NAMES.get(name, name): value for name, value in given.items()}
-    metadata = settings.get("metadata") or {}
-    where_from = {_OLD_NAMES.get(name, name): value for name, value in dict(metadata).items()}
+    metadata: dict[str, Any] = settings.get("metadata") or {}
+    where_from = {_OLD_NAMES.get(name, name): value for name, value in metadata.items()}
     settings |= {name: value for name, value in where_from.items() if name in _ALLOWED}
+    origin = DictionaryOrigin.read(where, given | metadata, where_from | settings)
     for name, value in settings.items():
         if name not in _SAID and name not in _ALLOWED:
             raise ValueError(f"{where}: {name}={value!r} is a setting that is not known, so the features may differ")
@@ -237,4 +270,4 @@ def _autoencoder(where: Path, given: dict[str, Any], tensors: dict[str, Tensor])
         return active if threshold is None else active * (before > threshold)
 
     hook = settings.get("hook_name", where_from.get("hook_name"))
-    return Dictionary(w_dec, b_dec, encode, hook=hook)
+    return Dictionary(w_dec, b_dec, encode, hook=hook, origin=origin)

@@ -37,7 +37,7 @@ def dictionary_notes(
         "error_score": of_error,
         "max_p": max_p,
         "max_p_draws": draws,
-        "dictionary": repr(dictionary),
+        **dictionary.described(),
     }
 
 

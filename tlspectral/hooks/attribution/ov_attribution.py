@@ -136,7 +136,8 @@ def ov_attribution(
     along = None if direction is None else direction_of(view, prompts, direction)
     chosen = _require_together(view, chosen, along, every=heads is None)
     if by == "source":
-        _require_sources(view, chosen, dictionary)
+        _require_sources(view, chosen)
+        dictionary = None if dictionary is None else dictionary.fitted(view, chosen)
     whole = [] if by != "source" else list(chosen) if dictionary is not None else list(range(max(chosen) + 1))
     point = None if along is None else along.point(view)
     answers = along is not None and along.layer(view) == view.n_layers and point is not None
@@ -161,7 +162,7 @@ def ov_attribution(
         "gate_held": any(view.raw(layer).w_gate is not None for layer in chosen),
     }
     if dictionary is not None:
-        attrs = {"error_share": _error_share(frame), "dictionary": repr(dictionary)} | attrs
+        attrs = {"error_share": _error_share(frame), **dictionary.described()} | attrs
     settings = {"by": by if dictionary is None else "feature"}
     origin = view.origin(range(max(chosen) + 1), runs=True)
     return Measurement(OV_ATTRIBUTION, settings, origin).table(frame, **attrs)
@@ -187,15 +188,13 @@ def _require_together(
     return chosen
 
 
-def _require_sources(view: AttentionView, chosen: dict[int, list[int]], dictionary: Dictionary | None) -> None:
-    """Refuse layers whose values are not linear in the stream, and a dictionary that is not of their streams."""
+def _require_sources(view: AttentionView, chosen: dict[int, list[int]]) -> None:
+    """Refuse layers whose values are not linear in the stream."""
     for layer in chosen:
         raw = view.raw(layer)
         require_own_projections(raw, layer, "values are not taken apart through the norm of their latent")
         if raw.v_norm is not None:
             raise UnsupportedArchitecture(f"layer {layer}: a norm of values, through which they are not taken apart")
-        if dictionary is not None:
-            dictionary.require_own(view, layer)
 
 
 def _rows(

@@ -141,7 +141,7 @@ def qk_attribution(
     require_stream(view)
     ((layer, (index,)),) = heads_by_layer(view, [head]).items()
     if dictionary is not None:
-        dictionary.require_own(view, layer)
+        dictionary = dictionary.fitted(view, [layer])
     asked = asked_scores(view, prompt, query, key)
     distinct = asked.distinct
     first = np.unique(distinct, return_index=True)[1]

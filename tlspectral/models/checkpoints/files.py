@@ -1,7 +1,7 @@
 """The safetensors files of a checkpoint, in a folder or on the hub: which holds which tensor, and reading them."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from tlspectral.models.loading.weight_files import (
     indexed_files,
     names_in,
     refuse_adapter,
+    require_indexed,
     require_one_kind,
     safetensors_file,
     weight_names,
@@ -38,6 +39,7 @@ class CheckpointFiles:
         self.source, self.config_folder = pinned(source) if source.kind == "hub" else (source, Path(source.location))
         self.record, self.name = self.source.record, str(self.source.record["model"])
         refuse_adapter(self.config_folder, self.name)
+        self.index: Path | None = None
         self.file_of = self._tensors()
 
     def stored(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -48,11 +50,22 @@ class CheckpointFiles:
         found: dict[str, tuple[str, tuple[int, ...]]] = {}
         for path, names in self._by_file(tensors).items():
             with safetensors_file(path) as file:
+                held = set(file.keys())
+                self._require_indexed({path.name: held})
                 for name in names:
-                    if name not in file.keys():  # noqa: SIM118 - not a mapping
+                    if name not in held:
                         raise BadWeights(f"{path} does not hold {name}, which {INDEX} says it does")
                     header = file.get_slice(name)
                     found[name] = str(header.get_dtype()), tuple(header.get_shape())
+        return found
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all tensors in the files of a folder that are there; of a hub model none."""
+        found: dict[str, tuple[int, ...]] = {}
+        for file in sorted(set(self.file_of.values())) if self.source.kind == "folder" else ():
+            if (path := self.config_folder / file).is_file():
+                with safetensors_file(path) as opened:
+                    found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
         return found
 
     def read(self, tensors: Iterable[str]) -> dict[str, Tensor]:
@@ -83,7 +96,7 @@ class CheckpointFiles:
         require_one_kind(self.config_folder, readable)
         listing = self._first(*readable)
         if listing is not None and listing.suffix == ".json":
-            return indexed_files(listing)
+            return self._indexed(listing)
         there = [] if self.source.kind == "hub" else sorted(path.name for path in self.config_folder.iterdir())
         files = [listing.name] if listing is not None else [file for file in there if file.endswith(".safetensors")]
         if files:
@@ -97,6 +110,23 @@ class CheckpointFiles:
             f"{self.name} has no safetensors ({reason}), and nothing else is read without loading the model: save it "
             "again by save_pretrained, or pass a loaded model"
         )
+
+    def _indexed(self, index: Path) -> dict[str, str]:
+        """Return the file of each tensor by an index, and of tensors that the index does not name, by the files.
+
+        Shards of a hub model are not fetched for it: `stored` compares those that it opens. Raises BadWeights as
+        `require_indexed`.
+        """
+        self.index, named = index, indexed_files(index)
+        files = [] if self.source.kind == "hub" else sorted(set(named.values()))
+        held = {file: names_in(path) for file in files if (path := self.config_folder / file).is_file()}
+        self.file_of = named
+        self._require_indexed(held)
+        return {tensor: file for file, tensors in held.items() for tensor in tensors} | named
+
+    def _require_indexed(self, held: Mapping[str, Iterable[str]]) -> None:
+        if self.index is not None:
+            require_indexed(self.index, self.file_of, held, self._path)
 
     def _each_once(self, files: list[str]) -> dict[str, str]:
         """Return the file of each tensor. Raises BadWeights for one that two files hold."""

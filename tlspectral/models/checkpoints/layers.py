@@ -157,7 +157,10 @@ class WeightFiles:
 
     @cached_property
     def unused(self) -> list[str]:
-        """Tensors in the files that the model has no parameter for and does not need. Raises as `prepare`."""
+        """Tensors in the files that the model has no parameter for and does not need. Raises as `prepare`.
+
+        In a folder all tensors are compared with the model's parameters; files of a hub model may not be fetched yet.
+        """
         # One of the tensors that have one name in all layers is read: others can lie in files not fetched yet.
         first = {in_any_layer(tensor): tensor for tensor in reversed(self.files.file_of)}
 
@@ -165,7 +168,8 @@ class WeightFiles:
             return self.files.read([first[in_any_layer(tensor)]])[first[in_any_layer(tensor)]]
 
         with misfit(self.files.record):
-            return unused_weights(self._empty(), self.files.file_of, read, self.files.name)
+            files = self.files
+            return unused_weights(self._empty(), files.file_of, read, files.name, files.shapes())
 
     def _empty(self) -> torch.nn.Module:
         file = f"config.json of {self.files.name}"

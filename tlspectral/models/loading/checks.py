@@ -184,10 +184,11 @@ def _wrapped(parameters: Collection[str], stored: Iterable[str]) -> str:
     return ""
 
 
-def _unplaced(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Return the tensors of a checkpoint that fit no parameter of a model, each with the name transformers looks for.
+def _placed(model: nn.Module, names: Iterable[str], who: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the parameter that transformers loads each tensor into, and the names it looks for of tensors without one.
 
-    Names are changed as in a load: older names, packed experts, prefixes that are missing or too many.
+    Names are changed as in a load: older names, packed experts, prefixes that are missing or too many. A parameter made
+    of several tensors is left out of the first. Raises BadWeights for two tensors that become one parameter.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -196,34 +197,86 @@ def _unplaced(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
     rules = get_model_conversion_mapping(whole)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    parameters = whole.state_dict()
-    targets = {
-        name: rename_source_key(name, renamings, converters, whole.base_model_prefix, parameters)[0] for name in names
-    }
-    return {name: target for name, target in targets.items() if target not in parameters and name not in parameters}
+    base, parameters = whole.base_model_prefix, whole.state_dict()
+    placed, unused, first = {}, {}, {}
+    for name in names:
+        target, pattern = rename_source_key(name, renamings, converters, base, parameters)
+        if target not in parameters and name not in parameters:
+            unused[name] = target
+            continue
+        if pattern is None:
+            placed[name] = meant = target if target in parameters else name
+        else:  # one of several tensors of a parameter
+            meant = rename_source_key(name, renamings, [])[0].removeprefix(f"{base}.")
+        other = first.setdefault(meant, name)
+        if other != name:
+            raise BadWeights(
+                f"{who}: its files hold {other} and {name}, and transformers loads both into {target}, so that it is "
+                "not known which is meant; remove one of the two from the files"
+            )
+    return placed, unused
 
 
 def require_tied(model: Any, who: str) -> None:
     """Refuse files that hold another unembedding than the embedding, if config.json ties the two. Raises BadWeights."""
     inside, outside = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = getattr(model.config, "tie_word_embeddings", False) and getattr(model, "_tied_weights_keys", None)
-    if not tied or outside is None or outside.weight is inside.weight:
+    if not _tied(model) or outside is None or outside.weight is inside.weight:
         return
     if not torch.equal(outside.weight, inside.weight):
-        raise BadWeights(
-            f"{who}: config.json ties the unembedding to the embedding (tie_word_embeddings), and the files hold "
-            "another unembedding; set tie_word_embeddings to false in config.json"
-        )
+        raise _not_tied(who)
 
 
-def unused_weights(model: nn.Module, names: Iterable[str], read: Callable[[str], Tensor], who: str) -> list[str]:
+def _require_fitting(
+    model: nn.Module,
+    placed: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], Tensor],
+    who: str,
+) -> None:
+    """Refuse tensors of other shapes than their parameters, and an unembedding that `require_tied` would refuse."""
+    whole: Any = model
+    parameters = whole.state_dict()
+    for tensor, target in placed.items():
+        asked = tuple(parameters[target].shape)
+        if tensor in shapes and shapes[tensor] != asked:
+            raise BadWeights(f"{tensor} of {who} has shape {shapes[tensor]}, and config.json asks for {asked}")
+    paths = {module: path for path, module in model.named_modules()}
+    ends = {f"{paths.get(end)}.weight" for end in (whole.get_input_embeddings(), whole.get_output_embeddings())}
+    stored = [tensor for tensor, target in placed.items() if target in ends and tensor in shapes]
+    if _tied(whole) and len(stored) == 2 and not torch.equal(*map(read, stored)):
+        raise _not_tied(who)
+
+
+def _tied(model: Any) -> bool:
+    return bool(getattr(model.config, "tie_word_embeddings", False) and getattr(model, "_tied_weights_keys", None))
+
+
+def _not_tied(who: str) -> BadWeights:
+    return BadWeights(
+        f"{who}: config.json ties the unembedding to the embedding (tie_word_embeddings), and the files hold another "
+        "unembedding; set tie_word_embeddings to false in config.json"
+    )
+
+
+def unused_weights(
+    model: nn.Module,
+    names: Iterable[str],
+    read: Callable[[str], Tensor],
+    who: str,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> list[str]:
     """Return the tensors of a checkpoint that its model, on the meta device or not, has no parameter for.
 
     Raises BadWeights where they belong to a part of the model that was built, or are quantised: for floating-point
-    tensors in a decoder block of the model or its final norm, and further blocks. `read` gives a tensor by its name.
+    tensors in a decoder block of the model or its final norm, and further blocks; and for two tensors that are one
+    parameter. `read` gives a tensor by its name.
+
+    `shapes` of tensors that are not loaded behind this are compared with the model's, as a load compares them.
     """
     whole: Any = model
-    config, unused = whole.config.get_text_config(), _unplaced(model, names)
+    config, (placed, unused) = whole.config.get_text_config(), _placed(model, names, who)
+    if shapes is not None:
+        _require_fitting(model, placed, shapes, read, who)
     quantised = sorted(filter(_QUANTISED.fullmatch, unused))
     if quantised:
         raise BadWeights(

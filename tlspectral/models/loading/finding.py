@@ -149,10 +149,7 @@ def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sour
             f" ({', '.join(known)}){did_you_mean(name, known) or '.'}"
         )
     if "/" not in name:
-        from transformer_lens.supported_models import MODEL_ALIASES
-
-        short = name.lower()
-        name = next((hub_id for hub_id, aliases in MODEL_ALIASES.items() if short in map(str.lower, aliases)), name)
+        name = _hub_id(name)
     if checkpoint is not None:
         owner, _, model = name.lower().partition("/")
         if not model.startswith("pythia") and owner != "stanford-crfm":
@@ -162,6 +159,26 @@ def _hub_source(name: str, revision: str | None, checkpoint: int | None) -> Sour
             )
         revision = f"step{checkpoint}" if model.startswith("pythia") else f"checkpoint-{checkpoint}"
     return Source("hub", name, revision, {"model": name, "revision": revision})
+
+
+def _hub_id(name: str) -> str:
+    """Return the hub id of one of TransformerLens' names for models; another name as it is."""
+    from transformer_lens.supported_models import MODEL_ALIASES
+
+    short = name.lower()
+    return next((hub_id for hub_id, aliases in MODEL_ALIASES.items() if short in map(str.lower, aliases)), name)
+
+
+def same_model(name: str, other: str) -> bool:
+    """Return whether two names can mean one model: an alias of TransformerLens, a hub id, or a folder of that name."""
+    return _model_of(name) == _model_of(other)
+
+
+def _model_of(name: str) -> str:
+    """Return the model in a name or path, in small letters and without its owner."""
+    cached = re.search(r"models--(?:[^/]+--)?([^/]+)/snapshots/", name)
+    last = cached[1] if cached else name.rstrip("/").rpartition("/")[2]
+    return _hub_id(last).rpartition("/")[2].lower()
 
 
 def opened_by_name(name: Any, revision: str | None, checkpoint: int | None, of_models: Sequence[str]) -> Any:

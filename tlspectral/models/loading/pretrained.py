@@ -1,5 +1,6 @@
 """A Hugging Face language model and its tokenizer, loaded from the hub, a folder on disk or a GGUF file."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from tlspectral.models.loading.damage import (
 from tlspectral.models.loading.encoders import encoder_class, is_encoder, with_head
 from tlspectral.models.loading.gguf import converted_folder
 from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, pinned
-from tlspectral.models.loading.weight_files import WHOLE, names_in, refuse_adapter, stored_tensor, weight_files
+from tlspectral.models.loading.weight_files import WHOLE, refuse_adapter, stored_tensor, stored_tensors
 
 
 def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -> tuple[Any, Any, dict[str, Any]]:
@@ -44,16 +45,15 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     config = check_config(from_files(transformers.AutoConfig.from_pretrained, source, folder), name)
     if source.kind == "hub":
         fetch_weights(source, config)
-    files = weight_files(folder, config)  # raises if the index names files outside of the folder, before any is opened
-    if not files:
+    stored = stored_tensors(folder, config)
+    if not stored:
         raise FileNotFoundError(f"{name} cannot be loaded: {folder} holds no weights, such as {WHOLE}")
-    stored = {tensor: file for file in files for tensor in names_in(file)}
     auto, given = transformers.AutoModelForCausalLM, {}
     if is_encoder(config):
         auto, given = encoder_class(config, stored)
     with misfit(source.record):
         empty = empty_model(config, tensors=len(stored), file=f"config.json of {name}", auto=auto, **given)
-        room = sum(file.stat().st_size for file in files)  # an element takes at least a byte
+        room = sum(file.stat().st_size for file in {*stored.values()})  # an element takes at least a byte
         require_room(empty, room, f"config.json of {name}")
         unused = unused_weights(empty, stored, lambda tensor: stored_tensor(stored[tensor], tensor), name)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True, **given}
@@ -91,7 +91,10 @@ def check_config(config: Any, name: str) -> Any:
             "and RoBERTa."
         )
     quantised = getattr(config, "quantization_config", None)
-    if quantised is None:
+    if not quantised:
+        if quantised is not None:  # empty: transformers would look for a method in it
+            config = copy.copy(config)
+            del config.quantization_config
         return config.text_config if config.model_type == "gemma3n" else config
     settings = quantised if isinstance(quantised, dict) else vars(quantised)
     method = settings.get("quant_method")

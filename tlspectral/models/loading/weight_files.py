@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,17 +100,55 @@ def require_one_kind(folder: Path, names: Collection[str]) -> None:
             )
 
 
-def weight_files(folder: Path, config: Any) -> list[Path]:
-    """Return the files that transformers loads a folder's weights from; none under the usual names is an empty list.
+def stored_tensors(folder: Path, config: Any) -> dict[str, Path]:
+    """Return the file of each tensor that transformers loads from a folder; empty if no usual file is there.
 
-    Raises BadWeights as `require_one_kind` and `indexed_files`.
+    Raises BadWeights as `require_one_kind`, `indexed_files` and `require_indexed`.
     """
     names = weight_names(config)
     require_one_kind(folder, names)
     path = next((folder / name for name in names if (folder / name).is_file()), None)
-    if path is None or path.suffix != ".json":
-        return [] if path is None else [path]
-    return [folder / file for file in sorted(set(indexed_files(path).values()))]
+    if path is None:
+        return {}
+    if path.suffix != ".json":
+        return dict.fromkeys(names_in(path), path)
+    named = indexed_files(path)
+    held = {file: names_in(folder / file) for file in sorted(set(named.values()))}
+    require_indexed(path, named, held, lambda file: folder / file)
+    return {tensor: folder / file for file, tensors in held.items() for tensor in tensors}
+
+
+def require_indexed(
+    index: Path, named: Mapping[str, str], held: Mapping[str, Iterable[str]], path_of: Callable[[str], Path]
+) -> None:
+    """Refuse files that hold another tensor than their index means. Raises BadWeights with the tensor and both files.
+
+    transformers loads every tensor of every file that the index names, whichever file the index gives it to. A copy
+    with equal values is accepted, and so is a tensor of one file that the index does not name.
+
+    Args:
+        index: the index, and what it says in `named`: the file of each tensor.
+        held: the tensors in files that were opened.
+        path_of: returns the path of a file that the index names.
+    """
+    meant = dict(named)
+    for file, tensors in held.items():
+        for tensor in tensors:
+            other = meant.setdefault(tensor, file)
+            if other == file:
+                continue
+            if tensor not in (held[other] if other in held else names_in(path_of(other))):
+                raise BadWeights(
+                    f"{index} says that {tensor} is in {other}, and it is in {file}: the index is not the one of these "
+                    "files; fetch both again"
+                )
+            values = [stored_tensor(path_of(one), tensor) for one in (other, file)]
+            if values[0].dtype is not values[1].dtype or not torch.equal(*values):
+                raise BadWeights(
+                    f"{other} and {file} in {index.parent} both hold {tensor}, with different values, and {index.name} "
+                    f"names {'the first' if tensor in named else 'neither'} for it; fetch both again, or remove the "
+                    "copy that is not the model's"
+                )
 
 
 @contextmanager

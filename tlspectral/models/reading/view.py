@@ -139,6 +139,11 @@ class AttentionView:
         return blocks_of(self.model)
 
     @property
+    def has_embedding_norm(self) -> bool:
+        """Whether a norm stands behind the embedding, as in BLOOM."""
+        return hasattr(self.model, "embed_ln") or bool(getattr(self.model.cfg, "post_embedding_ln", False))
+
+    @property
     def two_stacks(self) -> bool:
         """Whether the model is HRM: two stacks of layers, through which a pass goes several times."""
         return hasattr(self.model, "L_blocks")
