@@ -88,7 +88,7 @@ class Dictionary:
             FileNotFoundError: a file is missing.
             ValueError: a setting that is not read, by its name; tensors that are missing, left over or of other shapes.
         """
-        at = Path(folder)
+        at = Path(folder).expanduser()
         for name in ("cfg.json", "sae_weights.safetensors"):
             if not (at / name).is_file():
                 raise FileNotFoundError(
