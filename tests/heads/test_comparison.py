@@ -42,9 +42,13 @@ def tuned():
     return analyzed(changed_model(0.3))
 
 
+UNSEEN = r"weights of layer 1 differ between a and b, and no head of it changed by 0.02 .* adds qk_change and ov_change"
+
+
 @pytest.mark.slow
 def test_the_changed_head_alone_differs_whatever_the_order_of_rows(base, tuned):
-    table = compare_heads(base, tuned)
+    with pytest.warns(UserWarning, match=UNSEEN):
+        table = compare_heads(base, tuned)
     assert list(table.filter(like="_diff")) == [f"{name}_diff" for name in COMPARED_COLUMNS]
     at = (table["layer"] == CHANGED[0]) & (table["head"] == CHANGED[1])
     for name in WEIGHT_COLUMNS:
@@ -56,9 +60,11 @@ def test_the_changed_head_alone_differs_whatever_the_order_of_rows(base, tuned):
     assert table["prev_diff"].isna().all()  # no detectors were run
     same = compare_heads(base, base).filter(like="_diff")
     assert ((same == 0) | same.isna()).all(axis=None)
-    forth, back = compare_heads(base, tuned), compare_heads(tuned, base)
+    with pytest.warns(UserWarning, match=UNSEEN):
+        forth, back = compare_heads(base, tuned), compare_heads(tuned, base)
     pd.testing.assert_frame_equal(forth.filter(like="_diff"), -back.filter(like="_diff"))
-    assert forth.equals(compare_heads(base.sample(frac=1, random_state=0), tuned.iloc[::-1]))
+    with pytest.warns(UserWarning, match=UNSEEN):
+        assert forth.equals(compare_heads(base.sample(frac=1, random_state=0), tuned.iloc[::-1]))
     assert forth["change_rank"].isna().all()  # two random heads of so few dimensions lie further apart than these
     assert forth[["layer", "head"]].equals(base[["layer", "head"]])
 
@@ -77,7 +83,9 @@ def test_attrs_say_which_models_and_survive_a_file(base, tuned, tmp_path):
     base, tuned = base.copy(), tuned.copy()
     base.attrs |= {"model": "base", "revision": "abc"}
     tuned.attrs |= {"model": "tuned"}
-    table = compare_heads(base, tuned)
+    with pytest.warns(UserWarning, match=UNSEEN):
+        table = compare_heads(base, tuned)
+    assert table.attrs["weights"] == {"differ": [1], "equal": [0]}
     weights = base.attrs["weights_sha256"]
     assert table.attrs["a"] == {"model": "base", "revision": "abc", "weights_sha256": weights}
     assert table.attrs["b"]["model"] == "tuned"
@@ -138,3 +146,68 @@ def renamed(heads):
 def test_tables_that_do_not_fit_are_refused(base, other, words):
     with pytest.raises(ValueError, match=words):
         compare_heads(base, other(base))
+
+
+# --- two models ---
+
+
+@pytest.fixture(scope="module")
+def models():
+    return zoo.shared("bridge", "llama"), changed_model(0.3)
+
+
+def test_two_models_are_compared_by_their_operators_too(models):
+    table = compare_heads(*models)
+    assert list(table)[8:12] == ["behaviour_rank", "spectrum_rank", "qk_change", "ov_change"]
+    assert table["name"].iloc[0] == "L1H2"
+    factors = [tls.qk_operators(model)["L1H2"].w_q for model in models]
+    assert 0.1 < table["qk_change"].iloc[0] < 2 * (factors[1] - factors[0]).norm() / factors[0].norm()
+    assert (table["qk_change"].iloc[1:] == 0).all()
+    assert (table["ov_change"] == 0).all()
+    assert table.attrs["weights"] == {"differ": [1], "equal": [0]}
+    assert table.attrs["outside"] == {}
+    assert table.attrs["likeness"]["embedding"] == pytest.approx(1)
+    # The other columns are those of the tables with the defaults.
+    tables = [tls.analyze_heads(model) for model in models]
+    with pytest.warns(UserWarning, match=UNSEEN):
+        of_tables = compare_heads(*tables)
+    in_order = table.sort_values(["layer", "head"], ignore_index=True).drop(columns=["qk_change", "ov_change"])
+    pd.testing.assert_frame_equal(in_order, of_tables.sort_values(["layer", "head"], ignore_index=True))
+    assert {"qk_change", "ov_change"}.isdisjoint(of_tables)
+
+
+def test_a_model_is_given_in_any_form_that_analyze_heads_takes(tmp_path):
+    folder = zoo.save_folder("llama", tmp_path / "llama")
+    files = tls.load_model(folder, weights="files")
+    for one in (zoo.hf_model("llama"), str(folder), files):
+        table = compare_heads(zoo.shared("bridge", "llama"), one)
+        assert (table[["qk_change", "ov_change"]] == 0).all(axis=None)
+        assert table["change_rank"].isna().all()
+    assert "unknown" in table.attrs["weights"]  # hashes of files are of less
+
+
+@pytest.mark.slow
+def test_a_comparison_of_models_survives_a_file(models, tmp_path):
+    table = compare_heads(*models)
+    write_table(table, tmp_path / "comparison.parquet")
+    pd.testing.assert_frame_equal(read_table(tmp_path / "comparison.parquet"), table)
+    assert read_table(tmp_path / "comparison.parquet").attrs == table.attrs
+
+
+def test_a_table_and_a_model_are_refused_and_names_of_files(base, models):
+    for pair, said in (((base, models[1]), "a is a DataFrame and b is a TransformerBridge"),
+                       ((models[0], base), "a is a TransformerBridge and b is a DataFrame"),
+                       ((base, "tiny-rope"), "a is a DataFrame and b is a str")):  # fmt: skip
+        with pytest.raises(TypeError, match=f"takes two models or two tables: {said}. Give both models, or .*analyze"):
+            compare_heads(*pair)
+    for pair, which in ((("heads.parquet", base), "a"), ((models[0], "heads.csv"), "b")):
+        with pytest.raises(TypeError, match=rf"{which} is the name of a file of a table: give .*read_table\('heads"):
+            compare_heads(*pair)
+    with pytest.raises(TypeError, match="neither a TransformerBridge nor"):
+        compare_heads(models[0], {"layer": 1})
+
+
+def test_two_trainings_are_refused_before_tables_are_made(monkeypatch):
+    monkeypatch.setattr("tlspectral.heads.comparison.analyze_heads", None)
+    with pytest.raises(ValueError, match="share no common basis"):
+        compare_heads("tiny-rope", "tiny-rope-sym")

@@ -5,7 +5,9 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from command_line import heads, run
+import torch
+import zoo
+from command_line import heads, refusal, run
 
 from tlspectral.heads import compare_heads
 from tlspectral.tables import read_table, write_table
@@ -161,7 +163,63 @@ def test_the_command_prints_the_top_changes_and_writes_the_table(tmp_path):
     assert done.exit_code == 0, done.output
     assert "tuned (b) against base (a): 5 heads compared" in done.stdout
     assert "left out, prev: no value in a" in done.stdout
-    assert "behaviour: 0 of 5 heads changed" in done.stdout
-    assert re.search(r"spectrum: 1 of 5 heads changed(.*\n){3}L0H1 +rotational share \(D_head\) ", done.stdout)
+    assert "weights of attention unknown: the tables hold no hash of a layer that both have" in done.stdout
+    assert "behaviour: no difference of 0.02 or more and beyond its band" in done.stdout
+    assert re.search(r"spectrum: 1 of 5 heads differ(.*\n){3}L0H1 +rotational share \(D_head\) ", done.stdout)
     assert len(read_table(tmp_path / "c.parquet")) == 5
     assert run("compare", tmp_path / "base.parquet", tmp_path / "c.parquet").exit_code == 2
+
+
+def hashed(table, *hashes):
+    """The table with hashes of its layers."""
+    other = table.copy()
+    other.attrs = {**table.attrs, "backend": "bridge", "weights_by_layer": dict(zip("01", hashes, strict=True))}
+    return other
+
+
+def test_a_layer_whose_weights_differ_is_named_where_no_head_of_it_is_ranked(tmp_path):
+    base, tuned = tables()
+    one, other = hashed(base, "a", "b"), hashed(base, "c", "d")
+    with pytest.warns(
+        UserWarning, match=r"the weights of layers 0, 1 differ .* no head of them changed by 0.02"
+    ) as said:
+        table = compare_heads(one, other)
+    assert [warning.filename for warning in said] == [__file__]
+    assert table.attrs["weights"] == {"differ": [0, 1], "equal": []}
+    tuned.loc[3, "prev"] = base.loc[3, "prev"]  # a head of layer 0 is ranked, none of layer 1
+    with pytest.warns(UserWarning, match="the weights of layer 1 differ"):
+        compare_heads(one, hashed(tuned, "c", "d"))
+    compare_heads(one, hashed(tuned, "c", "b"))
+    compare_heads(one, hashed(base, "a", "b"))
+    for file, each in (("a", one), ("b", hashed(base, "a", "d")), ("c", other)):
+        write_table(each, tmp_path / f"{file}.parquet")
+    with pytest.warns(UserWarning, match="the weights of layer 1 differ"):
+        done = run("compare", tmp_path / "a.parquet", tmp_path / "b.parquet")
+    assert "weights of attention differ in layer 1 and are equal in layer 0\n" in done.stdout
+    assert "0 of 6 heads" not in done.stdout
+    with pytest.warns(UserWarning, match="the weights of layers 0, 1 differ"):
+        done = run("compare", tmp_path / "a.parquet", tmp_path / "c.parquet")
+    assert "No layer is equal: of two trainings, heads" in done.stdout
+    done = run("compare", tmp_path / "a.parquet", tmp_path / "a.parquet")
+    assert "weights of attention are equal in layers 0, 1\n" in done.stdout
+
+
+def test_the_command_takes_two_models_and_refuses_a_table_beside_one(tmp_path):
+    base, tuned = zoo.save_folder("llama", tmp_path / "base"), tmp_path / "tuned"
+    model = zoo.hf_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight[:, :12] *= 3
+    model.save_pretrained(tuned)
+    done = run("compare", base, tuned, "--top", 3, "-o", tmp_path / "c.parquet")
+    assert done.exit_code == 0, done.output
+    assert re.search(
+        r"operators: 1 of 8 heads differ, relative to a\n *name +qk_change +ov_change\nL1H0 .* 2.0000\n", done.stdout
+    )
+    assert read_table(tmp_path / "c.parquet")["ov_change"].max() == pytest.approx(2)
+    write_table(tables()[0], tmp_path / "a.parquet")
+    for given in ((tmp_path / "a.parquet", tuned), (tuned, tmp_path / "a.parquet")):
+        said = refusal("compare", *given)
+        assert "a.parquet is a table and " in said
+        assert "give two tables (tlspectral analyze" in said
+    assert "no config.json" in refusal("compare", tmp_path, tuned)
+    assert "share no common basis" in refusal("compare", "tiny-rope", "tiny-rope-sym")

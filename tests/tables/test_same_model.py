@@ -30,7 +30,7 @@ from tlspectral.positional import logit_shares
 from tlspectral.report import report
 from tlspectral.tables import join
 from tlspectral.tables.every_table import every_schema
-from tlspectral.tables.same_model import require_same_model
+from tlspectral.tables.same_model import layers_apart, require_same_model
 from tlspectral.tasks import induction
 
 TABLES = every_schema()
@@ -235,6 +235,15 @@ def test_a_model_whose_weights_are_elsewhere_is_measured_without_hashes():
     inner.weight = torch.nn.Parameter(inner.weight.to("meta"))
     assert "weights_by_layer" not in view.origin()
     assert view.origin()["n_layers"] == 2
+
+
+def test_layers_apart_are_told_by_their_hashes():
+    one = {"backend": "bridge", "weights_by_layer": {"0": "a", "2": "b", "10": "c"}}
+    other = {"backend": "bridge", "weights_by_layer": {"10": "d", "2": "b", "11": "e"}}
+    assert layers_apart(one, other) == {"differ": [10], "equal": [2]}
+    assert "backends 'bridge' and 'hooked'" in layers_apart(one, other | {"backend": "hooked"})["unknown"]
+    assert "no hash of a layer" in layers_apart(one, {"backend": "bridge"})["unknown"]
+    assert "backends None and None" in layers_apart({}, {})["unknown"]
 
 
 # --- a table and a model ---

@@ -62,14 +62,16 @@ def changes(comparison: "pd.DataFrame", top: int) -> str:
     if any(alone.values()):
         lines.append(f"left out, in one table only: {alone['a']} heads of a, {alone['b']} of b")
     lines += [f"left out, {name}: {reason}" for name, reason in columns.items()]
+    lines += _weights(comparison, top)
     if not attrs["bands"]:
         return "\n".join([*lines, "No column has a band: the tables have neither a null nor detector scores."])
     for family in ("behaviour", "spectrum"):
         changed = comparison.dropna(subset=[f"{family}_rank"]).sort_values(f"{family}_rank", kind="stable")
-        counted = f"{len(changed)} of {len(comparison)} heads"
-        lines.append(f"{family}: {counted} changed by {attrs['floor']:g} or more and beyond their band")
         if changed.empty:
+            lines.append(f"{family}: no difference of {attrs['floor']:g} or more and beyond its band")
             continue
+        counted = f"{len(changed)} of {len(comparison)} heads"
+        lines.append(f"{family}: {counted} differ by {attrs['floor']:g} or more and beyond their band")
         ranked = changed.head(top)
         kinds = [f"{column_title(name)}: {attrs['bands'][name]}" for name in ranked[f"{family}_of"].unique()]
         lines.append(f"band: twice the sd of {'; '.join(kinds)}")
@@ -78,6 +80,31 @@ def changes(comparison: "pd.DataFrame", top: int) -> str:
             shown[part] = [row[f"{row[f'{family}_of']}_{part}"] for _, row in ranked.iterrows()]
         lines.append(printed(shown, 4))
     return "\n".join(lines)
+
+
+def _weights(comparison: "pd.DataFrame", top: int) -> list[str]:
+    """Return the lines of `changes` about weights: layers by their hashes, and of two models the operators."""
+    from tlspectral.heads.comparison import layers_named
+    from tlspectral.tables.printed import printed
+
+    attrs = comparison.attrs
+    known = attrs["weights"]
+    said = [f"differ in {layers_named(known['differ'])}"] if known.get("differ") else []
+    said += [f"are equal in {layers_named(known['equal'])}"] if known.get("equal") else []
+    lines = [f"weights of attention {' and '.join(said) or 'unknown: ' + known['unknown']}"]
+    if "qk_change" not in comparison:
+        if known.get("differ"):
+            lines.append("By how much each head differs, the two models say: give these in place of their tables.")
+        if known.get("differ") and not known["equal"]:
+            lines.append("No layer is equal: of two trainings, heads of one index have nothing to do with each other.")
+        return lines
+    lines += [f"outside of the operators, {what} differ in {layers_named(at)}" for what, at in attrs["outside"].items()]
+    largest = comparison.assign(largest=comparison[["qk_change", "ov_change"]].max(axis=1)).query("largest > 0")
+    lines.append(f"operators: {len(largest)} of {len(comparison)} heads differ, relative to a")
+    if len(largest):
+        ordered = largest.sort_values("largest", ascending=False, kind="stable")
+        lines.append(printed(ordered[["name", "qk_change", "ov_change"]].head(top), 4))
+    return lines
 
 
 _SHOWN = (

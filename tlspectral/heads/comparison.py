@@ -1,13 +1,22 @@
-"""Two head tables of one architecture, such as a base model and its fine-tuned copy, side by side."""
+"""Two models of one architecture, or their head tables, side by side: a base model and its fine-tuned copy."""
 
+import os
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float64
 
+from tlspectral.errors import warn_caller
+from tlspectral.heads.analysis import analyze_heads
+from tlspectral.heads.operator_changes import OperatorChanges, operator_changes
+from tlspectral.models.opening import open_layers
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.tables.head_columns import COLUMNS, HEAD
+from tlspectral.tables.meanings import CHANGES, MEANINGS, followed, other_meanings
+from tlspectral.tables.same_model import layers_apart
 from tlspectral.tables.schema import Column, Schema, columns, require
 
 # fmt: off
@@ -72,6 +81,11 @@ COMPARE_HEADS = Schema(
         *columns("""
             behaviour_rank | count | Rank of the head by |behaviour_change|, 1 for the largest; missing where it is NaN.
             spectrum_rank  | count | Rank of the head by |spectrum_change|, 1 for the largest; missing where it is NaN.
+            qk_change?     | ratio | sqrt(sum_t ||dM_t||^2 + ||dM_rest||^2) over the same of model a: M_t the complex
+                           |       | operator of rotary pair t, M_rest what does not rotate, d model b less model a;
+                           |       | without rotary positions ||dM|| / ||M||. Biases are in none. Of two models.
+            ov_change?     | ratio | ||d(W_V W_O)|| / ||W_V W_O||, Frobenius norms, less means under LayerNorm. Of two
+                           |       | models. Both are infinite where only that of model a is 0, NaN where both are.
         """),
         *(column for name in COMPARED_COLUMNS for column in _compared(name)),
     ),
@@ -79,49 +93,62 @@ COMPARE_HEADS = Schema(
 )
 
 
-def compare_heads(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Compare every head of model b with the same head of model a, and with noise.
+def compare_heads(a: Any, b: Any) -> pd.DataFrame:
+    """Compare every head of model b with the same head of model a: operators, spectrum and behaviour.
 
     >>> import tlspectral as tls
-    >>> a, b = (tls.analyze_heads(tls.load_model(name), null_draws=9) for name in ("tiny-rope", "tiny-rope-sym"))
-    >>> tls.compare_heads(a, b)[["name", "behaviour_of", "spectrum_of"]].iloc[0].tolist()
-    ['L1H2', 'ind', 'henrici']
+    >>> base, changed = tls.load_model("tiny-rope"), tls.load_model("tiny-rope")
+    >>> _ = changed.blocks[1].attn.q.original_component.weight.data[16:32].neg_()  # W_Q of L1H1
+    >>> tls.compare_heads(base, changed)[["name", "qk_change"]].round(1).values.tolist()[:2]
+    [['L1H1', 2.0], ['L0H0', 0.0]]
 
     Args:
-        a, b: tables of `analyze_heads` with the same settings, of two models of the same shape (a base model and its
-            fine-tuned or quantised copy). Heads that only one of them has are left out, and so are columns that only
-            one has values for, such as the detectors beside a table read from files.
+        a, b: two models of one shape, one of them a changed copy (fine-tuned, quantised), in any form that
+            `analyze_heads` takes; or two of its tables, made with equal settings. Of two models the tables are made
+            here, with the defaults of `analyze_heads`: it takes as long as two calls.
 
     Returns:
-        DataFrame, one row per head, the most changed first. It begins with `layer, head, name, change_rank,
-        behaviour_of, behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`; for every column
-        of `COMPARED_COLUMNS` follow `<column>_a, <column>_b, <column>_diff` and, where a noise is known,
-        `<column>_band, <column>_outside`. For the two families (`RANKED_COLUMNS`: behaviour in attention, spectrum in
-        shares) a difference counts if it exceeds its band, of the null or of the standard error over sequences, and is
-        at least `CHANGE_FLOOR`, 0.02. `attrs["bands"]` says which noise a band is of, `attrs["a"]`
-        and `attrs["b"]` name the models, `attrs["settings"]` how they were measured, `attrs["left_out"]` the columns,
-        each with the reason, and the number of heads of each table.
-
-    The floor is there because a band says only what noise explains. Attention of most heads on random sequences is
-    known to .001, so that many a difference exceeds its band; the null of `dir_frac` is as narrow. Tables of equal
-    `max_se` are compared, whatever number of sequences each needed. A spectrum may move by 0.02 from rounding:
-    between the stored 4-bit weights of SmolLM2-135M and a copy moved within the steps, 99 % of the heads move by at
-    most 0.019 in `D_head` and 0.010 in every other ranked column.
+        DataFrame, one row per head that both have, the most changed first: of models by the larger of `qk_change` and
+        `ov_change`, of tables by `change_rank`. It begins with `layer, head, name, change_rank, behaviour_of,
+        behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`, of models also `qk_change,
+        ov_change`. For every column of `COMPARED_COLUMNS` follow `<column>_a, <column>_b, <column>_diff` and, where a
+        noise is known, `<column>_band, <column>_outside`. Ranked are differences beyond their band and of at least
+        `CHANGE_FLOOR`, 0.02. `attrs["weights"]` says in which layers the weights differ; docs/two_models.md has the
+        other `attrs`.
 
     Raises:
-        ValueError: columns, rows or provenance are missing, or the tables have no head in common or are of other
-            architectures or settings.
+        ValueError: models without a common basis (of two trainings from scratch, heads of one index have nothing to do
+            with each other), other architectures or settings, no head in common, tables without columns or provenance.
+        TypeError: a table and a model.
 
-    What it does not establish: that a difference is one of function, or what training did to it: two runs of the same
-    fine-tuning may move different heads. One head in twenty lies outside of its band where noise is all there is.
-    The band of a null is how far two heads of random directions and the same singular values lie apart, which is no
-    error of either number. A table does not say how large its model is, so heads of two models of different size are
-    compared if their architecture agrees in the heads they share.
+    What it does not establish: that a difference is one of function, or what training did to the head. One head in
+    twenty lies outside of its band where noise is all there is. Operators hold no biases, rotary frequencies or scale
+    of scores: `attrs["outside"]` says where these differ. Tables hardly show new directions of a head: a warning names
+    layers whose weights differ while no head of them is ranked.
     """
+    for which, one in (("a", a), ("b", b)):
+        if isinstance(one, str | os.PathLike) and Path(one).suffix.lower() in (".parquet", ".csv"):
+            raise TypeError(f"{which} is the name of a file of a table: give the table, read_table({str(one)!r})")
+    of_table = [isinstance(one, pd.DataFrame) for one in (a, b)]
+    if all(of_table):
+        return _compared_tables(a, b, None)
+    if any(of_table):
+        kinds = [f"{which} is a {type(one).__name__}" for which, one in (("a", a), ("b", b))]
+        raise TypeError(
+            f"compare_heads takes two models or two tables: {' and '.join(kinds)}. Give both models, or for the model "
+            "its table, analyze_heads(model) with the settings of the other one"
+        )
+    sources = [open_layers(one, load=True) for one in (a, b)]
+    operators = operator_changes(*sources)
+    first, second = (analyze_heads(one.model if isinstance(one, AttentionView) else one) for one in sources)
+    return _compared_tables(first, second, operators)
+
+
+def _compared_tables(a: pd.DataFrame, b: pd.DataFrame, operators: OperatorChanges | None) -> pd.DataFrame:
     first, second = _checked(a, "a"), _checked(b, "b")
     first, second, alone = _shared_heads(first, second, a, b)
     settings = _same_settings(a, b)
-    left_out = _lacking(first, second)
+    left_out = _lacking(first, second) | _other_meanings(a, b)
     if any(alone.values()):
         left_out["D_head_pct"] = "a percentile among other heads"
     compared: dict[str, Any] = {}
@@ -152,15 +179,62 @@ def compare_heads(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         **changes,
         **{name: rank.astype("Int64") for name, rank in ranks.items()},
     }
-    table = pd.DataFrame(summary | compared).sort_values("change_rank", kind="stable", ignore_index=True)
+    table = pd.DataFrame(summary | compared)
+    if operators is not None:
+        table = table.merge(operators.table, on=_HEAD, how="left", validate="one_to_one")
+    table = table.sort_values("change_rank", kind="stable", ignore_index=True)
+    if operators is not None:
+        largest = table[["qk_change", "ov_change"]].max(axis=1)
+        table = table.loc[(-largest).sort_values(kind="stable").index].reset_index(drop=True)
+    weights = layers_apart(a.attrs, b.attrs)
     attrs = {
         **{key: {name: one.attrs[name] for name in _ORIGIN if name in one.attrs} for key, one in (("a", a), ("b", b))},
         "settings": settings,
         "bands": kinds,
         "floor": CHANGE_FLOOR,
         "left_out": {"columns": left_out, "heads": alone},
+        "weights": weights,
+        MEANINGS: min(followed(one.attrs) for one in (a, b)),
     }
+    if operators is None:
+        _warn_of_unseen(table, weights)
+    else:
+        attrs |= {"likeness": operators.likeness, "outside": operators.outside}
     return COMPARE_HEADS.frame(table, attrs)
+
+
+def _warn_of_unseen(table: pd.DataFrame, weights: dict[str, Any]) -> None:
+    """Warn of layers whose weights differ, though no head of them is ranked."""
+    ranked = {*table.loc[table["change_rank"].notna(), "layer"]}
+    unseen = [layer for layer in weights.get("differ", []) if layer in {*table["layer"]} - ranked]
+    if unseen:
+        warn_caller(
+            f"the weights of {layers_named(unseen)} differ between a and b, and no head of "
+            f"{'it' if len(unseen) == 1 else 'them'} changed by {CHANGE_FLOOR:g} or more beyond its band. Spectra, and "
+            "attention on random tokens, hardly see new directions: compare_heads of the two models in place of their "
+            "tables adds qk_change and ov_change, which see every change of the operators"
+        )
+
+
+def layers_named(layers: list[int]) -> str:
+    """Return layers in words: "layer 1", "layers 0, 2"; of more than eight how many there are too."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    shown = ", ".join(map(str, layers[:8]))
+    return f"layers {shown}" if len(layers) <= 8 else f"{len(layers)} layers ({shown}, ...)"
+
+
+def _other_meanings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
+    """Return the columns that mean one thing in one table and another in the other, with the reason; warn of them."""
+    older = {which: other_meanings(table) for which, table in (("a", a), ("b", b))}
+    reasons = {}
+    for which, other in (("a", "b"), ("b", "a")):
+        for place in older[which].keys() - older[other].keys():
+            why = f"another meaning in {which}, made before a change: {CHANGES[place].text}"
+            if names := [name for name in older[which][place] if name in COMPARED_COLUMNS]:
+                reasons |= dict.fromkeys(names, why)
+                warn_caller(f"{', '.join(names)} cannot be compared, and are left out: {why}")
+    return reasons
 
 
 def _checked(heads: pd.DataFrame, which: str) -> pd.DataFrame:

@@ -101,11 +101,11 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
         # The last layer first: what is held are readings, of which heads share a part, and one layer's writes.
         for index in reversed(layers):
             if readings:
-                with _layer(source, index, "output") as raw:
+                with raw_layer(source, index, "output") as raw:
                     written = _written(raw, index)
                 found += [(later, index, _scores(written, of_later).numpy()) for later, of_later in readings.items()]
             if index in chosen:
-                with _layer(source, index, matrices) as raw:
+                with raw_layer(source, index, matrices) as raw:
                     readings[index] = _readings(raw, index, chosen[index], what)
     table = _ranked(found, chosen).assign(chance=source.d_model**-0.5)
     if end is None:
@@ -135,7 +135,8 @@ def _ranked(
 
 
 @contextmanager
-def _layer(source: AttentionView | WeightFiles, index: int, matrices: Matrices) -> Iterator[RawAttention]:
+def raw_layer(source: AttentionView | WeightFiles, index: int, matrices: Matrices) -> Iterator[RawAttention]:
+    """Yield the parameters of a layer of a model, or with these matrices of its files; valid in the context."""
     if isinstance(source, AttentionView):
         yield source.raw(index)
     else:

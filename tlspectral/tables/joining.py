@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from tlspectral.tables.meanings import carried, warn_of_older
 from tlspectral.tables.same_model import origin_of, require_same_model
 from tlspectral.tables.schema import Column, Schema, columns_of, require, require_one_row, spelled
 
@@ -50,6 +51,8 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     layers that both tables have must agree. Tables of one model that was loaded for one and read from files for the
     other, or of two backends, are compared by the name of the model, its revision and its number of layers.
 
+    Columns of a table that was made before they changed their meaning are joined with a warning that names them.
+
     What it does not establish: that the numbers belong together. The hashes are of attention, embedding and
     unembedding, not of MLPs. Prompts and seeds may differ from table to table: see `attrs["joined"]`.
     """
@@ -57,6 +60,7 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     require_one_row(heads, _HEAD, "choose its rows first", name="table of heads")
     joined = heads.reset_index(drop=True)
     index = joined.set_index(_HEAD).index
+    warn_of_older(heads, "the table of heads")
     documents = dict(columns_of(heads.attrs))
     origins: dict[str, Any] = dict(heads.attrs.get("joined", {}))
     given = [(None, table) for table in tables] + list(more.items())
@@ -73,6 +77,7 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
             )
         if "receiver" in table:
             raise ValueError(f"layer and head of the {said} are those of a sender: it has no row per head to join")
+        warn_of_older(table, f"the {said}")
         wide, meanings = _wide(table, said)
         unknown = wide.index.difference(index)
         if len(unknown):
@@ -95,7 +100,7 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     texts = {name: documents[name].meaning for name in joined if name in documents}
     made = ", ".join([f"{label}=" * bool(label) + str(table.attrs.get("table")) for label, table in given])
     schema = Schema(f"join(heads, {made})", tuple(documents[name] for name in texts), "`tls.tables.join`")
-    joined.attrs = {**heads.attrs, "columns": texts, "joined": origins, "table": schema.name}
+    joined.attrs = {**heads.attrs, "columns": texts, "joined": origins, "table": schema.name, **carried(heads)}
     return joined
 
 

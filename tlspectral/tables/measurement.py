@@ -22,6 +22,7 @@ from joblib.externals.loky import get_reusable_executor
 
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables.job import WORKER, Job, JobFailure, current_shard, sharing, working
+from tlspectral.tables.meanings import MEANINGS, changes_of_function
 from tlspectral.tables.progress import bar, without_bars
 from tlspectral.tables.schema import Schema
 
@@ -69,6 +70,8 @@ class Measurement:
 
         noted = {} if self.score is None else {"intact_values": [float(value) for value in self.score()]}
         identity = {name: value() if callable(value) else value for name, value in self.identity.items()}
+        if changes := changes_of_function(self.schema.name):  # no table has rows of two meanings
+            identity[MEANINGS] = changes
         opened = open_resume_folder(self.folder, {**self.settings, **identity}, noted=noted)
         for name, values in noted.items():
             _require_same_scores(opened.path, name, opened.noted[name], values)

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.head_columns import describe_columns
+from tlspectral.tables.meanings import warn_of_older
 from tlspectral.tables.schema import columns_of, remember
 
 _PARQUET = (".parquet", ".parq", ".pq")
@@ -205,6 +206,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
         raise
     except Exception as error:  # pandas and pyarrow raise what they please where metadata are not of their making
         raise _unreadable(path, error) from error
+    warn_of_older(frame, os.fspath(path))
     return frame
 
 

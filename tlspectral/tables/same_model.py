@@ -60,6 +60,23 @@ def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str
     return f"no hash of the weights is known for {' and '.join(lacking)}" if lacking else "they have no layer in common"
 
 
+def layers_apart(a: Mapping[Any, Any], b: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the layers whose weights differ, and are equal, by the `attrs` of two tables.
+
+    It is such as `{"differ": [1], "equal": [0]}`, or `{"unknown": why}` where hashes cannot be compared. A layer's hash
+    is of its attention weights and norm as they are stored, and of embedding, unembedding and final norm.
+    """
+    backends = a.get("backend"), b.get("backend")
+    if None in backends or len({*backends}) > 1:
+        return {"unknown": f"hashes of backends {backends[0]!r} and {backends[1]!r} cannot be compared"}
+    by_layer, other = (each.get("weights_by_layer") or {} for each in (a, b))
+    common = sorted(by_layer.keys() & other.keys(), key=int)
+    if not common:
+        return {"unknown": "the tables hold no hash of a layer that both have"}
+    differ = [int(layer) for layer in common if by_layer[layer] != other[layer]]
+    return {"differ": differ, "equal": [int(layer) for layer in common if int(layer) not in differ]}
+
+
 def _require_equal(
     attrs: Mapping[Any, Any], origin: Mapping[Any, Any], keys: tuple[str, ...], what: str, name: str
 ) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pandas as pd
 
+from tlspectral.tables.meanings import CHANGES, MEANINGS, changed
+
 _DTYPES = {"index": "int64", "count": "int64", "flag": "bool"} | dict.fromkeys(("label", "text", "numbers"), "object")
 """By unit; of other numbers float64."""
 
@@ -118,6 +120,8 @@ class Schema:
     def frame(self, data: Any, attrs: Mapping[Any, Any] | None = None) -> pd.DataFrame:
         """Return the table that data make: columns in the order of the schema, its name in `attrs`.
 
+        `attrs["meanings"]` says which meaning columns have that changed it under one name (`tables.meanings`).
+
         Where the schema has `name` and the data `layer` and `head` alone, the names of heads are filled in, such as
         L16H0. An empty table has the types of its columns; no rows make one with all that are always there.
 
@@ -141,6 +145,8 @@ class Schema:
                 f"table {self.name}: columns {unknown} are not in its schema, columns {lacking} are missing"
             )
         held = {**frame.attrs, **(attrs or {}), "table": self.name}
+        if changed(self.name):
+            held.setdefault(MEANINGS, len(CHANGES))  # a table that is made from an older one says so by itself
         frame.attrs = {}
         frame = frame.loc[:, [name for name in by_name if name in frame]]
         if frame.empty:

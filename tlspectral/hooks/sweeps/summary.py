@@ -16,6 +16,7 @@ from tlspectral.selection import head_name
 from tlspectral.stats.correlations import benjamini_hochberg
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.tables.head_columns import PART
+from tlspectral.tables.meanings import MEANINGS, followed, warn_of_older
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import Schema, columns
 
@@ -94,6 +95,7 @@ def summarize_sweep(
     rows: list[dict[str, Any]] = []
     for table in tables:
         require_same_model(heads, table.attrs, "the sweep's effects")
+        warn_of_older(table, "the sweep")
         (what_is_small, harm), parts = _scale(table.attrs, small), table["part"].unique()
         for part in parts:
             measured = table.loc[(table["part"] == part) & table["delta"].notna()].reset_index(drop=True)
@@ -103,7 +105,7 @@ def summarize_sweep(
     summary = pd.DataFrame(rows, columns=[column.name for column in SUMMARIZE_SWEEP.columns])
     of_correlations = summary["pvalue"].where(summary["statement"] == "rank_correlation")
     summary["qvalue"] = benjamini_hochberg(of_correlations.to_numpy(float)).q
-    return SUMMARIZE_SWEEP.frame(summary)
+    return SUMMARIZE_SWEEP.frame(summary, {MEANINGS: min(followed(table.attrs) for table in tables)})
 
 
 def _scale(attrs: Any, small: float | None) -> tuple[float, int]:

@@ -1,0 +1,277 @@
+"""How far the operators of the heads of two models differ: query-key by rotary frequency, and output-value.
+
+Differences are taken of thin factors in float64, never of d_model x d_model matrices: with M = q k^T of each model,
+
+    M_a - M_b = [q_a, q_a - q_b] [k_a - k_b, k_b]^T,
+
+which is exactly 0 where nothing changed, and as precise where little did.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Complex128, Float64
+from torch import Tensor
+
+from tlspectral.algebra.nulls import one_thread
+from tlspectral.algebra.rotary import RotaryGeometry
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.heads.composition import raw_layer
+from tlspectral.heads.operators.factored import centred_output
+from tlspectral.models.reading.layer import AttentionLayer, RawAttention, fold_attention, key_value_groups
+from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
+
+if TYPE_CHECKING:
+    from tlspectral.models.checkpoints.layers import WeightFiles
+
+    Source = AttentionView | WeightFiles
+
+LEAST_LIKENESS = 0.2
+"""Where neither embeddings nor operators of two models have this cosine, they are taken to share no basis."""
+
+_ROUNDING = 1e-6  # of float32, in which other programs fold norms and compute frequencies
+
+
+@dataclass(frozen=True)
+class OperatorChanges:
+    """What differs between the operators of two models.
+
+    Attributes:
+        table: `layer, head, qk_change, ov_change` of every head that both have.
+        likeness: cosines of a with b, by what they are of: `embedding` (less the mean over tokens; missing where it is
+            not read), `qk` and `ov` (mean over heads).
+        outside: what differs that no operator holds, such as rotary frequencies: by its name, the layers.
+    """
+
+    table: pd.DataFrame
+    likeness: dict[str, float]
+    outside: dict[str, list[int]]
+
+
+def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
+    """Compare the operators of every head of model b with those of the same head of model a.
+
+    Raises ValueError for models that have no layer in common, layers of other sizes, or no common basis:
+    `LEAST_LIKENESS`; UnsupportedArchitecture and BadWeights for a layer that cannot be read.
+    """
+    names = f"{a.source['model']} (a) and {b.source['model']} (b)"
+    layers = sorted({*a.layers} & {*b.layers})
+    if not layers:
+        raise ValueError(f"{names} have no layer with attention in common: layers {a.layers} and {b.layers}")
+    for source in (a, b):
+        if not isinstance(source, AttentionView):
+            source.prepare(layers, "query-key")
+            source.prepare(layers, "output")
+    rows, outside = [], {}
+    with one_thread():
+        for index in layers:
+            columns, other = _layer_changes(a, b, index, names)
+            rows.append(pd.DataFrame({"layer": index, "head": np.arange(len(columns["qk_change"])), **columns}))
+            for what in other:
+                outside.setdefault(what, []).append(index)
+    table = pd.concat(rows, ignore_index=True)
+    likeness = _embedding_likeness(a, b)
+    likeness |= {what: float(table.pop(f"{what}_cosine").dropna().mean()) for what in ("qk", "ov")}
+    if not max(likeness.values()) >= LEAST_LIKENESS:
+        said = ", ".join(f"{what} {value:.2f}" for what, value in likeness.items())
+        raise ValueError(
+            f"{names} share no common basis: cosines of their weights are near 0 ({said}), as of two trainings from "
+            "scratch. Heads of one index then have nothing to do with each other, and operators cannot be subtracted: "
+            "give a model and a changed copy of it. compare_heads of their two tables still sets spectra side by side"
+        )
+    return OperatorChanges(table, likeness, outside)
+
+
+def _layer_changes(
+    a: "Source", b: "Source", index: int, names: str
+) -> tuple[dict[str, Float64[np.ndarray, "heads"]], list[str]]:
+    """Return the columns of a layer's heads, and what else differs in it."""
+    qk, ov, biases = [], [], []
+    with raw_layer(a, index, "query-key") as raw_a, raw_layer(b, index, "query-key") as raw_b:
+        _require_one_size(raw_a, raw_b, index, names)
+        for group_a, group_b in _groups(raw_a, raw_b):  # one in float64 at a time
+            factors = [_Factors.of(fold_attention(group, index)) for group in (group_a, group_b)]
+            qk.append(_squares(*factors))
+            biases.append(_bias_square(*factors) / qk[-1][0])
+        other = _settings_that_differ(raw_a, raw_b)
+    if bool((torch.cat(biases) > _ROUNDING**2).any()):
+        other.append("biases of queries and keys")
+    with raw_layer(a, index, "output") as raw_a, raw_layer(b, index, "output") as raw_b:
+        for group_a, group_b in _groups(raw_a, raw_b):
+            written = [centred_output(group, index) for group in (group_a, group_b)]
+            ov.append(_product_squares(*((one.w_v.expand(len(one.w_o), -1, -1), one.w_o.mT) for one in written)))
+        if isinstance(a, AttentionView) and isinstance(b, AttentionView) and _gates_differ(raw_a, raw_b):
+            other.append("gate of the output")
+    columns = {}
+    for what, of_groups in (("qk", qk), ("ov", ov)):
+        of_a, of_b, of_difference = (torch.cat(each) for each in zip(*of_groups, strict=True))
+        columns[f"{what}_change"] = (of_difference / of_a).sqrt().numpy()
+        columns[f"{what}_cosine"] = ((of_a + of_b - of_difference) / (2 * (of_a * of_b).sqrt())).numpy()
+    return columns, other
+
+
+def _groups(a: RawAttention, b: RawAttention) -> Iterator[tuple[RawAttention, RawAttention]]:
+    yield from ((of_a, of_b) for (_, of_a), (_, of_b) in zip(key_value_groups(a), key_value_groups(b), strict=True))
+
+
+def _require_one_size(a: RawAttention, b: RawAttention, index: int, names: str) -> None:
+    found = []
+    for raw in (a, b):
+        group = fold_attention(next(group for _, group in key_value_groups(raw)), index)
+        pairs = 0 if group.rotary is None else group.rotary.n_pairs
+        found.append((len(raw.w_q), len(raw.w_k), group.d_model, group.d_head, pairs))
+    if found[0] != found[1]:
+        sizes = [
+            f"{heads} heads, {keys} of keys, d_model {d_model}, d_head {d_head}, {pairs} rotary pairs"
+            for heads, keys, d_model, d_head, pairs in found
+        ]
+        raise ValueError(
+            f"{names} differ in architecture: layer {index} has {sizes[0]} in a, {sizes[1]} in b; give a model and a "
+            "changed copy of it"
+        )
+
+
+# --- queries and keys ---
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """W_Q and W_K of heads, folded as in their operators: as complex pairs, and the columns that do not rotate.
+
+    The last row of each is the bias: the operator on tokens with a 1 appended.
+    """
+
+    pairs: tuple[Complex128[Tensor, "heads pairs queries"], Complex128[Tensor, "heads pairs keys"]]
+    still: tuple[Float64[Tensor, "heads queries columns"], Float64[Tensor, "heads keys columns"]]
+
+    @classmethod
+    def of(cls, layer: AttentionLayer) -> "_Factors":
+        wide = replace(
+            layer,
+            w_q=torch.cat([layer.w_q, layer.b_q[:, None]], dim=1),
+            w_k=torch.cat([layer.w_k, layer.b_k[:, None]], dim=1),
+        )
+        factors = wide.operator_factors()
+        return cls(*zip(*(_pairs_and_rest(factor, layer.rotary) for factor in factors), strict=True))
+
+    def rows(self, query: slice, key: slice) -> "_Factors":
+        """Return some rows of the queries and some of the keys."""
+        (pairs_q, pairs_k), (still_q, still_k) = self.pairs, self.still
+        return _Factors((pairs_q[..., query], pairs_k[..., key]), (still_q[:, query], still_k[:, key]))
+
+
+def _pairs_and_rest(factor: Tensor, rotary: RotaryGeometry | None) -> tuple[Tensor, Tensor]:
+    if rotary is None:
+        return torch.complex(factor, factor).mT[:, :0], factor
+    pairs = torch.complex(factor[..., rotary.real_index], factor[..., rotary.imag_index]).mT
+    return pairs, factor[..., rotary.still_columns]
+
+
+_TOKENS, _BIAS = slice(None, -1), slice(-1, None)
+
+
+def _squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `sum_t ||M_t||^2 + ||M_rest||^2` of a, of b and of a less b, per head, without biases."""
+    return _all_squares(a.rows(_TOKENS, _TOKENS), b.rows(_TOKENS, _TOKENS))
+
+
+def _bias_square(a: _Factors, b: _Factors) -> Float64[Tensor, "heads"]:
+    """Return the same of what biases add to scores, of a less b."""
+    places = ((_TOKENS, _BIAS), (_BIAS, _TOKENS), (_BIAS, _BIAS))
+    return torch.stack([_all_squares(a.rows(*place), b.rows(*place))[2] for place in places]).sum(0)
+
+
+def _all_squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
+    # M_t = w_q conj(w_k)^T: columns of pairs stand one by one.
+    (left_a, right_a), (left_b, right_b) = a.pairs, b.pairs
+    rotated = _product_squares((left_a[..., None], right_a[..., None]), (left_b[..., None], right_b[..., None]))
+    of_a, of_b, of_difference = (
+        pairs.sum(1) + rest for pairs, rest in zip(rotated, _product_squares(a.still, b.still), strict=True)
+    )
+    return of_a, of_b, of_difference
+
+
+def _product_squares(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the squared norms of the products `left @ right^H` of a, of b, and of a less b."""
+    (left_a, right_a), (left_b, right_b) = a, b
+    difference = torch.cat([left_a, left_a - left_b], dim=-1), torch.cat([right_a - right_b, right_b], dim=-1)
+    return _product_square(*a), _product_square(*b), _product_square(*difference)
+
+
+def _product_square(left: Tensor, right: Tensor) -> Float64[Tensor, "*batch"]:
+    # From triangles: Gram matrices would lose half of the digits where the terms cancel.
+    if not left.shape[-1] or not left.numel():
+        return left.real.new_zeros(left.shape[:-2])
+    left, right = (torch.linalg.qr(factor, mode="r").R for factor in (left, right))
+    return (left @ right.mH).abs().square().sum((-2, -1))
+
+
+# --- what no operator holds ---
+
+
+def _settings_that_differ(a: RawAttention, b: RawAttention) -> list[str]:
+    """Return the names of what changes scores and is not in the operators, where it differs."""
+    differing = []
+    if a.rotary is not None and b.rotary is not None:
+        theta_a, theta_b = a.rotary.theta, b.rotary.theta
+        if theta_a.shape != theta_b.shape or not torch.allclose(theta_a, theta_b, rtol=_ROUNDING, atol=0):
+            differing.append("rotary frequencies")
+        if _apart(a.rotary.attention_scaling, b.rotary.attention_scaling):
+            differing.append("scaling of rotated queries and keys")
+    if _apart(a.score_scale, b.score_scale):
+        differing.append("scale of scores")
+    if (a.softcap is None) != (b.softcap is None) or _apart(a.softcap or 0.0, b.softcap or 0.0):
+        differing.append("softcap of scores")
+    if (a.alibi and a.alibi.slopes) != (b.alibi and b.alibi.slopes):
+        differing.append("slopes of ALiBi")
+    if any(type(getattr(a, name)) is not type(getattr(b, name)) for name in ("q_norm", "k_norm")):
+        differing.append("norm of queries or keys")
+    return differing
+
+
+def _apart(a: float, b: float) -> bool:
+    return abs(a - b) > _ROUNDING * max(abs(a), abs(b))
+
+
+def _gates_differ(a: RawAttention, b: RawAttention) -> bool:
+    for of_a, of_b in ((a.w_gate, b.w_gate), (a.b_gate, b.b_gate)):
+        if (of_a is None) != (of_b is None):
+            return True
+        if of_a is not None and of_b is not None:
+            gate_a, gate_b = (_with_gain(gate.detach().cpu().double(), raw) for gate, raw in ((of_a, a), (of_b, b)))
+            if gate_a.shape != gate_b.shape or bool((gate_a - gate_b).norm() > _ROUNDING * gate_a.norm()):
+                return True
+    return False
+
+
+def _with_gain(gate: Tensor, raw: RawAttention) -> Tensor:
+    gain = raw.norm.gain
+    return gate if gain is None or gate.ndim < 3 else gate * gain.detach().cpu().double()[:, None]
+
+
+# --- embeddings ---
+
+
+def _embedding_likeness(a: "Source", b: "Source") -> dict[str, float]:
+    """Return the cosine of two embeddings less their means over the vocabulary; nothing where it cannot be taken."""
+    if not (isinstance(a, AttentionView) and isinstance(b, AttentionView)):
+        return {}
+    try:
+        embeddings = a.embedding(), b.embedding()
+    except UnsupportedArchitecture:
+        return {}
+    if embeddings[0].shape != embeddings[1].shape:
+        return {}
+    products: Any = torch.zeros(3, dtype=torch.float64)
+    totals = torch.zeros(2, embeddings[0].shape[1], dtype=torch.float64)
+    for pieces in zip(*(vocabulary_chunks(one, axis=0) for one in embeddings), strict=True):
+        of_a, of_b = (piece.cpu() for piece in pieces)
+        products += torch.stack([(of_a * of_b).sum(), of_a.square().sum(), of_b.square().sum()])
+        totals += torch.stack([of_a.sum(0), of_b.sum(0)])
+    means = torch.stack([totals[0] @ totals[1], totals[0] @ totals[0], totals[1] @ totals[1]]) / len(embeddings[0])
+    both, alone_a, alone_b = (products - means).tolist()
+    return {"embedding": both / (alone_a * alone_b) ** 0.5} if alone_a > 0 < alone_b else {}
