@@ -48,6 +48,13 @@ def of_llama(**options):
     return history([(0, zoo.shared("bridge", "llama"))], **options)
 
 
+def test_a_loader_that_takes_an_argument_is_refused_before_anything_is_loaded():
+    with pytest.raises(
+        TypeError, match=r"what loads the checkpoint 1 is a function of no arguments; found <lambda>\(s"
+    ):
+        history([(0, refuse), (1, lambda step: step)])
+
+
 REFUSED = {
     ValueError: {
         # Labels.

@@ -17,7 +17,7 @@ from positional_measurements import SCORES
 from tokenizers import Regex
 from zoo_words import reader, split_tokenizer, word_tokenizer
 
-from tlspectral.positional import BindingTask, positional_symbolic, task_answers
+from tlspectral.positional import BindingTask, BlockTask, positional_symbolic, task_answers
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.block_task import asked_blocks, swapped_blocks
 from tlspectral.positional.draws import _swaps_of_task
@@ -43,6 +43,29 @@ def single(mode, draw, query, per_frequency):
 
 
 # --- which blocks, questions and draws ---
+
+
+def drawing(draw):
+    """A block task that draws what a function returns."""
+
+    class Drawing(BlockTask):
+        n_blocks = 7
+
+        def draw(self, seed):
+            return draw(seed)
+
+    return Drawing(draws=2)
+
+
+def test_a_draw_of_another_form_is_refused():
+    cases = [
+        (lambda seed: ("", ("a",), ()), TypeError, r"draw\(\) of Drawing returns a .*BlockDraw; found tuple"),
+        (BindingTask("plain", 4).draw, ValueError, r"a draw of n_blocks=7 blocks; found 4"),
+    ]
+    for draw, error, said in cases:
+        for call in (lambda task: positional_symbolic(reader(), task), BlockTask.task):
+            with pytest.raises(error, match=said):
+                call(drawing(draw))
 
 
 @pytest.mark.slow

@@ -157,7 +157,12 @@ REFUSED = {
     "one number": (lambda: asked(metric=lambda logits, *_: logits.mean()), r"shape \(3,\); found shape \(\)"),
     "no tensor": (lambda: asked(metric=lambda *_: 1.0), "found float"),
     "two scores": (lambda: asked(metric=lambda logits, *_: logits[:2, -1, 0]), r"found shape \(2,\)"),
+    "a column": (lambda: asked(metric=lambda logits, *_: logits[:, -1, :1]), r"found shape \(3, 1\)"),
+    "numpy": (lambda: asked(metric=lambda logits, *_: logits[:, -1, 0].numpy()), r"found shape \(3,\) of ndarray"),
+    "complex": (lambda: asked(metric=lambda logits, *_: logits[:, -1, 0] + 0j), "of torch.complex64"),
+    "no data": (lambda: asked(metric=lambda logits, *_: logits[:, -1, 0].to("meta")), "on meta"),
     "nan": (lambda: asked(metric=lambda logits, *_: logits[:, -1, 0] / 0 * 0), "is nan for sequence 0"),
+    "infinite": (lambda: asked(metric=lambda logits, *_: logits[:, -1, 0] / torch.tensor([1, 0, 1])), "for sequence 1"),
     "a position too far": (lambda: asked(predict=4), "predict: prompt 0 has no position 4; it has 4 tokens"),
     "a position before the first": (lambda: asked(predict=-3), "prompt 1 has no position -3; it has 2 tokens"),
     "no positions": (lambda: asked(predict=slice(9, None)), "chooses no position"),
@@ -197,6 +202,70 @@ def test_what_does_not_fit_is_refused(case):
 def test_what_is_no_prompt_is_refused(prompts, said):
     with pytest.raises(TypeError, match=said):
         tls.evaluate(shared("bridge", "llama"), tls.Task(prompts, last_margin))
+
+
+def made(returned):
+    """A metric that is made when the model is known."""
+    return SimpleNamespace(for_model=lambda view, prompts: returned)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"metric": lambda logits: logits}, "metric is a function of logits, tokens and mask, which"),
+        ({"metric": SimpleNamespace(for_model=lambda view: view)}, "for_model of a metric is a function of view and"),
+        ({"metric": made(None)}, "the metric that for_model of SimpleNamespace returns is a function .*; found None"),
+        ({"metric": made(lambda logits: logits)}, r"for_model of SimpleNamespace returns .*; found <lambda>\(logits\)"),
+        ({"predict": lambda: -1}, r"predict is a function of the width of the prompts; found <lambda>\(\)"),
+        ({"predict": lambda width: width / 2}, r"predict are whole numbers, .*; found 2\.5"),
+    ],
+)
+def test_functions_of_other_arguments_or_results_are_refused(options, said):
+    with pytest.raises(TypeError, match=said):
+        tls.evaluate(shared("bridge", "llama"), asked(**options))
+
+
+def test_a_metric_may_return_a_view_or_the_same_tensor_again():
+    model, stored = shared("bridge", "llama"), {}
+
+    def viewing(logits, tokens, mask):
+        return logits[:, -1].select(1, 3)
+
+    def storing(logits, tokens, mask):
+        return stored.setdefault("values", viewing(logits, tokens, mask).double())
+
+    def writing(logits, tokens, mask):
+        values = viewing(logits, tokens, mask).clone()
+        for given in (logits, tokens, mask):
+            given.zero_()
+        return values
+
+    tasks = [asked(metric=metric, predict=-1) for metric in (viewing, storing, writing)]
+    for call in (
+        lambda task: tls.evaluate(model, task).table()["value"],
+        lambda task: tls.ablation_sweep(model, "output", task=task)["delta"],
+        lambda task: tls.ablation_sweep(model, "output", task=task, screen="gradient")["estimate"],
+    ):
+        plain, _, written = (call(task) if task.metric is not storing else None for task in tasks)
+        assert plain.equals(written)
+    first = tls.evaluate(model, tasks[1])
+    kept = stored["values"].clone()
+    values = first.per_sequence.copy()
+    tls.ablation_sweep(model, "output", task=tasks[1])
+    assert torch.equal(stored["values"], kept)
+    assert (first.per_sequence == values).all()
+
+
+def test_a_metric_that_is_not_finite_is_refused_where_its_gradient_is_read():
+    """Only `screen` calls it with logits that require a gradient."""
+
+    def metric(logits, tokens, mask):
+        return logits[:, -1, 3] * (torch.nan if logits.requires_grad else 1.0)
+
+    with pytest.raises(ValueError, match="the metric of metric is nan for sequence 0"):
+        tls.ablation_sweep(
+            shared("bridge", "llama"), "output", task=asked(metric=metric, predict=-1), screen="gradient"
+        )
 
 
 def test_too_many_logits_and_fields_of_other_types_are_refused(monkeypatch):

@@ -20,6 +20,7 @@ from tlspectral.models.loading import load_model
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.hub import pinned
 from tlspectral.models.loading.weight_files import files_digest
+from tlspectral.user_functions import require_call
 
 Label = int | str
 """A training step, or the name of a checkpoint."""
@@ -169,6 +170,7 @@ def _labelled(item: Any) -> tuple[Any, Callable[[], Any]]:
             f"{called(label)}: found {type(checkpoint).__name__}, which is neither a model nor its name nor a function "
             "that loads one"
         )
+    require_call(checkpoint, (), f"what loads the checkpoint {label!r}")
     return label, checkpoint
 
 

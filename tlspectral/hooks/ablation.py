@@ -16,6 +16,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Output, Part, PartName, part_of
+from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.probe import require_writes
 from tlspectral.models.hooking.hooks_on_model import Hook, OfQueries, exclusive, hooks_on, open_contexts, seen_at
 from tlspectral.models.hooking.interrupts import interruptible, uninterrupted_context
@@ -259,7 +260,7 @@ class _Asked:
         view, ends = self.view, self.ends
         ablations = [
             LayerAblation(view, view.layer(index), self.by_layer[index], bound)
-            for index, bound in self.part.on(view, self.by_layer).items()
+            for index, bound in bound_parts(self.part, view, self.by_layer).items()
         ]
         if ends is None:
             return [(name, seen_at(name, hook)) for ablation in ablations for name, hook in ablation.hooks()]

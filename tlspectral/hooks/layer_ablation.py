@@ -13,6 +13,7 @@ from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, acts_first, head_indices
 from tlspectral.hooks.parts import Bound, LongRange
+from tlspectral.hooks.parts.checked_calls import change_of, hidden_keys, replaced_z
 from tlspectral.hooks.parts.content_position import BlockPart
 from tlspectral.hooks.parts.output import Replacement
 from tlspectral.hooks.parts.query_key import QueryKeyPart
@@ -21,6 +22,7 @@ from tlspectral.models.attention.head_scores import HeadScores, key_weights
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.hooks_on_model import Hook
 from tlspectral.models.reading.layer import softcapped
+from tlspectral.user_functions import not_finite, returned_tensor
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class LayerAblation(HeadCapture):
         """Return z of the heads without the part, less z, after the hooks of `measuring`."""
         if isinstance(self.part, Replacement):
             selected = self.selected(z, heads_axis=2)
-            return widened(self.part.of(selected, self.heads)) - widened(selected)
+            return widened(replaced_z(self.part, selected, self.heads)) - widened(selected)
         return self._weights_of_run(z)[-1]
 
     def _hold_scores(self, scores: Tensor, hook: Any) -> None:
@@ -140,9 +142,10 @@ class LayerAblation(HeadCapture):
             # The change of the capped score is added, so that edits by other hooks are kept here too.
             raw = of_run.whole()
             difference = softcapped(raw + difference, cap) - softcapped(raw, cap)
-        # Masked entries stay equal to the bit; where nothing is removed, adding 0 keeps them so. In place, so that at
-        # most two matrices of the scores' size are in memory.
-        change = difference.to(scores).masked_fill_(~allowed, 0.0)
+        # Masked entries stay equal to the bit; where nothing is removed, adding 0 keeps them so. `difference` is freed,
+        # so that at most two matrices of the scores' size are in memory.
+        change = difference.to(scores).masked_fill(~allowed, 0.0)
+        del difference
         copy, head = head_indices(tuple(self.heads), scores.device)
         if not self.stacked:
             return scores.index_add(1, head, change)
@@ -212,10 +215,10 @@ class LayerAblation(HeadCapture):
         assert isinstance(self.part, Replacement)
         by_head = z.reshape(*z.shape[:2], self.layer.n_heads, -1)  # bridges of latent attention split it otherwise
         selected = self.selected(by_head, heads_axis=2)
-        edited = self.part.of(selected, self.heads, self.n_run)
+        edited = replaced_z(self.part, selected, self.heads, self.n_run)
         self.n_run += 1
         if self.alter is not None:
-            edited = selected + self.alter(Removal((edited - selected).transpose(1, 2), None, None)).transpose(1, 2)
+            edited = selected + self._altered(Removal((edited - selected).transpose(1, 2), None, None)).transpose(1, 2)
         return self.with_replaced(by_head, edited, heads_axis=2).reshape(z.shape)
 
     def _difference(self, scores: HeadScores, allowed: Tensor) -> Tensor:
@@ -223,16 +226,27 @@ class LayerAblation(HeadCapture):
         assert isinstance(self.part, QueryKeyPart | BlockPart)
         if isinstance(self.part, BlockPart):
             self._require_tokens(self.part)
-        difference, allowed = self.part.change(scores, allowed)
+        difference, allowed = change_of(self.part, scores, allowed)
         acts = self._acts(difference)
         if acts is not None:
             allowed = (allowed & acts).expand_as(difference)
-        difference = difference if self.alter is None else self.alter(Removal(difference, allowed, scores))
+        if self.alter is not None:
+            difference = self._altered(Removal(difference, allowed, scores))
         return difference if acts is None else difference.masked_fill(~acts, 0.0)
+
+    def _altered(self, removal: Removal) -> Tensor:
+        """Return what `alter` makes of a removal. Raises ValueError unless it is as the difference and finite."""
+        assert self.alter is not None
+        said, shape = "alter returns what is added in place of the difference", tuple(removal.difference.shape)
+        like = removal.difference
+        altered = returned_tensor(self.alter(removal), shape, said, kind="floating-point numbers", like=like)
+        if not_finite(altered) is not None:
+            raise ValueError(f"{said}, which is finite; found NaN or infinite numbers")
+        return altered
 
     def _beyond(self, part: LongRange, visible: Tensor, scores: Tensor) -> Tensor:
         acts = self._acts(scores)
-        beyond = part.beyond(visible, self.view.seen_keys(self.layer.layer, visible.shape[-1]))
+        beyond = hidden_keys(part, visible, self.view.seen_keys(self.layer.layer, visible.shape[-1]))
         return beyond if acts is None else beyond & acts
 
     def _acts(self, scores: Float[Tensor, "batch heads pos pos"]) -> Bool[Tensor, "batch one pos one"] | None:

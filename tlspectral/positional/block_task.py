@@ -20,6 +20,7 @@ from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_prompts, require_vocabulary
 from tlspectral.tasks import Task
 from tlspectral.tasks.block_prompt import BlockPrompt, Segment
+from tlspectral.user_functions import require_call
 
 Answer = str | int
 """The answer to a question: text, or a token id."""
@@ -132,6 +133,17 @@ class BlockTask(_Blocks):
             raise ValueError(f"at least one draw is needed, found {self.draws}")
         return tuple(map(int, np.random.SeedSequence(seed).generate_state(self.draws)))
 
+    def drawn(self, seed: int) -> BlockDraw:
+        """Return `draw` of a seed. Raises TypeError or ValueError unless it is a `BlockDraw` of `n_blocks` blocks."""
+        what = f"draw() of {type(self).__name__}"
+        require_call(self.draw, ("seed",), what)
+        draw = self.draw(seed)
+        if not isinstance(draw, BlockDraw):
+            raise TypeError(f"{what} returns a tls.positional.BlockDraw; found {type(draw).__name__}")
+        if len(draw.blocks) != self.n_blocks:
+            raise ValueError(f"{what} returns a draw of n_blocks={self.n_blocks} blocks; found {len(draw.blocks)}")
+        return draw
+
     @property
     def name(self) -> str:
         """The task with its own settings, for tables and figures."""
@@ -156,7 +168,7 @@ class BlockTask(_Blocks):
         queries about blocks that do not exist.
         """
         asked = asked_blocks(self)
-        lists = [self.draw(one) for one in self.seeds(seed)]
+        lists = [self.drawn(one) for one in self.seeds(seed)]
         rows = [(number, query) for number, draw in enumerate(lists) for query in questions_of(draw, asked)]
         questions = [lists[number].question(query) for number, query in rows]
         labels = pd.DataFrame(rows, columns=["draw", "query"]).assign(answer=[one.answer for one in questions])

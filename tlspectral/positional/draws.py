@@ -65,7 +65,7 @@ def prompts_of_task(view: AttentionView, task: BlockTask, swaps: Swaps, mode: Mo
     """
     asked, swaps_of = asked_blocks(task), _swaps_of_task(task, swaps)
     seeds = task.seeds(seed)
-    draws = [task.draw(one) for one in seeds]
+    draws = [task.drawn(one) for one in seeds]
     bos, found = bos_text(view), []
     for one, draw in zip(seeds, draws, strict=True):
         queries = questions_of(draw, asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from tlspectral.models.running.given import chosen_prompts, given_prompts, promp
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
 from tlspectral.tasks.repeated import RepeatedSegments
 from tlspectral.tasks.text_rows import TextRows
+from tlspectral.user_functions import require_call
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +88,14 @@ class Task:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.metric) and not hasattr(self.metric, "for_model"):
-            raise TypeError(
-                "metric is a function of logits, tokens and mask that returns a value per sequence; found "
-                f"{self.metric!r}"
-            )
+        if hasattr(self.metric, "for_model"):
+            require_call(self.metric.for_model, ("view", "prompts"), "for_model of a metric")
+        else:
+            require_metric(self.metric)
         if self.labels is not None and not isinstance(self.labels, pd.DataFrame):
             raise TypeError(f"labels are a DataFrame with a row per sequence; found {type(self.labels).__name__}")
-        if not hasattr(self.metric, "for_model"):
-            _require_arguments(self.metric)
+        if callable(self.predict):
+            require_call(self.predict, ("the width of the prompts",), "predict")
         other = self.counterfactual
         by_place = {
             "prompts": given_prompts(self.prompts),
@@ -166,6 +165,7 @@ class Task:
                 "that returns it for some prompts: split prompts and answers yourself, and make two tasks"
             )
         assert n is not None
+        require_call(getattr(self.metric, "of_prompts"), ("rows",), "of_prompts of a metric")  # noqa: B009
         order, first = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist(), round(share * n)
         if not 0 < first < n:
             raise ValueError(f"a share of {share} of {n} prompts leaves one half empty")
@@ -213,19 +213,13 @@ class Task:
         return f"Task({self.label}, {repr(self.prompts) if n is None else f'{n} prompts'})"
 
 
-def _require_arguments(metric: Any) -> None:
-    """Refuse a metric that cannot be called with logits, tokens and mask. Raises TypeError."""
-    try:
-        signature = inspect.signature(metric)
-    except (TypeError, ValueError):  # what is written in C may not say what it takes
-        return
-    try:
-        signature.bind("logits", "tokens", "mask")
-    except TypeError as error:
-        name = getattr(metric, "__name__", type(metric).__name__)
+def require_metric(metric: Any, what: str = "metric") -> None:
+    """Raise TypeError for a metric that cannot be called with logits, tokens and mask."""
+    if not callable(metric):
         raise TypeError(
-            f"metric is a function of logits, tokens and mask, which it is given in this order; found {name}{signature}"
-        ) from error
+            f"{what} is a function of logits, tokens and mask that returns a value per sequence; found {metric!r}"
+        )
+    require_call(metric, ("logits", "tokens", "mask"), what)
 
 
 def _contents(prompts: Any) -> list[Any]:

@@ -30,7 +30,8 @@ from tlspectral.models.running.text import tokens_text
 from tlspectral.tasks.metric_value import MetricValue
 from tlspectral.tasks.metrics import AnsweredDifference, next_token_loss
 from tlspectral.tasks.repeated import RepeatedSegments
-from tlspectral.tasks.task import Task
+from tlspectral.tasks.task import Task, require_metric
+from tlspectral.user_functions import not_finite, returned_tensor
 
 _Found = TypeVar("_Found")
 
@@ -90,23 +91,29 @@ class TaskSequences(PackedTokens):
     ) -> Float64[Tensor, "rows"]:
         """Return the metric of some sequences, of all for a metric that is not `by_rows`.
 
-        A caller's metric gets copies of logits, tokens and mask. Raises ValueError if it returns no tensor of one
-        number per sequence.
+        A caller's metric gets copies of logits, tokens and mask. Raises ValueError if it returns anything but a tensor
+        of one finite number per sequence.
         """
+        values = self._values(logits, sequences)
+        wrong = not_finite(values)
+        if wrong is not None:
+            row = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"the metric of {self.name} is {values[row].item()} for sequence {(sequences.start or 0) + row}: a "
+                "value is a finite number"
+            )
+        return values
+
+    def _values(
+        self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)
+    ) -> Float64[Tensor, "rows"]:
+        """Return `measured`, of which numbers may not be finite."""
         # Half precision is widened, because effects are means of small differences.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         tokens, mask = (values[sequences].to(logits.device) for values in (self.tokens, self.real))
         given = (wide, tokens, mask) if self.by_rows else (wide.clone(), tokens.clone(), mask.clone())
-        values, n = self.metric(*given), len(tokens)
-        if not isinstance(values, Tensor) or values.shape != (n,) or values.is_complex():
-            shape = getattr(values, "shape", None)
-            kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
-            found = f"{kind}" if shape is None else f"shape {tuple(shape)} of {kind}"
-            raise ValueError(
-                f"the metric of {self.name} returns a value per sequence, a tensor of real numbers of shape ({n},); "
-                f"found {found}"
-            )
-        return in_float64(values)
+        said = f"the metric of {self.name} returns a value per sequence"
+        return in_float64(returned_tensor(self.metric(*given), (len(tokens),), said))
 
     def of_each_row(self, logits: Callable[[], Float[Tensor, "sequences predicted d_vocab"]]) -> bool:
         """Return whether the value of a sequence depends on its own logits alone.
@@ -117,12 +124,12 @@ class TaskSequences(PackedTokens):
         if self.by_rows or isinstance(self.metric, AnsweredDifference):
             return True
         plain = logits()
-        values = self.measured(plain)
+        values = self._values(plain)
         changed = plain + torch.linspace(-1, 1, plain.shape[-1], device=plain.device, dtype=plain.dtype)
         for first in (0, 1):
             mixed = plain.clone()
             mixed[first::2] = changed[first::2]
-            if not torch.equal(self.measured(mixed)[1 - first :: 2], values[1 - first :: 2]):
+            if not torch.equal(self._values(mixed)[1 - first :: 2], values[1 - first :: 2]):
                 return False
         return True
 
@@ -164,17 +171,10 @@ class MetricValues:
         self._batches.append(of_batch)
 
     def result(self) -> Float64[Tensor, "copies sequences"]:
-        """Return the value of each sequence in each copy. Raises ValueError for one that is not finite."""
+        """Return the value of each sequence in each copy. Raises as `TaskSequences.measured`."""
         values = torch.cat(self._batches, dim=1)
         if values.ndim > 2:  # logits
             values = torch.stack([self.sequences.measured(copy) for copy in values]).cpu()
-        wrong = (~values.isfinite()).nonzero()
-        if len(wrong):
-            copy, sequence = wrong[0].tolist()
-            raise ValueError(
-                f"the metric of {self.sequences.name} is {float(values[copy, sequence])} for sequence {sequence}: "
-                "a value is a finite number"
-            )
         return values
 
 
@@ -191,6 +191,7 @@ def task_sequences(view: AttentionView, task: Task) -> TaskSequences:
     metric = task.metric
     if hasattr(metric, "for_model"):  # it needs the model's tokenizer, such as the token of an answer
         metric = metric.for_model(view, replace(packed, tokens=packed.tokens.clone(), lengths=packed.lengths.clone()))
+        require_metric(metric, f"the metric that for_model of {task.label} returns")
     pairs = _pairs(view, packed, task)
     # Random segments are independent draws, also where two are equal.
     drawn = isinstance(task.prompts, RepeatedSegments) and task.prompts.given is None
@@ -309,7 +310,7 @@ def predicted_positions(lengths: Int[Tensor, "sequences"], width: int, predict: 
     form of `Task`.
     """
     if callable(predict):
-        predict = predict(width)
+        predict = predict(width)  # `positions_in` copies what it returns
     predict = slice(None) if predict is None else predict
     if isinstance(predict, slice):
         chosen = [range(length)[predict] for length in lengths.tolist()]

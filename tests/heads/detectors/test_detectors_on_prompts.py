@@ -154,6 +154,27 @@ def test_matrices_are_weights():
     pd.testing.assert_series_equal(table["pattern"], 2 * table["dup"], check_names=False, check_exact=True)
 
 
+def test_a_pattern_gets_copies_and_may_return_any_container_or_the_same_tensor_again():
+    model, rows, stored = shared("bridge", "llama"), rows_of_ids(), {}
+
+    def writing(row):
+        found = duplicates(row)
+        row.zero_()
+        return found
+
+    right = tls.detect_heads(model, prompts=rows, pattern=duplicates)
+    for pattern in (
+        writing,
+        lambda row: duplicates(row).numpy(),
+        lambda row: duplicates(row).tolist(),
+        lambda row: duplicates(row).half(),
+        lambda row: duplicates(row).float().requires_grad_(),
+        lambda row: stored.setdefault(row, duplicates(row).double()),
+    ):
+        pd.testing.assert_frame_equal(tls.detect_heads(model, prompts=rows, pattern=pattern), right)
+    assert all(torch.equal(kept, duplicates(row).double()) for row, kept in stored.items())
+
+
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
@@ -165,6 +186,13 @@ def test_matrices_are_weights():
         ({"pattern": torch.full((14, 14), torch.nan)}, TypeError, "matrix of weights"),
         ({"pattern": "prev"}, TypeError, "pattern is a matrix of weights .* found str 'prev'"),
         ({"pattern": lambda row: None}, TypeError, "found NoneType None for prompt 0"),
+        ({"pattern": lambda row: duplicates(row)[None]}, ValueError, r"shape \(9, 9\); found \(1, 9, 9\)"),
+        ({"pattern": lambda row: duplicates(row)[:, :1]}, ValueError, r"shape \(9, 9\); found \(9, 1\)"),
+        ({"pattern": lambda row: duplicates(row) + 0j}, TypeError, "matrix of weights .*complex64 for prompt 0"),
+        ({"pattern": lambda row: duplicates(row) / 0}, TypeError, r"weights .*found nan at \[0, 0\] for prompt 0"),
+        ({"pattern": lambda row: duplicates(row).to("meta")}, TypeError, "matrix of weights"),
+        ({"pattern": lambda row: duplicates(row).to_sparse()}, TypeError, "matrix of weights"),
+        ({"pattern": lambda: 0}, TypeError, r"pattern is a function of the token ids of a prompt; found <lambda>\(\)"),
         ({"prompts": ["the red"]}, ValueError, "no tokenizer"),
     ],
 )

@@ -198,6 +198,13 @@ def test_another_width_or_hook_is_refused():
         (torch.ones(3), torch.zeros(3), abs, ValueError, "decoder has 2 axes"),
         (torch.ones(2, 3), torch.zeros(2), abs, ValueError, "decoder has width 3 and bias 2"),
         (torch.ones(2, 3), torch.zeros(3), 3, TypeError, "encode is a function of streams; found int"),
+        (
+            torch.ones(2, 3),
+            torch.zeros(3),
+            lambda: 3,
+            TypeError,
+            r"encode is a function of streams; found <lambda>\(\)",
+        ),
     ],
 )
 def test_what_is_no_dictionary_is_refused(decoder, bias, encode, error, said):
@@ -211,8 +218,16 @@ def test_an_encoder_that_writes_into_its_streams_changes_no_number():
     zeros = torch.zeros(len(basis))
     plain = tls.Dictionary(basis, zeros, lambda x: x @ basis.T)
     writing = tls.Dictionary(basis, zeros, lambda x: (x @ basis.T, x.zero_())[0])
-    tables = [tls.qk_attribution(model, PROMPT, "L1H1", QUERY, KEY, dictionary=one) for one in (plain, writing)]
-    assert tables[0].equals(tables[1])
+    right, found = (tls.qk_attribution(model, PROMPT, "L1H1", QUERY, KEY, dictionary=one) for one in (plain, writing))
+    assert right.equals(found)
+
+
+def test_activations_share_no_memory_with_what_an_encoder_keeps():
+    width = attention_view(shared("bridge", "llama")).d_model
+    kept = torch.ones(2, 3, dtype=torch.float64)
+    dictionary = tls.Dictionary(torch.ones(3, width), torch.zeros(width), lambda x: kept)
+    dictionary.activations(torch.zeros(2, width, dtype=torch.float64)).zero_()
+    assert bool((kept == 1).all())
 
 
 @pytest.mark.parametrize(
@@ -220,7 +235,12 @@ def test_an_encoder_that_writes_into_its_streams_changes_no_number():
     [
         (lambda x: x.new_zeros(len(x), 2), "encode returns activations"),
         (lambda x: None, "found NoneType"),
-        (lambda x: x.new_full((len(x), 3), torch.nan), "no numbers"),
+        (lambda x: x.new_zeros(3, len(x)), r"found shape \(3, "),
+        (lambda x: x.new_zeros(1, 3), r"found shape \(1, 3\)"),
+        (lambda x: x.new_zeros(len(x), 3).numpy(), "of ndarray"),
+        (lambda x: x.new_zeros(len(x), 3) + 0j, "of torch.complex64"),
+        (lambda x: x.new_full((len(x), 3), torch.inf), "found inf for feature 0 of token 0"),
+        (lambda x: x.new_full((len(x), 3), torch.nan), "which are finite; found nan for feature 0 of token 0"),
     ],
 )
 def test_an_encoder_that_returns_something_else_is_refused(returned, said):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.models.running.batches import PackedTokens
+from tlspectral.user_functions import not_finite, real_tensor, require_call, result_described
 
 Weights = Float64[Tensor, "batch query key"]
 Reduce = Callable[[Float[Tensor, "batch heads query key"]], Float64[Tensor, "scores batch heads"]]
@@ -65,13 +66,18 @@ def _matrix(given: Any, index: int | None = None) -> Tensor:
         values = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError):
         values = None
-    if values is None or values.is_complex() or not bool(values.isfinite().all()):
-        found = f"{type(given).__name__} {given!r}"[:100] + ("" if index is None else f" for prompt {index}")
+    wrong = not_finite(values) if real_tensor(values) else None
+    if not real_tensor(values) or wrong is not None:
+        found = result_described(given) if isinstance(given, Tensor) else f"{type(given).__name__} {given!r}"[:100]
+        if real_tensor(values) and wrong is not None:
+            place = wrong.nonzero()[0].tolist()
+            found = f"{values[tuple(place)].item()} at {place}"
+        found += "" if index is None else f" for prompt {index}"
         raise TypeError(
             "pattern is a matrix of weights or of 0 and 1, [pos, pos] or [sequences, pos, pos], a function of a "
             f"prompt's token ids that returns one, or a name ({', '.join(PATTERNS)}); found {found}"
         )
-    return values.cpu().double()
+    return values.detach().cpu().double()
 
 
 class Marks:
@@ -82,6 +88,9 @@ class Marks:
 
     def __init__(self, sequences: PackedTokens, patterns: list[Any], *, causal: bool):
         self.sequences, self.patterns, self.causal = sequences, patterns, causal
+        for pattern in patterns:
+            if callable(pattern):
+                require_call(pattern, ("the token ids of a prompt",), "pattern")
         self.uniform: list[Float64[Tensor, "scores batch"]] = []
 
     def scorer(self, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:

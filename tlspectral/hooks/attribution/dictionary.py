@@ -19,6 +19,7 @@ from tlspectral.hooks.attribution.dictionary_origin import DictionaryOrigin
 from tlspectral.hooks.attribution.stream_terms import Terms
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import whole_number
+from tlspectral.user_functions import not_finite, require_call, returned_tensor
 
 ERROR, DICTIONARY_BIAS = "error", "dictionary bias"
 
@@ -68,6 +69,7 @@ class Dictionary:
             )
         if not callable(self.encode):
             raise TypeError(f"encode is a function of streams; found {type(self.encode).__name__}")
+        require_call(self.encode, ("streams",), "encode")
 
     def __repr__(self) -> str:
         features, width = self.decoder.shape
@@ -138,17 +140,18 @@ class Dictionary:
             )
 
     def activations(self, streams: Float64[Tensor, "tokens d_model"]) -> Float64[Tensor, "tokens features"]:
-        """Return the activations of streams. Raises ValueError where `encode` returns another shape or no numbers."""
+        """Return the activations of streams. Raises ValueError unless `encode` returns finite numbers of this shape."""
         wide = torch.promote_types(self.decoder.dtype, torch.float32)
         with torch.no_grad():  # a copy, since a caller's function may write into what it is given
             found = self.encode(streams.to(wide, copy=True).to(self.decoder.device))
-        expected = (len(streams), len(self.decoder))
-        if not isinstance(found, Tensor) or tuple(found.shape) != expected:
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(f"encode returns activations [tokens, features], {expected}; found {shape}")
-        if not bool(found.isfinite().all()):
-            raise ValueError("encode returned activations that are no numbers (nan or inf)")
-        return found.detach().cpu().double()
+        said = "encode returns activations [tokens, features]"
+        activations = returned_tensor(found, (len(streams), len(self.decoder)), said)
+        wrong = not_finite(activations)
+        if wrong is not None:
+            token, feature = wrong.nonzero()[0].tolist()
+            value = float(activations[token, feature])
+            raise ValueError(f"{said}, which are finite; found {value} for feature {feature} of token {token}")
+        return activations.detach().cpu().to(torch.float64, copy=True)
 
     def terms(self, stream: Float64[Tensor, "d_model"], activations: Float64[Tensor, "features"]) -> Terms:
         """Return what each active feature writes to a stream, the bias, and the error."""

@@ -10,6 +10,7 @@ import torch
 from tlspectral.hooks.attribution.score_terms import readable_group
 from tlspectral.hooks.attribution.stream_terms import traced_run
 from tlspectral.hooks.parts import Part, PartName, part_of
+from tlspectral.hooks.parts.checked_calls import bound_parts, change_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.attention.head_scores import HeadScores, rotation_tables, scores_of_stream
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
@@ -85,8 +86,8 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
     require_own_pattern(row, pattern, raw.w_q.dtype, f"layer {layer}")
     found = whole
     if removed is not None:
-        bound = removed.on(view, {layer: [index]})
-        found = -bound[layer].change(of_head, seen)[0][0, 0] if layer in bound else torch.zeros_like(whole)
+        bound = bound_parts(removed, view, {layer: [index]})
+        found = -change_of(bound[layer], of_head, seen)[0][0, 0] if layer in bound else torch.zeros_like(whole)
     texts = [token_text(view, token) for token in tokens[0].tolist()]
     axes = [pd.MultiIndex.from_arrays([range(length), texts], names=[side, "token"]) for side in ("query", "key")]
     frame = pd.DataFrame(found.numpy(), index=axes[0], columns=axes[1])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tlspectral.hooks.parts.checked_calls import require_part
 from tlspectral.hooks.parts.content_position import BlockPart, Content, Interaction, Position
 from tlspectral.hooks.parts.long_range import LongRange
 from tlspectral.hooks.parts.mode import Mode
@@ -83,8 +84,10 @@ def part_of(part: Part | str) -> Part:
 
     Raises:
         ValueError: no such part, or one that needs settings and is given by name or as its class.
+        ValueError, TypeError: a part of your own without a name, or whose functions take other arguments.
     """
     if isinstance(part, Part):
+        require_part(part)
         return part
     for kind, call in _WITH_SETTINGS.items():
         if part in (kind, kind.name, kind.__name__):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from copy import copy
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -27,9 +28,16 @@ class Placed:
             at = numbers(self.at) if isinstance(self.at, Tensor) else positions_by_place(self.at, "at")
             object.__setattr__(self, "at", at)
 
+    def placed(self, at: Any) -> Any:
+        """Return a copy that acts at other positions. A class of your own need not be a dataclass."""
+        moved = copy(self)
+        object.__setattr__(moved, "at", at)
+        Placed.__post_init__(moved)
+        return moved
+
     def of_rows(self, rows: slice) -> Any:
         """Return the same for a run of some of the sequences that it is settled for."""
-        return replace(self, at=self.at[rows]) if isinstance(self.at, Tensor) else self
+        return self.placed(self.at[rows]) if isinstance(self.at, Tensor) else self
 
     def acts(self, rows: int, n_positions: int) -> Bool[Tensor, "rows pos"] | None:
         """Return where it acts in a run; None for everywhere.
@@ -88,7 +96,7 @@ class Part(Placed, ABC):
         for a position that a prompt does not have.
         """
         settled = self._settled(view, prompts)
-        return settled if self.at is None else replace(settled, at=position_of(prompts, self.at))
+        return settled if self.at is None else settled.placed(position_of(prompts, self.at))
 
     def _settled(self, view: AttentionView, prompts: Any) -> Part:
         """Return the part with all but its position settled."""

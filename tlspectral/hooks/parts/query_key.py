@@ -30,6 +30,7 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.user_functions import not_finite, returned_tensor
 
 BANDS = ("high", "middle", "low")
 """Thirds of a head's rotary pairs, from the fastest to the slowest."""
@@ -65,16 +66,28 @@ class QueryKeyPart(Part):
     def change(
         self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
     ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
-        """Return what is added to the scaled scores, before a softcap, and the pairs of tokens that it is meant for."""
-        geometry = scores.layer.rotary
-        pairs = None if geometry is None or self.frequencies is None else self.pairs_of(geometry, scores.heads)
-        return self.of(scores, pairs).neg_(), allowed
+        """Return what is added to the scaled scores, before a softcap, and the pairs of tokens that it is meant for.
+
+        `of` gets copies. Raises ValueError unless it returns a score for each pair of tokens, see `returned_scores`.
+        """
+        given, geometry = scores.copied(), scores.layer.rotary
+        pairs = None if geometry is None or self.frequencies is None else self.pairs_of(geometry, given.heads)
+        return -returned_scores(self.of(given, pairs), scores, allowed, f"of() of the part {self.name!r}"), allowed
 
     @abstractmethod
     def of(
         self, scores: HeadScores, pairs: Bool[Tensor, "*of_heads pairs"] | None
     ) -> Float[Tensor, "batch heads pos pos"]:
-        """Return the part of scaled scores, limited to some rotary pairs where it is made of them."""
+        """Return the part of the scaled scores that is removed, a score for every pair of tokens.
+
+        Args:
+            scores: queries, keys and their products for this run, `HeadScores`.
+            pairs: mask of the rotary pairs in `frequencies`; None without `frequencies` or rotary positions.
+
+        Returns:
+            A floating-point tensor on the device of the scores. It is never written to. It may be infinite only where
+            the model masks the pair of tokens; such values are ignored.
+        """
 
     def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*of_heads pairs"]:
         """Return the chosen pairs as a mask; [heads, pairs] where they differ by head. Raises as `pair_mask`."""
@@ -246,6 +259,30 @@ class Band(QueryKeyPart):
         from_fast = geometry.of_heads(heads).theta.abs().argsort(dim=-1, descending=True, stable=True)
         third = from_fast.tensor_split(len(BANDS), dim=-1)[BANDS.index(self.frequencies)]
         return torch.zeros(from_fast.shape, dtype=torch.bool).scatter_(-1, third.cpu(), True)
+
+
+def returned_scores(
+    values: Any, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"], function: str
+) -> Float[Tensor, "batch heads pos pos"]:
+    """Return what a part made of scores, in their type, with 0 in place of infinities at masked pairs of tokens.
+
+    `function` names the part's function for the message. Raises ValueError for another shape, type or device, for NaN,
+    and for infinite numbers at pairs of tokens that the model does not mask.
+    """
+    said = f"{function} returns a score for each pair of tokens, [batch, heads, pos, pos]"
+    part = returned_tensor(values, scores.shape, said, kind="floating-point numbers", like=scores.query.whole)
+    wrong = not_finite(part)
+    if wrong is None:
+        return part
+    masked = wrong & part.detach().isinf() & ~allowed
+    seen = (wrong & ~masked).nonzero()
+    if len(seen):
+        row, head, query, key = seen[0].tolist()
+        raise ValueError(
+            f"{said}, which are finite; found {part[row, head, query, key].item()} for query {query} and key {key} of "
+            f"row {row}, head {scores.heads[head]} of the layer"
+        )
+    return part.masked_fill(masked, 0.0)
 
 
 def _listed(frequencies: Any) -> Any:

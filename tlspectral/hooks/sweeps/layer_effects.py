@@ -17,6 +17,7 @@ from torch import Tensor
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Band, Bound, Output, Part
+from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.parts.content_position import BlockPart
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.sweeps.controls import (
@@ -253,7 +254,8 @@ def set_table(
     if draws:
         n_heads = {layer: view.n_heads(layer) for layer in by_layer}
         sets += head_sets(n_heads, by_layer, draws, np.random.default_rng(seed))
-    every = part.on(view, {layer: list(range(view.n_heads(layer))) for layer in by_layer})
+    whole_layers = {layer: list(range(view.n_heads(layer))) for layer in by_layer}
+    every = bound_parts(part, view, whole_layers, every=True)
     values = np.concatenate([_values(every, intact, sequences, one) for one in sets])
     deltas = effects_of(part, sequences, values, intact_value)
     names = {"layer": [-1], "head": [-1], "name": [name]}

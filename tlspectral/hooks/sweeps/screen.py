@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Part
+from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.hooks.sweeps.controls import root_mean_square, unpadded
 from tlspectral.models.reading.view import AttentionView, require_one_run
@@ -60,7 +61,7 @@ def gradient_screen(
             of_batch[layer] = root_mean_square(difference, removal.allowed).square().sum(0).cpu().double()
         return difference * gates[layer].to(difference)[:, None, None]
 
-    bound, ablations = part.on(view, by_layer), []
+    bound, ablations = bound_parts(part, view, by_layer, every=True), []
     for layer, heads in by_layer.items():
         gates[layer] = torch.zeros(len(heads), device=view.device, requires_grad=True)
         ablation = LayerAblation(view, view.layer(layer), heads, bound[layer])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from tlspectral.hooks.off_target import (
     with_off_target,
 )
 from tlspectral.hooks.parts import Output, Part, PartName, part_of
+from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.screening import agreement, screened
@@ -303,7 +304,7 @@ class Swept:
         """Settle the parts on the prompts of the task, each at every listed position. Raises as `asked_positions`."""
         sequences = task_sequences(view, task)
         asked = [] if listed is None else asked_positions(sequences, listed)
-        placed = [replace(part, at=one) for part in removed for _, one in asked] or removed
+        placed = [part.placed(one) for part in removed for _, one in asked] or removed
         return cls(task, sequences, asked, [one.fixed(view, sequences) for one in placed])
 
     def jobs(
@@ -424,7 +425,7 @@ def chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[i
             f"layer {non_rotary[0]}: no rotary positions, so there is no {part.name} to remove"
         )
     rotary = {layer: indices for layer, indices in chosen.items() if layer not in non_rotary}
-    if set(part.on(view, rotary)) != set(rotary):
+    if set(bound_parts(part, view, rotary)) != set(rotary):
         raise ValueError("no frequencies were given, so there is nothing to sweep")
     return rotary
 
@@ -483,7 +484,7 @@ def _effects(
             for layer, heads in by_layer.items()
         }
         draws = 0
-    bound = part.on(view, measured)
+    bound = bound_parts(part, view, measured, every=True)
     at = part.at
     run = None if at is None else continued_run(intact, int(at.min()))
     if at is None or run is None:

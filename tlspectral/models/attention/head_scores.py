@@ -95,6 +95,10 @@ class Side(Castable):
             rotation = rotation.as_(lambda table: table[:1])
         return replace(self.as_(lambda part: part[:1]), rotation=rotation)
 
+    def copied(self) -> "Side":
+        """Return the side on tensors of its own."""
+        return replace(self.as_(Tensor.clone), rotation=self.rotation and self.rotation.as_(Tensor.clone))
+
     def in_float32(self) -> "Side":
         """Return the side in float32."""
         return replace(self.as_(Tensor.float), rotation=self.rotation and self.rotation.as_(Tensor.float))
@@ -150,6 +154,15 @@ class HeadScores:
     def first(self) -> "HeadScores":
         """Return the scores of the first sequence of a batch."""
         return replace(self, query=self.query.first(), key=self.key.first())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the scores, [*batch, heads, queries, keys]."""
+        return (*self.query.whole.shape[:-1], self.key.whole.shape[-2])
+
+    def copied(self) -> "HeadScores":
+        """Return the scores on queries, keys and rotations of their own, for a user's part that may write into them."""
+        return HeadScores(self.layer, [*self.heads], self.query.copied(), self.key.copied())
 
     def in_float32(self) -> "HeadScores":
         """Return the scores in float32."""
