@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tlspectral.errors import warn_caller
 from tlspectral.models.loading.finding import same_model
+from tlspectral.models.reading.norms import is_centred
 from tlspectral.models.reading.view import AttentionView
 
 # SAELens took TransformerLens' processed model up to the version before, and an unprocessed one since; in
@@ -20,10 +21,6 @@ from tlspectral.models.reading.view import AttentionView
 _UNPROCESSED_FROM = (3, 19, 2)
 _KEPT = ("model_name", "hook_name", "model_from_pretrained_kwargs", "prepend_bos", "context_size", "dataset_path")
 _STEP = re.compile(r"(?:step|checkpoint-)(\d+)")
-# Largest root mean square of means over d_model, in units of rms / sqrt(d_model) and of the type's eps. Measured on
-# twelve families with centred weights: .2 to 2.3 eps (float32, bfloat16 and float16), and .3 to 1.3, without eps, where
-# weights are not centred.
-_CENTRED_WITHIN = 8
 
 
 @dataclass(frozen=True)
@@ -113,12 +110,12 @@ class DictionaryOrigin:
         if raw.norm.kind != "LN":
             return encode
         name, eps = view.source["model"], torch.finfo(raw.w_o.dtype).eps
-        writes_centred = _is_centred(raw.w_o, eps)
+        writes_centred = is_centred(raw.w_o, eps)
         embedding_norm, to_warn = view.has_embedding_norm, self.processed_by_default
 
         def encode_checked(streams: Tensor) -> Tensor:
             nonlocal to_warn
-            centred_here = writes_centred or _is_centred(streams, eps)
+            centred_here = writes_centred or is_centred(streams, eps)
             if self.centred is False and centred_here:
                 raise ValueError(
                     f"{self.where}: the dictionary was made on streams as they are (center_writing_weights is false), "
@@ -158,13 +155,3 @@ def _step(revision: Any) -> int | None:
     """Return the training step that a revision names; None for another revision, and for none."""
     match = _STEP.fullmatch(str(revision))
     return int(match[1]) if match else None
-
-
-def _is_centred(rows: Tensor, eps: float) -> bool:
-    """Return whether the mean over the last axis is zero in every row, up to the rounding of a type."""
-    rows = rows.detach().double()
-    sizes = rows.square().mean(-1)
-    rows, sizes = rows[sizes > 0], sizes[sizes > 0]
-    # The root mean square over rows, because a single mean can be small by chance.
-    means = (rows.mean(-1).square() * rows.shape[-1] / sizes).mean().sqrt()
-    return bool(means <= _CENTRED_WITHIN * eps)  # False for NaN, where all rows are zero

@@ -45,9 +45,10 @@ OV_ATTRIBUTION = Schema(
             position?     | index            | Position of the key that the head attends to.
             token?        | text             | Token of the key; its id without a tokenizer.
             contribution? | of the direction | Inner product of the term's write with the direction. With direction=.
-            norm?         | of the stream    | Length of the term's write. Without direction=.
-            cosine?       | cosine           | Of the term's write with all that the head writes at the query; NaN for
-                          |                  | no write. Without direction=.
+            norm?         | of the stream    | Length of the term's write; under LayerNorm without its mean over
+                          |                  | d_model, which no reader sees. Without direction=.
+            cosine?       | cosine           | Of the term's write with all that the head writes at the query, both as
+                          |                  | for norm; NaN for no write. Without direction=.
         """),
     ),
     "`tls.ov_attribution`; what heads write at one position as a sum",
@@ -124,7 +125,9 @@ def ov_attribution(
 
     What it does not establish: that the head matters for the answer. It is the direct effect alone: what later layers
     make of the write is not in it, nor that a norm shrinks when the write is gone. The attention is held, so that
-    nothing is said of why the head looks there. Terms of opposite sign can cancel.
+    nothing is said of why the head looks there. Terms of opposite sign can cancel. A write includes the head's value
+    bias only where TransformerLens' `fold_value_biases` has not moved it into the bias of the layer
+    (docs/from_transformerlens.md).
     """
     require_division(by, ("token", "source", "head"), dictionary)
     view = attention_view(model)
@@ -206,7 +209,7 @@ def _rows(
     dictionary: Dictionary | None,
 ) -> pd.DataFrame:
     """Return the rows of the heads of a layer, without tokens."""
-    measure = _Measure.of(write, vector)
+    measure = _Measure.of(view, write, vector)
     if by == "source":
         value = _values_of_stream(view, write.layer)
         pieces = [measure.frame(*terms) for terms in _source_rows(view, run, write, value, measure, dictionary)]
@@ -221,18 +224,21 @@ def _rows(
 class _Measure:
     """What is read of a term of z of each head: its component along a direction, or the term itself.
 
-    `project` takes values to one number, W_O d, or leaves them as they are but for the gate.
+    `project` takes values to one number, W_O d, or leaves them as they are but for the gate. `centred`: a LayerNorm
+    reads the stream, and takes the mean over d_model out of every write.
     """
 
     write: HeadWrite
     project: Float64[Tensor, "heads d_head read"]
     directed: bool
+    centred: bool
 
     @classmethod
-    def of(cls, write: HeadWrite, vector: Float64[Tensor, "d_model"] | None) -> "_Measure":
+    def of(cls, view: AttentionView, write: HeadWrite, vector: Float64[Tensor, "d_model"] | None) -> "_Measure":
+        centred = view.raw(write.layer).norm.kind == "LN"
         if vector is None:
-            return cls(write, torch.diag_embed(write.gate), False)
-        return cls(write, (write.gate * (write.w_o @ vector))[..., None], True)
+            return cls(write, torch.diag_embed(write.gate), False, centred)
+        return cls(write, (write.gate * (write.w_o @ vector))[..., None], True, centred)
 
     def frame(self, terms: Float64[Tensor, "heads terms read"], labels: dict[str, Any]) -> pd.DataFrame:
         """Return a row per head and term; labels are one for each term."""
@@ -242,6 +248,8 @@ class _Measure:
         if self.directed:
             return pd.DataFrame(columns | {"contribution": terms[..., 0].flatten().numpy()})
         written, own = terms[0] @ self.write.w_o[0], self.write.own[0]
+        if self.centred:
+            written, own = written - written.mean(-1, keepdim=True), own - own.mean()
         norm = written.norm(dim=-1)
         cosine = (written @ own) / (norm * own.norm())
         return pd.DataFrame(columns | {"norm": norm.numpy(), "cosine": cosine.numpy()})

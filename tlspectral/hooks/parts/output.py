@@ -38,6 +38,10 @@ class Output(Part):
             is computed.
         seed: of the draw of other sequences, which is the same in each run.
 
+    Zero depends on how the weights were processed: the bias b_O of the layer stays, and TransformerLens'
+    `fold_value_biases` moves what a head's value bias writes into b_O. The other replacements do not
+    (docs/from_transformerlens.md; `attrs["processing"]` of a table).
+
     Raises:
         ValueError: another `replace`, a reference for zeros, or one that is no prompts. Where the part meets prompts:
             no pairs of them.

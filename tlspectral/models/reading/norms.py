@@ -12,6 +12,12 @@ NormalizationKind = Literal["LN", "RMS", "none"]
 _Record = TypeVar("_Record", bound="Castable")
 
 
+# Largest root mean square of means over d_model, in units of rms / sqrt(d_model) and of the type's eps. Measured on
+# twelve families with centred weights: .2 to 2.3 eps (float32, bfloat16 and float16), and .3 to 1.3, without eps, where
+# weights are not centred.
+_CENTRED_WITHIN = 8
+
+
 def double(value: Tensor) -> Tensor:
     """Return a copy in float64 on the CPU, never the model's own memory."""
     return value.detach().cpu().to(torch.float64, copy=True)
@@ -149,3 +155,13 @@ class QueryKeyNorm(Castable):
     def _gain_of(self, n_heads: int) -> Tensor:
         assert self.gain is not None
         return self.gain if self.gain.ndim == 1 else self.gain.repeat_interleave(n_heads // len(self.gain), dim=0)
+
+
+def is_centred(rows: Tensor, eps: float) -> bool:
+    """Return whether the mean over the last axis is zero in every row, up to the rounding of a type."""
+    rows = rows.detach().double()
+    sizes = rows.square().mean(-1)
+    rows, sizes = rows[sizes > 0], sizes[sizes > 0]
+    # The root mean square over rows, because a single mean can be small by chance.
+    means = (rows.mean(-1).square() * rows.shape[-1] / sizes).mean().sqrt()
+    return bool(means <= _CENTRED_WITHIN * eps)  # False for NaN, where all rows are zero

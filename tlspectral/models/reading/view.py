@@ -47,7 +47,7 @@ from tlspectral.models.reading.layer import (
     live_factors,
     require_readable,
 )
-from tlspectral.models.reading.norms import NO_NORM, Normalization
+from tlspectral.models.reading.norms import NO_NORM, Normalization, is_centred
 from tlspectral.selection import Heads, head_pairs, whole_layers
 
 _READERS = {"bridge": "bridge", "hooked": "hooked_transformer"}
@@ -389,7 +389,21 @@ class AttentionView:
                 digests = {index: self.layer_digest(index) + ends for index in chosen}
             except (UnsupportedArchitecture, BadWeights):
                 return {**self.source, "n_layers": self.n_layers}
-            return {**self.source, **recorded_weights(digests, self.n_layers)}
+            state = {"processing": self.processing} if runs else {}
+            return {**self.source, **state, **recorded_weights(digests, self.n_layers)}
+
+    @property
+    def processing(self) -> dict[str, bool]:
+        """What TransformerLens' weight processing left, measured on the weights: `value_biases`, `centred_writes`.
+
+        `value_biases`: some head has a bias of values, which `fold_value_biases` moves into the bias of the layer's
+        output. `centred_writes`: what heads write has mean zero over d_model, as under `center_writing_weights`.
+        """
+        raws = [self.raw(index) for index in self.layers]
+        return {
+            "value_biases": any(raw.b_v is not None and bool(raw.b_v.any()) for raw in raws),
+            "centred_writes": all(is_centred(raw.w_o, torch.finfo(raw.w_o.dtype).eps) for raw in raws),
+        }
 
     def position_embedding(self) -> Tensor | None:
         """Return W_pos [n_ctx, d_model] of a model with learned absolute positions, None elsewhere."""
