@@ -95,6 +95,11 @@ CHANGES = (
         "query; now they are left out",
         with_values("s_pos", "s_sym"),
     ),
+    Change(
+        ("ov_attribution",),
+        "Under LayerNorm, writes were measured with their mean over d_model, which no reader sees; now without it",
+        with_values("norm", "cosine"),
+    ),
 )
 """The changes, the oldest first. A new one goes to the end: tables hold how many there were."""
 
