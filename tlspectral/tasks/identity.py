@@ -44,6 +44,11 @@ def content_digest(value: Any) -> str:
     return _Contents([], {}).digest(value)
 
 
+def is_own_code(value: Any) -> bool:
+    """Return whether the class of a value is of this project, so that its settings say all of what it computes."""
+    return type(value).__module__.partition(".")[0] in _OWN
+
+
 def task_identity(task: Task) -> dict[str, Any]:
     """Return what tells tasks apart that no model has read yet, as JSON: a digest of each thing that belongs to one."""
     return {

@@ -16,12 +16,13 @@ from tlspectral.algebra.nulls import haar_frame
 from tlspectral.hooks import ablate
 from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.hooks.layer_ablation import LayerAblation
-from tlspectral.hooks.parts import Antisymmetric, LongRange, Mode, Output, Symmetric
+from tlspectral.hooks.parts import Antisymmetric, LongRange, Mode, Output, QueryKeyPart, Symmetric
 from tlspectral.hooks.sweeps.controls import random_difference, root_mean_square
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running import batches
 from tlspectral.models.running.partial_runs import intact_run, logits_at
 from tlspectral.tasks import evaluate, induction, induction_loss
+from tlspectral.tasks.repeated import repeated_sequences
 
 ROTARY = {"llama", "gemma2", "qwen3", "gptj", "mistral"}
 HOOKED = [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwen3", "mistral")]
@@ -241,6 +242,44 @@ def test_a_screen_measures_the_largest_and_a_random_set(monkeypatch):
     pd.testing.assert_frame_equal(table.loc[measured, COLUMNS], exact.loc[measured, COLUMNS], rtol=0, atol=1e-5)
     assert table.attrs["screen"]["top"] == table.attrs["screen"]["control"] == 3
     assert -1 <= table.attrs["screen"]["rank_correlation"] <= 1
+
+
+# --- parts of one's own in one folder ---
+
+
+class Scaled(QueryKeyPart):
+    """A share of the scores, kept in a field that `settings` does not name."""
+
+    name = "scaled"
+
+    def __init__(self, share):
+        self.share = share
+
+    def of(self, scores, pairs):
+        return self.share * scores.whole()
+
+
+class Halved(QueryKeyPart):
+    """Another part of the same name."""
+
+    name = "scaled"
+
+    def of(self, scores, pairs):
+        return scores.whole() / 2
+
+
+def test_parts_of_one_name_do_not_read_each_others_rows(tmp_path):
+    model = zoo.shared("bridge", "llama")
+    given = {"task": induction(repeated_sequences(attention_view(model), 2, 12)), "heads": [(0, 1)]}
+
+    def delta(part, **folder):
+        [value] = sweep(model, part, **given, **folder)["delta"]
+        return value
+
+    for part in (Scaled(1.0), Scaled(0.25), Halved(), Scaled(1.0)):
+        assert delta(part, folder=tmp_path) == delta(part)
+    assert delta(Scaled(1.0)) != delta(Scaled(0.25))
+    assert len(list(tmp_path.glob("scaled-*.parquet"))) == 3  # the last one was read again
 
 
 # --- sent to workers (stopped, continued and shared out by threads: test_resumable_functions) ---

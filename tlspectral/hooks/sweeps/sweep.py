@@ -50,7 +50,7 @@ from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns, spelled
 from tlspectral.tasks import MetricValue, Task
-from tlspectral.tasks.identity import sequences_identity
+from tlspectral.tasks.identity import content_digest, is_own_code, sequences_identity
 from tlspectral.tasks.metric_value import CONTROL_COLUMNS, values_of_rows
 from tlspectral.tasks.task import task_of
 from tlspectral.tasks.task_sequences import TaskSequences, intact_values, metric_value_of, task_sequences
@@ -214,6 +214,8 @@ def ablation_sweep(
     else:
         per_head = _draws(view, by_layer, removed, draws or (FEWEST_DRAWS if others else None))
     name = removed.name
+    # A part of the caller's own is known by its code and fields: another one of that name has other files.
+    file_name = name if is_own_code(removed) else f"{name}-{content_digest(removed)[:16]}"
     positions: dict[str, Any] = {}
     if asked:
         positions = {"at": [called for called, _ in asked], "positions": [one.tolist() for _, one in asked]}
@@ -245,12 +247,12 @@ def ablation_sweep(
             _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
             return table
 
-        estimated = measurement.first(Job(f"{name}_screen", estimates))
+        estimated = measurement.first(Job(f"{file_name}_screen", estimates))
     chosen = [by_layer] * len(placed)
     if estimated is not None:
         kept = estimated[estimated["measured"] != ""]
         chosen = [heads_by_layer(view, kept[kept["place"] == index]) for index in range(len(placed))]
-    labels = [name, *(f"{name}_off{number}" for number in range(1, len(swept)))]
+    labels = [file_name, *(f"{file_name}_off{number}" for number in range(1, len(swept)))]
     jobs = [
         one.jobs(label, number, at is not None, sets or chosen, per_head, seed)
         for number, (label, one) in enumerate(zip(labels, swept, strict=True))
