@@ -1,4 +1,4 @@
-"""Every HookedTransformer of the zoo has every property of `conformance`, unfolded those that depend on folding."""
+"""Every HookedTransformer of the zoo has every property of `conformance`, folded those that depend on folding."""
 
 import pytest
 from conformance import cases
@@ -9,6 +9,6 @@ def test_conformance(row, holds, case):
     holds(row, *case)
 
 
-@pytest.mark.parametrize(("row", "holds", "case"), cases("hooked", "unfolded"), indirect=["row"])
-def test_unfolded(row, holds, case):
+@pytest.mark.parametrize(("row", "holds", "case"), cases("hooked", "folded"), indirect=["row"])
+def test_folded(row, holds, case):
     holds(row, *case)

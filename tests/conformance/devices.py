@@ -96,7 +96,7 @@ class PlacedRow(Row):
     @cached_property
     def on_cpu(self) -> Any:
         if self.place.dtype == torch.float32:
-            return self._settled(zoo.shared(self.backend, self.name))
+            return self._settled(self.shared)
         rounded = self.fresh(self.place.dtype)  # weights that 16 bits can hold
         return self._settled(zoo.converted(rounded, torch.float32))
 

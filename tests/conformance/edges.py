@@ -91,7 +91,7 @@ def a_task_loses_over_an_edge_what_it_loses_in_a_plain_run_with_the_edge_cut(row
     assert table["delta"].abs().max() > 4e-5
 
 
-@asked(right, every=12)
+@asked(right, every=6, forms=True)
 def edges_into_an_mlp_and_the_logits_and_at_a_position_are_plain_runs_with_them_cut(row):
     view, tokens = row.view, repeated(row.view)
     task = replace(tls.tasks.induction(tokens), positions={"S2": [LENGTH + 1, LENGTH + 3, 2]})

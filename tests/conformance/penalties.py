@@ -77,7 +77,7 @@ def in_float64_live_factors_are_those_of_the_head_table(row):
 @asked(counted, every=15, part=PENALISED, encoders=True)
 def gradients_are_those_of_finite_differences(row, part):
     """Against the dense route, which shares no line with the penalty, through the parameters of the model itself."""
-    model = zoo.hooked(row.name, fold_ln=False).double() if row.backend == "hooked" else row.fresh(torch.float64)
+    model = row.fresh(torch.float64)
     heads = [(0, 1), (0, 2), (1, 3 % row.view.n_heads(1))]
     parameters = dict(model.named_parameters())
     found = torch.autograd.grad(tls.heads.qk_penalty(model, part, heads), list(parameters.values()), allow_unused=True)

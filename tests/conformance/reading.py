@@ -152,7 +152,7 @@ def operator(layer):
 def the_operator_is_that_of_the_raw_bridge(row):
     view, reference = row.view, attention_view(zoo.shared("bridge", row.name))
     if row.backend == "hooked":
-        assert (row.model.cfg.normalization_type in ("LNPre", "RMSPre")) == (not row.form)
+        assert (row.model.cfg.normalization_type in ("LNPre", "RMSPre")) == (row.form == "folded")
     assert view.n_layers == reference.n_layers
     for index in range(reference.n_layers):
         found, expected = view.layer(index), reference.layer(index)
@@ -177,6 +177,16 @@ def the_operator_is_that_of_the_raw_bridge(row):
             assert torch.equal(found.rotary.real_index, expected.rotary.real_index)
             assert torch.equal(found.rotary.imag_index, expected.rotary.imag_index)
             assert found.rotary.attention_scaling == pytest.approx(expected.rotary.attention_scaling, rel=1e-6)
+
+
+@asked(lambda row: row.backend == "hooked" and not row.form)
+def norms_have_weights_and_biases_drawn_at_random(row):
+    """As training leaves them: a hook point in front of a gain and one behind it differ only if it is not 1."""
+    norms = [module for module in row.model.modules() if type(module).__name__ in ("LayerNorm", "RMSNorm")]
+    assert len(norms) >= 2 * row.view.n_layers + 1
+    for norm in norms:
+        # Drawn with a standard deviation of .3 (weights) and .4 (biases); the smallest over the zoo is .2.
+        assert all(float(one.detach().std()) > 0.1 for one in norm.parameters())
 
 
 # --- rotary geometry ---

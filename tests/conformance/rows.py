@@ -60,8 +60,8 @@ PROPERTIES: list[Property] = []
 class Row:
     """One model, which no property may change, and its run on the prompt of the zoo.
 
-    `form` is "" for a raw bridge and for a HookedTransformer with folded norms, "compatible" for a bridge in
-    compatibility mode, and "unfolded" for a HookedTransformer that keeps its norms.
+    `form` is "" for a raw bridge and for a HookedTransformer that keeps its norms, whose weights and biases are drawn
+    at random; "compatible" for a bridge in compatibility mode, and "folded" for a HookedTransformer with folded norms.
     """
 
     def __init__(self, backend: str, name: str, form: str = "") -> None:
@@ -73,15 +73,21 @@ class Row:
 
     def fresh(self, dtype: torch.dtype = torch.float32) -> Any:
         """A model of one's own."""
-        model = zoo.hooked(self.name, fold_ln=not self.form) if self.backend == "hooked" else zoo.bridge(self.name)
+        folded = self.form == "folded"
+        model = zoo.hooked(self.name, fold_ln=folded) if self.backend == "hooked" else zoo.bridge(self.name)
         if self.form == "compatible":
             model.enable_compatibility_mode(disable_warnings=True)
         return model if dtype == torch.float32 else zoo.converted(model, dtype)
 
+    @property
+    def shared(self) -> Any:
+        """The model without a form that all tests of this process share."""
+        return zoo.shared("bridge" if self.backend == "bridge" else "unfolded", self.name)
+
     @cached_property
     def model(self) -> Any:
         """The model, as it was before the first property acted on it: see `state` and `logits`."""
-        model = warm(self.fresh() if self.form else zoo.shared(self.backend, self.name))
+        model = warm(self.fresh() if self.form else self.shared)
         self.state, self.logits = state_of(model), logits(model)
         return model
 
@@ -142,7 +148,7 @@ def asked(
 
     The fast tests ask it of the rows of `KINDS`, the slow ones of all others. What costs much has `every`: the fast
     tests ask it of one row of `KINDS` in so many, another one for each case, the slow tests of every third one that is
-    left and of every fourth other row, with `--full` of all. `forms`: it is asked of compatibility mode and of unfolded
+    left and of every fourth other row, with `--full` of all. `forms`: it is asked of compatibility mode and of folded
     models too. `encoders`: of these too.
     """
 

@@ -209,9 +209,11 @@ def converted(model: Any, dtype: torch.dtype) -> Any:
 def shared(backend: str, name: str) -> Any:
     """The model of `bridge` or `hooked` that all tests of this process share. Not to be changed: build one's own.
 
-    That reading does not change it is what test_view.py proves.
+    "unfolded" is `hooked` with the norm weights and biases of `hf_model`. That reading does not change a model is what
+    test_view.py proves.
     """
-    return {"bridge": bridge, "hooked": hooked}[backend](name)
+    make = {"bridge": bridge, "hooked": hooked, "unfolded": functools.partial(hooked, fold_ln=False)}
+    return make[backend](name)
 
 
 @functools.cache

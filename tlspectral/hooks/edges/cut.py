@@ -234,6 +234,9 @@ class Reader:
             x = self._stream(held) if self.reads is not None else widened(read)
             if isinstance(self.reads, LayerReads):
                 return without(read, x, self.reads, cuts())
+            if isinstance(self.reads, MlpReads) and acts_first(hook, edit):
+                with torch.no_grad():
+                    self.reads.require_own_read(read, x, f"layer {self.layer}, MLP")
             removed = torch.zeros_like(x)
             for _, rows, (one,) in cuts():
                 removed[rows] += one.to(x)

@@ -25,7 +25,9 @@ from tlspectral.models.reading.latent import (
     rotates_complex,
 )
 from tlspectral.models.reading.layer import RawAttention, require_readable, require_unclipped
-from tlspectral.models.reading.norms import NO_NORM, Normalization, QueryKeyNorm, double
+from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, QueryKeyNorm, double
+
+_BEHIND_MLP = "post_feedforward_layernorm"  # OLMo 2 has none in front of it; TransformerLens calls this one ln2
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
@@ -159,6 +161,21 @@ def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, f
     multiplier = getattr(wrapped, "residual_multiplier", getattr(wrapped, "attn_out_multiplier", 1.0))
     bias = block.attn.original_component.o_proj.bias if is_latent(block.attn) else getattr(block.attn, "b_O", None)
     return bias, behind, float(multiplier)
+
+
+def read_mlp_input(model: Any, layer: int) -> MlpInput:
+    """Return where a layer with an MLP shows what the MLP reads. `ln2.hook_out` stands behind gain and bias of `ln2`.
+
+    The norm is the MLP's own, the attention's, which parallel blocks share (GPT-J, Phi, Command R), or none (OLMo 2).
+    """
+    block = blocks_of(model)[layer].module
+    own, d_model = block._modules.get("ln2"), int(model.cfg.d_model)
+    if own is None:
+        return MlpInput("mlp.hook_in", input_norm(block, model, d_model, layer))
+    if own is norm_behind(block) or own.name == _BEHIND_MLP:
+        return MlpInput("mlp.hook_in", NO_NORM)
+    where = f"layer {layer}, norm before the MLP"
+    return MlpInput("ln2.hook_out", read_normalization(own.original_component, model, (d_model,), where))
 
 
 def final_normalization(model: Any) -> Normalization:

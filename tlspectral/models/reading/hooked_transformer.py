@@ -10,10 +10,10 @@ from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading.alibi import Alibi, alibi_slopes
 from tlspectral.models.reading.layer import RawAttention, require_readable, require_unclipped
-from tlspectral.models.reading.norms import NO_NORM, Normalization, NormalizationKind, QueryKeyNorm
+from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, NormalizationKind, QueryKeyNorm
 
 _NORM_KINDS: dict[str, NormalizationKind] = {"LayerNorm": "LN", "RMSNorm": "RMS", "Identity": "none"}
-_POST_NORM = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")  # their ln1 stands behind the attention
+_POST_NORM = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")  # ln1 stands behind the attention, ln2 behind the MLP
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
@@ -59,6 +59,23 @@ def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, f
     norm = block.ln1 if cfg.original_architecture in _POST_NORM else block._modules.get("ln1_post")
     behind = NO_NORM if norm is None else read_normalization(norm, cfg, f"layer {layer}, norm behind the attention")
     return block.attn.b_O, behind, 1.0
+
+
+def read_mlp_input(model: Any, layer: int) -> MlpInput:
+    """Return where a layer with an MLP shows what the MLP reads. Raises UnsupportedArchitecture if it shows it nowhere.
+
+    `ln2.hook_normalized` stands in front of the gain and the bias of `ln2`, so the norm up to it has neither.
+    """
+    block, cfg, where = model.blocks[layer], model.cfg, f"layer {layer}, norm before the MLP"
+    norm = NO_NORM if cfg.original_architecture in _POST_NORM else read_normalization(block.ln2, cfg, where)
+    if norm.kind != "none":
+        return MlpInput("ln2.hook_normalized", replace(norm, gain=None, bias=None))
+    if not cfg.use_hook_mlp_in:
+        raise UnsupportedArchitecture(
+            f"layer {layer}: the MLP reads the residual stream without a norm, and a HookedTransformer has a hook "
+            "point there only after model.set_use_hook_mlp_in(True)"
+        )
+    return MlpInput("hook_mlp_in", NO_NORM)
 
 
 def final_normalization(model: Any) -> Normalization:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -82,6 +82,18 @@ class Normalization(Castable):
 
 NO_NORM = Normalization("none", None, None, 0.0)
 """The norm of a layer whose attention reads the residual stream as it is."""
+
+
+class MlpInput(NamedTuple):
+    """Where a layer shows what its MLP reads.
+
+    Attributes:
+        point: hook point behind the name of the layer.
+        norm: between the residual stream and this point. It has gain and bias only if they act in front of the point.
+    """
+
+    point: str
+    norm: Normalization
 
 
 def folded_bias(

@@ -47,7 +47,7 @@ from tlspectral.models.reading.layer import (
     live_factors,
     require_readable,
 )
-from tlspectral.models.reading.norms import NO_NORM, Normalization, is_centred
+from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, is_centred
 from tlspectral.selection import Heads, head_pairs, whole_layers
 
 _READERS = {"bridge": "bridge", "hooked": "hooked_transformer"}
@@ -240,6 +240,17 @@ class AttentionView:
         """
         self._stored(index)
         return self._reader.read_output(self.model, index)
+
+    def mlp_input(self, index: int) -> MlpInput | None:
+        """Return where a layer shows what its MLP reads, by its name in the model; None without an MLP.
+
+        Raises UnsupportedArchitecture for a norm that cannot be read, or without such a hook point.
+        """
+        name, block, _ = self.blocks[index]
+        if block._modules.get("mlp") is None:
+            return None
+        point, norm = self._reader.read_mlp_input(self.model, index)
+        return MlpInput(f"{name}.{point}", norm)
 
     def attention_factor(self, index: int) -> float:
         """Return the factor between what passes `attention_out` and what the layer adds: 1, but in Falcon-H1."""

@@ -1,7 +1,4 @@
-"""What the MLP of a layer reads: the residual stream, with or without the attention of its layer, and a norm before it.
-
-The norm is the MLP's own, the attention's, which parallel blocks share (GPT-J, Phi, Command R), or none (OLMo 2).
-"""
+"""What the MLP of a layer reads: the residual stream, with or without its layer's attention, and a norm before it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,12 +6,11 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.models.reading import bridge
-from tlspectral.models.reading import hooked_transformer as hooked
-from tlspectral.models.reading.norms import NO_NORM, Normalization
+from tlspectral.algebra.rotary import widened
+from tlspectral.errors import EditNotHonored
+from tlspectral.models.attention.tolerances import require_close
+from tlspectral.models.reading.norms import Normalization
 from tlspectral.models.reading.view import AttentionView
-
-_BEHIND_MLP = "post_feedforward_layernorm"  # OLMo 2 has none in front of it; TransformerLens calls this one ln2
 
 
 @dataclass(frozen=True)
@@ -25,8 +21,9 @@ class MlpReads:
         reads: the points, named as in `AttentionView.hook_names`, of which it reads the sum: what enters the layer, and
             where the MLP is not parallel to the attention what that adds; in a layer with a mixer what stands in front
             of it.
-        norm: in front of it; of kind "none" where there is none.
-        point: the hook point of what the MLP reads: the output of its own norm, else its input.
+        norm: between that sum and `point`; of kind "none" where there is none. Its gain and bias are None where they
+            act behind the point.
+        point: the hook point that is edited.
     """
 
     reads: tuple[str, ...]
@@ -50,10 +47,33 @@ class MlpReads:
         removed: Float[Tensor, "batch pos d_model"],
     ) -> Float[Tensor, "*shape d_model"]:
         """Return what the MLP reads, `read` of the stream `x`, without `removed`; the norm is taken again."""
-        change = self.norm.normalized(x - removed) - self.norm.normalized(x)
-        gain = self.norm.gain
-        change = change if gain is None else change * gain.to(change.dtype).to(change.device)
+        change = self._scaled(self.norm.normalized(x - removed) - self.norm.normalized(x))
         return read + change.to(read).reshape(read.shape)  # OPT flattens sequences
+
+    def require_own_read(
+        self, read: Float[Tensor, "*shape d_model"], x: Float[Tensor, "batch pos d_model"], where: str
+    ) -> None:
+        """Refuse a run in which `read` is not what the norm makes of the stream `x`. Raises EditNotHonored.
+
+        The first sequence is compared.
+        """
+        found, expected = widened(read).reshape(x.shape)[:1].to(x.device), self._scaled(self.norm.normalized(x[:1]))
+        if self.norm.bias is not None:
+            expected = expected + self.norm.bias.to(expected.dtype).to(expected.device)
+        require_close(
+            (found - expected).abs().max(),
+            expected.abs().max(),
+            read.dtype,
+            "live reads",
+            f"{where}: what passes {self.point} in this run is not what the norm makes of the residual stream; they "
+            "differ",
+            "a change of the stream cannot be carried to it: look for hooks that edit the input of the MLP or its norm",
+            EditNotHonored,
+        )
+
+    def _scaled(self, normalized: Tensor) -> Tensor:
+        gain = self.norm.gain
+        return normalized if gain is None else normalized * gain.to(normalized.dtype).to(normalized.device)
 
     def gradient(
         self, of_read: Float[Tensor, "*shape d_model"], x: Float[Tensor, "batch pos d_model"]
@@ -65,17 +85,10 @@ class MlpReads:
 
 
 def mlp_reads(view: AttentionView, index: int) -> MlpReads | None:
-    """Return what the MLP of a layer reads; None without one. Raises UnsupportedArchitecture for its norm."""
-    (name, block, _), cfg = view.blocks[index], view.model.cfg
-    if block._modules.get("mlp") is None:
+    """Return what the MLP of a layer reads; None without one. Raises as `AttentionView.mlp_input`."""
+    found = view.mlp_input(index)
+    if found is None:
         return None
-    own, where = block._modules.get("ln2"), f"layer {index}, norm before the MLP"
-    point = f"{name}.ln2.{'hook_out' if view.backend == 'bridge' else 'hook_normalized'}"
-    if own is None or own is bridge.norm_behind(block) or getattr(own, "name", None) == _BEHIND_MLP:
-        norm, point = view.raw(index).norm if own is None else NO_NORM, f"{name}.mlp.hook_in"
-    elif view.backend == "hooked":
-        norm = hooked.read_normalization(own, cfg, where)
-    else:
-        norm = bridge.read_normalization(own.original_component, view.model, (view.d_model,), where)
-    reads = ("residual",) if getattr(cfg, "parallel_attn_mlp", False) else ("residual", "attention_out")
-    return MlpReads(("middle",) if view.writes_more(index) else reads, norm, point)
+    parallel = getattr(view.model.cfg, "parallel_attn_mlp", False)
+    reads = ("residual",) if parallel else ("residual", "attention_out")
+    return MlpReads(("middle",) if view.writes_more(index) else reads, found.norm, found.point)
