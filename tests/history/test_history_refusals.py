@@ -122,7 +122,11 @@ REFUSED = {
     },
     BadHead: {
         "a track of no head": (lambda: of_llama().track((1, 7)), "no head 7 in layer 1"),
-        "no sender": (lambda: of_llama(pairs=[((0, 5), (1, 0))]), "no head"),
+        "no sender": (lambda: of_llama(pairs=[((0, 5), (1, 0))]), "L0H5 does not exist"),
+        "senders beside receivers": (
+            lambda: of_llama(pairs=([(0, 0), (1, 1)], [(1, 2), (2, 3)])),
+            "two readings: senders beside",
+        ),
         "no receiver": (lambda: of_llama(pairs=[((0, 0), (1, 5))]), "does not exist"),
         "no layer": (lambda: of_llama(pairs=[((0, 0), (2, 0))]), "does not exist"),
     },

@@ -13,9 +13,17 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
+from tlspectral.containers import side_by_side
+from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError
 from tlspectral.heads.detectors.heads import require_max_se
-from tlspectral.history.checkpoint_tables import HEAD_HISTORY, HeadHistory, LayerHead, measure_step, population_medians
+from tlspectral.history.checkpoint_tables import (
+    HEAD_HISTORY,
+    HeadHistory,
+    LayerHead,
+    measure_step,
+    population_medians,
+    require_order,
+)
 from tlspectral.history.sources import Label, called, check_labels, identity_of, labelled_checkpoints, source_of
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading.weight_files import file_name
@@ -234,12 +242,14 @@ def _naming(label: Label) -> Iterator[None]:
 
 
 def _checked_pairs(pairs: Iterable[tuple[LayerHead, LayerHead]]) -> list[tuple[LayerHead, LayerHead]]:
+    if side_by_side(pairs):
+        raise BadHead(
+            f"pairs, a {type(pairs).__name__} of two lists or arrays, has two readings: senders beside their "
+            "receivers, or two pairs. Write list(zip(senders, receivers)) for the first, a list of tuples for the other"
+        )
     checked = [(head_pair(sender), head_pair(receiver)) for sender, receiver in pairs]
-    for pair in checked:
-        if not 0 <= pair[0][0] < pair[1][0]:
-            raise ValueError(
-                f"the pair {pair} cannot compose: its sender has to be in an earlier layer than its receiver"
-            )
+    # What counts from the end is compared once a model says how many layers it has.
+    require_order(pair for pair in checked if (pair[0][0] < 0) == (pair[1][0] < 0))
     return checked
 
 
