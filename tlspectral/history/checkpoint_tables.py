@@ -19,7 +19,7 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, one_head
 from tlspectral.positional import positional_symbolic
 from tlspectral.positional.swapped_prompts import SCORE_COLUMNS
-from tlspectral.selection import pair_in_table
+from tlspectral.selection import Head, pair_in_table
 from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.measurement import bundled
@@ -280,11 +280,11 @@ class HeadHistory:
         row = last.loc[last["prev"].idxmax()]
         return int(row["layer"]), int(row["head"])
 
-    def track(self, head: LayerHead | None = None) -> pd.DataFrame:
+    def track(self, head: Head = None) -> pd.DataFrame:
         """Return one row per step: a head's row beside the step's summary, as figures and questions take it.
 
         Args:
-            head: (layer, head); None for `previous_token_head`.
+            head: (layer, head) or another form of one head; None for `previous_token_head`.
 
         Raises:
             BadHead: there is no such head.
