@@ -1,34 +1,36 @@
 """Heads, layers, receivers and parts as people write them: one reader for every function and command.
 
-No model is asked here: `heads_by_layer` says which of the heads a model has.
+No model is asked here: `heads_by_layer` and `one_head` say which of the heads a model has.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import pandas as pd
 
+from tlspectral.containers import column_names, columns_of, is_array, named_fields, plain, side_by_side, values
 from tlspectral.errors import BadHead, did_you_mean
 
 Head = Any
-"""One head: `"L5H1"`, `"5.1"`, `(5, 1)`, or a row with `layer` and `head`; negative layers count from the end."""
+"""One head: `"L5H1"`, `"5.1"`, `(5, 1)`, or a row with `layer` and `head`; negative numbers count from the end."""
 
-Heads = Iterable[Any] | pd.DataFrame | str
-"""Heads: one `Head`, `"L5"` for all of a layer, a list of these, or a DataFrame with `layer` and `head`."""
+Heads = Any
+"""Heads: one `Head`, `"L5"` for all of a layer, a list, column or two-axis array of these, or a frame of any library
+with columns `layer` and `head`. Only a tuple or list of two numbers is one head; an array of them is refused."""
 
 HEAD_FORMS = (
     'a head is "L5H1", "5.1", (5, 1) or a table row with layer and head; heads are one of these, "L5" for all of a '
     "layer, a list of them, or a DataFrame with layer and head as columns or index"
 )
 _FIELDS = ("layer", "head")
-_NAME = re.compile(r"L?(-?\d+)[H.](\d+)", re.IGNORECASE)
+_NAME = re.compile(r"L?(-?\d+)[H.](-?\d+)", re.IGNORECASE)
 _LAYER = re.compile(r"L(-?\d+)", re.IGNORECASE)
-_RECEIVER = re.compile(r"L?(-?\d+)(H|\.|KV)(\d+)\.([qkv])", re.IGNORECASE)
+_RECEIVER = re.compile(r"L?(-?\d+)(H|\.|KV)(-?\d+)\.([qkv])", re.IGNORECASE)
 _MLP = re.compile(r"L?(-?\d+)\.?MLP", re.IGNORECASE)
 
 
@@ -37,84 +39,241 @@ def head_name(layer: int, head: int) -> str:
     return f"L{layer}H{head}"
 
 
-def head_pair(head: Head, n_layers: int | None = None) -> tuple[int, int]:
-    """Return layer and head of one head.
+def head_pair(head: Head) -> tuple[int, int]:
+    """Return layer and head of one head; negative numbers stay negative, as no model is asked.
 
-    Args:
-        head: see `Head`.
-        n_layers: layers of the model, from which a negative layer is counted; None leaves it negative.
-
-    Raises:
-        BadHead: `head` names no head.
+    Raises BadHead for what names no head, and for a value with two readings.
     """
-    if isinstance(head, str):
-        match = _NAME.fullmatch(head.strip())
-        pair: tuple[Any, ...] = () if match is None else (int(match[1]), int(match[2]))
-    elif isinstance(head, pd.Series) and set(_FIELDS) <= set(head.index):
-        pair = (head["layer"], head["head"])
-    elif isinstance(head, pd.Series) and isinstance(head.name, tuple):  # of a DataFrame whose index is layer, head
-        pair = head.name
-    elif set(_FIELDS) <= set(getattr(head, "_fields", ())):
-        pair = (head.layer, head.head)
-    elif isinstance(head, Iterable) and not isinstance(head, bytes | Mapping | Set):
-        # A tensor without dimensions is iterable by its type alone.
-        pair = () if getattr(head, "ndim", 1) == 0 else tuple(head)
-    else:
-        pair = ()
-    numbers = [whole_number(part) for part in pair]
-    if len(numbers) != 2:
-        _refuse(head)
-    layer, index = numbers
-    if layer is None or index is None:
-        _refuse(head)
-    if n_layers is not None and -n_layers <= layer < 0:
-        layer += n_layers
+    layer, index = _one_head(head)
+    if index is None:
+        _refuse(plain(head))
     return layer, index
 
 
-def head_pairs(heads: Any, n_layers: int | None = None) -> list[tuple[int, int]]:
-    """Return layer and head of each head, in their order, each once.
+def head_pairs(heads: Heads) -> list[tuple[int, int]]:
+    """Return layer and head of each head, in their order, each once; negative numbers stay negative.
 
-    Args:
-        heads: see `Heads`.
-        n_layers: as for `head_pair`.
-
-    Raises:
-        BadHead: heads in none of the forms.
+    Raises BadHead as `named_heads`, and for all heads of a layer, since no model says how many it has.
     """
-    if isinstance(heads, pd.DataFrame) and set(heads.index.names) >= set(_FIELDS):
-        heads = heads.reset_index() if not set(_FIELDS) & set(heads.columns) else heads.reset_index(drop=True)
-    if isinstance(heads, pd.MultiIndex) and set(heads.names) >= set(_FIELDS):
-        heads = heads.to_frame(index=False)
-    if isinstance(heads, pd.DataFrame):
-        if not set(_FIELDS) <= set(heads.columns):
-            names = ", ".join(map(str, heads.columns))
-            raise BadHead(f"a DataFrame with columns {names} names no heads: {HEAD_FORMS}")
-        heads = zip(heads["layer"], heads["head"], strict=True)
-    elif _is_one(heads):
-        heads = [heads]
-    if not isinstance(heads, Iterable) or isinstance(heads, Mapping):
-        _refuse(heads)
-    return list(dict.fromkeys(head_pair(head, n_layers) for head in heads))
+    found = []
+    for layer, head in named_heads(heads):
+        if head is None:
+            _refuse(f"L{layer}")
+        found.append((layer, head))
+    return found
 
 
-def whole_layers(heads: Any) -> tuple[list[int], Any]:
-    """Return the layers that are named as a whole, such as `"L5"`, and the other heads of a choice."""
-    listed = [heads] if isinstance(heads, str) else heads
-    if not isinstance(listed, list | tuple):
-        return [], heads
-    named = [(_LAYER.fullmatch(one.strip()) if isinstance(one, str) else None, one) for one in listed]
-    layers = [int(match[1]) for match, _ in named if match is not None]
-    return layers, [one for match, one in named if match is None] if layers else heads
+def named_heads(heads: Heads) -> list[tuple[int, int | None]]:
+    """Return layer and head of each head, in their order, each once; head None for all heads of a layer.
+
+    Every function that takes heads reads them here. Negative numbers stay negative. A frame is read by its columns
+    `layer` and `head`, never by iterating over it.
+
+    Raises BadHead for heads in none of the forms of `Heads`, and for a value with two readings, both of which it names.
+    """
+    return list(dict.fromkeys(_read(heads)))
 
 
-def _is_one(heads: Any) -> bool:
-    """Tell a single head from a list of them: a name, a row, or two whole numbers."""
-    if isinstance(heads, str | pd.Series) or set(_FIELDS) <= set(getattr(heads, "_fields", ())):
-        return True
-    if isinstance(heads, list | tuple) or getattr(heads, "ndim", 0) == 1:
-        return len(heads) == 2 and all(whole_number(part) is not None for part in heads)
-    return False
+def pair_in_table(head: Head, table: pd.DataFrame, of: str) -> tuple[int, int]:
+    """Return layer and head of one head, from 0 on; negative numbers count from the end of a table's layers and heads.
+
+    `of` names the table in messages. Whether the table has the head is not asked. Raises BadHead as `head_pair`, and
+    for a count from the end of layers or heads of which the table lacks some.
+    """
+    layer, index = head_pair(head)
+    if min(layer, index) < 0:
+        layer = _of_table(layer, table["layer"], head, of)
+        index = _of_table(index, table.loc[table["layer"] == layer, "head"], head, of)
+    return layer, index
+
+
+def from_end(index: int, n: int) -> int | None:
+    """Return an index from 0 on, of n things; a negative one counts from the end. None if there is no such thing."""
+    return index % n if -n <= index < n else None
+
+
+def which_exist(index: int, n: int) -> str:
+    """Return the range of the indices of n things, for a message; from the end too, if such an index was given."""
+    return f"0 to {n - 1}" + (f", or -{n} to -1 from the end" if index < 0 else "")
+
+
+def _read(heads: Any) -> list[tuple[int, int | None]]:
+    given = _of_index(heads) if isinstance(heads, pd.DataFrame | pd.Series | pd.MultiIndex) else plain(heads)
+    of_columns = isinstance(given, Mapping) and all(values(given.get(name)) is not None for name in _FIELDS)
+    if of_columns or column_names(given) is not None:
+        return _of_columns(given)
+    if _is_one(given):
+        return [_one_head(given)]
+    if side_by_side(given):
+        _refuse_columns(given)
+    listed = values(given)
+    if listed is None:
+        _refuse(given)
+    if not isinstance(given, list | tuple):
+        _refuse_array(given, listed)
+    return [_one_head(one) for one in listed]
+
+
+def _is_one(given: Any) -> bool:
+    """Return whether a value is a single head or layer: a name, a row, or a tuple or list of two whole numbers."""
+    return isinstance(given, str) or _row(given) is not None or _two_numbers(given) is not None
+
+
+def _one_head(given: Any) -> tuple[int, int | None]:
+    head = plain(given)
+    if isinstance(head, str):
+        if (match := _NAME.fullmatch(head.strip())) is not None:
+            return int(match[1]), int(match[2])
+        if (match := _LAYER.fullmatch(head.strip())) is not None:
+            return int(match[1]), None
+        _refuse(head)
+    pair = _row(head) or _two_numbers(head)
+    if pair is not None:
+        return pair
+    if is_array(head) and (listed := values(head)) is not None:
+        _refuse_array(head, listed)
+    _refuse(head)
+
+
+def _two_numbers(given: Any) -> tuple[int, int] | None:
+    """Return the numbers of a plain tuple or list of two. A tuple with names for its entries is a row, or no head."""
+    if not (isinstance(given, list) or type(given) is tuple) or len(given) != 2:
+        return None
+    layer, head = map(whole_number, given)
+    return None if layer is None or head is None else (layer, head)
+
+
+def _row(given: Any) -> tuple[int, int] | None:
+    """Return layer and head of a table row: by these names, or of a Series whose name is both, as its index had them.
+
+    Raises BadHead for a row that a table of this package has for something else than a head.
+    """
+    fields = named_fields(given)
+    if fields is None:
+        return None
+    if set(_FIELDS) <= set(fields):
+        layer, head = (whole_number(fields[name]) for name in _FIELDS)
+        if layer is None or head is None:
+            return None
+        if isinstance(given, Receiver) and (given.shared or given.input not in ("q", "k", "v")):
+            raise BadHead(f"{given.name} is not one head: an MLP, the logits, or keys and values that heads share")
+        if not isinstance(given, Receiver):
+            _require_head_row(layer, head)
+        return layer, head
+    return _two_numbers(given.name) if isinstance(given, pd.Series) else None
+
+
+def _require_head_row(layer: int, head: int) -> None:
+    """Refuse head -1 in a table row, which tables of this package have for an MLP, the embedding or a set of heads."""
+    if head < 0:
+        raise BadHead(
+            f"a table row with layer {layer} and head {head} has two readings: tables write -1 for what is not a head "
+            "(an MLP, the embedding, a set of heads), or it is a head counted from the end. Leave the row out for the "
+            f"first, write ({layer}, {head}) for the second"
+        )
+
+
+def _of_index(given: pd.DataFrame | pd.Series | pd.MultiIndex) -> Any:
+    """Return heads of pandas with layer and head as columns where they are levels of an index."""
+    index = given if isinstance(given, pd.MultiIndex) else given.index
+    if not set(_FIELDS) <= set(index.names):
+        return given
+    if isinstance(given, pd.DataFrame):
+        return given.reset_index(drop=bool(set(_FIELDS) & set(given.columns)))
+    pairs = index.to_frame(index=False)[[*_FIELDS]]
+    if isinstance(given, pd.Series) and len(given):
+        listed = values(given) or []
+        if all(isinstance(one, str) and _NAME.fullmatch(one.strip()) for one in listed):
+            named, indexed = head_pairs(listed), head_pairs(pairs)
+            if named != indexed:
+                raise BadHead(
+                    f"a Series has two readings: the heads of its values, {head_name(*named[0])} first, or those of "
+                    f"its index, {head_name(*indexed[0])} first. Write series.tolist() for the values, series.index "
+                    "for the index"
+                )
+    return pairs
+
+
+def _of_columns(given: Any) -> list[tuple[int, int | None]]:
+    """Return the heads of a frame of any library, or of a dictionary of columns, by its columns layer and head."""
+    names = list(map(str, given)) if isinstance(given, Mapping) else column_names(given) or []
+    if not set(_FIELDS) <= set(names):
+        raise BadHead(f"a {type(given).__name__} with columns {', '.join(names)} names no heads: {HEAD_FORMS}")
+    try:
+        rows = list(zip(*columns_of(given, _FIELDS), strict=True))
+    except TypeError as error:
+        raise BadHead(str(error)) from error
+    except ValueError as error:
+        raise BadHead(f"the columns layer and head have unequal lengths: {HEAD_FORMS}") from error
+    found: list[tuple[int, int | None]] = []
+    for row in rows:
+        pair = _two_numbers(row)
+        if pair is None:
+            _refuse(row)
+        _require_head_row(*pair)
+        found.append(pair)
+    return found
+
+
+def _of_table(index: int, column: pd.Series, head: Any, of: str) -> int:
+    if index >= 0:
+        return index
+    known = {*map(int, column)}
+    found = from_end(index, len(known))
+    if found is None or known != {*range(len(known))}:
+        raise BadHead(
+            f"{head!r} counts from the end, and {of} does not hold all of these: count from 0 on, as its rows do"
+        )
+    return found
+
+
+def _refuse_columns(given: Any) -> NoReturn:
+    """Refuse layers beside heads. Raises BadHead with both readings."""
+    columns = [values(one) or [] for one in given]
+    first = second = ""
+    if len(columns) == 2 and all(whole_number(one) is not None for column in columns for one in column):
+        pairs = [_two_numbers(list(pair)) for pair in zip(*columns, strict=False)]
+        first = f" ({', '.join(head_name(*pair) for pair in pairs[:3] if pair)}{', ...' * (len(pairs) > 3)})"
+        rows = [_two_numbers(row) for row in columns]
+        second = f" ({', '.join(head_name(*row) for row in rows if row)})" if all(rows) else ""
+    kind = "lists" if isinstance(given[0], list) else "arrays"
+    raise BadHead(
+        f"a {type(given).__name__} of {len(given)} {kind} has two readings: layers beside their heads{first}, as "
+        f"np.where, np.unravel_index and torch.where return them, or a row of layer and head for each head{second}. "
+        "Write list(zip(layers, heads)) or np.argwhere(...) for the first, a list of tuples for the second; found "
+        + _shown(given)
+    )
+
+
+def _refuse_array(given: Any, listed: list[Any]) -> None:
+    """Refuse an array, a column or a generator of numbers alone, which does not say what they are. Raises BadHead."""
+    shown = _shown(given)
+    flat = [one for row in listed for one in (row if isinstance(row, list) else [row])]
+    if any(isinstance(one, bool) for one in flat):
+        raise BadHead(f"{shown} is a mask and names no heads: write np.argwhere(mask), of [layers, heads]")
+    numbers = [whole_number(one) for one in listed]
+    if numbers and None not in numbers:
+        layer, head = f"{numbers[0]}", f"{numbers[-1]}"
+        heads = ", ".join(f"(layer, {number})" for number in numbers[:3]) + ", ..." * (len(numbers) > 3)
+        one = f"one head, L{layer}H{head}" if len(numbers) == 2 else "places in a flattened table of heads"
+        write = (
+            f'"L{layer}H{head}" or ({layer}, {head})'
+            if len(numbers) == 2
+            else "list(zip(*np.unravel_index(places, (n_layers, n_heads))))"
+        )
+        raise BadHead(
+            f"{shown} has two readings: {one}, or {len(numbers)} heads of one layer. Write {write} for the first, "
+            f"[{heads}] for the second"
+        )
+    if listed and isinstance(listed[0], list) and getattr(given, "ndim", 0) >= 2 and len(listed[0]) != 2:
+        raise BadHead(
+            f"an array of heads has a row of layer and head for each, [heads, 2]; found shape {tuple(given.shape)}: "
+            "np.argwhere(...) returns such rows"
+        )
+
+
+def _shown(given: Any) -> str:
+    return " ".join(repr(given).split())[:200]
 
 
 class Receiver(NamedTuple):
@@ -137,8 +296,8 @@ class Receiver(NamedTuple):
         return f"L{self.layer}{'KV' if self.shared else 'H'}{self.head}.{self.input}"
 
 
-Receivers = str | Receiver | Iterable[Any] | Mapping[str, Any] | pd.DataFrame
-"""Receivers: `"L18H6.q"`, `"L18KV2.k"`, `"L3MLP"`, `"logits"`, a list of these, a table with a column `receiver`, or
+Receivers = Any
+"""Receivers: `"L18H6.q"`, `"L18KV2.k"`, `"L3MLP"`, `"logits"`, a list of these, a frame with a column `receiver`, or
 `{"k": heads}` with `Heads` in any form, for the keys of these heads; also `"q"` and `"v"`."""
 
 
@@ -168,15 +327,24 @@ def receivers(heads: Heads, input: Literal["q", "k", "v"]) -> list[str]:
 
 
 def read_receivers(given: Receivers) -> list[Receiver]:
-    """Return receivers in their order, each once. Raises BadHead for what names none."""
-    if isinstance(given, pd.DataFrame):
-        if "receiver" not in given.columns:
-            raise BadHead(f"a DataFrame without a column receiver names no receivers: {RECEIVER_FORMS}")
-        given = given["receiver"]
-    listed = [given] if isinstance(given, str | Receiver) else given
-    if not isinstance(listed, Iterable) or isinstance(listed, Mapping):
-        raise BadHead(f"{repr(given)[:200]} names no receivers: {RECEIVER_FORMS}{naming_nodes(given)}")
+    """Return receivers in their order, each once; of a frame its column `receiver`. Raises BadHead for none."""
+    given = plain(given)
+    if column_names(given) is not None:
+        given = named_column(given, "receiver", RECEIVER_FORMS)
+    listed = [given] if isinstance(given, str | Receiver) else values(given)
+    if listed is None:
+        raise BadHead(f"{_shown(given)} names no receivers: {RECEIVER_FORMS}{naming_nodes(given)}")
     return list(dict.fromkeys(map(_receiver, listed)))
+
+
+def named_column(frame: Any, name: str, forms: str) -> list[Any]:
+    """Return one column of a frame of any library. Raises BadHead, with the forms that do, for a frame without it."""
+    if name not in (column_names(frame) or []):
+        raise BadHead(f"a {type(frame).__name__} without a column {name} names no {name}s: {forms}")
+    try:
+        return columns_of(frame, [name])[0]
+    except TypeError as error:
+        raise BadHead(str(error)) from error
 
 
 def head_receiver(given: Head | Receiver) -> Receiver:
@@ -221,6 +389,8 @@ def whole_number(value: Any) -> int | None:
         return None
     if isinstance(value, float | np.floating):
         return int(value) if float(value).is_integer() else None
+    if getattr(value, "ndim", 0):  # a tensor with one element would pass for a number
+        return None
     try:
         return operator.index(value)
     except TypeError:
@@ -280,6 +450,7 @@ def naming_nodes(given: Any) -> str:
 
 
 def _refuse(given: Any) -> NoReturn:
+    """Raise BadHead for what names no head."""
     if isinstance(given, str) and _LAYER.fullmatch(given.strip()):
         raise BadHead(f"{given!r} is a whole layer, and here heads are named one by one, such as {given.strip()}H0")
-    raise BadHead(f"{repr(given)[:200]} names no head: {HEAD_FORMS}{naming_nodes(given)}")
+    raise BadHead(f"{_shown(given)} names no head: {HEAD_FORMS}{naming_nodes(given)}")

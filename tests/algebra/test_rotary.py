@@ -7,11 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_spectra import complex_pairs, dense_phase
 
+import tlspectral as tls
 from tlspectral.algebra.rotary import (
     PhaseNorms,
     RotaryGeometry,
     in_float64_on_cpu,
     pair_columns,
+    pair_mask,
     phase_metrics,
     phase_norms,
     rotate,
@@ -264,3 +266,31 @@ def test_float64_is_for_the_cpu(device):
         assert in_float64_on_cpu(values).dtype == torch.float64
         placed = in_float64_on_cpu(values.to(device))
         assert (placed.dtype, str(placed.device)) == (there, device)
+
+
+# --- chosen pairs ---
+
+
+@pytest.mark.parametrize(
+    "frequencies",
+    [[2, 0], (np.int64(2), 0), np.array([0, 2]), torch.tensor([[0], [2]]), np.where(np.array([1, 0, 1, 0]) > 0),
+     torch.tensor([True, False, True, False]), [True, False, True, False]],
+    ids=str,
+)  # fmt: skip
+def test_pairs_in_every_form(frequencies):
+    assert pair_mask(frequencies, 4).tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("frequencies", "said"),
+    [
+        ([1, 0, 1, 0], r"two readings: the pairs 0 and 1, or a mask of 4 pairs"),
+        (torch.tensor([1, 0, 1, 0]), r"two readings: the pairs 0 and 1, or a mask of 4 pairs"),
+        (torch.where(torch.eye(4) > 0), r"may be heads beside their pairs"),
+        ((torch.eye(4) > 0).nonzero(), r"may be heads beside their pairs"),
+    ],
+)
+def test_pairs_with_two_readings_are_refused(frequencies, said):
+    for call in (lambda: pair_mask(frequencies, 4), lambda: tls.parts.Band(frequencies)):
+        with pytest.raises(ValueError, match=said):
+            call()

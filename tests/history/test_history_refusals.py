@@ -129,7 +129,11 @@ REFUSED = {
     },
     BadHead: {
         "a track of no head": (lambda: of_llama().track((1, 7)), "no head 7 in layer 1"),
-        "no sender": (lambda: of_llama(pairs=[((0, 5), (1, 0))]), "no head"),
+        "no sender": (lambda: of_llama(pairs=[((0, 5), (1, 0))]), "L0H5 does not exist"),
+        "senders beside receivers": (
+            lambda: of_llama(pairs=([(0, 0), (1, 1)], [(1, 2), (2, 3)])),
+            "two readings: senders beside",
+        ),
         "no receiver": (lambda: of_llama(pairs=[((0, 0), (1, 5))]), "does not exist"),
         "no layer": (lambda: of_llama(pairs=[((0, 0), (2, 0))]), "does not exist"),
     },
@@ -160,3 +164,13 @@ def test_an_index_of_a_history_is_refused_with_the_table_that_has_it(key, said):
     tables = [pd.DataFrame(columns=names) for names in (["step", "prev"], ["step"], [])]
     with pytest.raises(TypeError, match=f"holds several tables and is none itself: {said}"):
         HeadHistory(*tables)[key]
+
+
+def test_pairs_and_tracks_count_from_the_end():
+    """The model has two layers with four heads."""
+    made = of_llama(pairs=[((-2, -1), "L-1H0"), ("L0H3", (1, 0))])
+    ends = made.composition[["sender_layer", "sender_head", "receiver_layer", "receiver_head"]]
+    assert ends.to_numpy().tolist() == [[0, 3, 1, 0]] * 2
+    assert made.track((-1, -1)).equals(made.track("L1H3"))
+    with pytest.raises(ValueError, match="cannot compose: its sender has to be in an earlier layer"):
+        of_llama(pairs=[((-1, 0), (1, 0))])

@@ -73,7 +73,7 @@ REFUSED = [
     (["L0H0", "L-3"], "symmetric", None, BadHead, "the model has layers 0 to 1"),
     # Grouped keys: 2 key heads, but heads are query heads.
     ([(0, 0), (1, 4)], "symmetric", None, BadHead, "L1H4 does not exist: layer 1 has heads 0 to 3"),
-    (pd.DataFrame([(1, -1)], columns=["layer", "head"]), "symmetric", None, BadHead, "L1H-1 does not exist"),
+    (pd.DataFrame([(1, -1)], columns=["layer", "head"]), "symmetric", None, BadHead, "head -1 has two readings"),
     ("L0H1", "output", "L1H9.k", BadHead, "L1H9.k does not exist"),
     (["L0H1", "L1H2"], "output", ["L1H3.k", "L1H1.k"], ValueError, "L1KV0.k reads before L1H2 writes"),
     ("L1H0", "output", "L0H1.v", ValueError, "L0KV0.v reads before L1H0"),

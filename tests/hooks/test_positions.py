@@ -4,6 +4,8 @@ import inspect
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 import zoo
@@ -216,3 +218,62 @@ def test_a_block_is_for_the_prompts_that_it_was_given():
         model(torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13]] * 2))
     with tls.ablate(model, "L0H1", tls.parts.Output(at=3)), pytest.raises(ValueError, match="at=3 is no position"):
         model(torch.tensor([[5, 6, 7]]))
+
+
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [
+        (torch.tensor([3, 2]), r"2 positions, a row for each, .*at=\[3, 2\] for the first, at=\[\[3, 2\]\] for the"),
+        (np.array(CHANGED), "6 positions, a row for each, or one position of each prompt"),
+        (pd.Series([3]), "1 positions, a row for each, or one"),
+        (np.where(np.eye(6)), "a tuple of 2 arrays or lists may come from np.where"),
+    ],
+)
+def test_an_array_of_positions_has_two_readings(at, words):
+    """A sweep took it for several positions, and edges for one position of each prompt."""
+    model = zoo.shared("bridge", "llama")
+    for call in (
+        lambda: tls.ablation_sweep(model, PAIRED, task=pairs(), at=at),
+        lambda: tls.edge_effects(model, "logits", task=pairs(), at=at),
+        lambda: tls.hooks.band_effects(model, "L0H1", task=pairs(), at=at),
+    ):
+        with pytest.raises(TypeError, match=words):
+            call()
+
+
+def test_positions_of_each_prompt_are_read_alike_by_sweeps_and_edges():
+    model = zoo.shared("bridge", "llama")
+    for at in ([CHANGED], np.array([CHANGED]), torch.tensor([CHANGED])):
+        swept = tls.ablation_sweep(model, PAIRED, task=pairs(), heads="L0H1", at=at)
+        named = tls.ablation_sweep(model, PAIRED, task=pairs(), heads="L0H1", at="changed")
+        assert swept["delta"].tolist() == named["delta"].tolist()
+        edges = [tls.edge_effects(model, "logits", senders="L0H1", task=pairs(), at=one) for one in (at, "changed")]
+        assert edges[0]["delta"].tolist() == edges[1]["delta"].tolist()
+        assert edges[0]["position"].tolist() == ["given"]
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        {"attention": (np.array([5, 4]), np.array([3, 2]))},
+        {"attention": ([5, 4], [3, 2])},
+        {"attention": torch.where(torch.eye(2) > 0)},
+        {"predict": np.where(np.eye(2) > 0)},
+        {"positions": {"S": np.where(np.arange(4).reshape(2, 2) == 3)}},
+    ],
+    ids=str,
+)
+def test_columns_of_positions_are_no_rows(positions):
+    """Of two prompts, query 5 with key 3 and query 4 with key 2, or query 5 with key 4 and query 3 with key 2."""
+    with pytest.raises(TypeError, match=r"has two readings: a tuple of 2 arrays or lists holds a column of positions"):
+        tls.Task([[1, 2, 3, 4, 5, 6]] * 2, lambda logits, tokens, mask: logits[:, -1, 0], **positions)
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame, pa.table], ids=["pandas", "polars", "pyarrow"])
+def test_attention_of_a_frame_is_read_by_its_columns(frame):
+    def task(attention):
+        return tls.Task([[1, 2, 3, 4]] * 2, lambda logits, tokens, mask: logits[:, -1, 0], attention=attention)
+
+    assert task(frame({"key": [0, 1], "query": [3, 2]})).attention == [[3, 0], [2, 1]]
+    with pytest.raises(TypeError, match="attention as a frame has columns query and key; found a, b"):
+        task(frame({"a": [3, 2], "b": [0, 1]}))

@@ -97,7 +97,7 @@ REFUSED = {
     "seed that is text": (text_as_seed, ValueError, "seed is a whole number, found '1'"),
     "seed of a module": (lambda: unchecked(spectral_module.checked_seed)(0.5), ValueError, "whole number, found 0.5"),
     "head": (lambda: module(heads=[4]), ValueError, "head 4 does not exist: heads are 0 to 3"),
-    "negative head": (lambda: module(heads=[-1]), ValueError, "head -1 does not exist"),
+    "negative head": (lambda: module(heads=[-5]), ValueError, "head -5 does not exist: heads are 0 to 3, or -4 to"),
     "no head": (lambda: module(heads=[]), ValueError, "no head is chosen"),
     "torn group": (lambda: module(heads=[0, 1, 3]), ValueError, r"\[2, 3\] share key/value head 1, .* only \[3\]"),
     "no pair": (lambda: module(frequencies=[]), ValueError, "no frequency is chosen"),

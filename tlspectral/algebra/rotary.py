@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
+from tlspectral.containers import is_array, plain, side_by_side, values
+
 Frequencies = Iterable[Any] | Tensor
 """Some rotary pairs of a layer: their indices, or a boolean mask."""
 
@@ -104,14 +106,38 @@ def pair_columns(rotary_dim: int, *, adjacent: bool) -> tuple[Int64[Tensor, "pai
     return columns[: rotary_dim // 2], columns[rotary_dim // 2 :]
 
 
+def require_one_reading(frequencies: Any) -> None:
+    """Refuse heads beside pairs, as torch.where returns them of [heads, pairs], and a mask of the numbers 0 and 1.
+
+    Raises ValueError with both readings.
+    """
+    columns = side_by_side(frequencies) and len(frequencies) > 1
+    is_mask = str(getattr(frequencies, "dtype", "")).endswith("bool")
+    if columns or (not is_mask and getattr(frequencies, "ndim", 1) > 1 and frequencies.shape[-1] > 1):
+        raise ValueError(
+            "frequencies are one list of rotary pairs; several arrays or columns may be heads beside their pairs, as "
+            "torch.where returns them, or pairs alone: give the pairs, for all heads that are chosen"
+        )
+    if isinstance(frequencies, Iterable) and hasattr(frequencies, "__len__") and not isinstance(frequencies, str):
+        numbers = values(frequencies) or []
+        if len(numbers) > 2 and {*map(str, numbers)} <= {"0", "1"}:
+            raise ValueError(
+                f"frequencies={numbers[:8]} have two readings: the pairs 0 and 1, or a mask of {len(numbers)} pairs. "
+                "Write [0, 1] for the first, booleans for the second"
+            )
+
+
 def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
     """Return a mask of the chosen rotary pairs, given by indices or by a boolean mask.
 
     Raises:
-        ValueError: a mask of another length, numbers that are no indices, or pairs that do not exist.
+        ValueError: a mask of another length, numbers that are no indices, pairs that do not exist, or a value with two
+            readings, see `require_one_reading`.
     """
+    require_one_reading(frequencies)
     listed = not isinstance(frequencies, Tensor) and isinstance(frequencies, Iterable)
-    given = torch.as_tensor(list(frequencies) if listed else frequencies).cpu()
+    entries = [values(one) if is_array(one) else plain(one) for one in frequencies] if listed else frequencies
+    given = torch.as_tensor(entries).cpu()
     if given.dtype == torch.bool:
         if given.shape != (n_pairs,):
             raise ValueError(f"the mask has {given.numel()} entries for {n_pairs} rotary pairs")

@@ -204,10 +204,10 @@ def require_shared(folder: Path | None, option: str) -> None:
 
 def listed_heads(heads: str | None) -> list[str] | None:
     """Return the heads and layers of an option. Raises BadHead, before a model is loaded, for what names none."""
-    from tlspectral.selection import head_pairs, whole_layers
+    from tlspectral.selection import named_heads
 
     listed = None if heads is None else heads.split(",")
-    head_pairs(whole_layers(listed or [])[1])
+    named_heads(listed or [])
     return listed
 
 

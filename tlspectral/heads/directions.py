@@ -25,7 +25,7 @@ from tlspectral.models.attention.modes import query_key_modes
 from tlspectral.models.attention.run_scores import visible_keys
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import AttentionLayer
-from tlspectral.models.reading.view import AttentionView, heads_by_layer, vocabulary_chunks
+from tlspectral.models.reading.view import AttentionView, one_head, vocabulary_chunks
 from tlspectral.models.running.batches import attention_positions
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
@@ -147,7 +147,7 @@ def head_directions(
     if task is not None and kind == "ov":
         raise ValueError('a task contrasts keys: it goes with kind="qk"')
     view = attention_view(model)
-    [(index, [number])] = heads_by_layer(view, [head]).items()
+    index, number = one_head(view, head)
     settings: dict[str, Any] = {"n_words": n_words, "draws": draws, "seed": seed}
     with one_thread():
         rng = torch.Generator().manual_seed(seed)

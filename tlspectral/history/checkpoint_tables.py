@@ -2,7 +2,7 @@
 null, the in-context score, K-composition of pairs of heads; and the tables that a history makes of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,10 @@ from tlspectral.heads.composition import COMPOSITION, k_composition
 from tlspectral.models.loaders import Source
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, one_head
 from tlspectral.positional import positional_symbolic
 from tlspectral.positional.swapped_prompts import SCORE_COLUMNS
-from tlspectral.selection import head_pair
+from tlspectral.selection import Head, pair_in_table
 from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS, LATENT_COLUMNS
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.measurement import bundled
@@ -153,14 +153,24 @@ def _shape(layers: "AttentionView | WeightFiles") -> dict[str, Any]:
     return shape | {"d_vocab": int(layers.config.vocab_size), "model_type": layers.config.model_type}
 
 
+def require_order(pairs: Iterable[tuple[LayerHead, LayerHead]]) -> None:
+    """Refuse a sender that is not in an earlier layer than its receiver, both counted from 0. Raises ValueError."""
+    for pair in pairs:
+        if pair[0][0] >= pair[1][0]:
+            raise ValueError(
+                f"the pair {pair} cannot compose: its sender has to be in an earlier layer than its receiver"
+            )
+
+
 def _composition(model: Any, pairs: Sequence[tuple[LayerHead, LayerHead]]) -> pd.DataFrame:
     """Return the pairs' rows of `k_composition`, which is computed once per receiver."""
+    source = open_layers(model)
+    pairs = [(one_head(source, sender), one_head(source, receiver)) for sender, receiver in pairs]
+    require_order(pairs)
     receivers = dict.fromkeys(receiver for _, receiver in pairs)
     scores = {end: k_composition(model, end).set_index(["layer", "head"])[_COMPOSITION] for end in receivers}
     rows = []
     for sender, receiver in pairs:
-        if sender not in scores[receiver].index:
-            raise BadHead(f"layer {sender[0]} of the model has no head {sender[1]}")
         rows.append((*sender, *receiver, *scores[receiver].loc[sender]))
     return pd.DataFrame(rows, columns=[*_PAIR, *_COMPOSITION]).astype({"rank": np.int64})
 
@@ -270,16 +280,18 @@ class HeadHistory:
         row = last.loc[last["prev"].idxmax()]
         return int(row["layer"]), int(row["head"])
 
-    def track(self, head: LayerHead | None = None) -> pd.DataFrame:
+    def track(self, head: Head = None) -> pd.DataFrame:
         """Return one row per step: a head's row beside the step's summary, as figures and questions take it.
 
         Args:
-            head: (layer, head); None for `previous_token_head`.
+            head: (layer, head) or another form of one head; None for `previous_token_head`.
 
         Raises:
             BadHead: there is no such head.
         """
-        layer, index = self.previous_token_head if head is None else head_pair(head)
+        if head is None:
+            head = self.previous_token_head
+        layer, index = pair_in_table(head, self.heads, "this history")
         head_rows = self.heads.loc[(self.heads["layer"] == layer) & (self.heads["head"] == index)]
         if head_rows.empty:
             raise BadHead(f"there is no head {index} in layer {layer} of this history")

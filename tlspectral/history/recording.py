@@ -13,15 +13,23 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from tlspectral.errors import IncompatibleCheckpoint, TlspectralError
+from tlspectral.containers import side_by_side
+from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError
 from tlspectral.heads.detectors.heads import require_max_se
-from tlspectral.history.checkpoint_tables import HEAD_HISTORY, HeadHistory, LayerHead, measure_step, population_medians
+from tlspectral.history.checkpoint_tables import (
+    HEAD_HISTORY,
+    HeadHistory,
+    LayerHead,
+    measure_step,
+    population_medians,
+    require_order,
+)
 from tlspectral.history.sources import Label, called, check_labels, identity_of, labelled_checkpoints, source_of
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading.weight_files import file_name
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.selection import head_pair
+from tlspectral.selection import Head, head_pair
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked, unbundled, workers_kept
 from tlspectral.tasks import Task
@@ -36,7 +44,7 @@ _STORED = ("control_variate", "identity", "numbers", "shape", "tables", "weights
 def head_history(
     checkpoints: Any,
     *,
-    pairs: Iterable[tuple[LayerHead, LayerHead]] = (),
+    pairs: Iterable[tuple[Head, Head]] = (),
     null_draws: int = 100,
     null_dtype: Literal["float32", "float64"] = "float32",
     detectors: bool = True,
@@ -68,7 +76,7 @@ def head_history(
             rise, or names. A name that ends in `step{N}` or `checkpoint-{N}`, with a hyphen or `_` or without, is step
             N, and a list of such names is taken in the order of steps; others are labels as they are.
             `functools.partial(load_model, name, revision=...)` is read from its files and known by them, as a name is.
-        pairs: (sender, receiver) heads, each (layer, head), of which K-composition is followed.
+        pairs: (sender, receiver), each (layer, head) or another form of one head, whose K-composition is followed.
         null_draws: draws of the null per head, fresh ones for every head: shared draws would have one error in common,
             which a median over heads does not average out. See `analyze_heads` for the error of a single z.
         null_dtype: as for `analyze_heads`.
@@ -233,13 +241,15 @@ def _naming(label: Label) -> Iterator[None]:
         raise ValueError(f"{called(label)}: {error}") from error
 
 
-def _checked_pairs(pairs: Iterable[tuple[LayerHead, LayerHead]]) -> list[tuple[LayerHead, LayerHead]]:
+def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[LayerHead, LayerHead]]:
+    if side_by_side(pairs):
+        raise BadHead(
+            f"pairs, a {type(pairs).__name__} of two lists or arrays, has two readings: senders beside their "
+            "receivers, or two pairs. Write list(zip(senders, receivers)) for the first, a list of tuples for the other"
+        )
     checked = [(head_pair(sender), head_pair(receiver)) for sender, receiver in pairs]
-    for pair in checked:
-        if not 0 <= pair[0][0] < pair[1][0]:
-            raise ValueError(
-                f"the pair {pair} cannot compose: its sender has to be in an earlier layer than its receiver"
-            )
+    # What counts from the end is compared once a model says how many layers it has.
+    require_order(pair for pair in checked if (pair[0][0] < 0) == (pair[1][0] < 0))
     return checked
 
 

@@ -16,12 +16,12 @@ from tlspectral.models.attention.tolerances import Quantity, noise_of
 from tlspectral.models.hooking.hooks_on_model import Hook, of_a_library, without_hooks
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
+from tlspectral.models.reading.view import AttentionView, one_head, require_stream
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.stream.writes import head_writes, mixed, z_of
-from tlspectral.selection import Head, head_name, head_pair
+from tlspectral.selection import Head, head_name
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.schema import Schema, columns
 
@@ -100,8 +100,7 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
     """
     view = attention_view(model)
     require_stream(view)
-    layer, index = head_pair(head, view.n_layers)
-    heads_by_layer(view, [(layer, index)])  # raises BadHead
+    layer, index = one_head(view, head)
     own = probe_tokens(view.d_vocab, min(8, view.n_ctx))
     tokens = own if prompts is None else packed_prompts(view, prompts).tokens
     with torch.no_grad():

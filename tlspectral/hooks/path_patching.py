@@ -21,7 +21,7 @@ from tlspectral.hooks.edges.cut import refuse_open_receivers
 from tlspectral.hooks.edges.measuring import Edge, Prepared, QueryKeyPairs, edge_columns, edges_between
 from tlspectral.hooks.edges.reached import Reached, reached
 from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_senders
-from tlspectral.hooks.positions import asked_positions
+from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.screening import agreement, missed_edges, screened_edges
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_stream
@@ -138,8 +138,8 @@ def edge_effects(
             For `pvalue`, control effects of all senders of a receiver are pooled. `control_p` is not below
             1 / (1 + draws): 19 reach .05. With 20 draws the call took 13 times as long on SmolLM2-135M.
         at: the position at which the sender writes what is cut, or a list of positions, a row for each: names of the
-            task's positions, or numbers, negative from the end of each prompt; or positions of each prompt, which the
-            column `position` calls given. None: all positions at once.
+            task's positions, or numbers, negative from the end of each prompt; or `[[3, 4]]`, a position of each
+            prompt, which the column `position` calls given. None: all positions at once.
         screen: how many edges of pairs are chosen; `"gradient"` is 50. Every edge is estimated to first order, and the
             largest are measured. So are those to the logits up to rank 200, and of the others 30 of ranks 51 to 500,
             20 of ranks 501 to 5,000 and 20 beyond, drawn at random (all in proportion to the number chosen): what the
@@ -352,8 +352,7 @@ def _places(sequences: TaskSequences, at: Any) -> dict[str, Int[Tensor, "sequenc
 
     Raises ValueError for no such position.
     """
-    listed = at if isinstance(at, list | tuple) else [at]
-    return {str(asked): positions for asked, positions in asked_positions(sequences, listed)}
+    return {str(asked): positions for asked, positions in asked_positions(sequences, listed_positions(at) or [])}
 
 
 def _queried(ends: list[Reached], sequences: TaskSequences, task: Task, measure: Measure) -> QueryKeyPairs:

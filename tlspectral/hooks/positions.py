@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.containers import is_array, plain, side_by_side, values
 from tlspectral.models.running.batches import PackedTokens, position_of
 from tlspectral.selection import whole_number
 
@@ -17,10 +18,25 @@ def is_one_position(at: Any) -> bool:
 
 
 def listed_positions(at: Any) -> list[Any] | None:
-    """Return the positions that `at=` lists, or the one that it is; None for None."""
-    if at is None:
-        return None
-    return [*at] if isinstance(at, Iterable) and not is_one_position(at) else [at]
+    """Return the positions that `at=` lists, or the one that it is; None for None.
+
+    Raises TypeError for an array of numbers, which may be several positions or one of each prompt.
+    """
+    at = plain(at)
+    if at is None or is_one_position(at):
+        return None if at is None else [at]
+    listed = values(at)
+    if side_by_side(at) and isinstance(at, tuple):
+        raise TypeError(
+            f"at= has two readings: a tuple of {len(at)} arrays or lists may come from np.where, with a column of "
+            "positions in each, or hold the positions of each prompt. Write a list of lists for the second"
+        )
+    if is_array(at) and listed and all(whole_number(one) is not None for one in listed):
+        raise TypeError(
+            f"at={' '.join(repr(at).split())[:100]} has two readings: {len(listed)} positions, a row for each, or one "
+            f"position of each prompt. Write at={listed[:3]} for the first, at=[{listed[:3]}] for the second"
+        )
+    return [at] if listed is None else listed
 
 
 def asked_positions(prompts: PackedTokens, listed: Iterable[Any]) -> list[tuple[str | int, Int[Tensor, "sequences"]]]:

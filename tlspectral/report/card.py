@@ -19,7 +19,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.report.card_sections import Evidence, Given, Section, composition_section, row_section
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, visible
 from tlspectral.report.page import Page, card_page
-from tlspectral.selection import Head, head_name, head_pair
+from tlspectral.selection import Head, head_name, pair_in_table
 from tlspectral.tables.head_columns import column_title
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import require
@@ -97,8 +97,7 @@ def head_card(
     agree is no proof: they see one set of weights.
     """
     require(heads, ("layer", "head"), "analyze_heads", name="table of heads")
-    n_layers = int(heads["layer"].max()) + 1
-    pair = head_pair(head, n_layers)
+    pair = pair_in_table(head, heads, "the table of heads")
     if not ((heads["layer"] == pair[0]) & (heads["head"] == pair[1])).any():
         raise BadHead(f"{head_name(*pair)} is not in the table of heads, which has {len(heads)}: choose one of them")
     if prompt is not None and model is None:

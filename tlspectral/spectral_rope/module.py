@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import pair_columns, pair_mask, widened
-from tlspectral.selection import whole_number
+from tlspectral.selection import from_end, which_exist, whole_number
 
 Scope = Literal["model", "layer", "group", "head"]
 """Who has spectral parameters in common: the whole model, a layer, the heads of a group, or nobody."""
@@ -279,9 +279,10 @@ def _chosen_heads(
         head = whole_number(given)
         if head is None:
             raise ValueError(f"heads are the indices of query heads, whole numbers; found {given!r}")
-        if not 0 <= head < n_heads:
-            raise ValueError(f"head {head} does not exist: heads are 0 to {n_heads - 1}")
-        chosen[head] = True
+        index = from_end(head, n_heads)
+        if index is None:
+            raise ValueError(f"head {head} does not exist: heads are {which_exist(head, n_heads)}")
+        chosen[index] = True
     groups = chosen.view(n_kv_heads, -1)
     torn = (groups.any(1) & ~groups.all(1)).nonzero().flatten().tolist()
     if torn:

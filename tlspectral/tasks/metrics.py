@@ -1,6 +1,6 @@
 """Metrics of ready tasks: next-token loss, and the difference of the logits of answers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
+from tlspectral.containers import column_names, plain, side_by_side, values
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.batches import Note, PackedTokens
 from tlspectral.models.running.given import described
@@ -105,25 +106,26 @@ class AnsweredDifference:
 
 def _by_place(given: Any, side: str) -> Any:
     """Return one answer, or a list by prompt with an answer or a list of several. Raises TypeError for no answer."""
-    if _single(given):
+    listed = None if isinstance(given, set | frozenset) else values(given)
+    if listed is None:
+        if isinstance(given, Mapping | set | frozenset) or column_names(given) is not None:
+            raise TypeError(f"{side} is an answer or a list with those of each prompt; found {described(given)}")
         return _answer(given, side)
-    if isinstance(given, Mapping | set | frozenset) or hasattr(given, "columns"):
-        raise TypeError(f"{side} is an answer or a list with those of each prompt; found {described(given)}")
+    if side_by_side(given) and len(given) > 1:
+        raise TypeError(
+            f"{side} has two readings: a {type(given).__name__} of {len(given)} arrays or lists is a first and a "
+            "second answer of each prompt, or the answers of each prompt. Write list(zip(first, second)) for the first "
+            "reading, a list of lists for the second"
+        )
     found = []
-    for index, several in enumerate(given):
-        where = f"{side} of prompt {index}"
-        if isinstance(several, Mapping):
-            raise TypeError(f"{where}: an answer is a token as text or id; found {described(several)}")
-        found.append(_answer(several, where) if _single(several) else [_answer(one, where) for one in several])
+    for index, one in enumerate(listed):
+        where, several = f"{side} of prompt {index}", None if isinstance(one, set | frozenset) else values(one)
+        found.append(_answer(one, where) if several is None else [_answer(answer, where) for answer in several])
     return found
 
 
-def _single(given: Any) -> bool:
-    return isinstance(given, str | bytes) or getattr(given, "ndim", None) == 0 or not isinstance(given, Iterable)
-
-
 def _answer(given: Any, where: str) -> str | int:
-    value = given.item() if getattr(given, "ndim", None) == 0 else given
+    value = plain(given)
     if isinstance(value, str):
         return str(value)
     number = whole_number(value)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.containers import column_names, columns_of
 from tlspectral.models.running.batches import TokenMask, positions_by_place
 from tlspectral.models.running.given import chosen_prompts, given_prompts, prompts_given
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
@@ -100,7 +101,9 @@ class Task:
         by_place = {
             "prompts": given_prompts(self.prompts),
             "counterfactual": other if other is None or isinstance(other, Task) else given_prompts(other),
-            "attention": None if self.attention is None else positions_by_place(self.attention, "attention"),
+            "attention": None
+            if self.attention is None
+            else positions_by_place(_query_key(self.attention), "attention"),
             "labels": None if self.labels is None else self.labels.reset_index(drop=True).copy(),
         }
         if not (self.predict is None or isinstance(self.predict, slice) or callable(self.predict)):
@@ -220,6 +223,16 @@ def require_metric(metric: Any, what: str = "metric") -> None:
             f"{what} is a function of logits, tokens and mask that returns a value per sequence; found {metric!r}"
         )
     require_call(metric, ("logits", "tokens", "mask"), what)
+
+
+def _query_key(attention: Any) -> Any:
+    """Return query and key positions as lists, of a frame by the columns of these names. Raises TypeError for none."""
+    names = column_names(attention)
+    if names is not None:
+        if not {"query", "key"} <= set(names):
+            raise TypeError(f"attention as a frame has columns query and key; found {', '.join(names)}")
+        attention = [list(row) for row in zip(*columns_of(attention, ("query", "key")), strict=True)]
+    return positions_by_place(attention, "attention")
 
 
 def _contents(prompts: Any) -> list[Any]:

@@ -134,7 +134,7 @@ NO_PHASE = "the layer has no rotary positions, so no phase"
         (lambda: operators("llama")[-9], IndexError, "out of range"),
         (lambda: operators("llama")[2, 0], BadHead, "L2H0 does not exist: the model has layers 0 to 1$"),
         (lambda: operators("llama")[-3, 0], BadHead, "L-3H0 does not exist"),
-        (lambda: operators("llama")[0, -1], BadHead, "L0H-1 does not exist"),
+        (lambda: operators("llama")[0, -5], BadHead, "L0H-5 does not exist"),
         (lambda: operators("llama")[1, 4], BadHead, "L1H4 does not exist: layer 1 has heads 0 to 3"),
         (lambda: operators("llama")[1.5], BadHead, "1.5 names no head"),
         (lambda: ov_operators(shared("bridge", "llama"), 2), BadHead, "layer 2 does not exist"),

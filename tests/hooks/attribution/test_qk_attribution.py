@@ -104,7 +104,7 @@ def test_forms_of_head_prompt_and_position_say_the_same():
     assert table.attrs["head"] == "L1H2"
     assert (table.attrs["query_token"], table.attrs["key_token"]) == (int(PROMPT[0, QUERY]), int(PROMPT[0, KEY]))
     batch = {"input_ids": PROMPT, "attention_mask": torch.ones_like(PROMPT)}
-    for prompt, head in ((PROMPT[0], "L1H2"), ([PROMPT[0].tolist()], "-1.2"), (batch, np.array([1, 2]))):
+    for prompt, head in ((PROMPT[0], "L1H2"), ([PROMPT[0].tolist()], "-1.2"), (batch, (-1, np.int64(-2)))):
         same = tls.qk_attribution(model, prompt, head, QUERY - 24, KEY - 24, top=4)
         assert same.equals(table)
         assert same.attrs == table.attrs

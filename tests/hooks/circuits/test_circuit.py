@@ -3,6 +3,9 @@
 import copy
 
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 import zoo
@@ -204,3 +207,38 @@ def partly_cut(pairs, row, column, share):
     with torch.no_grad():
         logits = run_with(stream, pairs.sequences.tokens, pairs.sequences.predicted)
     return float((pairs.sequences.measured(logits).numpy() - pairs.plain_values()[0]).mean())
+
+
+EDGES = [("embedding", "L0MLP"), ("L1MLP", "logits")]
+ENDS = [[*side] for side in zip(*EDGES, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        pd.DataFrame(EDGES, columns=["sender", "receiver"]),
+        pl.DataFrame(EDGES, schema=["sender", "receiver"], orient="row"),
+        pa.table({"receiver": ENDS[1], "sender": ENDS[0]}),
+        dict(zip(("sender", "receiver"), ENDS, strict=True)),
+        [{"receiver": receiver, "sender": sender} for sender, receiver in EDGES],
+        np.array(EDGES),
+        pd.Series(EDGES),
+        zip(*ENDS, strict=True),
+        [("embedding", "L-2MLP"), ("L-1MLP", "logits")],
+        [(" embedding ", "l0mlp"), ("l1mlp", "LOGITS")],
+    ],
+    ids=lambda edges: type(edges).__module__,
+)
+def test_edges_of_every_library_are_rows(edges):
+    """Read by columns they would be embedding -> L1MLP and L0MLP -> logits, which are edges as well."""
+    graph = pairs_of(zoo.shared("bridge", "llama"), task_of()).graph
+    rows, columns = graph.places(edges)
+    assert [graph.senders[column].name for column in columns] == ENDS[0]
+    assert [graph.receivers[row].name for row in rows] == ENDS[1]
+
+
+@pytest.mark.parametrize("side", [np.array, pd.Series, pa.array, list], ids=["numpy", "pandas", "pyarrow", "lists"])
+def test_senders_beside_receivers_have_two_readings(side):
+    graph = pairs_of(zoo.shared("bridge", "llama"), task_of()).graph
+    with pytest.raises(ValueError, match="two readings: senders beside their receivers, or a sender and a receiver"):
+        graph.places(tuple(map(side, ENDS)))

@@ -5,6 +5,8 @@ import itertools
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 import transformers
@@ -16,6 +18,7 @@ import tlspectral as tls
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.tasks.metric_value import standard_error
+from tlspectral.tasks.metrics import LogitDifference
 from tlspectral.tasks.task_sequences import task_sequences
 
 IDS = torch.tensor([[1, 4, 9, 3, 8], [1, 5, 5, 6, 2], [1, 8, 2, 6, 7], [1, 9, 9, 4, 4]])
@@ -183,6 +186,42 @@ def test_what_is_no_answer_is_refused_where_the_task_is_made(answer):
         tls.logit_difference(IDS, [7, answer, 8, 9], 5)
     with pytest.raises(TypeError, match=r"^wrong"):
         tls.logit_difference(IDS, 5, answer)
+
+
+TEXTS = [f"w{number}" for number in RIGHT]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pd.Series(TEXTS, index=SHUFFLED), np.array(TEXTS), pa.array(TEXTS), pa.chunked_array([TEXTS[:1], TEXTS[1:]]),
+        pl.Series(TEXTS), pd.Series(TEXTS, dtype="category"), [pa.scalar(text) for text in TEXTS], pa.array(RIGHT),
+        pl.Series(RIGHT), [pa.scalar(number) for number in RIGHT],
+    ],
+    ids=lambda answers: type(answers).__module__,
+)  # fmt: skip
+def test_answers_of_every_library(answers):
+    expected = RIGHT if not isinstance(answers[0], str) and str(answers[0]).isdigit() else TEXTS
+    assert tls.logit_difference(IDS, answers, 5).metric.correct == expected
+    assert tls.logit_difference(IDS, pa.scalar(7), np.array("w5")).metric == LogitDifference(7, "w5")
+    several = pa.array([[text, "w3"] for text in TEXTS])
+    assert tls.logit_difference(IDS, several, 5).metric.correct == [[text, "w3"] for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [(np.array([11, 12]), np.array([13, 14])), ([11, 12], [13, 14]), [torch.tensor([11, 12]), torch.tensor([13, 14])]],
+)
+def test_first_and_second_answers_side_by_side_have_two_readings(answers):
+    """Of two prompts, 11 and 13 of the first one, or 11 and 12."""
+    with pytest.raises(TypeError, match=r"correct has two readings: .* of 2 arrays or lists is a first and a second"):
+        tls.logit_difference(IDS[:2], answers, 5)
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame, pa.table, dict], ids=str)
+def test_answers_are_no_frame(frame):
+    with pytest.raises(TypeError, match="correct is an answer or a list with those of each prompt; found"):
+        tls.logit_difference(IDS, frame({"a": [1, 2], "b": [3, 4]}), 5)
 
 
 def test_answers_of_other_numbers_of_prompts_are_refused_where_the_task_is_made():

@@ -21,8 +21,8 @@ from tlspectral.algebra.spectra import ThinProduct
 from tlspectral.errors import BadHead, UnsupportedArchitecture
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import AttentionLayer, OutputFactors, RawAttention, fold_output
-from tlspectral.models.reading.view import AttentionView, heads_by_layer
-from tlspectral.selection import head_pair, whole_number
+from tlspectral.models.reading.view import AttentionView, one_head
+from tlspectral.selection import from_end, head_pair, whole_number
 
 
 class PhaseFactors(NamedTuple):
@@ -165,9 +165,10 @@ class QKOperators(Sequence[QKOperator]):
                 raise BadHead(f"{key!r} names no head: write operators[layer, head], or one number among all heads")
             first = None if number < 0 else next(islice(self._in_order(), number, None), None)
             key = self._pairs[number] if first is None else first
-        layer, head = head_pair(key, self._view.n_layers)
-        if not (0 <= layer < self._view.n_layers and 0 <= head < self._n_heads(layer)):
-            heads_by_layer(self._view, [(layer, head)])  # raises, and says what there is
+        layer, head = head_pair(key)
+        known = from_end(layer, self._view.n_layers)
+        index = None if known is None else from_end(head, self._n_heads(known))
+        layer, head = one_head(self._view, key) if known is None or index is None else (known, index)  # raises
         record, w_q, w_k = self._layer(layer)
         return QKOperator(layer, head, w_q[head], w_k[head], record.rotary)
 

@@ -17,7 +17,7 @@ from tlspectral.hooks.attribution.dictionary_null import dictionary_notes
 from tlspectral.hooks.attribution.divisions import By, DividedScore, divided_score
 from tlspectral.hooks.attribution.score_terms import PARTS
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
+from tlspectral.models.reading.view import AttentionView, one_head, require_stream
 from tlspectral.selection import Head, head_name, whole_number
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
@@ -139,7 +139,7 @@ def qk_attribution(
     _require_by(by, dictionary, remove)
     view = attention_view(model)
     require_stream(view)
-    ((layer, (index,)),) = heads_by_layer(view, [head]).items()
+    layer, index = one_head(view, head)
     if dictionary is not None:
         dictionary = dictionary.fitted(view, [layer])
     asked = asked_scores(view, prompt, query, key)

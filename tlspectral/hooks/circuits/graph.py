@@ -1,6 +1,6 @@
 """The graph of a model: what writes to the residual stream, what reads from it, and the edges between them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,13 +10,14 @@ import pandas as pd
 from jaxtyping import Bool, Int
 
 from tlspectral.algebra.rotary import widened
+from tlspectral.containers import column_names, columns_of, named_fields, side_by_side, values
 from tlspectral.errors import BadHead
 from tlspectral.hooks.edges.cut import Reader, readers
 from tlspectral.hooks.edges.measuring import Edge
 from tlspectral.hooks.edges.reached import reached
-from tlspectral.hooks.edges.senders import EMBEDDING, Sender
+from tlspectral.hooks.edges.senders import EMBEDDING, SENDER_FORMS, Sender, other_sender
 from tlspectral.models.reading.layer import require_own_projections
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, one_head
 from tlspectral.models.stream.mlp import MlpReads, mlp_reads
 from tlspectral.models.stream.writes import HeadWrites, head_writes
 from tlspectral.selection import Receiver, naming_nodes
@@ -139,8 +140,7 @@ class Graph:
         known: dict[Any, int] = {}
         rows, places = [], []
         for sender, receiver in _named(edges):
-            if sender not in self.sender_index:
-                raise BadHead(f"{sender!r} is no sender of this model: a sender is embedding, L16H0, L3MLP or L2MIX")
+            sender = self._sender_name(sender)
             if receiver not in known:
                 [end] = reached(self.view, [receiver])
                 known[receiver] = self.receiver_index[end.receiver]
@@ -149,6 +149,18 @@ class Graph:
             rows.append(known[receiver])
             places.append(self.sender_index[sender])
         return np.array(rows, dtype=int), np.array(places, dtype=int)
+
+    def _sender_name(self, given: str) -> str:
+        """Return the name of a sender in tables. Raises BadHead for a sender that the model does not have."""
+        if given in self.sender_index:
+            return given
+        try:
+            sender = other_sender(self.view, given.strip()) or Sender(*one_head(self.view, given), "head")
+        except BadHead as error:
+            raise BadHead(f"{given!r} is no sender of this model: {SENDER_FORMS}. {error}") from error
+        if sender.name not in self.sender_index:
+            raise BadHead(f"{given!r} is no sender of this model: layer {sender.layer} has no MLP")
+        return sender.name
 
     def eap_name(self, edge: Edge) -> str:
         """Return the name of an edge in EAP and MIB, of a receiver that heads share one name for each of them.
@@ -217,22 +229,34 @@ class Graph:
         ]
 
 
+_ENDS = ("sender", "receiver")
+
+
 def _named(edges: Any) -> list[tuple[str, str | Receiver]]:
     """Return sender and receiver of each edge. Raises ValueError for what is neither a table nor pairs of names."""
     if isinstance(edges, pd.DataFrame):
         if edges.empty:
             return []
-        require(edges, ("sender", "receiver"), "edge_effects", name="table of edges")
-        edges = zip(edges["sender"], edges["receiver"], strict=True)
-    listed = edges if isinstance(edges, Iterable) and not isinstance(edges, str | Mapping) else [edges]
+        require(edges, _ENDS, "edge_effects", name="table of edges")
+    of_columns = isinstance(edges, Mapping) and all(values(edges.get(name)) is not None for name in _ENDS)
+    if of_columns or set(_ENDS) <= set(column_names(edges) or []):
+        edges = zip(*columns_of(edges, _ENDS), strict=True)
+    if side_by_side(edges):
+        raise ValueError(
+            f"a {type(edges).__name__} of {len(edges)} lists or arrays has two readings: senders beside their "
+            "receivers, or a sender and a receiver for each edge. Write list(zip(senders, receivers)) for the first, a "
+            "list of tuples for the second"
+        )
+    listed = None if isinstance(edges, str) else values(edges)
     named = []
-    for one in listed:
-        ends = tuple(one) if isinstance(one, Iterable) and not isinstance(one, str | Mapping) else ()
+    for one in [edges] if listed is None else listed:
+        fields = named_fields(one) or {}
+        ends = [fields[name] for name in _ENDS] if set(_ENDS) <= set(fields) else values(one) or []
         if len(ends) != 2 or not isinstance(ends[0], str) or not isinstance(ends[1], str | Receiver):
             raise ValueError(
                 "edges are a table of edge_effects, or a list of pairs of names, a sender and a receiver, such as "
                 f"[('L16H0', 'L18KV2.k')]; found {one!r}"[:300]
                 + naming_nodes(one)
             )
-        named.append(ends)
+        named.append((ends[0], ends[1]))
     return named

@@ -4,11 +4,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tlspectral.containers import values
 from tlspectral.errors import BadHead, warn_caller
 from tlspectral.models.reading.layer import require_own_projections
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.stream.mlp import mlp_reads
-from tlspectral.selection import RECEIVER_FORMS, Receiver, Receivers, head_name, read_receivers
+from tlspectral.selection import (
+    RECEIVER_FORMS,
+    Receiver,
+    Receivers,
+    from_end,
+    head_name,
+    read_receivers,
+    which_exist,
+)
 
 _NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
@@ -49,6 +58,8 @@ def _receivers_in(view: AttentionView, given: Receivers) -> list[Receiver]:
     """
     if not isinstance(given, Mapping):
         return read_receivers(given)
+    if "receiver" in given and values(given["receiver"]) is not None:  # columns of a table
+        return read_receivers(values(given["receiver"]) or [])
     wrong = [input for input in given if input not in ("q", "k", "v")]
     if wrong:
         raise BadHead(f"{given!r} names no receivers: {RECEIVER_FORMS}")
@@ -65,9 +76,10 @@ def _own(view: AttentionView, given: Receiver) -> tuple[Receiver, Iterable[int]]
     layer, head, what, shared = given
     if what == "logits":
         return Receiver(view.n_layers, -1, what), ()
-    layer = layer + view.n_layers if -view.n_layers <= layer < 0 else layer
-    if not 0 <= layer < view.n_layers:
-        raise BadHead(f"{given.name} does not exist: the model has layers 0 to {view.n_layers - 1}")
+    known = from_end(layer, view.n_layers)
+    if known is None:
+        raise BadHead(f"{given.name} does not exist: the model has layers {which_exist(layer, view.n_layers)}")
+    layer = known
     if what == "mlp":
         if mlp_reads(view, layer) is None:
             raise BadHead(f"{given.name} does not exist: layer {layer} has no MLP")
@@ -75,14 +87,17 @@ def _own(view: AttentionView, given: Receiver) -> tuple[Receiver, Iterable[int]]
     raw = view.raw(layer)
     require_own_projections(raw, layer)
     n_heads, n_kv_heads = len(raw.w_q), raw.n_kv_receivers
-    if head >= (n_kv_heads if shared else n_heads):
-        kinds = f"key/value heads 0 to {n_kv_heads - 1}" if shared else f"heads 0 to {n_heads - 1}"
-        raise BadHead(f"{given.name} does not exist: layer {layer} has {kinds}")
+    n_own = n_kv_heads if shared else n_heads
+    index = from_end(head, n_own)
+    if index is None:
+        kind = "key/value heads" if shared else "heads"
+        raise BadHead(f"{given.name} does not exist: layer {layer} has {kind} {which_exist(head, n_own)}")
+    head = index
     size = n_heads // n_kv_heads
     if what == "q" or size == 1:
         return Receiver(layer, head, what), [head]
     if shared:
-        return given._replace(layer=layer), range(head * size, (head + 1) * size)
+        return Receiver(layer, head, what, True), range(head * size, (head + 1) * size)
     return Receiver(layer, head // size, what, True), [head]
 
 

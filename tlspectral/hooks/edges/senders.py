@@ -11,14 +11,15 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.algebra.rotary import in_float64_on_cpu, summed
+from tlspectral.containers import column_names, is_array, plain, values
 from tlspectral.errors import BadHead
 from tlspectral.hooks.parts.output import Output
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, head_writes, mixed, z_of
-from tlspectral.selection import head_name
+from tlspectral.selection import from_end, head_name, named_column, which_exist
 
-_WHOLE = re.compile(r"L?(\d+)\.?(MLP|MIX)", re.IGNORECASE)
+_WHOLE = re.compile(r"L?(-?\d+)\.?(MLP|MIX)", re.IGNORECASE)
 
 Replaced = Literal["mean", "zero", "resample", "counterfactual"]
 
@@ -42,6 +43,7 @@ class Sender(NamedTuple):
         return "embedding" if self.kind == "embedding" else f"L{self.layer}{self.kind.upper()}"
 
 
+SENDER_FORMS = 'a sender is "embedding", "L16H0", "L3MLP" or "L2MIX"'
 EMBEDDING = Sender(-1, -1, "embedding")
 READ_POINTS = ("residual", "query", "key", "cos", "sin", "scores", "pattern")
 """Where a layer shows what its attention reads and does, by the names in `AttentionView.hook_names`."""
@@ -57,31 +59,40 @@ def chosen_senders(view: AttentionView, senders: Any, below: int) -> list[Sender
     """
     if senders is None:
         return list(_heads(view, below))
-    words = [senders] if isinstance(senders, str) else senders
-    if not isinstance(words, list | tuple) or not any(isinstance(word, str) for word in words):
+    senders = plain(senders)
+    if "sender" in (column_names(senders) or []):
+        senders = named_column(senders, "sender", SENDER_FORMS)
+    listed = [senders] if isinstance(senders, str) else values(senders) if is_array(senders) else senders
+    if not isinstance(listed, list | tuple) or not any(isinstance(plain(word), str) for word in listed):
         return _of_heads(view, senders)
     chosen: list[Sender] = []
-    for word in words:
+    for word in map(plain, listed):
         name = word.strip() if isinstance(word, str) else ""
-        whole = _WHOLE.fullmatch(name)
         if name == "heads":
             chosen += _heads(view, below)
         elif name == "mlps":
             chosen += [Sender(layer, -1, "mlp") for layer in range(below)]
         elif name == "mixers":
             chosen += [Sender(layer, -1, "mix") for layer in range(below) if view.writes_more(layer)]
-        elif name == "embedding":
-            chosen.append(EMBEDDING)
-        elif whole is not None:
-            layer, kind = int(whole[1]), "mix" if whole[2].upper() == "MIX" else "mlp"
-            if layer >= view.n_layers:
-                raise BadHead(f"{word} does not exist: the model has layers 0 to {view.n_layers - 1}")
-            if kind == "mix" and not view.writes_more(layer):
-                raise BadHead(f"{word} does not exist: layer {layer} has heads and an MLP alone")
-            chosen.append(Sender(layer, -1, kind))
         else:
-            chosen += _of_heads(view, [word])
+            other = other_sender(view, name)
+            chosen += _of_heads(view, [word]) if other is None else [other]
     return sorted(set(chosen))
+
+
+def other_sender(view: AttentionView, name: str) -> Sender | None:
+    """Return the embedding, MLP or mixer of this name; None for another name. Raises BadHead for one not there."""
+    if name == "embedding":
+        return EMBEDDING
+    whole = _WHOLE.fullmatch(name)
+    if whole is None:
+        return None
+    layer, kind = from_end(int(whole[1]), view.n_layers), "mix" if whole[2].upper() == "MIX" else "mlp"
+    if layer is None:
+        raise BadHead(f"{name} does not exist: the model has layers {which_exist(int(whole[1]), view.n_layers)}")
+    if kind == "mix" and not view.writes_more(layer):
+        raise BadHead(f"{name} does not exist: layer {layer} has heads and an MLP alone")
+    return Sender(layer, -1, kind)
 
 
 def _heads(view: AttentionView, below: int) -> Iterator[Sender]:

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tlspectral.algebra.rotary import Frequencies, RotaryGeometry, pair_mask
+from tlspectral.algebra.rotary import Frequencies, RotaryGeometry, pair_mask, require_one_reading
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention.head_scores import HeadScores
@@ -286,7 +286,11 @@ def returned_scores(
 
 
 def _listed(frequencies: Any) -> Any:
-    """Return frequencies to be read twice and stored: indices sorted, each once; others are refused with a layer."""
+    """Return frequencies to be read twice and stored: indices sorted, each once; others are refused with a layer.
+
+    Raises ValueError for a value with two readings.
+    """
+    require_one_reading(frequencies)
     if isinstance(frequencies, Tensor):  # a mask keeps its shape, which is one of the things it is refused for
         frequencies = (frequencies if frequencies.dtype == torch.bool else frequencies.flatten()).tolist()
     if not isinstance(frequencies, Iterable):

@@ -15,6 +15,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.nulls import haar_frame
+from tlspectral.errors import BadHead
 from tlspectral.hooks.layer_ablation import LayerAblation, Removal
 from tlspectral.hooks.parts import Band, Bound, Output, Part
 from tlspectral.hooks.parts.checked_calls import bound_parts
@@ -231,6 +232,11 @@ def beside_heads(effects: LayerEffects, measured: list[int], others: list[list[i
 
 def chosen_sets(view: AttentionView, sets: Mapping[str, Heads]) -> dict[str, dict[int, list[int]]]:
     """Return the heads of each set by layer. Raises BadHead as `heads_by_layer`, ValueError for an empty set."""
+    if {"layer", "head"} <= set(sets):
+        raise BadHead(
+            "heads={'layer': ..., 'head': ...} has two readings: columns of a table, or sets of heads of these "
+            "names. Write pd.DataFrame(...) or list(zip(layers, heads)) for the first, other names for the second"
+        )
     found = {name: heads_by_layer(view, heads) for name, heads in sets.items()}
     empty = [name for name, by_layer in found.items() if not by_layer]
     if empty or not found:

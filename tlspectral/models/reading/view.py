@@ -48,7 +48,7 @@ from tlspectral.models.reading.layer import (
     require_readable,
 )
 from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, is_centred
-from tlspectral.selection import Heads, head_pairs, whole_layers
+from tlspectral.selection import Head, Heads, from_end, head_name, head_pair, named_heads, which_exist
 
 _READERS = {"bridge": "bridge", "hooked": "hooked_transformer"}
 """The module of this room that reads each kind of model."""
@@ -554,20 +554,25 @@ def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:
     """
     if heads is None:
         return {layer: list(range(view.n_heads(layer))) for layer in view.layers}
-    layers, others = whole_layers(heads)
-    pairs = set(head_pairs(others, view.n_layers))
-    for layer in layers:
-        if not -view.n_layers <= layer < view.n_layers:
-            raise BadHead(f"L{layer} does not exist: the model has layers 0 to {view.n_layers - 1}")
-        pairs |= {(layer % view.n_layers, head) for head in range(view.n_heads(layer % view.n_layers))}
-    chosen: dict[int, list[int]] = {}
-    for layer, head in sorted(pairs):
-        if not 0 <= layer < view.n_layers:
-            raise BadHead(f"L{layer}H{head} does not exist: the model has layers 0 to {view.n_layers - 1}")
-        chosen.setdefault(layer, []).append(head)
-    for layer, indices in chosen.items():
-        n_heads = view.n_heads(layer)
-        wrong = [head for head in indices if not 0 <= head < n_heads]
-        if wrong:
-            raise BadHead(f"L{layer}H{wrong[0]} does not exist: layer {layer} has heads 0 to {n_heads - 1}")
-    return chosen
+    chosen: dict[int, set[int]] = {}
+    for layer, head in named_heads(heads):
+        index = from_end(layer, view.n_layers)
+        if index is None:
+            called = f"L{layer}" if head is None else head_name(layer, head)
+            raise BadHead(f"{called} does not exist: the model has layers {which_exist(layer, view.n_layers)}")
+        n_heads, own = view.n_heads(index), chosen.setdefault(index, set())
+        if head is None:
+            own.update(range(n_heads))
+            continue
+        if (counted := from_end(head, n_heads)) is None:
+            raise BadHead(
+                f"{head_name(layer, head)} does not exist: layer {index} has heads {which_exist(head, n_heads)}"
+            )
+        own.add(counted)
+    return {layer: sorted(chosen[layer]) for layer in sorted(chosen)}
+
+
+def one_head(view: Any, head: Head) -> tuple[int, int]:
+    """Return layer and head of one head, counted from 0 on. `view` and errors are as for `heads_by_layer`."""
+    [(layer, [index])] = heads_by_layer(view, [head_pair(head)]).items()
+    return layer, index

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tlspectral.containers import plain
+
 FORMS = (
     "prompts are strings, token ids [sequences, pos], a list of one-dimensional tensors or lists of ids, or a "
     "tokenizer's batch with input_ids and attention_mask"
@@ -37,7 +39,7 @@ def numbers(given: Any) -> Tensor:
             if len({row.shape for row in rows}) > 1:
                 raise ValueError(f"rows are of one length; found {sorted({tuple(row.shape) for row in rows})}")
             return torch.stack(rows)
-    array = given if isinstance(given, np.ndarray) else np.array(given)
+    array = given if isinstance(given, np.ndarray) else np.array(plain(given))
     if array.dtype.kind not in "biufc":
         raise TypeError(f"numbers were expected; found {described(given)}")
     return torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" else array.copy())

@@ -26,11 +26,12 @@ from tlspectral.plots.style import (
     one_panel,
     sequential_colours,
 )
-from tlspectral.selection import Head, head_name, head_pair
+from tlspectral.selection import Head
 from tlspectral.tables.schema import require, require_one_row
 from tlspectral_studies.positional_symbolic.figures.profiles import (
     FREQUENCY_AXIS,
     frequency_ticks,
+    name_of,
     of_head,
     require_frequencies,
     score_entries,
@@ -114,7 +115,7 @@ def frequency_path(frequencies: pd.DataFrame, head: Head, *, ax: Axes | None = N
     axes.add_collection(LineCollection(list(steps), colors=between, linewidths=1.4, alpha=0.6, zorder=2, gid="path"))
     draw_dots(axes, points, 30, colours.to_rgba(index), "frequencies")
     plane_axes(axes, points)
-    axes.set_title(f"{head_name(*head_pair(head))}, frequency by frequency", fontsize=11, color=INK, loc="left")
+    axes.set_title(f"{name_of(table)}, frequency by frequency", fontsize=11, color=INK, loc="left")
     colour_bar(figure, colours, axes, FREQUENCY_AXIS, whole=True)
     legend_below(figure, [circle_entry()], [note], ax=ax)
     if len(shown):
@@ -154,7 +155,7 @@ def frequency_norms(norms: pd.DataFrame, head: Head) -> Figure:
         dress(axes)
     frequency_ticks(panels[-1], table)
     panels[-1].set_xlabel(FREQUENCY_AXIS)
-    panels[0].set_title(head_name(*head_pair(head)), fontsize=11, color=INK, loc="left")
+    panels[0].set_title(name_of(table), fontsize=11, color=INK, loc="left")
     wavelength_axis(panels[0], table, label=True)
     legend_below(figure, [], [note])
     return figure

@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 
 from tlspectral.plots.positional_planes import POSITIONAL, SCORES, SYMBOLIC, without_nan
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
-from tlspectral.selection import Head, Heads, head_name, head_pair, head_pairs
+from tlspectral.selection import Head, Heads, head_name, head_pairs, pair_in_table
 from tlspectral.tables.schema import require, require_one_row
 
 _KEYS = ["layer", "head", "frequency"]
@@ -38,7 +38,8 @@ def frequency_profile(frequencies: pd.DataFrame, heads: Heads) -> Figure:
     which those with large logits outweigh the others.
     """
     require_frequencies(frequencies)
-    tables = {pair: of_head(frequencies, pair).sort_values("frequency") for pair in head_pairs(heads)}
+    pairs = [pair_in_table(pair, frequencies, "the table") for pair in head_pairs(heads)]
+    tables = {pair: of_head(frequencies, pair).sort_values("frequency") for pair in pairs}
     if not tables:
         raise ValueError("no heads are named: give at least one")
     _, note = without_nan(pd.concat(tables.values()), SCORES)
@@ -145,11 +146,16 @@ def _in_tokens(wavelength: float) -> str:
 
 def of_head(table: pd.DataFrame, head: Head) -> pd.DataFrame:
     """The rows of one head. Raises ValueError where it has none."""
-    layer, index = head_pair(head)
+    layer, index = pair_in_table(head, table, "the table")
     rows = table.loc[(table["layer"] == layer) & (table["head"] == index)]
     if rows.empty:
         raise ValueError(f"{head_name(layer, index)} has no row in the table: give one of the heads that it holds")
     return rows
+
+
+def name_of(rows: pd.DataFrame) -> str:
+    """The name of the head that all rows are of."""
+    return head_name(int(rows["layer"].iloc[0]), int(rows["head"].iloc[0]))
 
 
 def require_frequencies(frequencies: pd.DataFrame) -> None:
