@@ -304,7 +304,7 @@ class Replaced:
 
 
 WAYS = [before_output, before_bridge, before_point, before_all, behind_output, Replaced]
-FUSED = ("gpt2", "neox", "gemma3", "bloom", "deepseek_v3")
+FUSED = ("gpt2", "gptj", "gemma3", "bloom", "deepseek_v3")
 
 
 @pytest.mark.tl4
