@@ -213,6 +213,19 @@ def test_a_head_that_is_removed_in_a_part_of_the_run_is_said(where):
     assert 0 < found.heads["removed"].item() < 1
 
 
+def test_a_little_of_one_token_that_is_left_is_said():
+    model = zoo.shared("bridge", "llama")
+
+    def hook(z, hook):
+        edited = zeroed(1, model.cfg.d_head)(z, hook)
+        edited[0, 3] = 0.98 * edited[0, 3] + 0.02 * z[0, 3]
+        return edited
+
+    found = tls.hooks.check_hook(model, [(Z, hook)], "L0H1")
+    assert found.heads["removed"].item() == pytest.approx(1.0, abs=1e-3)  # of all tokens together .9997
+    assert found.found == ["it removes nearly all of what L0H1 writes, and nothing else"]
+
+
 @pytest.mark.parametrize("holds", SHAPES.values(), ids=SHAPES)
 def test_a_hook_that_acts_by_the_shape_of_the_prompts_is_said(holds):
     assert not tls.hooks.check_hook(zoo.shared("bridge", "llama"), [(Z, head_where(holds))], "L0H1").exact
