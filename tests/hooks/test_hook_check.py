@@ -8,6 +8,7 @@ import tlspectral as tls
 from tlspectral.errors import BadHead
 from tlspectral.models.reading import attention_view
 
+Z = "blocks.0.attn.hook_z"
 MODELS = ("gpt2", "llama", "gemma3", "gptj", "opt")
 
 
@@ -166,3 +167,229 @@ def test_zeros_in_z_are_one_head_in_16_bits():
 def test_a_head_that_does_not_exist_is_refused():
     with pytest.raises(BadHead, match="L0H9 does not exist"):
         tls.hooks.check_hook(zoo.shared("bridge", "llama"), None, "L0H9")
+
+
+def part_of_a_head(where):
+    """Zero head 1 of z in the part that `where` picks."""
+
+    def hook(z, hook):
+        z = z.clone()
+        where(z.view(*z.shape[:2], zoo.HEADS, -1))[:, :, 1] = 0
+        return z
+
+    return hook
+
+
+def head_where(holds):
+    """Zero head 1 of z in passes of which something holds."""
+    whole = part_of_a_head(lambda z: z)
+    return lambda z, hook: whole(z, hook) if holds(z) else z
+
+
+PARTS = {
+    "the first row": lambda z: z[:1],
+    "even rows": lambda z: z[::2],
+    "the first eight": lambda z: z[:, :8],
+    "the first 32": lambda z: z[:, :32],
+    "past the eighth": lambda z: z[:, 8:],
+    "all but the last": lambda z: z[:, :-1],
+    "all but the first": lambda z: z[:, 1:],
+    "the last": lambda z: z[:, -1:],
+}
+SHAPES = {
+    "one row": lambda z: len(z) == 1,
+    "some rows": lambda z: len(z) > 1,
+    "longer than eight": lambda z: z.shape[1] > 8,
+    "shorter than thirty": lambda z: z.shape[1] < 30,
+    "of even length": lambda z: z.shape[1] % 2 == 0,
+}
+
+
+@pytest.mark.parametrize("where", PARTS.values(), ids=PARTS)
+def test_a_head_that_is_removed_in_a_part_of_the_run_is_said(where):
+    found = tls.hooks.check_hook(zoo.shared("bridge", "llama"), [(Z, part_of_a_head(where))], "L0H1")
+    assert not found.exact
+    assert found.heads["name"].tolist() == ["L0H1"]
+    assert 0 < found.heads["removed"].item() < 1
+
+
+def test_a_little_of_one_token_that_is_left_is_said():
+    model = zoo.shared("bridge", "llama")
+
+    def hook(z, hook):
+        edited = zeroed(1, model.cfg.d_head)(z, hook)
+        edited[0, 3] = 0.98 * edited[0, 3] + 0.02 * z[0, 3]
+        return edited
+
+    found = tls.hooks.check_hook(model, [(Z, hook)], "L0H1")
+    assert found.heads["removed"].item() == pytest.approx(1.0, abs=1e-3)  # of all tokens together .9997
+    assert found.found == ["it removes nearly all of what L0H1 writes, and nothing else"]
+
+
+@pytest.mark.parametrize("holds", SHAPES.values(), ids=SHAPES)
+def test_a_hook_that_acts_by_the_shape_of_the_prompts_is_said(holds):
+    assert not tls.hooks.check_hook(zoo.shared("bridge", "llama"), [(Z, head_where(holds))], "L0H1").exact
+
+
+@pytest.mark.parametrize("prompts", [None, "given"])
+@pytest.mark.parametrize("acting", [{1}, {1, 2}, {2, 3}, {1, 3}])
+def test_a_hook_that_does_not_act_in_every_run_is_said(acting, prompts):
+    tokens, runs = None if prompts is None else zoo.prompt(2, 8), []
+
+    def holds(z):
+        runs.append(z.shape)
+        return len(runs) in acting
+
+    found = tls.hooks.check_hook(zoo.shared("bridge", "llama"), [(Z, head_where(holds))], "L0H1", prompts=tokens)
+    assert not found.exact
+    if acting == {1, 2}:
+        shapes = ("[3, 11]", "[1, 6]") if prompts is None else ("[2, 8]", "[2, 8]")
+        assert found.found == [
+            f"in run 3, of prompts of shape {shapes[0]}, it changes nothing that L0H1 writes",
+            f"it is exact in the run before, of prompts of shape {shapes[1]}",
+        ]
+
+
+def test_a_hook_that_acts_at_some_tokens_is_said():
+    model, seen = zoo.bridge("llama"), []
+    model.add_hook("embed.hook_in", lambda ids, hook: seen.append(ids))
+
+    def low(z, hook):
+        chosen = (seen[-1] < zoo.VOCABULARY // 2)[:, :, None]
+        return torch.where(chosen.view(*chosen.shape[:2], *[1] * (z.ndim - 2)), zeroed(1, model.cfg.d_head)(z, hook), z)
+
+    with pytest.warns(UserWarning, match="hooks of yours"):
+        assert not tls.hooks.check_hook(model, [(Z, low)], "L0H1").exact
+
+
+def columns_zeroed(module, given):
+    """As a hook of PyTorch on `o_proj`: zero what it reads of head 1."""
+    z = given[0].clone()
+    z.view(*z.shape[:-1], zoo.HEADS, -1)[..., 1, :] = 0
+    return z, *given[1:]
+
+
+def before_output(model):
+    return attention_view(model).output_map(0).register_forward_pre_hook(columns_zeroed)
+
+
+def before_bridge(model):
+    return model.blocks[0].attn.o.register_forward_pre_hook(columns_zeroed)
+
+
+def before_point(model):
+    return model.hook_dict[Z].register_forward_pre_hook(columns_zeroed)
+
+
+def before_all(model):
+    module = attention_view(model).output_map(0)
+    return torch.nn.modules.module.register_module_forward_pre_hook(
+        lambda each, given: columns_zeroed(each, given) if each is module else None
+    )
+
+
+def behind_output(model):
+    """Put what `o_proj` returns without head 1 in the place of what it returned."""
+    module, inside = attention_view(model).output_map(0), []
+
+    def hook(module, given, output):
+        if inside:
+            return None
+        inside.append(True)
+        try:
+            return module(columns_zeroed(module, given)[0])
+        finally:
+            inside.clear()
+
+    return module.register_forward_hook(hook)
+
+
+class Replaced:
+    """A forward of `o_proj` that does without head 1, with the handle of a hook."""
+
+    def __init__(self, model):
+        self.module = attention_view(model).output_map(0)
+        forward = self.module.forward
+        self.module.forward = lambda z: forward(columns_zeroed(None, (z,))[0])
+
+    def remove(self):
+        vars(self.module).pop("forward", None)
+
+
+WAYS = [before_output, before_bridge, before_point, before_all, behind_output, Replaced]
+FUSED = ("gpt2", "gptj", "gemma3", "bloom", "deepseek_v3")
+
+
+@pytest.mark.tl4
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        *((way, "llama") for way in WAYS),
+        (before_output, "gpt2"),
+        *zoo.also_slow(*((before_output, one) for one in FUSED[1:])),
+    ],
+)
+def test_z_is_read_where_the_output_weights_read_it(way, name):
+    model, tokens = zoo.bridge(name), zoo.prompt()
+    with tls.ablate(model, "L0H1", "output"):
+        expected = zoo.logits(model, tokens)
+    handle = way(model)
+    assert torch.equal(zoo.logits(model, tokens), expected)
+    found = tls.hooks.check_hook(model, None, "L0H1")
+    assert found.found == ["it removes all of what L0H1 writes, and nothing else"]
+    assert tls.hooks.check_hook(model, None, "L0H2").found[:1] == ["it changes nothing that L0H2 writes"]
+    assert torch.equal(zoo.logits(model, tokens), expected)  # it is on the model as before
+    handle.remove()
+    assert tls.hooks.check_hook(model, None, "L0H1").found == ["it changes nothing that L0H1 writes"]
+
+
+@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
+def test_a_head_taken_off_behind_the_output_weights_is_the_head(backend):
+    model = getattr(zoo, backend)("llama")
+    model.cfg.use_attn_result = True
+
+    def without(factor):
+        def hook(result, hook):
+            result = result.clone()
+            result[:, :, 1] *= factor
+            return result
+
+        return [("blocks.0.attn.hook_result", hook)]
+
+    assert tls.hooks.check_hook(model, without(0.0), "L0H1").exact
+    assert not tls.hooks.check_hook(model, without(0.5), "L0H1").exact
+    assert not tls.hooks.check_hook(model, without(0.0), "L0H2").exact
+
+
+def test_what_cannot_be_taken_off_is_said(monkeypatch):
+    model = zoo.bridge("llama")
+    kind = type(model.blocks[0].mlp.original_component)
+    monkeypatch.setattr(kind, "forward", lambda self, x: 0 * x)
+    [first, second] = tls.hooks.check_hook(model, None, "L0H1").found
+    assert first == "it changes nothing that L0H1 writes"
+    assert second.startswith(f"{kind.__name__}.forward of {kind.__module__} cannot be taken off for the check")
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_hook_on_the_model_that_was_copied_is_said_with_its_place_in_the_copy(replaced, monkeypatch):
+    given = zoo.hf_model("llama")
+    model = tls.load_model(given)
+    projection = given.model.layers[0].self_attn.o_proj
+    if replaced:
+        monkeypatch.setitem(vars(projection), "forward", lambda z: 0 * z)
+    else:
+        projection.register_forward_pre_hook(columns_zeroed)
+    first, second = tls.hooks.check_hook(model, None, "L0H1").found
+    assert first == "it changes nothing that L0H1 writes"
+    name = "model.layers.0.self_attn.o_proj" + ".forward" * replaced
+    assert second.startswith(
+        f"hooks are on the LlamaForCausalLM that load_model copied, at {name}: they act there and "
+    )
+    place = eval(second.rpartition("put them on ")[2], {"model": model})
+    assert getattr(place, "original_component", place) is attention_view(model).output_map(0)
+    handle = place.register_forward_pre_hook(columns_zeroed)
+    assert tls.hooks.check_hook(model, None, "L0H1").exact
+    handle.remove()
+    projection._forward_pre_hooks.clear()
+    monkeypatch.undo()
+    assert tls.hooks.check_hook(model, None, "L0H1").found == ["it changes nothing that L0H1 writes"]

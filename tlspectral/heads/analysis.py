@@ -26,7 +26,7 @@ from tlspectral.heads.weight_columns import (
     read_streams,
     with_null,
 )
-from tlspectral.models.hooking.hooks_on_model import warn_of_hooks
+from tlspectral.models.hooking.user_hooks import warn_of_hooks
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.digests import recorded_weights
@@ -107,7 +107,7 @@ def analyze_heads(
     Returns:
         DataFrame sorted by layer and head with all columns of `tls.tables.describe_columns()`, NaN where a number was
         not computed or has no meaning. `attrs` hold model, weights, versions, seeds and checks; and as `user_hooks`, if
-        any, the number of your own forward hooks on the model, by hook point or module; they act in the detectors.
+        any, how many hooks and replaced forwards of yours act in the model, by place; they act in the detectors.
 
     Raises:
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read; the message says where.

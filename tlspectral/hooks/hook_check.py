@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,14 +14,14 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.models.attention.tolerances import Quantity, noise_of
-from tlspectral.models.hooking.hooks_on_model import Hook, of_a_library, without_hooks
-from tlspectral.models.hooking.interrupts import undoing, uninterrupted
+from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.hooking.user_hooks import acting_in, listed, without_user_hooks
+from tlspectral.models.loading.copies import given_for
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, one_head, require_stream
-from tlspectral.models.running.batches import probe_tokens
-from tlspectral.models.running.partial_runs import logits_at
+from tlspectral.models.running.partial_runs import logits_at, module_hooks
 from tlspectral.models.running.prompts import packed_prompts
-from tlspectral.models.stream.writes import head_writes, mixed, z_of
+from tlspectral.models.stream.writes import HeadWrites, head_writes, mixed, z_of
 from tlspectral.selection import Head, head_name
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.schema import Schema, columns
@@ -36,6 +37,8 @@ HOOK_CHECK = Schema(
     """),
     "`tls.hooks.check_hook`, its field `heads`",
 )
+_SHAPES = ((2, 33), (1, 6), (3, 11))
+"""Rows and tokens of the three runs: a hook may act in one row alone, or up to a position, or by the shape."""
 _POINTS = ("residual", "z", "attention_out", "mlp_out", "residual_after")
 
 
@@ -65,18 +68,20 @@ class HookCheck:
 def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: Any = None) -> HookCheck:
     """Say whether a hook removes exactly what one head writes, and what else it changes.
 
-    The model runs once under the hook, and once more without it, every layer on the stream that it read under the
-    hook. So a change in one layer is not counted again in the layers behind it. Slices of the output of `o_proj`, a
-    frequent mistake, are no heads: they show as a change of the attention that belongs to no head. A third run, in
-    which the z of the head alone is what it is under the hook, has to give the same logits: so a change anywhere else
-    in the model is seen, also where no hook point of a layer shows it.
+    The model runs under the hook, and once more without it, every layer on the stream that it read under the hook. So
+    a change in one layer is not counted again in the layers behind it. z is read where W_O reads it, behind hooks of
+    PyTorch on the input of `o_proj`. In another run only the z of the head is what it is under the hook: it has to give
+    the same logits, so a change anywhere else is seen.
+
+    All this is done three times, since a hook may act on some rows, positions, lengths or runs alone.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
-        hook: a TransformerLens `fwd_hooks` list, which is put on the model for the check; or None for the hooks that
-            are on the model now, PyTorch's hooks on its modules included.
+        hook: a TransformerLens `fwd_hooks` list, which is put on the model for the check; or None for what of yours
+            acts in the model now: its hooks, hooks of PyTorch on its modules or on all, and replaced forwards.
         head: `"L5H1"`, (5, 1) or a table row.
-        prompts: one or more prompts, as for `Task`; None is a short one of arbitrary tokens.
+        prompts: one or more prompts, as for `Task`, run three times. Default: 2, 1 and 3 rows of arbitrary tokens, 33,
+            6 and 11 long.
 
     Raises:
         BadHead: there is no such head.
@@ -100,43 +105,89 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
     """
     view = attention_view(model)
     require_stream(view)
-    layer, index = one_head(view, head)
-    own = probe_tokens(view.d_vocab, min(8, view.n_ctx))
-    tokens = own if prompts is None else packed_prompts(view, prompts).tokens
-    with torch.no_grad():
-        if hook is None:
-            under = _run(view, tokens, ())
-            with _without_own_hooks(view.model), without_hooks(view.model, view.hook_points):
-                plain = _run(view, tokens, (), under)
-                alone = _run(view, tokens, [_head_alone(view, layer, index, under)])
-        else:
-            under = _run(view, tokens, hook)
-            plain = _run(view, tokens, (), under)
-            alone = _run(view, tokens, [_head_alone(view, layer, index, under)])
-        heads = pd.concat([_changed_heads(view, one, under, plain) for one in view.layers], ignore_index=True)
-        found = [said for one in range(view.n_layers) for said in _beside_heads(view, one, under, plain)]
+    pair = one_head(view, head)
+    probes = _probes(view) if prompts is None else [packed_prompts(view, prompts).tokens] * 3
+    origin = view.origin(runs=hook is not None)
+    hooks, checked = None if hook is None else [*hook], []
+    with torch.no_grad(), view.read_once():
+        for tokens in probes:
+            heads, found, whole = _compared(view, tokens, hooks, pair)
+            checked.append(HookCheck(whole and len(found) == 1, found, HOOK_CHECK.frame(heads, origin)))
+            if not checked[-1].exact:
+                break
+    last, run = checked[-1], len(checked)
+    if not last.exact and run > 1:
+        before, shape = (list(tokens.shape) for tokens in probes[run - 2 : run])
+        last.found[0] = f"in run {run}, of prompts of shape {shape}, {last.found[0]}"
+        last.found.append(f"it is exact in the run before, of prompts of shape {before}")
+    if hooks is None and not last.exact:
+        last.found.extend(_elsewhere(view.model))
+    return last
+
+
+def _probes(view: AttentionView) -> list[Tensor]:
+    """Return prompts of tokens from the middle half of the vocabulary, each of its own where there are enough."""
+    some = torch.randperm(max(1, view.d_vocab // 2), generator=torch.Generator().manual_seed(0)) + view.d_vocab // 4
+    shapes = [(rows, min(length, view.n_ctx)) for rows, length in _SHAPES]
+    sizes = [rows * length for rows, length in shapes]
+    drawn = some[torch.arange(sum(sizes)) % len(some)].split(sizes)
+    return [tokens.view(shape) for tokens, shape in zip(drawn, shapes, strict=True)]
+
+
+def _elsewhere(model: Any) -> Iterator[str]:
+    """Yield in words which hooks are on the model of transformers that was copied, and where they would act."""
+    given = given_for(model)
+    names = list(dict.fromkeys(acting.name for acting in acting_in(given))) if given is not None else []
+    if given is None or not names:
+        return
+    place, inside = "a hook point of this model", names[0]
+    if hasattr(model, "original_model"):
+        while inside and inside not in dict(given.named_modules()):  # without the method that is replaced there
+            inside = inside.rpartition(".")[0]
+        place = f"model.original_model.get_submodule({inside!r})"
+    yield (
+        f"hooks are on the {type(given).__name__} that load_model copied, at {listed(names)}: they act there and not "
+        f"in this model; put them on {place}"
+    )
+
+
+def _compared(
+    view: AttentionView, tokens: Tensor, hooks: list[Hook] | None, pair: tuple[int, int]
+) -> tuple[pd.DataFrame, list[str], bool]:
+    """Return the heads that hooks change on some prompts, what they change in words, and whether all of `pair` goes."""
+    layer, index = pair
+    under = _run(view, tokens, hooks or ())
+    for one in view.layers:
+        _read_behind(view, one, under)
+    stays: list[str] = []
+    with nullcontext(stays) if hooks is not None else without_user_hooks(view.model) as stays:
+        plain = _run(view, tokens, (), under)
+        alone = _run(view, tokens, [_head_alone(view, layer, index, under)])
+    heads = pd.concat([_changed_heads(view, one, under, plain) for one in view.layers], ignore_index=True)
+    found = [said for one in range(view.n_layers) for said in _beside_heads(view, one, under, plain)]
     stored = _stored(view)
     if _differ(under["logits"], plain["logits"], stored, "same run"):
         found.append("it changes what follows the last layer")
     name, own = head_name(layer, index), (heads["layer"] == layer) & (heads["head"] == index)
-    others = [head_name(*pair) for pair in heads.loc[~own, ["layer", "head"]].itertuples(index=False)]
+    others = [head_name(*other) for other in heads.loc[~own, ["layer", "head"]].itertuples(index=False)]
     if others:
-        found.insert(
-            0, f"it changes {', '.join(others[:6])}{f' and {len(others) - 6} other heads' * (len(others) > 6)}"
-        )
+        found.insert(0, f"it changes {listed(others)}")
     if not found and _differ(under["logits"], alone["logits"], stored, "same run"):
         first = next(point for point in alone if _differ(under[point], alone[point], stored, "same run"))
         found.append(f"it changes something else, the first time in front of {first}")
-    whole = False
+    if stays:
+        found.append(f"{listed(stays)} cannot be taken off for the check: what it changes is not seen")
+    left = heads.pop("left")
+    whole = bool((left[own] < _tolerance(view)).all()) and bool(own.any())
     if own.any():
         removed, changed = heads.loc[own, ["removed", "changed"]].iloc[0]
-        whole = max(abs(removed - 1), abs(changed - 1)) < _tolerance(view)
-        said = "all" if whole else f"{removed:.2f}"
+        share = f"{removed:.2f}"
+        said = "all" if whole else "nearly all" if share == "1.00" else share
         turned = "" if whole or abs(changed - abs(removed)) < 0.01 else f", and changes it by {changed:.2f} of its size"
         found.insert(0, f"it removes {said} of what {name} writes{turned}" + ", and nothing else" * (not found))
     else:
         found.insert(0, f"it changes nothing that {name} writes")
-    return HookCheck(whole and len(found) == 1, found, HOOK_CHECK.frame(heads, view.origin(runs=hook is not None)))
+    return heads, found, whole
 
 
 def _tolerance(view: AttentionView) -> float:
@@ -163,9 +214,41 @@ def _run(
         for point, name in view.hook_names(layer).items()
         if point in _POINTS and name in view.hook_points
     ]
-    with view.hooks_on([*hook, *keeping]):
+
+    def keep_read(name: str, module: Any, given: tuple[Any, ...], output: Any) -> None:
+        if given:
+            seen[name] = given[0].detach().clone().reshape(seen[name].shape if name in seen else given[0].shape)
+
+    reading = [
+        (module.register_forward_hook, partial(keep_read, view.hook_names(layer)["z"]))
+        for layer in view.layers
+        if (module := view.output_map(layer)) is not None
+    ]
+    with view.hooks_on([*hook, *keeping]), module_hooks(reading):
         seen["logits"] = logits_at(view, tokens, slice(None))
     return seen
+
+
+def _read_behind(view: AttentionView, layer: int, under: dict[str, Tensor]) -> None:
+    """Set z of a head to 0 in a run in which the attention's output lacks what this head writes, and nothing else.
+
+    A hook behind W_O takes it away there (`hook_result`, a replaced forward of `o_proj`).
+    """
+    writes, name = head_writes(view, layer, in_float64), view.hook_names(layer)["z"]
+    z = z_of(in_float64(under[name]), writes.w_o)
+    if _is_output(view, layer, writes, z, under):
+        return
+    for head in range(z.shape[2]):
+        others = z.index_fill(2, torch.tensor(head, device=z.device), 0.0)
+        if _is_output(view, layer, writes, others, under):
+            under[name] = others.reshape(under[name].shape).to(under[name])
+
+
+def _is_output(view: AttentionView, layer: int, writes: HeadWrites, z: Tensor, run: dict[str, Tensor]) -> bool:
+    """Return whether the attention of a layer put out in a run what heads of this z and the biases write."""
+    scale, name = writes.token_scale(z), view.hook_names(layer)["attention_out"]
+    attention = in_float64(run[name]) * view.attention_factor(layer)
+    return not _differ(writes.sum_of(z, scale) + writes.of_biases(scale), attention, _stored(view))
 
 
 def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Tensor]) -> Hook:
@@ -181,19 +264,26 @@ def _head_alone(view: AttentionView, layer: int, head: int, under: dict[str, Ten
 
 
 def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> pd.DataFrame:
-    """Return the heads of a layer whose write the hook changes, at the scale of a norm behind of the run without it."""
+    """Return the heads of a layer whose write the hook changes, at the scale of a norm behind of the run without it.
+
+    `left`: largest norm of what a head writes at a token under the hook, over that without it.
+    """
     writes, name = head_writes(view, layer, in_float64), view.hook_names(layer)["z"]
     before, after = (z_of(in_float64(run[name]), writes.w_o) for run in (plain, under))
     scale = writes.token_scale(before)
-    before, after = (writes.of(z, scale).flatten(1) for z in (before, after))
+    before, after = (writes.of(z, scale) for z in (before, after))
     taken = before - after
-    size = before.square().sum(1).where((before != 0).any(1), 1.0)
-    changed = (taken.square().sum(1) / size).sqrt()
-    heads = (changed > _tolerance(view)).nonzero().flatten().numpy()
-    removed = (taken * before).sum(1) / size
-    return pd.DataFrame(
-        {"layer": layer, "head": heads, "removed": removed[heads].numpy(), "changed": changed[heads].numpy()}
-    )
+    largest, left, most = (each.norm(dim=-1).amax((1, 2)) for each in (before, after, taken))
+    unit = largest.where(largest > 0, 1.0)  # by the largest token, so that a change of one token is seen
+    size = before.square().sum((1, 2, 3)).where(largest > 0, 1.0)
+    values = {
+        "removed": (taken * before).sum((1, 2, 3)) / size,
+        "changed": (taken.square().sum((1, 2, 3)) / size).sqrt(),
+        "left": left / unit,
+    }
+    heads = (most / unit > _tolerance(view)).nonzero().flatten()
+    rows = {name: value[heads].numpy() for name, value in values.items()}
+    return pd.DataFrame({"layer": layer, "head": heads.numpy(), **rows})
 
 
 def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], plain: dict[str, Tensor]) -> Iterator[str]:
@@ -203,10 +293,7 @@ def _beside_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pla
         yield "it changes what the first layer reads: the embedding, or what is added to it"
     if layer in view.layers:
         writes = head_writes(view, layer, in_float64)
-        z = z_of(in_float64(under[names["z"]]), writes.w_o)
-        scale = writes.token_scale(z)
-        attention = in_float64(under[names["attention_out"]]) * view.attention_factor(layer)
-        if _differ(writes.sum_of(z, scale) + writes.of_biases(scale), attention, stored):
+        if not _is_output(view, layer, writes, z_of(in_float64(under[names["z"]]), writes.w_o), under):
             yield (
                 f"layer {layer}: it changes the output of the attention in a way that is no head: after W_O the heads "
                 "are mixed, edit z (hook_z, the input of o_proj)"
@@ -230,23 +317,3 @@ def _differ(found: Tensor, expected: Tensor, stored: torch.dtype, what: Quantity
     """Return whether two activations of a model stored in a type differ by more than rounding."""
     relative = noise_of(what, stored)[1]
     return bool((found - expected.to(found)).abs().max() > relative * expected.abs().max())
-
-
-@uninterrupted
-def _without_own_hooks(model: Any) -> Iterator[None]:
-    """Take the user's hooks of PyTorch off all modules until the context ends."""
-    taken: list[tuple[dict[int, Any], int, Any]] = []
-    roots = (getattr(model, "original_model", model), model)
-    points = {id(point) for point in model.hook_dict.values()}
-    with undoing(_put_on, taken):
-        for module in {id(each): each for root in roots for each in root.modules() if id(each) not in points}.values():
-            for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                for key, hook in list(hooks.items()):
-                    if not of_a_library(hook):
-                        taken.append((hooks, key, hooks.pop(key)))
-        yield
-
-
-def _put_on(taken: list[tuple[dict[int, Any], int, Any]]) -> None:
-    for hooks, key, hook in taken:
-        hooks[key] = hook

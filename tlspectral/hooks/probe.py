@@ -16,6 +16,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.hooking.hooks_on_model import Hook, checked_at_end, evaluating, without_hooks
+from tlspectral.models.hooking.user_hooks import acts_inside
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import LAST, logits_at
@@ -53,8 +54,12 @@ def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Che
     The first layer of a route is proved alone. When a second one is asked for, all layers are proved in one run, each
     by a row of the batch that is edited in this layer. A layer that this leaves in doubt is proved alone when it is
     asked for, so that only its own ablations are refused.
+
+    Where something of the user's acts inside the modules, such as a replaced forward, the proof is made with it, each
+    time: it may discard the edit.
     """
-    proofs = _proofs.setdefault(view.model, defaultdict(_Proofs))[route]
+    acting = acts_inside(view.model, view.hook_points)
+    proofs = _Proofs() if acting else _proofs.setdefault(view.model, defaultdict(_Proofs))[route]
     if layer in proofs.layers:
         return
     with without_hooks(view.model, view.hook_points), evaluating(view.model), torch.no_grad():
@@ -138,10 +143,11 @@ def _edited(
 def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     """Prove by one short run, once per model and layer, that the residual stream is a sum of what is written to it.
 
-    The run is without the user's hooks. Raises UnsupportedArchitecture where it is not, or where the layer cannot be
-    read.
+    The run is without the user's hooks at hook points; with what else of the user's acts, it is made each time. Raises
+    UnsupportedArchitecture where it is not, or where the layer cannot be read.
     """
-    known = _summed.setdefault(view.model, set())
+    acting = acts_inside(view.model, view.hook_points)
+    known = set[int]() if acting else _summed.setdefault(view.model, set())
     missing = [layer for layer in layers if layer not in known]
     if not missing:
         return

@@ -3,15 +3,19 @@
 import functools
 import json
 import re
+import types
+import warnings
 
 import pytest
 import torch
+import transformers
 import zoo
 from head_tables import analyze
 from spectral_zoo import moved
 
 import tlspectral as tls
 from tlspectral.hooks import ablate, ablation_hooks
+from tlspectral.models.hooking.user_hooks import acting_on, without_user_hooks
 from tlspectral.models.reading import attention_view
 
 MODELS = [("bridge", "llama"), ("bridge", "gpt2"), pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
@@ -118,3 +122,255 @@ def test_weights_and_scores_of_evaluate_are_read_under_hooks_without_a_warning()
     tls.evaluate(model, TASK)
     with ablate(model, "L0H1", "output"):
         tls.evaluate(model, TASK)
+
+
+GLOBAL = torch.nn.modules.module
+
+
+class Half(torch.nn.Module):
+    """Half of what another module gives, or of a weight."""
+
+    def __init__(self, inner=None):
+        super().__init__()
+        self.inner = inner or torch.nn.Identity()
+
+    def forward(self, *given):
+        return 0.5 * self.inner(*given)
+
+
+class HalfLinear(torch.overrides.TorchFunctionMode):
+    """Every linear layer gives half of what it gives."""
+
+    def __torch_function__(self, function, kinds, given=(), named=None):
+        result = function(*given, **(named or {}))
+        return 0.5 * result if function is torch.nn.functional.linear else result
+
+
+def inside(model):
+    """The MLP of layer 0, of transformers in a bridge."""
+    return getattr(model.blocks[0].mlp, "original_component", None) or model.blocks[0].mlp
+
+
+def halving(forward):
+    return lambda *given, **named: 0.5 * forward(*given, **named)
+
+
+def instance(patch, model):
+    patch.setitem(vars(inside(model)), "forward", halving(inside(model).forward))
+
+
+def bound(patch, model):
+    kind = type(inside(model))
+    patch.setitem(vars(inside(model)), "forward", types.MethodType(halving(kind.forward), inside(model)))
+
+
+def wrapped(patch, model):
+    forward = inside(model).forward
+    patch.setitem(vars(inside(model)), "forward", functools.wraps(forward)(halving(forward)))
+
+
+def under_no_grad(patch, model):
+    patch.setitem(vars(inside(model)), "forward", torch.no_grad()(halving(inside(model).forward)))
+
+
+def another(patch, model):
+    other = model.blocks[1].mlp
+    patch.setitem(vars(inside(model)), "forward", getattr(other, "original_component", other).forward)
+
+
+def of_torch(patch, model):
+    patch.setitem(vars(inside(model)), "forward", functools.partial(torch.mul, other=0.5))
+
+
+def call(patch, model):
+    patch.setitem(vars(inside(model)), "_call_impl", halving(inside(model)._call_impl))
+
+
+def of_class(patch, model):
+    patch.setattr(type(inside(model)), "forward", halving(type(inside(model)).forward))
+
+
+def of_class_wrapped(patch, model):
+    forward = type(inside(model)).forward
+    patch.setattr(type(inside(model)), "forward", functools.wraps(forward)(halving(forward)))
+
+
+def of_every_call(patch, model):
+    call, halved = torch.nn.Module.__call__, inside(model)
+
+    def acting(self, *given, **named):
+        result = call(self, *given, **named)
+        return 0.5 * result if self is halved else result
+
+    patch.setattr(torch.nn.Module, "__call__", acting)
+
+
+def module(patch, model):
+    block = getattr(model.blocks[0], "original_component", None) or model.blocks[0]
+    patch.setitem(block._modules, "mlp", Half(block._modules["mlp"]))
+
+
+def parametrized(patch, model):
+    linear = next(each for each in inside(model).modules() if isinstance(each, torch.nn.Linear))
+    torch.nn.utils.parametrize.register_parametrization(linear, "weight", Half())
+
+
+def normed(patch, model):
+    linear = next(each for each in inside(model).modules() if isinstance(each, torch.nn.Linear))
+    torch.nn.utils.weight_norm(linear)
+    with torch.no_grad():
+        linear.weight_g *= 0.5
+
+
+def forward_hook(patch, model):
+    act = lambda each, given, output: 0.5 * output if each is inside(model) else None  # noqa: E731
+    patch.handle = GLOBAL.register_module_forward_hook(act)
+
+
+def pre_hook(patch, model):
+    act = lambda each, given: (0.5 * given[0],) if each is inside(model) else None  # noqa: E731
+    patch.handle = GLOBAL.register_module_forward_pre_hook(act)
+
+
+def mode(patch, model):
+    patch.mode = HalfLinear()
+    patch.mode.__enter__()
+
+
+def backward(patch, model):
+    inside(model).register_full_backward_hook(lambda each, inputs, outputs: None)
+
+
+def backward_of_all(patch, model):
+    patch.handle = GLOBAL.register_module_full_backward_hook(lambda each, inputs, outputs: None)
+
+
+MLP = r"blocks\.0\.mlp"
+ACTING = {
+    instance: rf"{MLP}\.forward",
+    bound: rf"{MLP}\.forward",
+    wrapped: rf"{MLP}\.forward",
+    under_no_grad: rf"{MLP}\.forward",
+    another: rf"{MLP}\.forward",
+    of_torch: rf"{MLP}\.forward",
+    call: rf"{MLP}\._call_impl",
+    of_class: r"LlamaMLP\.forward of transformers\.models\.llama\.modeling_llama",
+    of_class_wrapped: r"LlamaMLP\.forward of transformers\.models\.llama\.modeling_llama",
+    of_every_call: r"Module\.__call__ of torch\.nn\.modules\.module",
+    module: rf"{MLP} \(Half\)",
+    parametrized: rf"{MLP}\.gate_proj\.weight \(parametrized\)",
+    normed: rf"{MLP}\.gate_proj",
+    forward_hook: "forward hook of all modules of torch",
+    pre_hook: "forward pre-hook of all modules of torch",
+    mode: "HalfLinear, a mode of torch",
+    backward: rf"{MLP} \(backward\)",
+    backward_of_all: "backward hook of all modules of torch",
+}
+
+
+@pytest.fixture
+def patch():
+    """A monkeypatch that also takes off a handle and leaves a mode."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.handle = patch.mode = None
+        try:
+            yield patch
+        finally:
+            if patch.handle is not None:
+                patch.handle.remove()
+            if patch.mode is not None:
+                patch.mode.__exit__(None, None, None)
+
+
+@pytest.mark.tl4
+@pytest.mark.filterwarnings("ignore:For backward hooks to be called")  # of torch, as a model returns no tuple
+@pytest.mark.parametrize(("act", "name"), ACTING.items(), ids=[act.__name__ for act in ACTING])
+def test_everything_that_acts_is_said(act, name, patch):
+    model = zoo.bridge("llama")
+    plain = zoo.logits(model)
+    assert found(model) is None
+    act(patch, model)
+    assert (not torch.equal(zoo.logits(model), plain)) == ("backward" not in act.__name__)
+    [(said, count)] = found(model).items()
+    assert re.fullmatch(name, said)
+    assert count == 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        table = MEASURED["sweep"](model)
+    assert hooks_in(table) == {said: 1}
+    told = [str(one.message) for one in caught if "hooks of yours are on the model" in str(one.message)]
+    assert len(told) == (act is not mode)  # a mode is a block that is open
+    assert all(said in one for one in told)
+
+
+@zoo.needs_hooked
+@pytest.mark.slow
+@pytest.mark.parametrize("act", [instance, bound, of_class, module, forward_hook, pre_hook])
+def test_everything_that_acts_in_a_hooked_transformer_is_said(act, patch):
+    model = zoo.hooked("llama")
+    plain = zoo.logits(model)
+    act(patch, model)
+    assert not torch.equal(zoo.logits(model), plain)
+    assert len(found(model)) == 1
+
+
+def _own_model():
+    """A model whose class is of a user, with a module of another class of the user."""
+
+    class OwnLlama(transformers.LlamaForCausalLM):
+        pass
+
+    OwnLlama.__name__ = "LlamaForCausalLM"  # by which TransformerLens knows it
+    given = zoo.hf_model("llama")
+    given.__class__ = OwnLlama
+    given.model.layers[0].mlp.act_fn = Half(given.model.layers[0].mlp.act_fn)
+    return tls.load_model(given)
+
+
+@pytest.mark.tl4
+def test_what_libraries_replace_is_not_said():
+    model = zoo.bridge("llama")
+    mlp = inside(model)
+    for forward in (mlp.forward, torch.compile(mlp.forward)):
+        vars(mlp)["forward"] = forward
+        assert found(model) is None
+    del vars(mlp)["forward"]
+    with torch.device("cpu"):
+        assert found(model) is None
+    assert found(_own_model()) is None  # it is the user's own whole
+    assert found(zoo.bridge("falcon")) is None  # TransformerLens replaces forwards of its linear layers
+
+
+@pytest.mark.tl4
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*zoo.RIGHT, *zoo.LENGTH_DEPENDENT, *zoo.ENCODERS_HERE])
+def test_no_model_as_it_is_loaded_has_hooks_of_the_user(name):
+    model = zoo.bridge(name)
+    with torch.no_grad():
+        model(zoo.prompt())
+        model.run_with_cache(zoo.prompt())
+    assert found(model) is None
+
+
+def test_a_replaced_forward_of_a_model_that_is_loaded_acts_in_the_copy_and_is_said():
+    given = zoo.hf_model("llama")
+    given.model.layers[0].mlp.forward = halving(given.model.layers[0].mlp.forward)
+    assert [*found(tls.load_model(given))] == ["blocks.0.mlp.forward"]
+
+
+def test_what_is_taken_off_is_put_back_in_its_order():
+    model, order = zoo.bridge("llama"), []
+    for number in range(3):
+        model.blocks[0].attn.register_forward_hook(lambda *given, number=number: order.append(number))
+    instance_patch = halving(inside(model).forward)
+    vars(inside(model))["forward"] = instance_patch
+    zoo.logits(model)
+    before = [(one.name, one.key) for one in acting_on(model)]
+    with without_user_hooks(model) as stays:
+        assert stays == []
+        assert [*acting_on(model)] == []
+        zoo.logits(model)
+    assert [(one.name, one.key) for one in acting_on(model)] == before
+    assert vars(inside(model))["forward"] is instance_patch
+    zoo.logits(model)
+    assert order == [0, 1, 2, 0, 1, 2]

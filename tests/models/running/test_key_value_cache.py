@@ -311,3 +311,19 @@ def test_layers_that_hand_on_a_list_are_compared():
         with held.compared():
             assert torch.equal(model(tokens, return_type="logits"), expected)
     assert held.difference == 0
+
+
+def test_a_cached_step_is_measured_again_where_a_forward_was_replaced(monkeypatch):
+    model = zoo.bridge("llama")
+    view = attention_view(model)
+    assert cached_step_difference(view) < 1e-5  # rounding: 3e-7
+    block = model.blocks[1].original_component
+    forward = block.forward
+
+    def by_length(x, *given, **named):
+        return forward(x, *given, **named) * x.shape[1]
+
+    monkeypatch.setitem(vars(block), "forward", by_length)
+    assert cached_step_difference(view) > 0.1
+    monkeypatch.undo()
+    assert cached_step_difference(view) < 1e-5

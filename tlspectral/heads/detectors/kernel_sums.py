@@ -22,7 +22,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.heads.detectors.rotated_keys import at_pattern
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.run_scores import require_own_pattern
-from tlspectral.models.hooking.hooks_on_model import user_hooks
+from tlspectral.models.hooking.user_hooks import user_hooks
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens

@@ -11,7 +11,7 @@ from torch import Tensor
 from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.tolerances import nearest_bound
-from tlspectral.models.hooking.hooks_on_model import not_without_hooks
+from tlspectral.models.hooking.user_hooks import not_without_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, even_rows

@@ -18,7 +18,8 @@ from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.hooks.off_target import off_target_tasks
-from tlspectral.models.hooking.hooks_on_model import naming_open_contexts, warn_of_hooks
+from tlspectral.models.hooking.hooks_on_model import naming_open_contexts
+from tlspectral.models.hooking.user_hooks import warn_of_hooks
 from tlspectral.selection import counted, naming_nodes
 from tlspectral.stats.ratio import ratio_interval, unseen_share
 from tlspectral.tables.measurement import Measurement

@@ -1,4 +1,4 @@
-"""Hooks and evaluation mode for one thread, a lock by which one at a time runs a model, and the user's own hooks.
+"""Hooks and evaluation mode for one thread, and a lock by which one at a time runs a model.
 
 Hook points belong to the model, not to a thread: a hook that one thread adds acts in the passes of all threads. Checks
 in hooks wait until a pass ends, so that a GPU is not waited for at every hook.
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from tlspectral.errors import EditNotHonored, warn_caller
+from tlspectral.errors import EditNotHonored
 from tlspectral.models.hooking.interrupts import interruptible, undoing, uninterrupted
 from tlspectral.tables.job import in_worker
 
@@ -52,8 +52,6 @@ _uses_lock = Lock()
 _PATIENCE = 0.2  # seconds that a thread waits for a model before it looks whether it was interrupted
 _levels = count(1_000_000)  # TransformerLens removes hooks by level, and its own count contexts from 1
 _ADVICE = "give each thread a copy of the model (copy.deepcopy, outside of any context), or run all of it in one thread"
-_NAMED = 6  # hook points in a warning
-_LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", "tlspectral.spectral_rope.")
 
 
 @uninterrupted
@@ -299,67 +297,6 @@ def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
     for _, point, handle in placed:
         handle.hook.remove()
         point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
-
-
-def user_hooks(model: Any) -> dict[str, int]:
-    """Return the number of forward hooks and pre-hooks at each hook point or module, without the hooks of libraries.
-
-    A library's hooks are known by the module that their function is defined in. Hooks of an open ablation count.
-    """
-    return {name: len(hooks) for name, hooks in _hooks_by_name(model)}
-
-
-def warn_of_hooks(model: Any) -> None:
-    """Warn of hooks of the user that no context holds, such as a forgotten `add_hook`: they act in measurements."""
-    left = [name for name, of_contexts in _hooks_by_name(model) if not all(of_contexts)]
-    if left:
-        names = ", ".join(left[:_NAMED]) + (f" and {len(left) - _NAMED} others" if len(left) > _NAMED else "")
-        warn_caller(
-            f"{model_name(model)}: hooks of yours are on the model, at {names}, and act in what is measured: where "
-            "that is not meant, take them off by model.reset_hooks(including_permanent=True), those of PyTorch by "
-            "remove() of their handles; where it is, put them on by `with model.hooks(...)`"
-        )
-
-
-def not_without_hooks(model: Any, otherwise: str) -> str:
-    """Return the advice where a run differs from what the weights give: the user's hooks, `otherwise` where none is."""
-    names = [*user_hooks(model)]
-    return (
-        f"hooks are on the model, at {', '.join(names[:_NAMED])}: take them off and check again" if names else otherwise
-    )
-
-
-def _hooks_by_name(model: Any) -> Iterator[tuple[str, list[bool]]]:
-    """Yield the name of a hook point or module and its user's hooks: of each, whether it is of a context."""
-    if not any(_hooks_of(module) for module in modules_of(model)):  # names take six times as long
-        return
-    points = {id(point): name for name, point in model.hook_dict.items()}
-    roots = (getattr(model, "original_model", model), model)
-    modules = {id(module): (name, module) for root in roots for name, module in reversed([*root.named_modules()])}
-    for name, module in reversed(modules.values()):
-        hooks = _hooks_of(module)
-        if hooks:
-            yield points.get(id(module), name.replace("_original_component.", "")) or type(module).__name__, hooks
-
-
-def _hooks_of(module: Any) -> list[bool]:
-    """Return of each hook of the user on a module whether it is of a context."""
-    if not module._forward_pre_hooks and not module._forward_hooks:
-        return []
-    handles = {handle.hook.id: handle for handle in getattr(module, "fwd_hooks", ())}
-    placed: list[tuple[Any, bool]] = [(hook, False) for hook in module._forward_pre_hooks.values()]
-    for key, hook in module._forward_hooks.items():
-        handle = handles.get(key)
-        of_context = getattr(handle, "context_level", None) is not None
-        placed.append((getattr(handle, "user_hook", None) or hook, of_context))
-    return [of_context for hook, of_context in placed if not of_a_library(hook)]
-
-
-def of_a_library(hook: Callable[..., Any]) -> bool:
-    """Return whether a hook is one of a library, known by the module that its function is defined in."""
-    while isinstance(hook, partial):
-        hook = hook.func
-    return f"{getattr(hook, '__module__', None)}.".startswith(_LIBRARIES)
 
 
 def _unwrapped(placed: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ import re
 from collections import OrderedDict
 from types import CellType, FunctionType
 from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -14,6 +15,20 @@ from tlspectral.errors import warn_caller
 _HOOKS = re.compile(r"_(forward|backward)_(pre_)?hooks(_with_kwargs|_always_called)?")
 _CAPTURING = "transformers.utils.output_capturing"  # whose hooks record attention patterns and hidden states
 _SHOWN = 3
+_givers: WeakKeyDictionary[Any, ReferenceType[Any]] = WeakKeyDictionary()
+
+
+def note_given(model: Any, given: Any) -> None:
+    """Remember of which object of transformers a model was made."""
+    _givers[model] = ref(given)
+
+
+def given_for(model: Any) -> Any:
+    """Return the object of transformers of a copy of which `load_model` made a model; None where there is none (now).
+
+    What is put on that object does not act in the model.
+    """
+    return _givers[model]() if model in _givers else None
 
 
 def copy_of_object(given: Any, name: str, *, dtype: torch.dtype | None = None, shared: bool = True) -> Any:

@@ -14,7 +14,7 @@ from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.loaders import LOADERS, claimed
 from tlspectral.models.loading.adapters import load_merged
 from tlspectral.models.loading.building import build_model
-from tlspectral.models.loading.copies import copy_of_object
+from tlspectral.models.loading.copies import copy_of_object, note_given
 from tlspectral.models.loading.damage import download_bars, misfit, quiet
 from tlspectral.models.loading.encoders import is_encoder, require_known_form, with_head
 from tlspectral.models.loading.finding import find_source
@@ -53,6 +53,8 @@ def load_other(
             place = device or anchor.device, dtype or anchor.dtype
             model = build_model(pretrained, own_tokenizer, record["model"], backend, *place)
     model.tlspectral_source = record
+    if source is None:
+        note_given(model, given)
     return model
 
 

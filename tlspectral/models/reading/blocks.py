@@ -118,6 +118,14 @@ def is_encoder(model: Any) -> bool:
     return kind in _ENCODERS and not is_causal(model, attention)
 
 
+def output_map(block: Any) -> Any:
+    """Return the innermost module of a layer that multiplies z by W_O; None where none does (HookedTransformer)."""
+    module = getattr(getattr(block, "attn", None), "_modules", {}).get("o")
+    while (inner := getattr(module, "original_component", None)) is not None:
+        module = inner
+    return module
+
+
 # --- hook points of a layer ---
 
 

@@ -14,15 +14,8 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
-from tlspectral.models.hooking.hooks_on_model import (
-    Hook,
-    checked_at_end,
-    evaluating,
-    hooks_on,
-    send_captures_by_name,
-    user_hooks,
-    warn_of_hooks,
-)
+from tlspectral.models.hooking.hooks_on_model import Hook, checked_at_end, evaluating, hooks_on, send_captures_by_name
+from tlspectral.models.hooking.user_hooks import user_hooks, warn_of_hooks
 from tlspectral.models.reading import bridge
 from tlspectral.models.reading.blocks import (
     Block,
@@ -31,6 +24,7 @@ from tlspectral.models.reading.blocks import (
     hook_names,
     is_encoder,
     kind_of,
+    output_map,
     read_layers,
     skipped_among,
     writes_more,
@@ -98,7 +92,8 @@ class AttentionView:
     def source(self) -> dict[str, Any]:
         """Where the model came from: `model`, `revision`, `backend`, and what else `load_model` recorded.
 
-        `user_hooks`: number of the user's hooks that are on the model now, by hook point or module, if there are any.
+        `user_hooks`: how much of the user's acts in the model now, by hook point, module or where else it stands, if
+        there is anything: hooks, those of all modules included, replaced forwards and modules, parametrized weights.
         `skipped_layers`: `layer, kind, reason` of each layer without heads that can be read, if there are any.
         `stacks`: `layer, name, runs` of each layer, the last how often it runs in a pass, in a model of two stacks.
         """
@@ -325,6 +320,10 @@ class AttentionView:
     def frequency_switch(self, n_positions: int) -> int | None:
         """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
         return self._reader.frequency_switch(self.model, n_positions)
+
+    def output_map(self, index: int) -> Any:
+        """Return the module that multiplies a layer's z by W_O, to which hooks of PyTorch can be put; None without."""
+        return output_map(self.blocks[index].module)
 
     def hook_names(self, index: int) -> dict[str, str]:
         """Return the names of a layer's hook points by what passes there; `reading/blocks.py` has a picture."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tlspectral.models.hooking.hooks_on_model import Hook, checked_at_end, evaluating, without_hooks
 from tlspectral.models.hooking.interrupts import uninterrupted
+from tlspectral.models.hooking.user_hooks import acts_inside
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import (
@@ -114,10 +115,13 @@ def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Ite
 def cached_step_difference(view: AttentionView) -> float | None:
     """Return how far what the layers write behind cached tokens is from what they write in the uncached pass.
 
-    It is the difference in `HeldLayers`, of one short prompt, without the user's hooks, and measured once per model.
-    None where there is no cache to be wrong: the model keeps no keys and values (native bridges) or takes none (it
-    raises), or is an encoder, whose keys and values change with what follows.
+    It is the difference in `HeldLayers`, of one short prompt, without the user's hooks at hook points. It is measured
+    once per model, and each time where something else of the user's acts in it. None where there is no cache to be
+    wrong: the model keeps no keys and values (native bridges) or takes none (it raises), or is an encoder, whose keys
+    and values change with what follows.
     """
+    if acts_inside(view.model, view.hook_points):
+        return _measured(view) if view.causal else None
     if view.model not in _differences:
         _differences[view.model] = _measured(view) if view.causal else None
     return _differences[view.model]

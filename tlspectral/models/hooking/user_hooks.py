@@ -1,0 +1,275 @@
+"""What a user has put on a model or into torch that acts in its passes: found, named, and taken off for a while.
+
+Libraries place hooks and replace methods too. They are told by the module that a function is defined in.
+"""
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from functools import cache, partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.modules import module as torch_modules
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from tlspectral.errors import warn_caller
+from tlspectral.models.hooking.hooks_on_model import exclusive, model_name, modules_of
+from tlspectral.models.hooking.interrupts import undoing, uninterrupted
+
+_NAMED = 6  # places in a warning
+_LIBRARIES = ("transformer_lens.", "transformers.", "accelerate.", "torch.", "tlspectral.spectral_rope.")
+# They replace methods by others that compute the same. torch does so in these three alone: a function of torch that
+# stands in the place of a method was put there.
+_REPLACING = (
+    "transformer_lens.", "transformers.", "accelerate.", "tlspectral.", "peft.", "kernels.", "liger_kernel.",
+    "torch._dynamo.", "torch.distributed.", "torch.utils._contextlib.", "jaxtyping.", "beartype.", "typeguard.",
+)  # fmt: skip
+_READ = ("transformer_lens", "transformers", "torch")  # whose classes are compared with the methods that they have
+_UTILITIES = "torch.nn.utils."  # weight_norm, spectral_norm and prune change a weight in front of each pass
+_FORWARD = ("_forward_pre_hooks", "_forward_hooks")
+_BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
+_GLOBAL = {
+    "forward pre-hook": "_global_forward_pre_hooks",
+    "forward hook": "_global_forward_hooks",
+    "backward pre-hook": "_global_backward_pre_hooks",
+    "backward hook": "_global_backward_hooks",
+}
+_RUN = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward")
+_OF_MODULES = frozenset(dir(nn.Module))
+_FUNCTIONS = frozenset((FunctionType, MethodType, BuiltinFunctionType, partial))
+
+
+class Acting(NamedTuple):
+    """Something of the user's that acts in the passes of a model.
+
+    Attributes:
+        name: the hook point or module; `"blocks.0.mlp.forward"` where its method is replaced; what it is elsewhere.
+        of_context: a `with` block put it there.
+        holder, key: the dictionary that it stands in; None where it cannot be taken off.
+    """
+
+    name: str
+    of_context: bool
+    holder: MutableMapping[Any, Any] | None = None
+    key: Any = None
+
+
+def user_hooks(model: Any) -> dict[str, int]:
+    """Return how many things of the user's act at each hook point or module, without those of libraries.
+
+    They are hooks of TransformerLens and of PyTorch, forward and backward; hooks of all modules
+    (`register_module_forward_hook`); replaced methods and modules; parametrized weights; and open modes of torch. Hooks
+    of an open ablation count.
+    """
+    counts: dict[str, int] = {}
+    for acting in acting_on(model):
+        counts[acting.name] = counts.get(acting.name, 0) + 1
+    return counts
+
+
+def warn_of_hooks(model: Any) -> None:
+    """Warn of hooks of the user that no context holds, such as a forgotten `add_hook`: they act in measurements."""
+    by_name: dict[str, list[bool]] = {}
+    for acting in acting_on(model):
+        by_name.setdefault(acting.name, []).append(acting.of_context)
+    left = [name for name, of_contexts in by_name.items() if not all(of_contexts)]
+    if left:
+        warn_caller(
+            f"{model_name(model)}: hooks of yours are on the model, at {listed(left)}, and act in what is measured: "
+            "where that is not meant, take them off by model.reset_hooks(including_permanent=True), those of PyTorch "
+            "by remove() of their handles, a replaced forward by setting it back; where it is, put them on by "
+            "`with model.hooks(...)`"
+        )
+
+
+def not_without_hooks(model: Any, otherwise: str) -> str:
+    """Return the advice where a run differs from what the weights give: the user's hooks, `otherwise` where none is."""
+    names = [*user_hooks(model)]
+    return (
+        f"hooks are on the model, at {', '.join(names[:_NAMED])}: take them off and check again" if names else otherwise
+    )
+
+
+def acts_inside(model: Any, points: Mapping[str, Any]) -> bool:
+    """Return whether something of the user's acts elsewhere than at the hook points, `model.hook_dict`.
+
+    `without_hooks` does not take it off, and a probe of the model may fare otherwise with it: nothing that was found
+    with or without it is to be remembered for the other.
+    """
+    at_points: set[int] = set()
+    for acting in acting_on(model):
+        at_points = at_points or {id(point._forward_hooks) for point in points.values()}
+        if id(acting.holder) not in at_points:
+            return True
+    return False
+
+
+def listed(names: list[str]) -> str:
+    """Return the first names of a list for a message, and how many others there are."""
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} others" if len(names) > _NAMED else "")
+
+
+def acting_on(model: Any) -> Iterator[Acting]:
+    """Yield what of the user's acts in passes of a model: inside it, in the classes of its modules, and in torch."""
+    modules = modules_of(model)
+    yield from acting_in(model, modules)
+    yield from _replaced_in_classes({type(module) for module in modules})
+    for what, holder in _GLOBAL.items():
+        hooks = getattr(torch_modules, holder)
+        for key, hook in hooks.items():
+            if not of_a_library(hook):
+                yield Acting(f"{what} of all modules of torch", False, hooks, key)
+    for mode in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()):
+        if not _is_of(_LIBRARIES, type(mode).__module__):
+            yield Acting(f"{type(mode).__name__}, a mode of torch", True)
+
+
+def acting_in(model: Any, modules: Iterable[Any] | None = None) -> Iterator[Acting]:
+    """Yield what of the user's is inside a model of TransformerLens or transformers, in the order of its modules.
+
+    `modules` are its modules, where these are known.
+    """
+    modules = modules_of(model) if modules is None else modules
+    roots = {id(root): root for root in (getattr(model, "original_model", model), model)}
+    built = _root(type(getattr(model, "original_model", model))) in _READ
+    found = [(each, of_module) for each in modules if (of_module := [*_of_module(each, roots, built)])]
+    if not found:  # names take six times as long
+        return
+    named = {id(module): name for root in roots.values() for name, module in reversed([*root.named_modules()])}
+    order = {key: place for place, key in enumerate(reversed(named))}
+    points = {id(point): name for name, point in getattr(model, "hook_dict", {}).items()}
+    for module, of_module in sorted(found, key=lambda pair: order.get(id(pair[0]), -1)):
+        inside = named.get(id(module), "").replace("_original_component.", "").removesuffix("._original_component")
+        name = points.get(id(module), inside) or type(module).__name__
+        for what, of_context, holder, key in of_module:
+            yield Acting(name + what, of_context, holder, key)
+
+
+_Found = tuple[str, bool, MutableMapping[Any, Any] | None, Any]
+
+
+def _of_module(module: Any, roots: Mapping[int, Any], built: bool) -> Iterator[_Found]:
+    """Yield the user's hooks on a module, and what was replaced in it, by what its name is continued with.
+
+    Of a model itself (`roots`) only methods that a pass runs are looked at. `built`: a library built the model, so that
+    modules of the user's own classes were put into it.
+    """
+    own, kind = vars(module), type(module)
+    for kinds, held, what in ((_FORWARD, "fwd_hooks", ""), (_BACKWARD, "bwd_hooks", " (backward)")):
+        if own[kinds[0]] or own[kinds[1]]:
+            handles = {handle.hook.id: handle for handle in getattr(module, held, ())}
+            for hooks in (own[kinds[0]], own[kinds[1]]):
+                for key, hook in hooks.items():
+                    handle = handles.get(key)
+                    if not of_a_library(getattr(handle, "user_hook", None) or hook):
+                        yield what, getattr(handle, "context_level", None) is not None, hooks, key
+    inner = id(module) not in roots and not _is_own(kind.__module__)
+    for name, value in [item for item in own.items() if type(item[1]) in _FUNCTIONS or item[0] in _RUN]:
+        if name in _RUN:
+            replaced = value is not None and _is_replaced(module, value, True)
+        else:
+            replaced = inner and name not in _OF_MODULES and _is_replaced(module, value, hasattr(kind, name))
+        if replaced:
+            yield f".{name}", False, own, name
+    parametrized = own["_modules"].get("parametrizations")
+    for weight in parametrized or ():
+        yield f".{weight} (parametrized)", False, None, None
+    for name, child in own["_modules"].items() if built and kind is not ParametrizationList else ():
+        if child is None or id(child) in roots:
+            continue
+        if (name.startswith("hook_") and not hasattr(child, "fwd_hooks")) or _is_own(type(child).__module__):
+            yield f".{name} ({type(child).__name__})", False, None, None
+
+
+def _is_replaced(module: Any, function: Any, method: bool) -> bool:
+    """Return whether a function that stands on a module itself was put there by the user, in place of a method or not.
+
+    What libraries put there acts as the method did, but that of another module, or a plain function of torch.
+    """
+    owner = getattr(function, "__self__", function)
+    if owner is module:
+        if getattr(type(module), function.__name__, None) is function.__func__:
+            return False
+    elif isinstance(owner, nn.Module) and method:
+        return True
+    libraries = _REPLACING if method else (*_LIBRARIES, *_REPLACING, "None.")
+    return not all(_is_of(libraries, home) for home in _homes(function))
+
+
+def _replaced_in_classes(kinds: Iterable[type]) -> Iterator[Acting]:
+    """Yield methods of libraries' classes that were replaced for all modules of a class."""
+    methods = {
+        (owner, name): vars(owner)[name]
+        for kind in kinds
+        for name in _RUN
+        for owner in [next((each for each in kind.__mro__ if name in vars(each)), object)]
+        if _root(owner) in _READ and type(vars(owner)[name]) in _FUNCTIONS
+    }
+    for (owner, name), method in methods.items():
+        if not all(_is_of((*_REPLACING, f"{_root(owner)}."), home) for home in _homes(method)):
+            yield Acting(f"{owner.__name__}.{name} of {owner.__module__}", False)
+
+
+def of_a_library(hook: Callable[..., Any]) -> bool:
+    """Return whether a hook is one of a library, known by the module that its function is defined in."""
+    return all(_is_of(_LIBRARIES, home) and not home.startswith(_UTILITIES) for home in _homes(hook))
+
+
+def _homes(function: Any) -> Iterator[str]:
+    """Yield the names of the modules in which a function, and what it wraps, are defined."""
+    while function is not None:
+        while isinstance(function, partial):
+            function = function.func
+        # functools.wraps lends a function the __module__ of another, and not its globals
+        scope = getattr(getattr(function, "__func__", function), "__globals__", {})
+        yield str(scope.get("__name__") or getattr(function, "__module__", None))
+        function = getattr(function, "__wrapped__", None)
+
+
+def _is_of(libraries: tuple[str, ...], home: str | None) -> bool:
+    return f"{home}.".startswith(libraries)
+
+
+def _root(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+@cache
+def _is_own(home: str) -> bool:
+    """Return whether a class is of the user's own files, and not of an installed package."""
+    if _is_of((*_REPLACING, "torch."), home):
+        return False
+    file = getattr(sys.modules.get(home), "__file__", None) or ""
+    return not {"site-packages", "dist-packages"} & {*file.replace("\\", "/").split("/")}
+
+
+@uninterrupted
+def without_user_hooks(model: Any) -> Iterator[list[str]]:
+    """Take off what of the user's acts in passes of a model until the context ends, each put back in its place.
+
+    Yields the names of what cannot be taken off: replaced methods of classes, modules, parametrized weights and modes.
+    """
+    with exclusive(model):
+        acting = [*acting_on(model)]
+        taken: list[tuple[MutableMapping[Any, Any], Any, Any]] = []
+        orders = {id(one.holder): (one.holder, [*one.holder]) for one in acting if isinstance(one.holder, OrderedDict)}
+        with undoing(_put_back, taken, [*orders.values()]):
+            for holder, key in [(one.holder, one.key) for one in acting if one.holder is not None]:
+                taken.append((holder, key, holder[key]))
+                del holder[key]
+            yield list(dict.fromkeys(one.name for one in acting if one.holder is None))
+
+
+def _put_back(
+    taken: list[tuple[MutableMapping[Any, Any], Any, Any]], orders: list[tuple[OrderedDict[Any, Any], list[Any]]]
+) -> None:
+    for holder, key, value in taken:
+        holder[key] = value
+    for holder, order in orders:
+        for key in order:
+            if key in holder:
+                holder.move_to_end(key)
