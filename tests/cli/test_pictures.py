@@ -46,7 +46,12 @@ def test_pictures_of_tables(folder, command, tables, options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "arguments"),
-    [("patterns", ["w3 w9 w4", "L0H1,L1H0", "--sink"]), ("eigenvalues", ["L0H1"]), ("kernel", ["L0H1,L1H0"])],
+    [
+        ("patterns", ["w3 w9 w4", "L0H1,L1H0", "--sink"]),
+        ("patterns", [" ".join(f"w{word}" for word in range(3, 33)), "L0H1,L1H0", "--sinks", "found"]),
+        ("eigenvalues", ["L0H1"]),
+        ("kernel", ["L0H1,L1H0"]),
+    ],
 )
 def test_pictures_of_heads_of_a_model(tmp_path, command, arguments):
     model = zoo.save_folder("llama", tmp_path / "model", tokenizer=True)
@@ -59,3 +64,7 @@ def test_heads_are_read_before_the_model(command, tmp_path, monkeypatch):
     monkeypatch.setattr(tls, "load_model", lambda *args, **options: pytest.fail("was loaded"), raising=False)
     prompt = ["text"] if command == "patterns" else []
     assert "names no head" in refusal(command, "tiny", *prompt, "first", "-o", tmp_path / "drawn.png")
+    if command == "patterns":
+        given = ["tiny", "text", "L0H0", "-o", tmp_path / "drawn.png", "--sinks"]
+        assert "found 'first'" in refusal(command, *given, "first")
+        assert "give one of the two" in refusal(command, *given, "found", "--sink")

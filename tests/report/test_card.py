@@ -127,6 +127,11 @@ def test_the_text_where_a_head_attends_stands_first_and_is_shaded():
     assert "The first token of a prompt is left out." in found.note
     table.attrs["sink"] = True
     assert "left out" not in tls.report.head_card(made_up_heads(), (0, 1), pairs=table).sections[0].note
+    del table.attrs["sink"]
+    table.attrs["sinks"] = {"least": 0.15}
+    note = tls.report.head_card(made_up_heads(), (0, 1), pairs=table).sections[0].note
+    assert "Sinks of the layer are left out." in note
+    assert "first token" not in note
     page = tls.report.report(made_up_heads(), pairs=table)
     assert "Where on text" in page
     for shade in range(10):

@@ -81,6 +81,24 @@ def test_the_nulls_and_chance_stand_beside_their_columns():
     assert marks["copying"] is None
 
 
+def test_a_chance_that_depends_on_the_layer_is_told_with_its_layers():
+    table = heads()
+    detectors = {**table.attrs["detectors"], "chance": {
+        "prev": {"L0": 0.125, "L1": 0.0625, "L2": 0.125}, "dup": {"L0": 0.0, "L1": 0.0625, "L2": 0.0}, "ind": 0.0625
+    }}  # fmt: skip
+    table.attrs["detectors"] = detectors
+    page = report(table)
+    said = "Chance: prev 0.125 in L0 L2, 0.062 in L1; dup 0.000 in L0 L2, 0.062 in L1; ind 0.062."
+    assert said in Structure(page).text()
+    marks = {column["name"]: column["mark"] for column in data_of(page)["columns"]}
+    assert (marks["prev"], marks["dup"]) == (None, None)  # no one place on the scale of all layers
+    assert marks["ind"] == {"value": 0.0625, "reach": 0.0, "label": "chance"}
+    table.attrs["detectors"] = {**detectors, "chance": dict.fromkeys(("prev", "dup", "ind"), 0.0625)}
+    assert "Chance is 0.062." in Structure(report(table)).text()
+    table.attrs["detectors"] = {key: value for key, value in detectors.items() if key != "chance"}
+    assert "Chance" not in Structure(report(table)).text()
+
+
 def test_the_tables_say_what_the_table_says():
     table = heads()
     table["D_head_null_pct"] = [0.0] * 5 + [1.0] * 3 + [0.5] * 4

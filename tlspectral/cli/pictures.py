@@ -121,6 +121,9 @@ def patterns(
     heads: HeadNames,
     output: FigureOutput,
     sink: Annotated[bool, typer.Option("--sink", help="Draw the first key too, at which most heads look.")] = False,
+    sinks: Annotated[
+        str | None, typer.Option(metavar="found", help="found: leave out every sink of the layer, not the first key.")
+    ] = None,
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
@@ -129,11 +132,15 @@ def patterns(
 
     Example: tlspectral patterns smollm2-135m "When Mary and John went out, John met" L5H1,L16H0 -o patterns.png
     """
+    if sinks is not None:
+        from tlspectral.heads.detectors.sinks import asked_for_sinks
+
+        asked_for_sinks(sinks, sink=sink)  # in front of loading
 
     def draw(loaded: Any, chosen: Any) -> Any:
         from tlspectral import plots
 
-        return plots.patterns(loaded, prompt, chosen, sink=sink)
+        return plots.patterns(loaded, prompt, chosen, sink=sink, sinks=sinks)
 
     _draw_heads(draw, output, model, heads, device=device, dtype=dtype, revision=revision)
 

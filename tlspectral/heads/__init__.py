@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tlspectral.heads.comparison import compare_heads
     from tlspectral.heads.composition import k_composition
     from tlspectral.heads.copying import copying_scores
+    from tlspectral.heads.detectors.attention_sinks import attention_sinks
     from tlspectral.heads.detectors.heads import detect_heads
     from tlspectral.heads.detectors.kernel import kernel_prediction, relative_position_kernel
     from tlspectral.heads.detectors.top_pairs import top_pairs
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "analyze_heads",
     "analyze_models",
+    "attention_sinks",
     "compare_heads",
     "copying_scores",
     "detect_heads",

@@ -119,7 +119,9 @@ def _checked(
     require_same_model(heads, table.attrs, f"the {kind.plural}")
     fields = ("receiver_layer", "receiver_head") if name == "edges" else _OF_HEAD
     rows = table.to_dict("records")
-    said = {key: table.attrs[key] for key in ("task", "replace", "sink") if key in table.attrs and key not in table}
+    said = {
+        key: table.attrs[key] for key in ("task", "replace", "sink", "sinks") if key in table.attrs and key not in table
+    }
     pairs = [(int(row[fields[0]]), int(row[fields[1]])) for row in rows]
     for pair in dict.fromkeys(pairs):
         if pair not in known:
@@ -172,7 +174,10 @@ def _pairs(name: str, rows: Rows) -> list[Section]:
         "Text where this head attends: the key shaded by its attention, the query underlined. top: the largest pairs; "
         "high, middle, low: draws from thirds below them. "
     )
-    note += "" if rows[0].get("sink") else "The first token of a prompt is left out. "
+    if "sinks" in rows[0]:
+        note += "Sinks of the layer are left out. "
+    elif not rows[0].get("sink"):
+        note += "The first token of a prompt is left out. "
     shaded = [{**cell, "context": _shaded(row)} for cell, row in zip(cells, rows, strict=True)]
     body = listing(shaded)[0]
     return [Section("Where on text", f"{note}Not that the model needs it.", body, listing(cells)[1], wide=True)]

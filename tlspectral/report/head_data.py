@@ -77,15 +77,18 @@ def _mark(heads: pd.DataFrame, name: str) -> dict[str, Any] | None:
         return {"value": 0.0, "reach": BAND_DEVIATIONS, "label": "null"}
     if name in NULL_METRICS and (band := null_band(heads, name)):
         return {"value": _rounded(band[0]), "reach": _rounded(BAND_DEVIATIONS * band[1]), "label": "null"}
-    if name in DETECTORS and (chance := detector_chance(heads)) is not None:
+    if name in DETECTORS and isinstance(chance := detector_chance(heads, name), float):
         return {"value": chance, "reach": 0.0, "label": "chance"}
-    return None
+    return None  # a chance that depends on the layer is no one place on the scale
 
 
-def detector_chance(heads: pd.DataFrame) -> float | None:
-    """Return the detectors' chance level, None if the table's provenance lacks it."""
+def detector_chance(heads: pd.DataFrame, name: str) -> float | dict[str, float] | None:
+    """Return the chance level of a detector, by layer ("L3") where windows differ; None if the table does not say."""
     detectors = heads.attrs.get("detectors")
     chance = detectors.get("chance") if isinstance(detectors, dict) else None
+    chance = chance.get(name) if isinstance(chance, dict) else chance
+    if isinstance(chance, dict):
+        return {layer: _rounded(float(level)) for layer, level in chance.items() if level is not None}
     return _rounded(float(chance)) if isinstance(chance, (int, float)) else None
 
 

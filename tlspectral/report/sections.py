@@ -81,8 +81,25 @@ def detector_note(heads: pd.DataFrame) -> str:
         f"Mean attention on {detectors.get('n_sequences', 'some')} random sequences [BOS, r, r], r of "
         f"{detectors.get('segment_length', 'some')} tokens; standard errors over sequences."
     )
-    chance = detector_chance(heads)
-    return f"{text} {beside}" if chance is None else f"{text} Chance is {chance:.3f}. {beside}"
+    return " ".join(filter(None, (text, _chance_note(heads), beside)))
+
+
+def _chance_note(heads: pd.DataFrame) -> str:
+    """Return a sentence about chance, with the layers of each level where windows differ; empty if it is not known."""
+    said = {name: _level(level) for name in DETECTORS if (level := detector_chance(heads, name)) is not None}
+    if len(set(said.values())) == 1:
+        return f"Chance is {said.popitem()[1]}."
+    return f"Chance: {'; '.join(f'{name} {level}' for name, level in said.items())}." if said else ""
+
+
+def _level(level: float | dict[str, float]) -> str:
+    """Return a level with three decimals, or each level with the layers that have it."""
+    if not isinstance(level, dict):
+        return f"{level:.3f}"
+    layers: dict[str, list[str]] = {}
+    for layer, value in level.items():
+        layers.setdefault(f"{value:.3f}", []).append(layer)
+    return ", ".join(f"{value} in {' '.join(names)}" for value, names in layers.items())
 
 
 def null_table(heads: pd.DataFrame) -> str:

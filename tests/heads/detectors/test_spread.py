@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from ablation_runs import allowed_keys
 from plain_detectors import kept_patterns
 from zoo import shared
 
@@ -78,11 +79,14 @@ def test_measures_are_those_of_the_rows_of_kept_patterns(monkeypatch, name):
     assert (table["distance"] < table["distance_sinkless"] + 20).all()
     first = tls.detect_heads(model, prompts=rows, pattern="first_token")["pattern"]
     np.testing.assert_allclose(table["start_share"], first, rtol=0, atol=1e-12)  # the same numbers, measured 2e-16
-    flat = [np.ones((n, n)) if encoder else np.tril(np.ones((n, n))) for n in map(len, rows) if n > 2]
-    uniform = plain([(one / one.sum(1, keepdims=True))[None] for one in flat])[0]
-    for measure in MEASURES:
-        # Measured: 6e-8, a uniform row in float32.
-        assert table.attrs["chance"][measure] == pytest.approx(uniform[measure][0], rel=1e-6)
+    chance = table.attrs["chance"]
+    for layer in attention_view(model).layers:
+        flat = [allowed_keys(name, layer, len(row)).double().numpy() for row in rows if len(row) > 2]
+        uniform = plain([(one / one.sum(1, keepdims=True))[None] for one in flat])[0]
+        for measure in MEASURES:
+            level = chance[measure][f"L{layer}"] if isinstance(chance[measure], dict) else chance[measure]
+            # Measured: 6e-8, a uniform row in float32.
+            assert level == pytest.approx(uniform[measure][0], rel=1e-6)
     assert table["ind"].isna().all() == encoder
     assert (table.attrs["chance"]["ind"] is None) == encoder
 

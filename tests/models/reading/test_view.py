@@ -7,8 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import zoo
+from ablation_runs import recorded
 from attention_models import fresh
 from conformance.reading import standard_frequencies
+from families import save
+from family_configs import forms
 from model_state import assert_unchanged, state_of, warm
 from zoo import shared
 
@@ -229,3 +232,41 @@ def test_tables_read_each_layer_a_few_times(spied):
     sweep(heads="L1H0")
     assert most(lambda: sweep(heads="L1H0")) <= 4
     assert [reads.count(layer) for layer in (0, 2, 3)] == [1, 1, 1]
+
+
+WINDOWED = ["mistral", "gemma3", "gptneo", "llama4"]
+
+
+def assert_seen_keys_have_the_attention(model, length=20):
+    view = attention_view(model)
+    for (layer, _), pattern in recorded(model, ("pattern",), zoo.prompt(2, length)).items():
+        assert torch.equal(view.seen_keys(layer, length).cpu(), (pattern > 0).any(1).any(0).cpu()), layer
+
+
+@pytest.mark.parametrize("name", [*WINDOWED, "bert", *zoo.also_slow("gpt2", "gemma2", "gemma3n", "gemma4", "olmo3")])
+def test_the_keys_that_a_layer_lets_a_query_see_are_those_with_attention(name):
+    """One window for all layers, which the config alone tells (Mistral), windows on some layers, chunks, an encoder."""
+    assert_seen_keys_have_the_attention(shared("bridge", name))
+
+
+@zoo.needs_hooked
+@pytest.mark.parametrize("name", ["mistral", *zoo.also_slow("gptneo")])
+def test_the_keys_that_a_hooked_transformer_lets_a_query_see_are_those_with_attention(name):
+    assert_seen_keys_have_the_attention(shared("hooked", name))
+
+
+ON_SOME = {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
+WINDOWS = {"mixtral": {}, "phi3": {}, "starcoder2": {}, "exaone4": {}, "qwen2": ON_SOME, "qwen2_moe": ON_SOME}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", WINDOWS)
+def test_windows_of_families_are_read_where_each_keeps_them(family, tmp_path):
+    """In the config alone, in each layer that has one, or (EXAONE 4) in each layer whether it has one or not."""
+    save(family, {**forms(family)[""], "sliding_window": zoo.WINDOW, **WINDOWS[family]}, str(tmp_path))
+    model = tls.load_model(tmp_path)
+    assert_seen_keys_have_the_attention(model)
+    view = attention_view(model)
+    on_all = family in ("mixtral", "phi3", "starcoder2")
+    n_seen = {int(view.seen_keys(layer, 20).sum(1).max()) for layer in view.layers}
+    assert n_seen == ({zoo.WINDOW} if on_all else {zoo.WINDOW, 20})

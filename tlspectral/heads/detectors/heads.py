@@ -17,6 +17,8 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
+from tlspectral.heads.detectors.chance import ByLayer, SeenKeys
+from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
 from tlspectral.heads.detectors.spread import Spread
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
 from tlspectral.models.reading import attention_view
@@ -26,7 +28,13 @@ from tlspectral.selection import counted
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Column, Schema, columns
-from tlspectral.tasks.repeated import repeated_ids, repeated_marks, repeated_sequences, segment_length_of
+from tlspectral.tasks.repeated import (
+    detector_offsets,
+    repeated_ids,
+    repeated_marks,
+    repeated_sequences,
+    segment_length_of,
+)
 
 DETECTORS = ("prev", "dup", "ind")
 BATCH = 25
@@ -93,6 +101,20 @@ DETECT_HEADS_ON_PROMPTS = Schema(
             distance_sinkless_se | token                 | Its standard error over distinct prompts, as of a ratio.
             sinkless_rows        | share                 | Queries that give keys other than position 0 at least .05.
             sinkless_rows_se     | share                 | Its standard error over distinct prompts.
+            sink_share?          | attention probability | Mean attention to all sinks of the layer on the prompt, as
+                                 |                       | `tls.heads.attention_sinks` finds them. With sinks="found",
+                                 |                       | as the columns below: over prompts on which some key of the
+                                 |                       | layer is decided, NaN without such a prompt.
+            sink_share_se?       | attention probability | Its standard error over distinct prompts.
+            entropy_no_sinks?    | nat                   | Mean entropy of a query's attention to all keys but the
+                                 |                       | layer's sinks, scaled to 1, over queries that give these
+                                 |                       | keys at least .05.
+            entropy_no_sinks_se? | nat                   | Its standard error over distinct prompts, as of a ratio.
+            distance_no_sinks?   | token                 | Sum of attention times distance over all queries and all keys
+                                 |                       | but the layer's sinks, over the sum of that attention.
+            distance_no_sinks_se? | token                | Its standard error over distinct prompts, as of a ratio.
+            no_sinks_rows?       | share                 | Queries that give keys other than the sinks at least .05.
+            no_sinks_rows_se?    | share                 | Its standard error over distinct prompts.
         """),
     ),
     "`tls.detect_heads` with `prompts=` other than repeated segments",
@@ -107,6 +129,7 @@ def detect_heads(
     segment_length: int = 64,
     prompts: Any = None,
     pattern: Pattern | None = None,
+    sinks: str | None = None,
     null_draws: int = 0,
     seed: int = 0,
 ) -> pd.DataFrame:
@@ -127,7 +150,8 @@ def detect_heads(
     On prompts the table also says how widely a head attends (`entropy`), how far (`distance`) and how much to the first
     token (`start_share`). Many heads attend to that token when they have nothing to do, and then `distance` says how
     often they do so. `entropy_sinkless` and `distance_sinkless` are therefore of all other keys. They are ratios of
-    sums over all prompts, so that a prompt in which the head attends to the first token alone hardly counts.
+    sums over all prompts, so that a prompt in which the head attends to the first token alone hardly counts. With
+    `sinks="found"`, `entropy_no_sinks` and `distance_no_sinks` leave out every key that is a sink instead.
 
     After 25, 50, 100, ... drawn sequences the standard errors are looked at, and no more are run once the largest of
     `prev`, `dup`, `ind` and the pattern over all heads of the model is below `max_se`: the table is then of so many
@@ -158,6 +182,8 @@ def detect_heads(
             pos], where positions count from the first real token; or a function from the token ids of a sequence,
             [pos], to [pos, pos]; or the name of one, on queries from position 2 on: `"previous_token"`, `"next_token"`
             (encoders), `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2 to 8 tokens back), `"self"`.
+        sinks: "found" adds columns without all sinks of the layer, which a run of its own finds first
+            (`tls.heads.attention_sinks`). It needs `prompts` that are no repeated segments.
         null_draws: draws of the null, 0 for none. p is no finer than 1 / (null_draws + 1). Memory does not grow with
             them; a draw takes about as long as the model's attention on 16 sequences.
         seed: of the draw, on the CPU: the same on every device and for every batch size. Also of the null.
@@ -165,20 +191,20 @@ def detect_heads(
     Returns:
         DataFrame sorted by layer and head. Columns: `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?,
         ind, ind_se, ind_p?, prev_first, prev_first_se, prev_first_p?, next?, next_se?, next_p?, pattern?, pattern_se?,
-        pattern_p?`; on other prompts the columns on how widely a head attends too. Columns of `detect_heads.prompts`:
-        `layer, head, name, prev, prev_se, prev_p?, dup, dup_se, dup_p?, ind, ind_se, ind_p?, self, self_se, self_p?,
-        next?, next_se?, next_p?, pattern?, pattern_se?, pattern_p?, entropy, entropy_se, distance, distance_se,
-        start_share, start_share_se, entropy_sinkless, entropy_sinkless_se, distance_sinkless, distance_sinkless_se,
-        sinkless_rows, sinkless_rows_se`. A p is NaN where none of the compared sequences counts. `attrs` hold where the
-        model came from, with hashes of its weights, L, `max_se`, the number of sequences that were run, the opening
-        token, `chance`, what uniform attention would score, `reliability`, the rank correlation over heads of each
-        score between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On other prompts or with a
-        pattern `chance` is a dictionary by score, and `n_counted` says how many sequences have a query for it. With a
-        null also `null_draws`, and `null_sequences`, how many are compared.
+        pattern_p?`; on other prompts also `self` and the columns on how widely a head attends, which
+        `tls.tables.describe_table("detect_heads.prompts")` lists. A p is NaN where none of the compared sequences
+        counts. `attrs` hold where the model came from, with hashes of its weights, L, `max_se`, the number of sequences
+        that were run, the opening token, `reliability`, the rank correlation over heads of each score between even and
+        odd sequences, `user_hooks`, as in `analyze_heads`, and `chance`: what uniform attention to the keys that a
+        query sees would score. It is one number, or a dictionary by score: on other prompts, with a pattern, and where
+        a layer's window is shorter than the sequences. A score whose chance differs between layers has a dictionary by
+        layer there, `{"L0": .13, "L1": .05}`. With a dictionary `n_counted` says how many sequences have a query for a
+        score. With a null also `null_draws`, and `null_sequences`, how many are compared; with `sinks` also `sinks`, as
+        in `attention_sinks`.
 
     Raises:
         ValueError: fewer than two sequences are drawn, a `max_se` that is not above 0, or a pattern of another shape,
-            without a mark, or with a key after its query.
+            without a mark, or with a key after its query; `sinks` on repeated segments, or where no key is decided.
         TypeError, ValueError: prompts that cannot be read (see `Task`), or a pattern that is no matrix.
         UnsupportedArchitecture: the model exposes no attention pattern; with `null_draws`, a layer cannot be read.
         ScoreMismatch: with `null_draws`, a layer's weights do not give its pattern (sinks, hooks, an open `ablate`).
@@ -190,6 +216,7 @@ def detect_heads(
     """
     null_draws = counted(null_draws, 0, "null_draws is how many draws the null has, 0 for no null")
     require_max_se(max_se)
+    without_sinks = asked_for_sinks(sinks)
     view = attention_view(model)
     if null_draws:
         require_one_run(view, "a draw is compared with one pattern of a head, so leave null_draws out")
@@ -210,10 +237,20 @@ def detect_heads(
             warn_caller(note.message)
         sequences = replace(sequences, notes=(*sequences.notes, *equal))
         copies = torch.tensor(np.bincount(distinct)[distinct]).double() if equal else None
+    found = None
+    if without_sinks:
+        if repeated is not None:
+            raise ValueError(
+                'sinks="found" adds columns on how widely heads attend to prompts of your own, and repeated segments '
+                "[BOS, r, r] have no such columns: give prompts= of another kind, or leave sinks out"
+            )
+        found = found_sinks(view, sequences, view.layers, rows_at_once(view, sequences.tokens.shape[1]))
+        found.require(view.layers)
     table = measured_detectors(
         view,
         sequences,
         on_prompts=repeated is None,
+        sinks=found,
         max_se=max_se,
         copies=copies,
         pattern=pattern,
@@ -229,13 +266,17 @@ def measured_detectors(
     sequences: PackedTokens,
     *,
     on_prompts: bool = False,
+    sinks: Sinks | None = None,
     max_se: float | None = None,
     copies: Float64[Tensor, "sequences"] | None = None,
     pattern: Pattern | None = None,
     null_draws: int = 0,
     seed: int,
 ) -> pd.DataFrame:
-    """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`."""
+    """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`.
+
+    With `sinks` of these prompts there are columns without them.
+    """
     tokens = sequences.tokens
     length = None if on_prompts else segment_length_of(tokens)
     attrs: dict[str, Any] = {"batch": rows_at_once(view, tokens.shape[1])}
@@ -248,7 +289,8 @@ def measured_detectors(
         attrs |= {"max_se": max_se, "segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
         patterns = {**repeated_marks(length, view.causal)}
     patterns |= {} if pattern is None else {"pattern": pattern}
-    names, marks = [*patterns], Marks(sequences, [*patterns.values()], causal=view.causal)
+    names, seen = [*patterns], SeenKeys(view, tokens.shape[1])
+    marks = Marks(sequences, [*patterns.values()], seen, causal=view.causal)
     if max_se is None:
         stop: tuple[float, list[int]] | None = None
     else:  # an encoder has no key for `ind`, and so never an error
@@ -260,22 +302,22 @@ def measured_detectors(
                 if name == "pattern" or (name in DETECTORS and bool(patterns[name].any()))
             ],
         )
-    spread = Spread(view, sequences, copies) if length is None else None
+    spread = Spread(view, sequences, copies, sinks) if length is None else None
     with bar(len(sequences.tokens), "detectors", "seq") as shown:
         statistics = _statistics(view, sequences, marks.scorer, shown.update, copies, stop, spread)
     attrs = {"n_sequences": statistics.n_run} | attrs
     if pattern is not None and not statistics.n_counted[-1]:
         raise ValueError("pattern marks no key of any sequence")
-    chance: Any = None
-    if length is not None:  # the mass that uniform attention puts on one token, averaged over the second copy
-        chance = float(np.mean(1.0 / np.arange(length + 2, 2 * length + 2))) if view.causal else 1.0 / (1 + 2 * length)
-    if length is None or pattern is not None:
-        uniform = torch.cat(marks.uniform, dim=1).sum(1) / statistics.n_counted
-        by_mark = [
-            (name, value if value == value else None) for name, value in zip(names, uniform.tolist(), strict=True)
-        ]
-        chance = dict.fromkeys(DETECTORS, chance) | dict(by_mark[-1:]) if length is not None else dict(by_mark)
-        chance |= {} if spread is None else spread.uniform()
+    uniform = torch.cat(marks.uniform, dim=-1).sum(-1) / statistics.n_counted
+    chance: Any = {name: seen.by_layer(level) for name, level in zip(names, uniform.T.tolist(), strict=True)}
+    if length is not None:
+        chance = _chance_of_detectors(length, seen) | ({} if pattern is None else {"pattern": chance["pattern"]})
+        first = chance["prev"]
+        if isinstance(first, float) and all(level == first for level in chance.values()) and pattern is None:
+            chance = first  # one number for all detectors and layers
+    if spread is not None:
+        chance |= spread.uniform(seen)
+    if isinstance(chance, dict):
         attrs["n_counted"] = dict(zip(names, statistics.n_counted.long().tolist(), strict=True))
     pvalues: Any = [None] * len(names)
     if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
@@ -294,7 +336,19 @@ def measured_detectors(
     scores |= {} if spread is None else spread.measured()
     attrs |= {"chance": chance, "reliability": _reliability(statistics.halves, names)}
     attrs |= {key: value for key, value in view.source.items() if key == "user_hooks"} | sequences.noted
+    attrs |= {} if sinks is None else sinks.noted
     return (DETECT_HEADS if length is not None else DETECT_HEADS_ON_PROMPTS).frame(scores, attrs)
+
+
+def _chance_of_detectors(length: int, seen: SeenKeys) -> dict[str, ByLayer]:
+    """Return what uniform attention puts on the one key of each detector, averaged over the copy of L tokens."""
+    copy = np.arange(length + 1, 2 * length + 1)
+    chance: dict[str, ByLayer] = {}
+    for name, back in detector_offsets(length).items():
+        on_key = [one[copy, copy - back] for one in seen.uniform().numpy()]
+        # A mean of equal numbers, as in an encoder, can differ from them in the last bit.
+        chance[name] = seen.by_layer([float(one.mean() if np.ptp(one) else one[0]) for one in on_key])
+    return chance
 
 
 def _reliability(halves: Float64[np.ndarray, "2 scores heads"], names: Sequence[str]) -> dict[str, float | None]:

@@ -1,30 +1,47 @@
-"""How widely and how far a head attends, with the first token of a prompt and without it.
+"""How widely and how far a head attends: to all keys, without the first token of a prompt, and without its sinks.
 
 Each measure is a ratio N / D of sums over prompts, whose error is the error of the ratio. A mean over prompts has N of
 a prompt its mean over queries, and D = 1.
 """
+
+from math import nan
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from tlspectral.heads.detectors.chance import ByLayer, SeenKeys, one_or_by_layer
+from tlspectral.heads.detectors.sinks import Sinks
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 
 MEASURES = ("entropy", "distance", "start_share", "entropy_sinkless", "distance_sinkless", "sinkless_rows")
+WITHOUT_SINKS = ("sink_share", "entropy_no_sinks", "distance_no_sinks", "no_sinks_rows")
+"""Measures with `sinks`, over prompts on which a key of the layer is decided."""
+
 KEPT = 0.05
-"""Attention to keys other than the first that a row keeps, at least, for its entropy without the first to count."""
+"""Attention to the keys not left out that a row has, at least, for its entropy over these keys to count."""
+
+Parts = Float64[Tensor, "2 measures batch heads"]
+"""N and D of each measure, prompt and head."""
 
 
 class Spread:
     """Collects the measures of all heads while prompts run, batch after batch, and keeps sums alone.
 
-    `copies` says how many prompts are equal to each, itself among them, which are one observation; None: all are.
+    `copies` says how many prompts are equal to each, itself among them, which are one observation; None: all are. With
+    `sinks` the measures of `WITHOUT_SINKS` stand behind those of `MEASURES`.
     """
 
-    def __init__(self, view: AttentionView, prompts: PackedTokens, copies: Float64[Tensor, "sequences"] | None):
-        self.view = view
+    def __init__(
+        self,
+        view: AttentionView,
+        prompts: PackedTokens,
+        copies: Float64[Tensor, "sequences"] | None,
+        sinks: Sinks | None = None,
+    ):
+        self.view, self.sinks = view, sinks
         self.queries = prompts.real & (torch.arange(prompts.tokens.shape[1]) >= 2)
         self.times = torch.ones(len(prompts.tokens), dtype=torch.float64) if copies is None else copies
         self._of_batch: dict[int, Tensor] = {}
@@ -32,8 +49,15 @@ class Spread:
 
     def read(self, layer: int, pattern: Float[Tensor, "batch heads query key"], rows: slice) -> None:
         """Add what a layer attends to in a batch; of a layer that runs several times in a pass the mean."""
-        found = _parts(pattern, self.queries[rows]) / self.view.blocks[layer].runs
-        self._of_batch[layer] = found + self._of_batch.get(layer, 0)
+        parts = _parts(pattern, self.queries[rows])
+        if self.sinks is not None:
+            counted = self._queries_without_sinks(layer)[rows]
+            parts = torch.cat([parts, _parts_without(pattern, counted, self.sinks.found[layer][rows])], dim=1)
+        self._of_batch[layer] = parts / self.view.blocks[layer].runs + self._of_batch.get(layer, 0)
+
+    def _queries_without_sinks(self, layer: int) -> Bool[Tensor, "sequences query"]:
+        assert self.sinks is not None
+        return self.queries & self.sinks.prompts(layer)[:, None]
 
     def end_batch(self, rows: slice) -> None:
         """Add a batch, which all layers have read, to the sums."""
@@ -46,49 +70,111 @@ class Spread:
         sums = torch.cat([self._sums[layer] for layer in self.view.layers], dim=-1)
         over = sums[0] / sums[1]
         squares = sums[2] - 2 * over * sums[3] + over.square() * sums[4]
-        n = (self.queries.any(1) / self.times).sum().round()
-        factor = n / (n - 1) if n > 1 else torch.tensor(torch.nan)
+        n = torch.cat([self._n_distinct(layer) for layer in self.view.layers], dim=-1)
+        factor = torch.where(n > 1, n / (n - 1), torch.nan)
         error = (factor * squares.clamp_min(0)).sqrt() / sums[1]
         found: dict[str, Float64[np.ndarray, " heads"]] = {}
-        for place, name in enumerate(MEASURES):
+        for place, name in enumerate(MEASURES if self.sinks is None else MEASURES + WITHOUT_SINKS):
             found |= {name: over[place].numpy(), f"{name}_se": error[place].numpy()}
         return found
 
-    def uniform(self) -> dict[str, float | None]:
+    def _n_distinct(self, layer: int) -> Float64[Tensor, "measures heads"]:
+        """Return how many distinct prompts count for each measure of a layer."""
+        counting = [self.queries] * len(MEASURES)
+        counting += [] if self.sinks is None else [self._queries_without_sinks(layer)] * len(WITHOUT_SINKS)
+        n = torch.stack([(queries.any(1) / self.times).sum().round() for queries in counting])
+        return n[:, None].expand(-1, self._sums[layer].shape[-1])
+
+    def uniform(self, seen: SeenKeys) -> dict[str, ByLayer]:
         """Return what a head that attends alike to all keys that its queries see would have; None where none counts."""
-        width, total = self.queries.shape[1], torch.zeros(2, len(MEASURES), dtype=torch.float64)
-        seen = torch.ones(width, width) if not self.view.causal else torch.ones(width, width).tril()
-        pattern = (seen / seen.sum(-1, keepdim=True))[None, None]
-        for counted, times in zip(*torch.unique(self.queries, dim=0, return_counts=True), strict=True):
-            total += times * _parts(pattern, counted[None])[..., 0, 0]
-        values = (total[0] / total[1]).tolist()
-        return {name: value if value == value else None for name, value in zip(MEASURES, values, strict=True)}
+        patterns = [one[None, None].float() for one in seen.uniform()]
+        prompts = [(counted[None], times) for counted, times in _distinct(self.queries)]
+        values = [_ratios([times * _parts(one, counted) for counted, times in prompts]) for one in patterns]
+        found = {name: seen.by_layer([one[place] for one in values]) for place, name in enumerate(MEASURES)}
+        if self.sinks is None:
+            return found
+        by_layer = {}
+        for layer, place in seen.mask_of.items():
+            rows = torch.cat([self._queries_without_sinks(layer), self.sinks.found[layer]], dim=1)
+            prompts = [(row[None].chunk(2, dim=1), times) for row, times in _distinct(rows)]
+            by_layer[layer] = _ratios([times * _parts_without(patterns[place], *row) for row, times in prompts])
+        of_layers = enumerate(WITHOUT_SINKS)
+        return found | {
+            name: one_or_by_layer(
+                {layer: nan if layer in seen.picked else one[place] for layer, one in by_layer.items()}
+            )
+            for place, name in of_layers
+        }
 
 
-def _parts(
-    pattern: Float[Tensor, "batch heads query key"], counted: Bool[Tensor, "batch query"]
-) -> Float64[Tensor, "2 measures batch heads"]:
-    """Return N and D of each measure, prompt and head, summed over the queries that count."""
+def _distinct(rows: Bool[Tensor, "prompts columns"]) -> list[tuple[Tensor, int]]:
+    """Return each distinct row, and how many rows are equal to it."""
+    distinct, times = torch.unique(rows, dim=0, return_counts=True)
+    return list(zip(distinct, times.tolist(), strict=True))
+
+
+def _ratios(parts: list[Float64[Tensor, "2 measures batch heads"]]) -> list[float]:
+    """Return each measure of one head, from the parts of all prompts; NaN where none counts."""
+    above, below = torch.stack(parts).sum(0)[..., 0, 0]
+    return (above / below).tolist()
+
+
+def _parts(pattern: Float[Tensor, "batch heads query key"], counted: Bool[Tensor, "batch query"]) -> Parts:
+    """Return N and D of `MEASURES`, summed over the queries that count."""
     weights = pattern.detach().float()
-    others, position = weights[..., 1:], torch.arange(pattern.shape[-1], device=pattern.device)
+    position = torch.arange(pattern.shape[-1], device=pattern.device)
     behind = (position[:, None] - position[1:]).abs().float()
-    # A row's attention to the first key; and to the others: their sum, their distances, and -a log a.
-    by_row = [weights[..., 0], others.sum(-1), (others * behind).sum(-1), -torch.xlogy(others, others).sum(-1)]
-    first, rest, far, spread = torch.stack(by_row).cpu().double()
+    first, rest, far, spread, kept, within = _rows_without(weights[..., 0], weights[..., 1:], behind)
     query = torch.arange(pattern.shape[-2], dtype=torch.float64)
-    kept = (rest >= KEPT).double()
-    within = kept * (spread / rest.clamp_min(KEPT) + rest.clamp_min(KEPT).log())
     rows = torch.stack([spread - torch.xlogy(first, first), far + first * query, first, kept, within, far, rest])
     sums = (rows * counted[:, None]).sum(-1)  # [rows, batch, heads]
-    n_queries: Int[Tensor, "batch 1"] = counted.sum(1)[:, None]
-    means = sums[:4] / n_queries.clamp_min(1)
-    one = (n_queries > 0).double().expand_as(sums[0])
+    means, one = _means(sums[:4], counted)
     return torch.stack(
         [
             torch.stack([means[0], means[1], means[2], sums[4], sums[5], means[3]]),
             torch.stack([one, one, one, sums[3], sums[6], one]),
         ]
     )
+
+
+def _parts_without(
+    pattern: Float[Tensor, "#batch heads query key"],
+    counted: Bool[Tensor, "batch query"],
+    left_out: Bool[Tensor, "batch key"],
+) -> Parts:
+    """Return N and D of `WITHOUT_SINKS`, summed over the queries that count; `left_out` are the sinks."""
+    weights = pattern.detach().float()
+    position = torch.arange(pattern.shape[-1], device=pattern.device)
+    sinks = left_out[:, None, None].to(pattern.device)
+    left = weights.masked_fill(~sinks, 0.0).sum(-1)
+    behind = (position[:, None] - position).abs().float()
+    left, rest, far, _, kept, within = _rows_without(left, weights.masked_fill(sinks, 0.0), behind)
+    sums = (torch.stack([left, kept, within, far, rest]) * counted[:, None]).sum(-1)
+    (share, kept_rows), one = _means(sums[:2], counted)
+    return torch.stack([torch.stack([share, sums[2], sums[3], kept_rows]), torch.stack([one, sums[1], sums[4], one])])
+
+
+def _rows_without(
+    left: Float[Tensor, "batch heads query"], others: Float[Tensor, "batch heads query key"], behind: Tensor
+) -> tuple[Float64[Tensor, "batch heads query"], ...]:
+    """Return, of every row: attention to keys left out; to the others: its sum, distances, and sum of -a log a.
+
+    Also whether the others get at least `KEPT` (0 or 1), and their entropy, scaled to 1, where they do, else 0.
+    `behind` is the distance of the other keys, [query, key].
+    """
+    by_row = [left, others.sum(-1), (others * behind).sum(-1), -torch.xlogy(others, others).sum(-1)]
+    left, rest, far, spread = torch.stack(by_row).cpu().double()
+    kept = (rest >= KEPT).double()
+    within = kept * (spread / rest.clamp_min(KEPT) + rest.clamp_min(KEPT).log())
+    return left, rest, far, spread, kept, within
+
+
+def _means(
+    sums: Float64[Tensor, "rows batch heads"], counted: Bool[Tensor, "batch query"]
+) -> tuple[Float64[Tensor, "rows batch heads"], Float64[Tensor, "batch heads"]]:
+    """Return means over the queries that count, and 1 for each prompt that has such a query."""
+    n_queries: Int[Tensor, "batch 1"] = counted.sum(1)[:, None]
+    return sums / n_queries.clamp_min(1), (n_queries > 0).double().expand_as(sums[0])
 
 
 def _moments(

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
+from tlspectral.heads.detectors.chance import SeenKeys
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.user_functions import not_finite, real_tensor, require_call, result_described
@@ -83,20 +84,22 @@ def _matrix(given: Any, index: int | None = None) -> Tensor:
 class Marks:
     """The keys that sequences are scored on, by patterns: names of `PATTERNS`, matrices or functions.
 
-    `uniform` collects what uniform attention would score in each batch, [scores, batch].
+    `uniform` collects, for each batch, the scores of a head that attends alike to all keys that its queries see:
+    [masks, scores, batch], for each mask of `seen`.
     """
 
-    def __init__(self, sequences: PackedTokens, patterns: list[Any], *, causal: bool):
+    def __init__(self, sequences: PackedTokens, patterns: list[Any], seen: SeenKeys, *, causal: bool):
         self.sequences, self.patterns, self.causal = sequences, patterns, causal
         for pattern in patterns:
             if callable(pattern):
                 require_call(pattern, ("the token ids of a prompt",), "pattern")
-        self.uniform: list[Float64[Tensor, "scores batch"]] = []
+        self.uniform: list[Float64[Tensor, "masks scores batch"]] = []
+        self._attention = seen.uniform()
 
     def scorer(self, rows: slice) -> tuple[Reduce, Bool[Tensor, "scores batch"]]:
         """Return the function of a pattern that gives the scores of a batch, and which of its sequences count."""
         weights = [_pattern_weights(pattern, self.sequences, rows, self.causal) for pattern in self.patterns]
-        self.uniform.append(torch.stack([_uniform_attention(marked, self.causal) for marked in weights]))
+        self.uniform.append(torch.stack([_score(marked, self._attention) for marked in weights], dim=1))
         n_queries = torch.stack([scored_queries(marked) for marked in weights])
         # The marks of all patterns together, so that a layer's attention is read once.
         marks = [one.nonzero() for one in weights]
@@ -126,8 +129,7 @@ def scored_queries(weights: Weights) -> Float64[Tensor, "batch"]:
     return (weights != 0).any(-1).sum(-1).double()
 
 
-def _uniform_attention(weights: Weights, causal: bool) -> Float64[Tensor, "batch"]:
-    """Return the score of each prompt for a head that attends alike to all keys that its queries see."""
-    width = weights.shape[-1]
-    keys_seen = torch.arange(1, width + 1) if causal else torch.tensor(width)
-    return (weights.sum(-1) / keys_seen).sum(-1) / scored_queries(weights).clamp_min(1)
+def _score(weights: Weights, attention: Float64[Tensor, "masks query key"]) -> Float64[Tensor, "masks batch"]:
+    """Return the score of each prompt for each pattern of attention."""
+    by_mask = torch.stack([(weights * each).sum(-1).sum(-1) for each in attention])  # the keys of a query first
+    return by_mask / scored_queries(weights).clamp_min(1)

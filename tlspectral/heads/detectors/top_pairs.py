@@ -16,6 +16,7 @@ from torch import Tensor
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads.detectors.heads import rows_at_once
 from tlspectral.heads.detectors.patterns import PATTERNS
+from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_one_run
 from tlspectral.models.running.batches import PackedTokens, even_rows, in_batches
@@ -73,7 +74,13 @@ TOP_PAIRS = Schema(
 
 
 def top_pairs(
-    model: Any, heads: Heads | None = None, prompts: Any = None, *, n: int = 10, sink: bool = False
+    model: Any,
+    heads: Heads | None = None,
+    prompts: Any = None,
+    *,
+    n: int = 10,
+    sink: bool = False,
+    sinks: str | None = None,
 ) -> pd.DataFrame:
     """Return the pairs of a query and a key that each head attends to most on text, and draws from below them.
 
@@ -99,16 +106,20 @@ def top_pairs(
             text (Carroll 1865), each opened by BOS.
         n: pairs with a rank.
         sink: whether pairs with the first token of a prompt as their key are among them.
+        sinks: "found" leaves out the pairs with every key that is a sink of the layer on the prompt, and keeps the
+            first token where it is none (`tls.heads.attention_sinks`); not with sink=True. Read are the prompts on
+            which some key of the layer is decided.
 
     Returns:
         DataFrame sorted by layer and head, then by falling attention within an interval. Columns: `layer, head, name,
         rank, interval, attention, prompt, query, key, query_token, key_token, offset, kind, context`. No pattern is
         kept, but two pairs of each query: 16 bytes a head and token. `attrs` say which model and weights, and `n`,
-        `sink`, `n_sequences`, `seed` (of the draws) and `batch`.
+        `sink` (with "found" `sinks`, as in `attention_sinks`), `n_sequences`, `seed` (of the draws) and `batch`.
 
     Raises:
         BadHead: a head that does not exist.
-        ValueError: `n` below 1; no prompts, and the model has no tokenizer.
+        ValueError: `n` below 1; no prompts, and the model has no tokenizer; sink=True with `sinks`, or `sinks` where no
+            key is decided.
         TypeError, ValueError: prompts that cannot be read (see `Task`).
         UnsupportedArchitecture: the model exposes no attention pattern, or its layers run several times in a pass
             (HRM).
@@ -119,6 +130,7 @@ def top_pairs(
     `previous` pairs.
     """
     n = counted(n, 1, "n is how many pairs get a rank")
+    without_sinks = asked_for_sinks(sinks, sink=sink)
     view = attention_view(model)
     require_one_run(view, "a pair has one attention of a head in each, so there is no largest pair")
     chosen = heads_by_layer(view, heads)
@@ -127,28 +139,38 @@ def top_pairs(
     else:
         packed = packed_prompts(view, prompts)
     at_once = rows_at_once(view, packed.tokens.shape[1])
+    found = found_sinks(view, packed, chosen, at_once) if without_sinks else None
+    if found is not None:
+        found.require(chosen)
     rows: list[tuple[Any, ...]] = []
-    for layer, (attention, keys) in _largest_of_queries(view, chosen, packed, sink, at_once).items():
+    for layer, (attention, keys) in _largest_of_queries(view, chosen, packed, sink, found, at_once).items():
         for column, head in enumerate(chosen[layer]):
             rows += _chosen(attention[:, column], keys[:, column], n, (layer, head))
     known = ["layer", "head", "rank", "interval", "attention", "prompt", "query", "key"]
     table = pd.DataFrame(rows, columns=known).astype({"rank": "Int64"})
     table["offset"] = table["key"] - table["query"]
-    attrs = {"n_sequences": len(packed.tokens), "n": n, "sink": bool(sink), "seed": 0, "batch": at_once}
+    said = {"sink": bool(sink)} if found is None else found.noted
+    attrs = {"n_sequences": len(packed.tokens), "n": n, **said, "seed": 0, "batch": at_once}
     described = _with_words(view, packed, _with_kinds(table, packed, view.causal))
     return TOP_PAIRS.frame(described, {**view.origin(runs=True), **attrs, **packed.noted})
 
 
 def _largest_of_queries(
-    view: AttentionView, chosen: dict[int, list[int]], packed: PackedTokens, sink: bool, at_once: int
+    view: AttentionView,
+    chosen: dict[int, list[int]],
+    packed: PackedTokens,
+    sink: bool,
+    sinks: Sinks | None,
+    at_once: int,
 ) -> dict[int, tuple[Float32[Tensor, "prompts heads queries 2"], Int32[Tensor, "prompts heads queries 2"]]]:
     """Return, by layer, the two largest weights of each query and their keys, the larger first; 0 where there are none.
 
-    Raises UnsupportedArchitecture for a layer that exposes no pattern.
+    `sinks` are left out if they are given, else the first key of each prompt unless `sink`. Raises
+    UnsupportedArchitecture for a layer that exposes no pattern.
     """
     if not chosen:
         return {}
-    (n_prompts, width), first = packed.tokens.shape, 0 if sink else 1
+    (n_prompts, width), first = packed.tokens.shape, 0 if sink or sinks is not None else 1
     shape = {layer: (n_prompts, len(some), width, _OF_ONE_QUERY) for layer, some in chosen.items()}
     found = {layer: (torch.zeros(size), torch.zeros(size, dtype=torch.int32)) for layer, size in shape.items()}
     choice = {layer: view.seen_keys(layer, width).cpu().sum(1) > 1 for layer in chosen}
@@ -160,6 +182,9 @@ def _largest_of_queries(
         if len(chosen[layer]) < seen.shape[1]:
             seen = seen[:, chosen[layer]]
         counted = (packed.real[rows] & choice[layer])[:, None, :]
+        if sinks is not None:
+            seen = seen.masked_fill(sinks.found[layer][rows, None, None].to(seen.device), 0.0)
+            counted = counted & sinks.prompts(layer)[rows, None, None]
         attention, keys = found[layer]
         for place in range(_OF_ONE_QUERY if seen.shape[-1] else 0):  # twice max takes half the time of topk
             largest, where = seen.max(-1)

@@ -60,7 +60,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
         alibi=_alibi(model, wrapped, layer, len(projections["w_q"])),
         rotary=_rotary(model, wrapped, layer, d_head),
         even_scale_up_to=_even_scale_up_to(wrapped),
-        selected_keys=int(wrapped.config.index_topk) if hasattr(wrapped, "indexer") else None,
+        selected_keys=selected_keys(model, layer),
     )
 
 
@@ -220,8 +220,27 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
     if _layer_type(wrapped) == "chunked_attention":  # Llama 4: keys of the query's own chunk
         chunk = torch.arange(n_positions) // int(wrapped.config.attention_chunk_size)
         seen &= chunk[:, None] == chunk
+    window = _window(wrapped)
+    return seen if window is None else seen.triu(1 - window)
+
+
+def _window(wrapped: Any) -> int | None:
+    """Return how many keys a layer's queries see, their own token among them; None for all earlier ones."""
+    if not getattr(wrapped, "is_sliding", True):  # EXAONE 4: full layers have the attribute too
+        return None
     window = getattr(wrapped, "sliding_window", None)
-    return seen if window is None else seen.triu(1 - int(window))
+    if not hasattr(wrapped, "sliding_window"):
+        # Mistral, Mixtral, Phi-3 and others have one mask for all layers, made by the model from its config. Where the
+        # config names types of layers, a layer with a window has the attribute.
+        config = getattr(wrapped, "config", None)
+        window = None if getattr(config, "layer_types", None) else getattr(config, "sliding_window", None)
+    return None if window is None else int(window)
+
+
+def selected_keys(model: Any, layer: int) -> int | None:
+    """Return how many keys an indexer picks for each query of a layer (GLM 5); None without an indexer."""
+    wrapped = blocks_of(model)[layer].module.attn.original_component
+    return int(wrapped.config.index_topk) if hasattr(wrapped, "indexer") else None
 
 
 def prefill_cache(model: Any, tokens: Tensor) -> Any:

@@ -99,6 +99,11 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
     return seen.triu(1 - model.cfg.window_size) if attention.attn_type == "local" else seen
 
 
+def selected_keys(model: Any, layer: int) -> int | None:
+    """Return None: no layer of a HookedTransformer has an indexer that picks keys."""
+    return None
+
+
 def frequency_switch(model: Any, n_positions: int) -> int | None:
     """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
     limit = _rotary_limit(model.cfg)

@@ -308,6 +308,10 @@ class AttentionView:
         """Return which keys a layer by itself lets each query see: without padding or a mask of the run."""
         return self._reader.seen_keys(self.model, index, n_positions)
 
+    def selected_keys(self, index: int) -> int | None:
+        """Return how many of the seen keys an indexer picks for each query, by the tokens; None without an indexer."""
+        return self._reader.selected_keys(self.model, index)
+
     @property
     def tokens_point(self) -> str:
         """Name of the hook point that token ids pass; where there is none for them, the point of their embeddings."""

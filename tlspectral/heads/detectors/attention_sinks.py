@@ -1,0 +1,67 @@
+"""`attention_sinks`: a table of the keys that many later queries of a layer attend to."""
+
+from typing import Any
+
+import pandas as pd
+
+from tlspectral.heads.detectors.heads import rows_at_once
+from tlspectral.heads.detectors.sinks import found_sinks
+from tlspectral.models.reading import attention_view
+from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.models.running.text import token_text
+from tlspectral.tables.schema import Schema, columns
+
+ATTENTION_SINKS = Schema(
+    "attention_sinks",
+    columns("""
+        layer  | index                 | Layer, from 0.
+        prompt | index                 | Prompt, from 0.
+        key    | index                 | Position of the key in its prompt, from 0.
+        token  | text                  | The key's token; its id without a tokenizer.
+        share  | attention probability | Mean attention to the key, over the heads of the layer and the queries that see
+               |                       | the key and stand at least 8 tokens behind it.
+    """),
+    "`tls.heads.attention_sinks`",
+)
+
+
+def attention_sinks(model: Any, prompts: Any) -> pd.DataFrame:
+    """Find the keys that many later queries of a layer attend to, on each prompt: one row per layer, prompt and sink.
+
+        sinks = tls.heads.attention_sinks(tls.load_model("smollm2-135m"), texts)
+        sinks[sinks["key"] > 0].groupby("layer").size()  # beside the first token
+
+    A key is a sink of a layer on a prompt if its share exceeds max(.15, 4 / n). The share is its mean attention over
+    the heads of the layer and over the queries that see the key and stand at least 8 tokens behind it (in an encoder:
+    on either side). n is the mean number of keys that these queries see. With fewer than 16 such queries a key is
+    undecided, and not in the table: the last 23 keys of a prompt, and all keys under a window below 24 tokens.
+
+    Args:
+        model: a TransformerBridge or HookedTransformer. Hooks that are on it stay in force.
+        prompts: in any form that `Task` takes; padding is never counted.
+
+    Returns:
+        DataFrame sorted by layer, prompt and key; the first token of a prompt has a row where it is a sink. Columns:
+        `layer, prompt, key, token, share`. `attrs["sinks"]` has the least share (`least`), the number of keys of all
+        prompts in each layer (`n_keys`), and how many are undecided (`n_undecided`) and sinks (`n_found`): one number
+        if it is the same for all layers, else by layer, `{"L0": 31, ...}`.
+
+    Raises:
+        TypeError, ValueError: prompts that cannot be read (see `Task`).
+        UnsupportedArchitecture: the model exposes no attention pattern.
+
+    What it does not establish: that the sinks of another prompt stand at the same tokens, or that the model needs them.
+    A layer without a sink can have single heads with one. How the number depends on .15: docs/results/sinks.md.
+    """
+    view = attention_view(model)
+    packed = packed_prompts(view, prompts)
+    at_once = rows_at_once(view, packed.tokens.shape[1])
+    sinks = found_sinks(view, packed, view.layers, at_once)
+    rows = [
+        (layer, prompt, key, token_text(view, int(packed.tokens[prompt, key])), float(sinks.share[layer][prompt, key]))
+        for layer in view.layers
+        for prompt, key in sinks.found[layer].nonzero().tolist()
+    ]
+    table = pd.DataFrame(rows, columns=["layer", "prompt", "key", "token", "share"])
+    attrs = {"n_sequences": len(packed.tokens), "batch": at_once, **sinks.noted}
+    return ATTENTION_SINKS.frame(table, {**view.origin(runs=True), **attrs, **packed.noted})

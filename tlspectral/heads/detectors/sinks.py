@@ -1,0 +1,141 @@
+"""Attention sinks: keys that many later queries of a layer attend to, whatever they are, found prompt by prompt.
+
+A key is a sink of a layer on a prompt if its mean attention exceeds max(.15, 4 / n). The mean is over the heads of the
+layer and over the queries that see the key and stand at least 8 tokens behind it (in an encoder on either side), and n
+is the mean number of keys that these queries see. With fewer than 16 such queries the key is undecided.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.heads.detectors.chance import one_or_by_layer
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.batches import PackedTokens, in_batches
+from tlspectral.tables.progress import bar
+
+LEAST, UNIFORM_TIMES = 0.15, 4.0
+"""A sink has more than `LEAST` of the attention, and more than `UNIFORM_TIMES` times what uniform attention gives."""
+
+DISTANCE, QUERIES = 8, 16
+"""How many tokens lie between a key and the queries that judge it, at least, and how many such queries are needed."""
+
+ByKey = dict[int, Float64[Tensor, "prompts pos"]]
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """How much attention the keys of prompts get in some layers, and which keys are sinks, by layer.
+
+    Attributes:
+        share: mean attention that each key gets from the queries that judge it; 0 where there are none.
+        n_seen: mean number of keys that these queries see.
+        decided: keys with enough such queries.
+        n_keys: keys of all prompts together, without filling.
+        least: the least share of a sink; another one is `dataclasses.replace(sinks, least=.1)`.
+    """
+
+    share: ByKey
+    n_seen: ByKey
+    decided: dict[int, Bool[Tensor, "prompts pos"]]
+    n_keys: int
+    least: float = LEAST
+
+    @cached_property
+    def found(self) -> dict[int, Bool[Tensor, "prompts pos"]]:
+        """The decided keys that are sinks."""
+        return {
+            layer: keys & (self.share[layer] > (UNIFORM_TIMES / self.n_seen[layer].clamp_min(1)).clamp_min(self.least))
+            for layer, keys in self.decided.items()
+        }
+
+    @property
+    def noted(self) -> dict[str, Any]:
+        """What a table's `attrs` hold: the least share, and numbers of keys, by layer where layers differ."""
+        undecided = {layer: self.n_keys - int(keys.sum()) for layer, keys in self.decided.items()}
+        found = {layer: int(keys.sum()) for layer, keys in self.found.items()}
+        counts = {"n_undecided": one_or_by_layer(undecided), "n_found": one_or_by_layer(found)}
+        return {"sinks": {"least": self.least, "n_keys": self.n_keys, **counts}}
+
+    def prompts(self, layer: int) -> Bool[Tensor, "prompts"]:
+        """Return the prompts on which some key of a layer is decided. What is measured without sinks is of these."""
+        return self.decided[layer].any(1)
+
+    def require(self, layers: Iterable[int]) -> None:
+        """Raise ValueError if no key is decided in any of some layers."""
+        if not any(bool(self.decided[layer].any()) for layer in layers):
+            raise ValueError(
+                f'sinks="found" needs a key with {QUERIES} queries that see it and stand at least {DISTANCE} tokens '
+                f"behind it; these prompts and the layers' windows have none. Give prompts of {DISTANCE + QUERIES} "
+                'tokens or more, or leave out sinks="found"'
+            )
+
+
+def asked_for_sinks(sinks: str | None, *, sink: bool = False) -> bool:
+    """Return whether `sinks` is "found". Raises ValueError for anything else but None, and beside `sink`."""
+    if not (sinks is None or (isinstance(sinks, str) and sinks == "found")):
+        raise ValueError(f'sinks="found" leaves out all sinks, and sinks=None looks for none; found {sinks!r}')
+    if sinks is not None and sink:
+        raise ValueError(
+            'sink=True keeps the first key, and sinks="found" leaves out every key that is a sink, the first among '
+            "them: give one of the two"
+        )
+    return sinks is not None
+
+
+def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int], at_once: int) -> Sinks:
+    """Run the prompts, `at_once` in a batch, and return the sinks of some layers.
+
+    In a layer that runs several times in a pass the attention is the mean over these runs. Raises
+    UnsupportedArchitecture for a layer that exposes no pattern.
+    """
+    layers, (n_prompts, width) = sorted(layers), packed.tokens.shape
+    share = {layer: torch.zeros(n_prompts, width, dtype=torch.float64) for layer in layers}
+    position = torch.arange(width)
+    behind = position[:, None] - position
+    far = (behind if view.causal else behind.abs()) >= DISTANCE
+    seen, judging = {}, {}
+    for layer in layers:
+        seen[layer] = view.seen_keys(layer, width).cpu()
+        # Which keys a query sees is known as long as an indexer picks all of them.
+        every = seen[layer].sum(1) <= (view.selected_keys(layer) or width)
+        judging[layer] = far & seen[layer] & every[:, None]
+    fired: set[int] = set()
+
+    def add(layer: int, rows: slice, pattern: Tensor, hook: Any) -> None:
+        fired.add(layer)
+        counted = judging[layer] & packed.real[rows][:, :, None]
+        attention = pattern.detach().float().mean(1).cpu().double()
+        share[layer][rows] += attention.masked_fill(~counted, 0.0).sum(1) / view.blocks[layer].runs
+
+    def run(rows: slice) -> int:
+        for layer in layers:
+            share[layer][rows] = 0.0
+        hooks = [(view.hook_names(layer)["pattern"], partial(add, layer, rows)) for layer in layers]
+        view.run(packed.tokens[rows], hooks, last=hooks[-1][0])
+        return rows.stop - rows.start
+
+    if layers:
+        with bar(n_prompts, "attention sinks", "seq") as shown:
+            for done in in_batches(n_prompts, at_once, run):
+                shown.update(done)
+    decided, n_seen = {}, {}
+    real = packed.real.double()
+    for layer in layers:
+        if layer not in fired:
+            raise UnsupportedArchitecture(
+                f"layer {layer}: the attention never returned its pattern; "
+                'load the model with attn_implementation="eager"'
+            )
+        judges = judging[layer].double()
+        n_queries = real @ judges
+        n_seen[layer] = (real * seen[layer].sum(1)) @ judges / n_queries.clamp_min(1)
+        share[layer] /= n_queries.clamp_min(1)
+        decided[layer] = (n_queries >= QUERIES) & packed.real
+    return Sinks(share, n_seen, decided, int(packed.real.sum()))
