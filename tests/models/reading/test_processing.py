@@ -69,7 +69,7 @@ def test_length_and_cosine_of_a_write_do_not_follow_centring():
     assert abs(whole - half) > 0.01  # a vector that no LayerNorm reads sees the mean
 
 
-def test_tables_of_runs_say_what_processing_left():
+def test_sweeps_of_outputs_say_what_processing_left():
     for model, biases, means in ((zoo.shared("bridge", "gpt2"), True, False), (compatible(), False, True)):
         assert attention_view(model).processing == {"value_biases": biases, "centred_writes": means}
         sweep = tls.ablation_sweep(model, PARTS["zero"], heads="L1H0", task=TASK)

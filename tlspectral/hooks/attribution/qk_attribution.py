@@ -154,7 +154,8 @@ def qk_attribution(
         attrs = dictionary_notes(dictionary, divided, torch.tensor(mean.weights)) | attrs
     if remove is not None:
         attrs |= _add_removed(frame, remove, mean, several=asked.several)
-    return Measurement(QK_ATTRIBUTION, settings, view.origin(range(layer + 1), runs=True)).table(frame, **attrs)
+    origin = view.origin(range(layer + 1), runs=True) | {"processing": view.processing}
+    return Measurement(QK_ATTRIBUTION, settings, origin).table(frame, **attrs)
 
 
 @dataclass(frozen=True)

@@ -403,8 +403,7 @@ class AttentionView:
                 digests = {index: self.layer_digest(index) + ends for index in chosen}
             except (UnsupportedArchitecture, BadWeights):
                 return {**self.source, "n_layers": self.n_layers}
-            state = {"processing": self.processing} if runs else {}
-            return {**self.source, **state, **recorded_weights(digests, self.n_layers)}
+            return {**self.source, **recorded_weights(digests, self.n_layers)}
 
     @property
     def processing(self) -> dict[str, bool]:
