@@ -33,6 +33,14 @@ def csv(folder, **columns):
     return folder / "prompts.csv"
 
 
+def test_of_equal_prompts_the_distinct_ones_are_counted(folder, tmp_path):
+    given = pd.DataFrame({"prompt": [*PROMPTS, PROMPTS[0]], "correct": "w20", "wrong": "w30"})
+    given.to_csv(tmp_path / "prompts.csv", index=False)
+    with pytest.warns(UserWarning, match="of 4 prompts 3 are distinct"):
+        done = ablate(folder, "--heads", "L0H1", "--prompts", tmp_path / "prompts.csv")
+    assert "standard errors over 3 distinct of 4 sequences" in done.stdout
+
+
 def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, tmp_path):
     options = ["--heads", "L0H1,L-1", "--control", "random", "--draws", "3", "--device", "cpu", "--dtype", "float64"]
     done = ablate(folder, "--prompts", csv(tmp_path, wrong="w21"), *options, "-o", tmp_path / "sweep.parquet")

@@ -185,9 +185,9 @@ def a_run_stops_before_the_last_mlp_and_the_unembedding(row):
 # --- kernels ---
 
 
-def one_token(rows=4, width=24):
+def one_token(width=24):
     """A token repeated: residual streams, queries and keys are the same at every position."""
-    return torch.full((rows, width), 7)
+    return torch.full((1, width), 7)
 
 
 def assert_exact(table):
@@ -201,7 +201,7 @@ def assert_exact(table):
 
 @asked(lambda row: rotating_right(row) and once(row), every=3)
 def constant_queries_and_keys_are_predicted_exactly(row):
-    table = relative_position_kernel(row.model, None, one_token())
+    table = relative_position_kernel(row.model, None, one_token(), reference=one_token())
     assert_described(table)
     assert_exact(table)
     for layer, one in table.groupby("layer"):

@@ -54,7 +54,9 @@ def test_small_terms_are_counted_and_the_rest_is_last():
 
 def test_several_scores_and_features_are_said_in_the_title():
     table = terms()
-    table.attrs |= {"n_prompts": 3, "query": [1, 2, 3], "error_score": 0.25}
+    table.attrs |= {"n_prompts": 3, "n_distinct": 3, "query": [1, 2, 3], "error_score": 0.25}
     assert (
         qk_attribution(table).axes[0].get_title(loc="left") == "L5H1: mean of 3 scores, \N{MINUS SIGN}1.50, error 0.25"
     )
+    table.attrs["n_distinct"] = 2
+    assert "mean of 3 scores (2 distinct), " in qk_attribution(table).axes[0].get_title(loc="left")

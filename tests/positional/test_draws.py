@@ -136,6 +136,30 @@ def test_means_are_over_queries_then_draws_and_errors_over_draws():
     assert by_query["s_pos_se"][1] == pytest.approx(stdev([0.3, 0.9, 0.2]) / math.sqrt(3))
 
 
+def test_equal_draws_are_one_observation():
+    one, other, third = scores_of(0.1), scores_of(0.5), scores_of(math.nan)
+    table = averaged([one, other, one, third], None, np.array([0, 1, 0, 2]))
+    m = (0.1 + 0.5 + 0.1) / 3
+    assert table["s_pos"].item() == pytest.approx(m)
+    # sqrt(G / (G - 1) sum of squared sums of a group's deviations) / n, with G = 2 groups that have a score.
+    assert table["s_pos_se"].item() == pytest.approx(math.sqrt(2 * ((2 * (0.1 - m)) ** 2 + (0.5 - m) ** 2)) / 3)
+    assert averaged([one, one], None, np.array([0, 0]))[ERRORS].isna().all(axis=None)
+    apart = averaged([one, other], None)
+    pd.testing.assert_frame_equal(averaged([one, other], None, np.array([0, 1])), apart, rtol=1e-12)
+
+
+def test_equal_prompts_of_a_list_are_one_observation():
+    prompts = [SMALL.prompt(SMALL.draw(seed), 1, bos="<s>") for seed in (0, 1)]
+    apart = positional_symbolic(reader(), prompts)
+    with pytest.warns(UserWarning, match="of 4 prompts 2 are distinct"):
+        twice = positional_symbolic(reader(), [*prompts, *prompts])
+    # Each of two groups has twice the deviation, of twice the prompts.
+    pd.testing.assert_frame_equal(twice, apart, rtol=1e-9, atol=1e-12)
+    assert twice.attrs["prompt_notes"] == {"distinct_rows": 2}
+    with pytest.warns(UserWarning, match="of 3 prompts 1 are distinct"):
+        assert positional_symbolic(reader(), prompts[:1] * 3)[ERRORS].isna().all(axis=None)
+
+
 def test_prompts_without_a_score_are_left_out():
     nan = math.nan
     # Draws of 1 and 2 queries with a score: the mean of draws, not of prompts.

@@ -132,6 +132,9 @@ def test_the_text_where_a_head_attends_stands_first_and_is_shaded():
     note = tls.report.head_card(made_up_heads(), (0, 1), pairs=table).sections[0].note
     assert "Sinks of the layer are left out." in note
     assert "first token" not in note
+    table.attrs |= {"n_sequences": 12, "n_distinct": 2}
+    note = tls.report.head_card(made_up_heads(), (0, 1), pairs=table).sections[0].note
+    assert "Of 12 prompts 2 are distinct, and equal ones count once." in note
     page = tls.report.report(made_up_heads(), pairs=table)
     assert "Where on text" in page
     for shade in range(10):

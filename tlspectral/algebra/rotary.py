@@ -41,6 +41,7 @@ class RotaryGeometry:
         attention_scaling: factor on rotated queries and on rotated keys (YaRN, LongRoPE); it enters a score squared.
         valid_up_to: tokens up to which `theta` holds, None where it does not depend on the length.
         gain, phase: of a spectral layer, factor and radians on each pair of the queries; None in an ordinary one.
+        mismatch: why the model does not rotate by `theta`, so that nothing is computed from it; None where it does.
     """
 
     theta: Float64[Tensor, "*heads pairs"]
@@ -51,6 +52,7 @@ class RotaryGeometry:
     valid_up_to: int | None = None
     gain: Float64[Tensor, "heads pairs"] | None = None
     phase: Float64[Tensor, "heads pairs"] | None = None
+    mismatch: str | None = None
 
     @property
     def n_pairs(self) -> int:

@@ -175,10 +175,12 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
         *detectors,
         *sweep.columns.drop(["layer", "head", "name", "part", "control_draws"], errors="ignore"),
     ]
+    n, notes = sweep.attrs["n_sequences"], sweep.attrs.get("prompt_notes", {})
+    counted = f"{notes['distinct_rows']} distinct of {n}" if "distinct_rows" in notes else n
     replaced = f" ({sweep.attrs['replace']})" if "replace" in sweep.attrs else ""
     typer.echo(
         f"{sweep['part'].iloc[0]} removed{replaced}, one head at a time; value of the {unit} and its change delta "
-        f"(intact {sweep.attrs['intact_value']:.3f}); standard errors over {sweep.attrs['n_sequences']} sequences"
+        f"(intact {sweep.attrs['intact_value']:.3f}); standard errors over {counted} sequences"
     )
     if sweep.attrs.get("control"):
         beside = "other heads of the layer" if sweep["score_rms"].isna().all() else "random parts of equal size"

@@ -19,7 +19,7 @@ FREQUENCY_TABLE = Schema(
         *HEAD,
         *columns("""
             frequency  | index                   | Index t of the rotary pair; 0 is the model's first pair.
-            theta      | rad/token               | Angle by which the pair rotates per token, as the model has it.
+            theta      | rad/token               | Angle by which the pair rotates per token in the model as it is now.
             wavelength | token                   | Tokens per full rotation: 2 pi / theta; inf at theta 0.
             re_norm    | score x attention scale | ||Re M_t||: the content of the pair that is even in the offset.
             im_norm    | score x attention scale | ||Im M_t||: the content of the pair that is odd in the offset.
@@ -45,18 +45,20 @@ def frequency_table(model: Any) -> pd.DataFrame:
 
     Raises:
         UnsupportedArchitecture: no layer of the model has rotary positions, or a layer cannot be read.
+        ScoreMismatch: a rotary module or a table was edited so that pairs do not rotate by one angle per token.
 
     What it does not establish: that the model's inputs excite a frequency, or that a head needs it.
     """
     view = attention_view(model)
     layer_tables, limits = [], []
     for index in view.layers:
-        layer = view.layer(index)
-        if layer.rotary is None:
+        rotary = view.rotary(index)
+        if rotary is None:
             continue
-        norms = phase_norms(*layer.operator_factors(), layer.rotary)
+        layer = view.layer(index)
+        norms = phase_norms(*layer.operator_factors(), rotary)
         heads, pairs = norms.re.shape
-        theta = layer.rotary.theta.expand(heads, -1).flatten().numpy()
+        theta = rotary.theta.expand(heads, -1).flatten().numpy()
         re, im = norms.re.flatten().numpy(), norms.im.flatten().numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
             wavelength, share = 2 * np.pi / np.abs(theta), im / (re + im)

@@ -77,7 +77,10 @@ def _title(table: pd.DataFrame) -> str:
     if "head" not in attrs:
         return "one attention score"
     if "n_prompts" in attrs:
-        where = f"mean of {attrs['n_prompts']} scores, {two_decimals(attrs['score'])}"
+        n, distinct = attrs["n_prompts"], attrs.get("n_distinct", attrs["n_prompts"])
+        where = (
+            f"mean of {n} scores{'' if distinct == n else f' ({distinct} distinct)'}, {two_decimals(attrs['score'])}"
+        )
     else:
         query, key = (f"{attrs[f'{side}_token']!r} ({attrs[side]})" for side in ("query", "key"))
         where = f"{query} to {key}, score {two_decimals(attrs['score'])}"

@@ -11,12 +11,14 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float64
+from jaxtyping import Float64, Int
 from torch import Tensor
 
+from tlspectral.errors import warn_caller
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.view import heads_by_layer
+from tlspectral.models.running.prompts import equality_notes, numbered
 from tlspectral.positional.block_task import BlockTask, asked_blocks, swapped_blocks
 from tlspectral.positional.block_weights import SCORES, WITH_ERRORS, Mode
 from tlspectral.positional.draws import (
@@ -47,7 +49,7 @@ SCORE_COLUMNS = columns("""
     logit_std          | logit           | Standard deviation of the query's logits over the same tokens.
     tau                | attention       | Temperature of alpha, the softmax of |d_i - d_j| / tau over swaps.
     alpha_ess          | swaps           | Effective number of swaps behind the scores: 1 / sum of alpha^2.
-    s_pos_se           | weighted cosine | Standard error of s_pos over draws or prompts; NaN for one.
+    s_pos_se           | weighted cosine | Standard error of s_pos over draws or distinct prompts; NaN for one.
     s_sym_se           | weighted cosine | Standard error of s_sym.
     exclusion_index_se | share           | Standard error of exclusion_index.
     logit_std_se       | logit           | Standard error of logit_std.
@@ -234,7 +236,13 @@ def positional_symbolic(
             "draw_seeds": [one.seed for one in drawn],
             "answers": means.mean().to_dict(),
         }
-    return measurement.table(averaged(list(tables), by), **attrs)
+    distinct = None
+    if task is None:  # draws of a task are independent, also where two are equal
+        numbers = numbered((one.prompts[-1].tokens().tolist(), one.prompts[0].spans(), one.queries) for one in drawn)
+        for note in equality_notes(numbers):
+            warn_caller(note.message)
+            distinct, attrs["prompt_notes"] = numbers, {note.name: note.value}
+    return measurement.table(averaged(list(tables), by, distinct), **attrs)
 
 
 def _scored_tokens(task: BlockTask | None, drawn: list[DrawnPrompts]) -> list[Tensor]:
@@ -252,14 +260,17 @@ def require_settings(mode: str, by: str | None = None, **positive: float | None)
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
 
 
-def averaged(draws: list[dict[int, pd.DataFrame]], by: By | None) -> pd.DataFrame:
+def averaged(
+    draws: list[dict[int, pd.DataFrame]], by: By | None, distinct: Int[np.ndarray, "draws"] | None = None
+) -> pd.DataFrame:
     """Average every score over the queries of each draw; return mean and standard error over draws, row by row.
 
     `draws` hold a table of `SCORES` for each query. Queries and draws without a score are left out. Errors are NaN for
-    one draw; `tau` and `alpha_ess` have none. Raises ValueError for tables whose rows differ.
+    one draw; `tau` and `alpha_ess` have none. Draws of one number in `distinct` are equal, and one observation; None:
+    all differ. Raises ValueError for tables whose rows differ.
     """
     if by is None:
-        return _over_draws([list(draw.values()) for draw in draws])
+        return _over_draws([list(draw.values()) for draw in draws], distinct)
     if by == "draw":
         groups = {number: [list(draw.values())] for number, draw in enumerate(draws)}
     else:
@@ -270,13 +281,13 @@ def averaged(draws: list[dict[int, pd.DataFrame]], by: By | None) -> pd.DataFram
     return table.sort_values(keys, ignore_index=True)
 
 
-def _over_draws(draws: list[list[pd.DataFrame]]) -> pd.DataFrame:
+def _over_draws(draws: list[list[pd.DataFrame]], distinct: Int[np.ndarray, "draws"] | None = None) -> pd.DataFrame:
     names = draws[0][0].drop(columns=list(SCORES))
     for table in (table for draw in draws for table in draw):
         if not table[list(names)].equals(names):
             raise ValueError("these tables do not have the same rows, so they cannot be averaged")
     by_draw = np.array([mean([table[list(SCORES)].to_numpy(np.float64) for table in draw]) for draw in draws])
-    errors = _standard_error(by_draw[..., : len(WITH_ERRORS)])
+    errors = _standard_error(by_draw[..., : len(WITH_ERRORS)], distinct)
     columns = dict(zip(SCORES, mean(by_draw).T, strict=True))
     return names.assign(**columns, **{f"{name}_se": error for name, error in zip(WITH_ERRORS, errors.T, strict=True)})
 
@@ -315,8 +326,18 @@ def _mean_correlation(correlations: list[dict[str, Any]]) -> dict[str, Any]:
     return {**correlations[0], **means}
 
 
-def _standard_error(by_draw: Float64[np.ndarray, "draws *rows"]) -> Float64[np.ndarray, "*rows"]:
-    count = (~np.isnan(by_draw)).sum(0)
+def _standard_error(
+    by_draw: Float64[np.ndarray, "draws *rows"], distinct: Int[np.ndarray, "draws"] | None
+) -> Float64[np.ndarray, "*rows"]:
+    """Return the standard error of the mean over draws, as `tasks.metric_value.standard_error` without NaN."""
+    known = ~np.isnan(by_draw)
+    count = known.sum(0)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Degrees of freedom", RuntimeWarning)
-        return np.nanstd(by_draw, axis=0, ddof=1) / np.sqrt(np.maximum(count, 1))
+        warnings.filterwarnings("ignore", "Degrees of freedom|Mean of empty slice", RuntimeWarning)
+        if distinct is None:
+            return np.nanstd(by_draw, axis=0, ddof=1) / np.sqrt(np.maximum(count, 1))
+        deviations = np.where(known, by_draw - np.nanmean(by_draw, axis=0), 0.0)
+    of_equal = np.eye(distinct.max() + 1)[distinct].T
+    sums, n = np.tensordot(of_equal, deviations, 1), (np.tensordot(of_equal, known, 1) > 0).sum(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(n > 1, np.sqrt(n / (n - 1) * (sums**2).sum(0)) / count, np.nan)

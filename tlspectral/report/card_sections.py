@@ -23,6 +23,7 @@ Given = pd.DataFrame | Sequence[pd.DataFrame] | None
 
 NO_READING = "no reading"
 _LISTED = 8  # edges and sources
+_SAID = ("task", "replace", "sink", "sinks", "n_sequences", "n_distinct")  # of a table's `attrs`
 _WHOLE = frozenset({"direction", "rank", "peak", "predicted_peak"})
 _MINUS = "\N{MINUS SIGN}"
 
@@ -119,9 +120,7 @@ def _checked(
     require_same_model(heads, table.attrs, f"the {kind.plural}")
     fields = ("receiver_layer", "receiver_head") if name == "edges" else _OF_HEAD
     rows = table.to_dict("records")
-    said = {
-        key: table.attrs[key] for key in ("task", "replace", "sink", "sinks") if key in table.attrs and key not in table
-    }
+    said = {key: table.attrs[key] for key in _SAID if key in table.attrs and key not in table}
     pairs = [(int(row[fields[0]]), int(row[fields[1]])) for row in rows]
     for pair in dict.fromkeys(pairs):
         if pair not in known:
@@ -178,6 +177,10 @@ def _pairs(name: str, rows: Rows) -> list[Section]:
         note += "Sinks of the layer are left out. "
     elif not rows[0].get("sink"):
         note += "The first token of a prompt is left out. "
+    given, distinct = rows[0].get("n_sequences"), rows[0].get("n_distinct")
+    note += (
+        "" if distinct in (None, given) else f"Of {given} prompts {distinct} are distinct, and equal ones count once. "
+    )
     shaded = [{**cell, "context": _shaded(row)} for cell, row in zip(cells, rows, strict=True)]
     body = listing(shaded)[0]
     return [Section("Where on text", f"{note}Not that the model needs it.", body, listing(cells)[1], wide=True)]

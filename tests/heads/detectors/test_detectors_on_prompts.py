@@ -46,6 +46,17 @@ def test_scores_on_prompts_are_those_of_kept_patterns(monkeypatch):
     assert table.attrs["n_sequences"] == len(rows)
 
 
+def test_reliability_is_not_of_equal_prompts_in_both_halves():
+    model, rows = shared("bridge", "llama"), rows_of_ids()[:4]
+    once = tls.detect_heads(model, prompts=rows).attrs["reliability"]
+    with pytest.warns(UserWarning, match="of 8 prompts 4 are distinct"):
+        twice = tls.detect_heads(model, prompts=[row for row in rows for _ in range(2)]).attrs["reliability"]
+    assert twice == once
+    assert max(once.values()) < 0.99  # that of equal halves is 1
+    with pytest.warns(UserWarning, match="of 4 prompts 1 are distinct"):
+        assert set(tls.detect_heads(model, prompts=rows[:1] * 4).attrs["reliability"].values()) == {None}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "opt"])
 def test_every_form_of_prompts_is_scored_alike(name):

@@ -17,9 +17,9 @@ from tlspectral.models.reading import attention_view
 
 def test_a_spectral_model_is_predicted_with_its_gain_and_phase():
     spectral = moved("bridge", "llama")
-    table = relative_position_kernel(spectral, None, one_token())
+    table = relative_position_kernel(spectral, None, one_token(), reference=one_token())
     assert_exact(table)
-    before = relative_position_kernel(spectral.base, None, one_token())
+    before = relative_position_kernel(spectral.base, None, one_token(), reference=one_token())
     assert (table["predicted"] - before["predicted"]).abs().max() > 0.1
 
 
@@ -84,6 +84,54 @@ def test_padding_enters_no_mean():
     assert (padded["predicted"] - filled["predicted"]).abs().max() > 1e-3
 
 
+def test_equal_prompts_are_one_prompt():
+    """Half of the distinct prompts give the means, however often each comes, and however it is padded."""
+    model, tokens = shared("bridge", "llama"), zoo.prompt(6, 24)
+    once, every = kernel_prediction(model, None, tokens), relative_position_kernel(model, None, tokens)
+    with pytest.warns(UserWarning, match=r"of 18 prompts 6 are distinct \(prompt 6 is prompt 0 again\): they give the"):
+        thrice = kernel_prediction(model, None, tokens.repeat(3, 1))
+    # Measured: 0; float32 runs of other batch shapes may round otherwise.
+    pd.testing.assert_frame_equal(thrice, once, rtol=0, atol=1e-4)
+    assert {name: thrice.attrs[name] for name in ("n_reference", "n_judged")} == {"n_reference": 3, "n_judged": 3}
+    assert thrice.attrs["prompt_notes"] == {"distinct_rows": 6}
+    padded = torch.cat([tokens, torch.full((6, 3), 5)], dim=1)
+    left = torch.cat([torch.full((6, 3), 5), tokens], dim=1)
+    masks = torch.ones(12, 27, dtype=torch.long)
+    masks[:6, 24:] = masks[6:, :3] = 0
+    with pytest.warns(UserWarning, match="of 12 prompts 6 are distinct"):
+        found = relative_position_kernel(model, None, {"input_ids": torch.cat([padded, left]), "attention_mask": masks})
+    pd.testing.assert_frame_equal(found, every, rtol=0, atol=1e-5)
+    for copies in (tokens[:1].repeat(8, 1), [tokens[0].tolist()] * 8):
+        with (
+            pytest.warns(UserWarning, match="of 8 prompts 1 are"),
+            pytest.raises(ValueError, match="one prompt cannot"),
+        ):
+            kernel_prediction(model, None, copies)
+        with pytest.warns(UserWarning, match="of 8 prompts 1 are distinct"):
+            table = relative_position_kernel(model, None, copies)
+        assert table["predicted"].isna().all()
+        assert table["score"].notna().all()
+
+
+def test_no_prediction_is_judged_on_a_prompt_that_made_it():
+    model, tokens, others = shared("bridge", "llama"), zoo.prompt(3, 24), zoo.prompt(4, 24, seed=1)
+    apart = kernel_prediction(model, None, tokens, reference=others)
+    beginnings = [row[:n] for row, n in zip(others[:2], (24, 9), strict=True)]
+    with pytest.warns(UserWarning, match="2 prompts are in reference= too, or are the beginning of one there, such as"):
+        mixed = kernel_prediction(model, None, [*tokens, *beginnings], reference=others)
+    # Measured: 2e-7, float32 runs of other batch shapes. Judged on all five prompts r moves by hundredths.
+    pd.testing.assert_frame_equal(mixed, apart, rtol=0, atol=1e-4)
+    assert {name: mixed.attrs[name] for name in ("n_reference", "n_judged")} == {"n_reference": 4, "n_judged": 3}
+    with pytest.raises(ValueError, match="no prompt is left to judge on"):
+        kernel_prediction(model, None, others[:, :15], reference=others)
+    kernel = relative_position_kernel(model, None, others, reference=others)  # which judges nothing
+    assert kernel["predicted"].notna().all()
+    assert kernel.attrs["n_judged"] == 0
+    # Rows 0, 3, 4 and 7 give the means, and row 6 is the beginning of row 3.
+    assert sorted(torch.randperm(8, generator=torch.Generator().manual_seed(0))[:4].tolist()) == [0, 3, 4, 7]
+    assert kernel_prediction(model, None, [*others, *others[[1, 2, 3, 0], :12]]).attrs["n_judged"] == 3
+
+
 def test_every_head_is_measured_in_one_pass():
     model, tokens = shared("bridge", "llama"), zoo.prompt(4, 24)
     calls = []
@@ -136,7 +184,7 @@ def test_hooks_on_queries_reach_the_prediction_and_ablations_do_not():
 
 
 def test_constant_queries_and_keys_are_judged_perfect():
-    judged = kernel_prediction(shared("bridge", "gptj"), None, one_token())
+    judged = kernel_prediction(shared("bridge", "gptj"), None, one_token(25), reference=one_token())
     # Measured: 1 - 4e-13.
     np.testing.assert_allclose(judged["r"], 1, rtol=0, atol=1e-6)
     assert (judged["peak"] == judged["predicted_peak"]).all()
@@ -159,7 +207,7 @@ def test_the_band_is_that_of_the_only_frequencies_left():
             return kept
 
         with model.hooks(fwd_hooks=[("blocks.0.attn.hook_q", keep)]):
-            row = kernel_prediction(model, [(0, 1)], one_token()).iloc[0]
+            row = kernel_prediction(model, [(0, 1)], one_token(25), reference=one_token()).iloc[0]
             with tls.ablate(model, row, tls.parts.Band(range(row["first"], row["last"] + 1))):
                 flat = relative_position_kernel(model, row, one_token())["score"]
         assert (row["band"], row["first"], row["last"]) == (band, third[0], third[-1])

@@ -139,6 +139,11 @@ def test_equal_scores_are_one_observation():
     np.testing.assert_allclose(table["total"], single["total"], rtol=1e-12)
     assert table["total_se"].isna().all()
     assert np.isnan(table.attrs["score_se"])
+    # What follows the query changes nothing.
+    continued = torch.cat([torch.atleast_2d(PROMPT).repeat(2, 1), torch.tensor([[5], [6]])], dim=1)
+    table = tls.qk_attribution(model, [(row, QUERY, KEY) for row in continued], "L1H1")
+    assert (table.attrs["n_prompts"], table.attrs["n_distinct"]) == (2, 1)
+    assert table["total_se"].isna().all()
     mixed = [(PROMPT, QUERY, KEY)] * 2 + [(OTHER, QUERY, KEY)]
     apart = [tls.qk_attribution(model, prompt, "L1H1", QUERY, KEY).attrs["score"] for prompt in (PROMPT, OTHER)]
     deviations = np.array(apart) - (2 * apart[0] + apart[1]) / 3

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
@@ -195,8 +195,8 @@ def detect_heads(
         `tls.tables.describe_table("detect_heads.prompts")` lists. A p is NaN where none of the compared sequences
         counts. `attrs` hold where the model came from, with hashes of its weights, L, `max_se`, the number of sequences
         that were run, the opening token, `reliability`, the rank correlation over heads of each score between even and
-        odd sequences, `user_hooks`, as in `analyze_heads`, and `chance`: what uniform attention to the keys that a
-        query sees would score. It is one number, or a dictionary by score: on other prompts, with a pattern, and where
+        odd distinct sequences, `user_hooks`, as in `analyze_heads`, and `chance`: what uniform attention to the keys
+        that a query sees would score. It is one number, or a dictionary by score: on other prompts, with a pattern, and where
         a layer's window is shorter than the sequences. A score whose chance differs between layers has a dictionary by
         layer there, `{"L0": .13, "L1": .05}`. With a dictionary `n_counted` says how many sequences have a query for a
         score. With a null also `null_draws`, and `null_sequences`, how many are compared; with `sinks` also `sinks`, as
@@ -222,7 +222,7 @@ def detect_heads(
         require_one_run(view, "a draw is compared with one pattern of a head, so leave null_draws out")
     if prompts is None:
         repeated = repeated_sequences(view, n_sequences, segment_length, seed=seed)
-        sequences, copies = even_rows(repeated), None
+        sequences, distinct = even_rows(repeated), None
     else:
         max_se = None
         from tlspectral.models.running.given import given_prompts
@@ -231,12 +231,12 @@ def detect_heads(
         prompts = given_prompts(prompts)  # a generator can be read once
         repeated = repeated_ids(prompts)
         sequences = packed_prompts(view, prompts) if repeated is None else packed_rows(view, repeated)
-        distinct = distinct_rows([sequences], [()] * len(sequences.tokens))
-        equal = equality_notes(distinct)
+        numbers = distinct_rows([sequences], [()] * len(sequences.tokens))
+        equal = equality_notes(numbers)
         for note in equal:
             warn_caller(note.message)
         sequences = replace(sequences, notes=(*sequences.notes, *equal))
-        copies = torch.tensor(np.bincount(distinct)[distinct]).double() if equal else None
+        distinct = numbers if equal else None
     found = None
     if without_sinks:
         if repeated is not None:
@@ -252,7 +252,7 @@ def detect_heads(
         on_prompts=repeated is None,
         sinks=found,
         max_se=max_se,
-        copies=copies,
+        distinct=distinct,
         pattern=pattern,
         null_draws=null_draws,
         seed=seed,
@@ -268,16 +268,19 @@ def measured_detectors(
     on_prompts: bool = False,
     sinks: Sinks | None = None,
     max_se: float | None = None,
-    copies: Float64[Tensor, "sequences"] | None = None,
+    distinct: Int[np.ndarray, "sequences"] | None = None,
     pattern: Pattern | None = None,
     null_draws: int = 0,
     seed: int,
 ) -> pd.DataFrame:
     """Return the table of `detect_heads` without where the model came from. `sequences` repeat unless `on_prompts`.
 
-    With `sinks` of these prompts there are columns without them.
+    With `sinks` of these prompts there are columns without them. `distinct` has one number for equal sequences, which
+    are one observation; None: all are observations.
     """
     tokens = sequences.tokens
+    copies = None if distinct is None else torch.tensor(np.bincount(distinct)[distinct]).double()
+    halves = torch.arange(len(tokens)) if distinct is None else torch.tensor(distinct)  # by even and odd numbers
     length = None if on_prompts else segment_length_of(tokens)
     attrs: dict[str, Any] = {"batch": rows_at_once(view, tokens.shape[1])}
     if length is None:
@@ -304,7 +307,7 @@ def measured_detectors(
         )
     spread = Spread(view, sequences, copies, sinks) if length is None else None
     with bar(len(sequences.tokens), "detectors", "seq") as shown:
-        statistics = _statistics(view, sequences, marks.scorer, shown.update, copies, stop, spread)
+        statistics = _statistics(view, sequences, marks.scorer, shown.update, copies, halves % 2 == 1, stop, spread)
     attrs = {"n_sequences": statistics.n_run} | attrs
     if pattern is not None and not statistics.n_counted[-1]:
         raise ValueError("pattern marks no key of any sequence")
@@ -388,10 +391,11 @@ def _statistics(
     scorer: Scorer,
     advance: Callable[[int], Any],
     copies: Float64[Tensor, "sequences"] | None,
+    in_odd: Bool[Tensor, "sequences"],
     stop: tuple[float, list[int]] | None,
     spread: Spread | None,
 ) -> _Statistics:
-    """Return mean and standard error of each score, and the means over even and over odd sequences.
+    """Return mean and standard error of each score, and the means over even and over odd sequences (`in_odd`).
 
     `scorer` gives the scores of a batch, which are 0 where a sequence does not count, and which do. Hooks reduce the
     patterns, so that none is stored. `copies` says how many sequences are equal to each, itself among them: these are
@@ -417,7 +421,7 @@ def _statistics(
     n_run = 0
     while True:
         rows = slice(n_run, min(n_run + at_once, next_look))
-        odd = torch.arange(rows.start, rows.stop) % 2 == 1
+        odd = in_odd[rows]
         reduce_batch, counts = scorer(rows)
         view.run(sequences.tokens[rows], hooks, last=hooks[-1][0])
         for layer in view.layers:

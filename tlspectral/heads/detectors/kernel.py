@@ -6,6 +6,7 @@ Beside them stands what the head's mean query and key alone predict; `kernel_pre
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
+from tlspectral.errors import warn_caller
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
-from tlspectral.models.running.batches import even_rows
-from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.models.running.batches import PackedTokens, even_rows
+from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, within
 from tlspectral.selection import Heads, whole_number
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.schema import Schema, columns
@@ -99,18 +101,19 @@ def relative_position_kernel(
             not counted. None draws 48 seeded sequences of BOS and 95 random ids. FP used text.
         offsets: positions of the key less the query's, 0 or negative; None is -20 (or as far as prompts reach)
             to 0.
-        reference: prompts that the mean query and key are taken over. None: half of `prompts`, by a fixed seed.
+        reference: prompts that the mean query and key are taken over. None: half of the distinct `prompts`, by a fixed
+            seed.
 
     Returns:
         DataFrame, offsets ascending. Columns: `layer, head, name, offset, score, predicted`. There is no prediction in
         layers without rotary positions, whose mean query and key give the same score at every distance (ALiBi's slope
         and learned positions are left out); in HRM, whose layers run several times in a pass; where a prompt is longer
-        than frequencies or score scale hold; and for one prompt without a reference. `attrs` say which model and
-        weights, and `n_reference`, how many prompts the means are over.
+        than frequencies or score scale hold; and for one distinct prompt without a reference. `attrs` say which model
+        and weights, `n_reference`, how many distinct prompts the means are over, and `n_judged`, how many gave none.
 
     Raises:
         BadHead: a head that does not exist.
-        ScoreMismatch: rebuilt scores do not give the model's pattern.
+        ScoreMismatch: rebuilt scores do not give the model's pattern, or the model does not rotate by frequencies.
         EditNotHonored: a layer whose scores are rebuilt has hooks on z, such as an ablation there puts on.
         ValueError, TypeError: prompts that cannot be read (see `Task`), or offsets that no prompt has.
 
@@ -121,7 +124,7 @@ def relative_position_kernel(
     """
     view = attention_view(model)
     rows: list[tuple[Any, ...]] = []
-    kernels, back, n_reference = _measured(view, heads, prompts, offsets, reference)
+    kernels, back, counts, _ = _measured(view, heads, prompts, offsets, reference)
     for kernel in kernels:
         score = kernel.score.numpy()  # [distances, heads]
         predicted = np.where(np.isnan(score), np.nan, kernel.predicted())
@@ -131,7 +134,7 @@ def relative_position_kernel(
             for row, distance in enumerate(back)
         ]
     table = pd.DataFrame(rows, columns=["layer", "head", "offset", "score", "predicted"])
-    return RELATIVE_POSITION_KERNEL.frame(table, {**view.origin(runs=True), "n_reference": n_reference})
+    return RELATIVE_POSITION_KERNEL.frame(table, {**view.origin(runs=True), **counts})
 
 
 def kernel_prediction(
@@ -151,20 +154,19 @@ def kernel_prediction(
 
     Args:
         model, heads, prompts, offsets, reference: as in `relative_position_kernel`. Without `reference` the means are
-            over half of the prompts, and scores are from the other half.
+            over half of the distinct prompts, and scores are from the other half. A prompt that is equal to one in
+            `reference`, or is the beginning of one, is not judged on.
 
     Returns:
         DataFrame, one row per head. Columns: `layer, head, name, r, peak, predicted_peak, share_high, share_middle,
         share_low, band, first, last`. Frequencies are numbered as in `band_effects`: sorted from fast to slow, the
-        order of an ordinary model's pairs. NaN where there is no prediction. `attrs` as in `relative_position_kernel`,
-        and `n_judged`.
+        order of an ordinary model's pairs. NaN where there is no prediction. `attrs` as in `relative_position_kernel`.
 
     Raises:
         BadHead: a head that does not exist.
-        ScoreMismatch: rebuilt scores do not give the model's pattern.
-        EditNotHonored: a layer whose scores are rebuilt has hooks on z.
-        ValueError, TypeError: one prompt without a reference, prompts that cannot be read, or offsets that no prompt
-            has.
+        ScoreMismatch, EditNotHonored: as in `relative_position_kernel`.
+        ValueError, TypeError: one distinct prompt without a reference, no prompt that is not in `reference`, prompts
+            that cannot be read, or offsets that no prompt has.
 
     What it does not establish: a mechanism. A large r is nearly an identity of means (see `relative_position_kernel`).
     It says that the head's mean scores need no more than a mean query and a mean key, not that attention follows them,
@@ -172,33 +174,58 @@ def kernel_prediction(
     has no p.
     """
     view = attention_view(model)
-    kernels, back, n_reference = _measured(view, heads, prompts, offsets, reference)
-    if kernels and not n_reference:
+    kernels, back, counts, left_out = _measured(view, heads, prompts, offsets, reference)
+    if kernels and not counts["n_reference"]:
         raise ValueError(
-            "one prompt cannot give the means and be judged on: give several prompts, or others as reference="
+            "one prompt cannot give the means and be judged on: give several prompts, or others as reference= (equal "
+            "prompts are one)"
+        )
+    if kernels and not counts["n_judged"]:
+        raise ValueError(
+            "no prompt is left to judge on: each gave the means or is the beginning of one that did; give other prompts"
+        )
+    if left_out:
+        warn_caller(
+            f"{len(left_out)} prompts are in reference= too, or are the beginning of one there, such as prompt "
+            f"{left_out[0]}: no prediction is judged on them"
         )
     rows = [row for kernel in kernels for row in _judged(kernel, back)]
     table = pd.DataFrame(rows, columns=[column.name for column in KERNEL_PREDICTION.columns if column.name != "name"])
     table = table.astype(dict.fromkeys(("first", "last", "peak", "predicted_peak"), "Int64"))
-    n_judged = kernels[0].n_judged if kernels else 0
-    return KERNEL_PREDICTION.frame(table, {**view.origin(runs=True), "n_reference": n_reference, "n_judged": n_judged})
+    return KERNEL_PREDICTION.frame(table, {**view.origin(runs=True), **counts})
 
 
 def _measured(
     view: AttentionView, heads: Heads | None, prompts: Any, offsets: Iterable[Any] | None, reference: Any
-) -> tuple[list[LayerKernels], list[int], int]:
-    """Return the kernels by layer, the distances as columns have them (far to near), and the size of the reference."""
+) -> tuple[list[LayerKernels], list[int], dict[str, Any], list[int]]:
+    """Return the kernels by layer, the distances as columns have them (far to near), and `attrs` of the prompts.
+
+    Equal prompts go to one half together. A prompt is not judged on if it is among those that gave the means, or is the
+    beginning of one, since its queries and keys are then in the means. Those that are so in `reference` come last.
+    """
     chosen = heads_by_layer(view, heads)
     if not chosen:
-        return [], [], 0
+        return [], [], {"n_reference": 0, "n_judged": 0}, []
     packed = even_rows(_random_prompts(view)) if prompts is None else packed_prompts(view, prompts)
     back = _distances(offsets, packed.tokens.shape[1])
+    distinct = distinct_rows([packed], [()] * len(packed.tokens))
+    notes = equality_notes(distinct, "they give the means together or are judged on together, and means are over all")
+    averaged, n_distinct = torch.zeros(len(distinct), dtype=torch.bool), int(distinct.max()) + 1
     if reference is None:
-        averaged = torch.zeros(len(packed.tokens), dtype=torch.bool)
-        averaged[torch.randperm(len(averaged), generator=torch.Generator().manual_seed(0))[: len(averaged) // 2]] = True
-        return measured_kernels(view, chosen, packed, back, averaged), back, int(averaged.sum())
-    others = packed_prompts(view, reference)
-    return measured_kernels(view, chosen, packed, back, others), back, len(others.tokens)
+        others, n_reference = None, n_distinct // 2
+        half = torch.randperm(n_distinct, generator=torch.Generator().manual_seed(0))[:n_reference]
+        averaged = torch.isin(torch.from_numpy(distinct), half)
+        known = within(view, packed, PackedTokens(packed.tokens[averaged], packed.lengths[averaged]))
+    else:
+        others = packed_prompts(view, reference)
+        n_reference = int(distinct_rows([others], [()] * len(others.tokens)).max()) + 1
+        known = within(view, packed, others)
+    for note in notes:
+        warn_caller(note.message)
+    counts = {"n_reference": n_reference, "n_judged": len({*distinct[~known.numpy()].tolist()})}
+    counts |= replace(packed, notes=(*packed.notes, *notes)).noted
+    left_out = [] if reference is None else known.nonzero().flatten().tolist()
+    return measured_kernels(view, chosen, packed, back, averaged, ~known, others), back, counts, left_out
 
 
 def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:

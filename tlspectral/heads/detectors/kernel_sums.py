@@ -20,7 +20,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import summed, with_gain_and_phase
 from tlspectral.errors import EditNotHonored
 from tlspectral.heads.detectors.rotated_keys import at_pattern
-from tlspectral.models.attention.head_scores import rebuilt_scores
+from tlspectral.models.attention.head_scores import rebuilt_scores, rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern
 from tlspectral.models.hooking.user_hooks import user_hooks
 from tlspectral.models.reading.layer import softcapped
@@ -45,17 +45,17 @@ class Preference(NamedTuple):
 class LayerKernels:
     """Mean scores of some heads of a layer by distance, and the mean query and key.
 
-    `score` is the mean over all prompts, `judged` over those that gave no mean, [distances, heads]; 0 / 0 is NaN.
+    `score` is the mean over all prompts, `judged` over those that are judged, [distances, heads]; 0 / 0 is NaN.
     `preference` is None where the layer's mean query and key predict nothing.
     """
 
     def __init__(self, view: AttentionView, layer: int, heads: list[int], back: list[int]):
         self.view, self.layer, self.heads, self.back = view, layer, heads, back
-        raw = view.raw(layer)
-        self.settings, self.rotary = raw.without_weights(), raw.rotary
+        self.settings, self.rotary = view.raw(layer).without_weights(), view.rotary(layer)
         self.total = torch.zeros(2, 2, len(back), len(heads), dtype=torch.float64)  # [judged, sum and number, ...]
         self.means: dict[str, Tensor] = {}  # "query", "key": sums [heads, d_head]
-        self.n_tokens = self.n_judged = 0
+        self.tables: dict[str, Tensor] = {}  # cos and sin of the last batch, by the names of their hook points
+        self.n_tokens = 0
         self.preference: Preference | None = None
 
     @property
@@ -66,7 +66,7 @@ class LayerKernels:
 
     @property
     def judged(self) -> Float64[Tensor, "distances heads"]:
-        """Mean score over the prompts that gave no mean query and key."""
+        """Mean score over the prompts that a prediction is judged on."""
         return self.total[1, 0] / self.total[1, 1]
 
     def predicted(self) -> Float64[np.ndarray, "distances heads"]:
@@ -76,25 +76,31 @@ class LayerKernels:
         scores = self.preference.by_pair.sum(1) + self.preference.non_rotary[:, None]
         return softcapped(scores, self.settings.softcap).T.numpy()
 
-    def hooks(self, real: Bool[Tensor, "batch pos"], averaged: Bool[Tensor, "batch"], *, scores: bool) -> Hooks:
-        """Return the hooks of one batch; `averaged` marks sequences whose queries and keys are summed."""
+    def hooks(
+        self, real: Bool[Tensor, "batch pos"], averaged: Bool[Tensor, "batch"], judged: Bool[Tensor, "batch"] | None
+    ) -> Hooks:
+        """Return the hooks of one batch.
+
+        `averaged` marks sequences whose queries and keys are summed, `judged` those on which their prediction is
+        judged; None: no scores are read.
+        """
         names = self.view.hook_names(self.layer)
         hooks: Hooks = []
         counted = real & averaged[:, None]
         if self.rotary is not None and not self.view.two_stacks and bool(averaged.any()):
             self.n_tokens += int(counted.sum())
             hooks += [(names[side], partial(self._add_mean, side, counted)) for side in ("query", "key")]
-        if not scores:
+            hooks += [(names[table], partial(self._keep, names[table])) for table in ("cos", "sin") if table in names]
+        if judged is None:
             return hooks
-        self.n_judged += int((~averaged).sum())
         if "scores" in names:
-            return [*hooks, (names["scores"], lambda values, hook: self._add_scores(values, real, averaged))]
+            return [*hooks, (names["scores"], lambda values, hook: self._add_scores(values, real, judged))]
 
         def rebuild(captured: dict[str, Tensor], pattern: Tensor) -> None:
             mask = ~self.view.seen_keys(self.layer, pattern.shape[-1]).cpu()
             scores = rebuilt_scores(self.view, self.layer, captured).total.masked_fill(mask, -torch.inf)
             require_own_pattern(scores, pattern, pattern.dtype, f"layer {self.layer}")
-            self._add_scores(scores, real, averaged)
+            self._add_scores(scores, real, judged)
             captured.clear()
 
         return [*hooks, *at_pattern(self.view, self.layer, rebuild)]
@@ -105,23 +111,31 @@ class LayerKernels:
         total = summed(self.settings.normed(side, x[counted.to(x.device)]), 0).cpu()
         self.means[side] = total + self.means.get(side, 0)
 
-    def _add_scores(self, scores: Tensor, real: Bool[Tensor, "batch pos"], averaged: Bool[Tensor, "batch"]) -> None:
+    def _keep(self, name: str, table: Tensor, hook: Any) -> None:
+        self.tables[name] = table.detach()
+
+    def _add_scores(self, scores: Tensor, real: Bool[Tensor, "batch pos"], judged: Bool[Tensor, "batch"]) -> None:
         every = self.heads == list(range(scores.shape[1]))
         chosen = scores if every else scores[:, self.heads]
         for row, distance in enumerate(self.back):
             diagonal = chosen.diagonal(-distance, dim1=-2, dim2=-1)  # [batch, heads, queries]
             unmasked = self.view.unmasked(self.layer, diagonal) & real[:, None, distance:].to(diagonal.device)
             sums, counts = summed(diagonal.where(unmasked, 0.0), 2).cpu(), unmasked.sum(2).cpu()
-            for part, rows in enumerate((averaged, ~averaged)):
+            for part, rows in enumerate((~judged, judged)):
                 self.total[part, 0, row] += sums[rows].sum(0)
                 self.total[part, 1, row] += counts[rows].sum(0)
 
-    def predict(self, longest: int) -> None:
-        """Set `preference` from the means, if the layer has rotary positions that hold up to the longest prompt."""
+    def predict(self, longest: int, averaged: int) -> None:
+        """Set `preference` from the means, if the layer has rotary positions that hold up to the longest prompt.
+
+        `averaged` is the number of positions in the run that gave the means. Raises ScoreMismatch if that run rotated
+        by other angles than the frequencies say, as under a hook on cos and sin.
+        """
         limit = self.settings.valid_up_to
         too_long = limit is not None and longest > limit
         if self.rotary is None or not self.n_tokens or too_long:
             return
+        rotation_tables(self.view, self.rotary, self.layer, averaged, self.tables)
         query, key = (self.means[side] / self.n_tokens for side in ("query", "key"))
         key = key.repeat_interleave(len(query) // len(key), dim=0)  # some models repeat grouped keys themselves
         rotary, settings = self.rotary.of_heads(self.heads), self.settings
@@ -142,12 +156,14 @@ def measured_kernels(
     chosen: dict[int, list[int]],
     prompts: PackedTokens,
     back: list[int],
-    reference: PackedTokens | Bool[Tensor, "sequences"],
+    averaged: Bool[Tensor, "sequences"],
+    judged: Bool[Tensor, "sequences"],
+    reference: PackedTokens | None,
 ) -> list[LayerKernels]:
     """Run the prompts and return the kernels of the chosen heads by layer.
 
-    `reference`: prompts that mean queries and keys are taken over, or which of the prompts are those. Memory does not
-    grow with their number.
+    Mean queries and keys are taken over the `averaged` prompts and over `reference`, other ones; predictions are judged
+    on the `judged` prompts. Memory does not grow with their number.
     """
     hooked = user_hooks(view.model)
     for layer in chosen:
@@ -158,20 +174,18 @@ def measured_kernels(
                 f"ablated scores to read; take the hooks off {names['z']} (leave the `ablate` context)"
             )
     kernels = [LayerKernels(view, layer, heads, back) for layer, heads in chosen.items()]
-    if isinstance(reference, PackedTokens):
-        nothing = torch.zeros(len(prompts.tokens), dtype=torch.bool)
-        everything = torch.ones(len(reference.tokens), dtype=torch.bool)
-        runs = [(prompts, nothing, True), (reference, everything, False)]
-    else:
-        runs = [(prompts, reference, True)]
-    for run, averaged, scores in runs:
+    runs: list[tuple[PackedTokens, Tensor, Tensor | None]] = [(prompts, averaged, judged)]
+    if reference is not None:
+        runs.append((reference, torch.ones(len(reference.tokens), dtype=torch.bool), None))
+    for run, summed_rows, judged_rows in runs:
         for start in range(0, len(run.tokens), BATCH):
             rows = slice(start, start + BATCH)
-            hooks = [hook for kernel in kernels for hook in kernel.hooks(run.real[rows], averaged[rows], scores=scores)]
+            of_batch = run.real[rows], summed_rows[rows], None if judged_rows is None else judged_rows[rows]
+            hooks = [hook for kernel in kernels for hook in kernel.hooks(*of_batch)]
             if hooks:
                 # Queries may pass after keys, and the pattern passes after both.
-                last = hooks[-1][0] if scores else view.hook_names(kernels[-1].layer)["pattern"]
+                last = hooks[-1][0] if judged_rows is not None else view.hook_names(kernels[-1].layer)["pattern"]
                 view.run(run.tokens[rows], hooks, last=last)
     for kernel in kernels:
-        kernel.predict(max(run.tokens.shape[1] for run, _, _ in runs))
+        kernel.predict(max(run.tokens.shape[1] for run, _, _ in runs), runs[-1][0].tokens.shape[1])
     return kernels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -13,14 +14,14 @@ import torch
 from jaxtyping import Float32, Int32
 from torch import Tensor
 
-from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.heads.detectors.heads import rows_at_once
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_one_run
 from tlspectral.models.running.batches import PackedTokens, even_rows, in_batches
-from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, repeated_queries
 from tlspectral.models.running.text import text_tokens, token_text
 from tlspectral.selection import Heads, counted
 from tlspectral.tables.head_columns import HEAD
@@ -56,7 +57,7 @@ TOP_PAIRS = Schema(
             interval    | label       | top for the ranked pairs. For drawn ones the third below the least attention of
                         |             | these, from 0 on, that they lie in: high, middle or low.
             attention   | probability | Attention of the query to the key, as the model has it.
-            prompt      | index       | Prompt, from 0.
+            prompt      | index       | Prompt, from 0, the first that has the pair.
             query       | index       | Position of the query in its prompt, from 0.
             key         | index       | Position of the key.
             query_token | text        | Text of the query's token where it stands, a line end as one sign; its id
@@ -94,7 +95,8 @@ def top_pairs(
     `low`), and of the queries whose largest pair lies in a third three are drawn, of fewer all. Draws are seeded by
     layer and head, and are the same for every batch.
 
-    Left out are pairs without attention, and queries that see no other key than one, such as the first. Many heads
+    A query that several prompts have, with the same tokens up to it (in an encoder: equal prompts), counts once, in the
+    first of them. Left out are pairs without attention, and queries that see no other key than one. Many heads
     attend to the first token of a prompt when they have nothing to do. Its pairs are therefore left out too, without
     scaling up the rest, unless `sink` is set. A kind is as in `detect_heads`: patterns by token ids alone, the first
     of `start, previous, self, induction, duplicate` that marks the pair.
@@ -114,7 +116,8 @@ def top_pairs(
         DataFrame sorted by layer and head, then by falling attention within an interval. Columns: `layer, head, name,
         rank, interval, attention, prompt, query, key, query_token, key_token, offset, kind, context`. No pattern is
         kept, but two pairs of each query: 16 bytes a head and token. `attrs` say which model and weights, and `n`,
-        `sink` (with "found" `sinks`, as in `attention_sinks`), `n_sequences`, `seed` (of the draws) and `batch`.
+        `sink` (with "found" `sinks`, as in `attention_sinks`), `n_sequences`, `n_distinct` (of the prompts), `seed` (of
+        the draws) and `batch`.
 
     Raises:
         BadHead: a head that does not exist.
@@ -138,6 +141,11 @@ def top_pairs(
         packed = even_rows(text_tokens(view, None, n_sequences=SEQUENCES, sequence_length=LENGTH))
     else:
         packed = packed_prompts(view, prompts)
+    distinct = distinct_rows([packed], [()] * len(packed.tokens))
+    equal = equality_notes(distinct, "pairs of equal prompts are one pair, which has one rank")
+    for note in equal:
+        warn_caller(note.message)
+    packed = replace(packed, notes=(*packed.notes, *equal))
     at_once = rows_at_once(view, packed.tokens.shape[1])
     found = found_sinks(view, packed, chosen, at_once) if without_sinks else None
     if found is not None:
@@ -149,8 +157,14 @@ def top_pairs(
     known = ["layer", "head", "rank", "interval", "attention", "prompt", "query", "key"]
     table = pd.DataFrame(rows, columns=known).astype({"rank": "Int64"})
     table["offset"] = table["key"] - table["query"]
-    said = {"sink": bool(sink)} if found is None else found.noted
-    attrs = {"n_sequences": len(packed.tokens), "n": n, **said, "seed": 0, "batch": at_once}
+    attrs = {
+        "n_sequences": len(distinct),
+        "n_distinct": int(distinct.max()) + 1,
+        "n": n,
+        **({"sink": bool(sink)} if found is None else found.noted),
+        "seed": 0,
+        "batch": at_once,
+    }
     described = _with_words(view, packed, _with_kinds(table, packed, view.causal))
     return TOP_PAIRS.frame(described, {**view.origin(runs=True), **attrs, **packed.noted})
 
@@ -165,8 +179,8 @@ def _largest_of_queries(
 ) -> dict[int, tuple[Float32[Tensor, "prompts heads queries 2"], Int32[Tensor, "prompts heads queries 2"]]]:
     """Return, by layer, the two largest weights of each query and their keys, the larger first; 0 where there are none.
 
-    `sinks` are left out if they are given, else the first key of each prompt unless `sink`. Raises
-    UnsupportedArchitecture for a layer that exposes no pattern.
+    `sinks` are left out if they are given, else the first key of each prompt unless `sink`. A query that an earlier
+    prompt has too has none. Raises UnsupportedArchitecture for a layer that exposes no pattern.
     """
     if not chosen:
         return {}
@@ -174,6 +188,7 @@ def _largest_of_queries(
     shape = {layer: (n_prompts, len(some), width, _OF_ONE_QUERY) for layer, some in chosen.items()}
     found = {layer: (torch.zeros(size), torch.zeros(size, dtype=torch.int32)) for layer, size in shape.items()}
     choice = {layer: view.seen_keys(layer, width).cpu().sum(1) > 1 for layer in chosen}
+    new = packed.real & ~repeated_queries(view, packed)
     fired: set[int] = set()
 
     def keep(layer: int, rows: slice, pattern: Tensor, hook: Any) -> None:
@@ -181,7 +196,7 @@ def _largest_of_queries(
         seen = pattern.detach()[..., first:]
         if len(chosen[layer]) < seen.shape[1]:
             seen = seen[:, chosen[layer]]
-        counted = (packed.real[rows] & choice[layer])[:, None, :]
+        counted = (new[rows] & choice[layer])[:, None, :]
         if sinks is not None:
             seen = seen.masked_fill(sinks.found[layer][rows, None, None].to(seen.device), 0.0)
             counted = counted & sinks.prompts(layer)[rows, None, None]

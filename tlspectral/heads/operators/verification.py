@@ -53,7 +53,8 @@ def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
 
     Raises:
         ScoreMismatch: an error exceeds 1e-5 + 1e-5 max|score| (float32 and wider) or 4 eps max|score| (16-bit); for
-            patterns 1e-5 or eps max|score|.
+            patterns 1e-5 or eps max|score|. Or a rotary layer has no frequencies: its pairs do not rotate by one angle
+            per token.
         UnsupportedArchitecture, BadWeights: a layer cannot be read.
         ValueError, TypeError: prompts that cannot be read (as in `Task`), longer than the positions that the model has,
             or than the length up to which its score scale holds.
@@ -104,6 +105,7 @@ def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
 def _check_layer(
     view: AttentionView, index: int, names: dict[str, str], captured: dict[str, Tensor], real: Bool[Tensor, "batch pos"]
 ) -> LayerCheck:
+    view.rotary(index)  # the prompt can be too short to show that the layer has no frequencies
     raw = view.raw(index)
     pattern = captured[names["pattern"]].cpu().double()
     allowed = _allowed(pattern, index, view.causal) & real[:, None, :, None]

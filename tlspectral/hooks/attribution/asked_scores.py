@@ -38,9 +38,9 @@ class AskedScores:
 
     @property
     def distinct(self) -> Int[np.ndarray, "scores"]:
-        """The number of each score, one for those that are equal in tokens and positions."""
+        """The number of each score, one for those that are equal in positions and in tokens up to the query."""
         known: dict[str, int] = {}
-        keys = [f"{score.tokens.tolist()} {score.query} {score.key}" for score in self.scores]
+        keys = [f"{score.tokens[:, : score.query + 1].tolist()} {score.query} {score.key}" for score in self.scores]
         return np.array([known.setdefault(key, len(known)) for key in keys])
 
 

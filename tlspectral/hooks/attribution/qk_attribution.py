@@ -117,8 +117,8 @@ def qk_attribution(
         (None without one); `norm_behind_held`: True where a norm stands behind the attention of an earlier layer (Gemma
         2 and 3, OLMo 2), whose scale is then held as a number, a head's write being its share; with `remove`,
         `removed_key_sources`, `joint_score_...` and `joint_attention_...`; and the model's origin. For several scores,
-        `n_prompts`, `score_se`, means in place of numbers, lists in place of positions, and the largest `remainder`
-        and `tolerance`.
+        `n_prompts`, `n_distinct`, how many of them differ up to the query, `score_se`, means in place of numbers, lists
+        in place of positions, and the largest `remainder` and `tolerance`.
 
     Raises:
         BadHead: no such head.
@@ -230,7 +230,11 @@ def _attrs(view: AttentionView, asked: AskedScores, mean: _MeanScore) -> dict[st
         "norm_behind_held": any(view.behind(one)[1].kind != "none" for one in view.layers if one < layer),
     }
     if asked.several:
-        attrs |= {"n_prompts": int(mean.counts.sum()), "score_se": float(mean.se(score))}
+        attrs |= {
+            "n_prompts": int(mean.counts.sum()),
+            "n_distinct": len(mean.counts),
+            "score_se": float(mean.se(score)),
+        }
     return attrs
 
 

@@ -5,6 +5,7 @@ holds defaults. What is read here is proved by `verify_scores` on the running mo
 """
 
 import copy
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -26,6 +27,11 @@ from tlspectral.models.reading.latent import (
 )
 from tlspectral.models.reading.layer import RawAttention, require_readable, require_unclipped
 from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, QueryKeyNorm, double
+from tlspectral.models.reading.rotation import (
+    Frequencies,
+    frequencies_of_module,
+    frequencies_of_stored,
+)
 
 _BEHIND_MLP = "post_feedforward_layernorm"  # OLMo 2 has none in front of it; TransformerLens calls this one ln2
 
@@ -348,17 +354,25 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         return None
     if (stored := _stored_tables(model, wrapped)) is not None:
         cos, sin = (table[1].detach().cpu().double() for table in stored)
-        return RotaryGeometry(torch.atan2(sin, cos), *pair_columns(2 * len(cos), adjacent=True), d_head)
+        known = Frequencies(torch.atan2(sin, cos), 1.0)
+        found = frequencies_of_stored(wrapped, *stored, len(cos), known)
+        real, imag = pair_columns(2 * len(cos), adjacent=True)
+        return RotaryGeometry(found.theta, real, imag, d_head, found.scaling, mismatch=found.mismatch)
     module = _rotary_module(model, wrapped)
     layer_type = _layer_type(wrapped)
     if module is None or not any(hasattr(module, f"{prefix}inv_freq") for prefix in ("", f"{layer_type}_")):
         raise UnsupportedArchitecture(f"layer {layer}: rotary positions, but no rotary module that carries frequencies")
     prefix = f"{layer_type}_" if hasattr(module, f"{layer_type}_inv_freq") else ""
     kind = module.rope_type[layer_type] if prefix else getattr(module, "rope_type", "default")
-    # Length-dependent kinds overwrite inv_freq as they meet longer prompts; the original is for short ones.
-    inv_freq = getattr(module, f"{prefix}original_inv_freq", None)
-    inv_freq = inv_freq if inv_freq is not None else getattr(module, f"{prefix}inv_freq")
-    theta = inv_freq.detach().cpu().double()
+    inv_freq, limit = getattr(module, f"{prefix}inv_freq"), _switch_length(module, kind, layer_type if prefix else None)
+    # Length-dependent kinds overwrite inv_freq as they meet longer prompts, and take the original for short ones:
+    # LongRoPE in each run, dynamic NTK once it has met a longer one.
+    if kind == "longrope" or (kind == "dynamic" and _longest_met(module, prefix) > module.original_max_seq_len):
+        inv_freq = getattr(module, f"{prefix}original_inv_freq", inv_freq)
+    known = Frequencies(inv_freq.detach().cpu().double(), float(getattr(module, f"{prefix}attention_scaling", 1.0)))
+    n_positions = int(model.cfg.n_ctx) if limit is None else limit - 1  # dynamic NTK switches back below its limit
+    found = frequencies_of_module(module, layer_type if prefix else None, known, n_positions, d_head)
+    theta = found.theta
     names = ("rotary_adjacent_pairs", "rotary_interleaved_cos_sin")
     adjacent = any(getattr(model.cfg, name, False) for name in names) or adjacent_pairs(wrapped)
     rotating = theta.nonzero().flatten()  # most pairs of a full layer of Gemma 4 stand still
@@ -371,14 +385,23 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
         real_index=real + first,
         imag_index=imag + first,
         d_head=d_head,
-        attention_scaling=float(getattr(module, f"{prefix}attention_scaling", 1.0)),
-        valid_up_to=_switch_length(module, kind, layer_type if prefix else None),
+        attention_scaling=found.scaling,
+        valid_up_to=limit,
+        mismatch=found.mismatch,
     )
+
+
+def _longest_met(module: Any, prefix: str) -> int:
+    """Return the longest prompt that a rotary module with dynamic NTK has its frequencies for."""
+    return int(getattr(module, f"{prefix}max_seq_len_cached", module.max_seq_len_cached))
 
 
 def _rotary_module(model: Any, wrapped: Any) -> Any:
     """Return the module that carries a layer's rotary frequencies, of the bridge or of what it wraps; None without."""
-    found = getattr(getattr(model, "rotary_emb", None), "original_component", None)
+    found: Any = getattr(model, "rotary_emb", None)
+    with suppress(AttributeError):  # what stands in the bridge's place in the wrapped model is what runs
+        found = model.original_model.get_submodule(found.name)
+    found = getattr(found, "original_component", found)
     found = getattr(wrapped, "rotary_emb", None) if found is None else found
     if found is None:  # the bridge may not hold it
         inner = (module for name, module in model.original_model.named_modules() if name.endswith("rotary_emb"))

@@ -11,6 +11,7 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading.alibi import Alibi, alibi_slopes
 from tlspectral.models.reading.layer import RawAttention, require_readable, require_unclipped
 from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, NormalizationKind, QueryKeyNorm
+from tlspectral.models.reading.rotation import frequencies_of_stored
 
 _NORM_KINDS: dict[str, NormalizationKind] = {"LayerNorm": "LN", "RMSNorm": "RMS", "Identity": "none"}
 _POST_NORM = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")  # ln1 stands behind the attention, ln2 behind the MLP
@@ -173,16 +174,19 @@ def _query_key_norm(norm: Any, cfg: Any) -> QueryKeyNorm | None:
 def _rotary(attention: Any, cfg: Any) -> RotaryGeometry | None:
     if cfg.positional_embedding_type != "rotary":
         return None
-    cos, sin = attention.rotary_cos[1].cpu().double(), attention.rotary_sin[1].cpu().double()
+    cos, sin, limit = attention.rotary_cos, attention.rotary_sin, _rotary_limit(cfg)
+    if limit is not None and attention._ntk_alpha_cached != 1.0:  # of a longer run; a shorter one makes them anew
+        sin, cos = attention.calculate_sin_cos_rotary(cfg.rotary_dim, limit, attention._rotary_base(), cfg.dtype)
+    found = frequencies_of_stored(attention, cos, sin, cfg.rotary_dim // 2)
     real, imag = pair_columns(cfg.rotary_dim, adjacent=bool(cfg.rotary_adjacent_pairs))
-    # The row of position 1 holds the scaled cos and sin of theta itself; every theta in use is at most 1 radian.
     return RotaryGeometry(
-        theta=torch.atan2(sin[real], cos[real]),
+        theta=found.theta,
         real_index=real,
         imag_index=imag,
         d_head=int(cfg.d_head),
-        attention_scaling=float(torch.hypot(sin[real[0]], cos[real[0]])),
-        valid_up_to=_rotary_limit(cfg),
+        attention_scaling=found.scaling,
+        valid_up_to=limit,
+        mismatch=found.mismatch,
     )
 
 

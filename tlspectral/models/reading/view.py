@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
-from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
+from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.hooking.hooks_on_model import Hook, checked_at_end, evaluating, hooks_on, send_captures_by_name
 from tlspectral.models.hooking.user_hooks import user_hooks, warn_of_hooks
 from tlspectral.models.reading import bridge
@@ -258,8 +258,15 @@ class AttentionView:
         return known[1][index] if known is not None and index in known[1] else len(self.raw(index).w_q)
 
     def rotary(self, index: int) -> RotaryGeometry | None:
-        """Return the rotary geometry of a layer, None where it has no rotary positions. Raises BadHead for no layer."""
-        return self.raw(index).rotary
+        """Return the rotary geometry of a layer, None where it has no rotary positions. Raises BadHead for no layer.
+
+        Raises ScoreMismatch for a layer whose pairs do not rotate by one angle per token. What needs no frequencies,
+        such as an ablation that takes cos and sin from the run, reads `layer(index).rotary` instead.
+        """
+        rotary = self.raw(index).rotary
+        if rotary is not None and rotary.mismatch is not None:
+            raise ScoreMismatch(f"{self.source['model']}, layer {index}: {rotary.mismatch}")
+        return rotary
 
     def writes_more(self, index: int) -> bool:
         """Return whether a layer writes more than its heads and its MLP do: a mixer (`"L2MIX"`), or an unnamed MLP."""

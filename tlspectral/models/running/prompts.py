@@ -190,21 +190,62 @@ def refuse_padding(view: AttentionView, tokens: Int[Tensor, "*batch pos"], way_o
 def distinct_rows(sides: Sequence[PackedTokens], answers: Iterable[Any]) -> Int[np.ndarray, "sequences"]:
     """Number the sequences so that those which are equal in tokens on all sides, and in answers, have one number."""
     rows = ([row[:n] for row, n in zip(one.tokens.tolist(), one.lengths.tolist(), strict=True)] for one in sides)
+    return numbered(zip(*rows, answers, strict=True))
+
+
+def numbered(rows: Iterable[Any]) -> Int[np.ndarray, "rows"]:
+    """Number rows in the order in which they come, equal ones alike."""
     known: dict[str, int] = {}
-    return np.array([known.setdefault(repr(row), len(known)) for row in zip(*rows, answers, strict=True)])
+    return np.array([known.setdefault(repr(row), len(known)) for row in rows])
 
 
-def equality_notes(distinct: Int[np.ndarray, "sequences"]) -> tuple[Note, ...]:
-    """Return what is to be said of the numbers of `distinct_rows`: nothing where all differ."""
+def repeated_queries(view: AttentionView, prompts: PackedTokens) -> Bool[Tensor, "sequences pos"]:
+    """Return which positions an earlier prompt has with the same tokens up to there, so that a query attends alike.
+
+    In an encoder, which sees later tokens too, those of a prompt that is equal as a whole.
+    """
+    tokens, real = prompts.tokens.numpy(), prompts.real.numpy()
+    repeated, base = np.zeros(tokens.shape, dtype=bool), int(tokens.max()) + 1
+    begun = np.zeros(len(tokens), dtype=np.int64)  # numbers the beginnings of prompts
+    if not view.causal:
+        begun = distinct_rows([prompts], [()] * len(tokens))
+    for position in range(tokens.shape[1]):
+        rows = np.flatnonzero(real[:, position])
+        _, first, begun[rows] = np.unique(
+            begun[rows] * base + tokens[rows, position], return_index=True, return_inverse=True
+        )
+        repeated[rows, position] = True
+        repeated[rows[first], position] = False
+    return torch.from_numpy(repeated)
+
+
+def within(view: AttentionView, prompts: PackedTokens, others: PackedTokens) -> Bool[Tensor, "sequences"]:
+    """Return which prompts are among others or, where no query sees a later token, are the beginning of one."""
+    rows, longer = (
+        [tuple(row[:n]) for row, n in zip(one.tokens.tolist(), one.lengths.tolist(), strict=True)]
+        for one in (prompts, others)
+    )
+    beginnings = {
+        length: {row[:length] for row in longer if len(row) == length or (view.causal and len(row) > length)}
+        for length in {*map(len, rows)}
+    }
+    return torch.tensor([row in beginnings[len(row)] for row in rows])
+
+
+def equality_notes(
+    distinct: Int[np.ndarray, "sequences"],
+    counted: str = "standard errors and p are of the distinct ones, and the mean is over all",
+) -> tuple[Note, ...]:
+    """Return what is to be said of the numbers of `distinct_rows`: nothing where all differ.
+
+    `counted` says how equal prompts count, at the end of the message.
+    """
     n, different = len(distinct), int(distinct.max()) + 1
     if different == n:
         return ()
     first = int(np.flatnonzero(np.bincount(distinct)[distinct] > 1)[0])
     again = int(np.flatnonzero(distinct == distinct[first])[1])
-    message = (
-        f"of {n} prompts {different} are distinct (prompt {again} is prompt {first} again): standard errors and p are "
-        "of the distinct ones, and the mean is over all"
-    )
+    message = f"of {n} prompts {different} are distinct (prompt {again} is prompt {first} again): {counted}"
     return (Note("distinct_rows", different, message),)
 
 
