@@ -196,11 +196,11 @@ def detect_heads(
         counts. `attrs` hold where the model came from, with hashes of its weights, L, `max_se`, the number of sequences
         that were run, the opening token, `reliability`, the rank correlation over heads of each score between even and
         odd distinct sequences, `user_hooks`, as in `analyze_heads`, and `chance`: what uniform attention to the keys
-        that a query sees would score. It is one number, or a dictionary by score: on other prompts, with a pattern, and where
-        a layer's window is shorter than the sequences. A score whose chance differs between layers has a dictionary by
-        layer there, `{"L0": .13, "L1": .05}`. With a dictionary `n_counted` says how many sequences have a query for a
-        score. With a null also `null_draws`, and `null_sequences`, how many are compared; with `sinks` also `sinks`, as
-        in `attention_sinks`.
+        that a query sees would score. It is one number, or a dictionary by score: on other prompts, with a pattern,
+        and where a layer's window is shorter than the sequences. A score whose chance differs between layers has a
+        dictionary by layer there, `{"L0": .13, "L1": .05}`. With a dictionary `n_counted` says how many sequences have
+        a query for a score. With a null also `null_draws`, and `null_sequences`, how many are compared; with `sinks`
+        also `sinks`, as in `attention_sinks`.
 
     Raises:
         ValueError: fewer than two sequences are drawn, a `max_se` that is not above 0, or a pattern of another shape,
