@@ -235,8 +235,11 @@ class Reader:
             if isinstance(self.reads, LayerReads):
                 return without(read, x, self.reads, cuts())
             if isinstance(self.reads, MlpReads) and acts_first(hook, edit):
+                # The norm of a HookedTransformer in 16 bits hands on float32, of a stream that is rounded.
+                types = (read.dtype, *(held[self.names[point]].dtype for point in self.streams))
+                stored = max(types, key=lambda dtype: torch.finfo(dtype).eps)
                 with torch.no_grad():
-                    self.reads.require_own_read(read, x, f"layer {self.layer}, MLP")
+                    self.reads.require_own_read(read, x, stored, f"layer {self.layer}, MLP")
             removed = torch.zeros_like(x)
             for _, rows, (one,) in cuts():
                 removed[rows] += one.to(x)

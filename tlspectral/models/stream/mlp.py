@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -51,11 +52,15 @@ class MlpReads:
         return read + change.to(read).reshape(read.shape)  # OPT flattens sequences
 
     def require_own_read(
-        self, read: Float[Tensor, "*shape d_model"], x: Float[Tensor, "batch pos d_model"], where: str
+        self,
+        read: Float[Tensor, "*shape d_model"],
+        x: Float[Tensor, "batch pos d_model"],
+        stored: torch.dtype,
+        where: str,
     ) -> None:
         """Refuse a run in which `read` is not what the norm makes of the stream `x`. Raises EditNotHonored.
 
-        The first sequence is compared.
+        The first sequence is compared. `stored`: the coarsest type of what the run hands on.
         """
         found, expected = widened(read).reshape(x.shape)[:1].to(x.device), self._scaled(self.norm.normalized(x[:1]))
         if self.norm.bias is not None:
@@ -63,7 +68,7 @@ class MlpReads:
         require_close(
             (found - expected).abs().max(),
             expected.abs().max(),
-            read.dtype,
+            stored,
             "live reads",
             f"{where}: what passes {self.point} in this run is not what the norm makes of the residual stream; they "
             "differ",
