@@ -26,6 +26,7 @@ from tlspectral.selection import counted
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Column, Schema, columns
+from tlspectral.tasks.metric_value import draws_floor
 from tlspectral.tasks.repeated import repeated_ids, repeated_marks, repeated_sequences, segment_length_of
 
 DETECTORS = ("prev", "dup", "ind")
@@ -158,8 +159,8 @@ def detect_heads(
             pos], where positions count from the first real token; or a function from the token ids of a sequence,
             [pos], to [pos, pos]; or the name of one, on queries from position 2 on: `"previous_token"`, `"next_token"`
             (encoders), `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2 to 8 tokens back), `"self"`.
-        null_draws: draws of the null, 0 for none. p is no finer than 1 / (null_draws + 1). Memory does not grow with
-            them; a draw takes about as long as the model's attention on 16 sequences.
+        null_draws: draws of the null, 0 for none. The smallest possible p is 1 / (null_draws + 1), `attrs["p_floor"]`.
+            Memory does not grow with them; a draw takes about as long as the model's attention on 16 sequences.
         seed: of the draw, on the CPU: the same on every device and for every batch size. Also of the null.
 
     Returns:
@@ -174,7 +175,7 @@ def detect_heads(
         token, `chance`, what uniform attention would score, `reliability`, the rank correlation over heads of each
         score between even and odd sequences, and `user_hooks`, as in `analyze_heads`. On other prompts or with a
         pattern `chance` is a dictionary by score, and `n_counted` says how many sequences have a query for it. With a
-        null also `null_draws`, and `null_sequences`, how many are compared.
+        null also `null_draws`, `p_floor`, the smallest possible p, and `null_sequences`, how many are compared.
 
     Raises:
         ValueError: fewer than two sequences are drawn, a `max_se` that is not above 0, or a pattern of another shape,
@@ -283,6 +284,7 @@ def measured_detectors(
 
         n_compared = min(len(tokens), NULL_SEQUENCES, max(1, _NULL_TOKENS // tokens.shape[1]))
         attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
+        attrs |= {"p_floor": draws_floor(null_draws)}
         scored = marks.scorer(slice(0, n_compared))
         with bar(null_draws * len(view.layers), "detectors, null", "draw") as shown:
             pvalues = rotated_key_pvalues(
