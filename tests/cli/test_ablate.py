@@ -52,11 +52,12 @@ def test_heads_and_prompts_of_ones_own_are_measured_as_in_python(folder, tmp_pat
     assert "value of the logit difference and its change delta (intact " in done.stdout
     assert "over 3 sequences" in done.stdout
     assert "control: 3 random parts of equal size a head; control_excess: " in done.stdout
-    assert "no finer than 0.25" in done.stdout
+    assert "control_p: whether delta is one of theirs; the smallest possible is 0.25\n" in done.stdout
     few = ablate(folder, "--heads", "L0H1", "--part", "output", "--control", "random", "--draws", "2")
     assert "control: 2 other heads of the layer a head; " in few.stdout
     shown = pd.read_csv(io.StringIO(done.stdout.split("\n", 2)[2]), sep=r"\s+")
     assert {"value", "delta", "delta_se", "delta_p", "control_delta", "control_excess", "control_p"} <= set(shown)
+    assert (shown["control_p_floor"] == 0.25).all()
     assert shown["delta"].is_monotonic_increasing  # the greatest harm to a logit difference first
     measured = dict(zip(map(head_name, sweep["layer"], sweep["head"]), sweep["delta"], strict=True))
     assert dict(zip(shown["name"], shown["delta"], strict=True)) == pytest.approx(measured, abs=6e-5)  # 4 decimals

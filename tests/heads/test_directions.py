@@ -82,6 +82,7 @@ def test_planted_directions_are_found_on_both_sides_with_their_signs():
     assert set(top.loc[top["side"] == "query", "token"]) == {5, 6, 7}
     assert set(top.loc[top["side"] == "key", "token"]) == {100, 101, 102}
     assert (top["qvalue"] < 0.05).all()
+    assert (top["pvalue"] == table.attrs["pvalue_floor"]).all()
     assert (top["share"] > 0.99).all()
     # Of three nearly orthogonal tokens each loads about 1 / sqrt(3); the sign is positive on both sides, as planted.
     assert top["loading"].between(0.4, 0.75).all()

@@ -49,7 +49,7 @@ def test_what_are_no_other_tasks_is_refused(given, words):
 def test_every_column_of_another_task_is_described():
     schema = with_off_target(ABLATION_SWEEP, ["a b"])
     added = {column.name: column.meaning for column in schema.columns[len(ABLATION_SWEEP.columns) :]}
-    assert list(added) == ["a_b_delta", "a_b_delta_se", "a_b_control_p", "a_b_excess_z"]
+    assert list(added) == ["a_b_delta", "a_b_delta_se", "a_b_control_p", "a_b_control_p_floor", "a_b_excess_z"]
     assert all("the task a b" in meaning for meaning in added.values())
     with pytest.raises(ValueError, match="would have the column control_delta, which the sweep has: rename the task"):
         with_off_target(ABLATION_SWEEP, ["control"])
@@ -66,7 +66,8 @@ def test_z_is_the_place_of_an_effect_among_its_draws():
 
 
 def table(deltas, draws):
-    return pd.DataFrame({"delta": deltas, "delta_se": 0.5, "control_p": 0.05, "control_draws": draws})
+    tested = {"control_p": 0.05, "control_p_floor": 0.05, "control_draws": draws}
+    return pd.DataFrame({"delta": deltas, "delta_se": 0.5, **tested})
 
 
 def test_the_least_difference_is_of_the_task_that_is_most_like_the_target():

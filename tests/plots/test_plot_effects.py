@@ -43,6 +43,11 @@ def test_every_draw_of_the_control_is_seen_beside_its_head(part_name, said_of):
     assert texts.pop("control_p") > 1
     assert texts == {"\N{LESS-THAN OR EQUAL TO} 1/20": 0, "0.20": 1}
     assert said_of in said(figure)
+    assert "no control_p is below 1/20" in said(figure)
+    # A head with fewer draws has a bound of its own.
+    fewer = controlled.assign(control_p=[0.25, 0.2, np.nan], control_draws=[draws[0][:3], draws[1], None])
+    shown = [text.get_text() for text in part(ablation_effects(fewer, HEADS), "control_p")]
+    assert sorted(shown) == ["0.20", "control_p", "\N{LESS-THAN OR EQUAL TO} 1/4"]
 
 
 def test_sets_stand_by_their_names_beside_random_sets():

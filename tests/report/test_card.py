@@ -79,6 +79,7 @@ def test_every_table_given_is_a_section_and_no_other():
     for sweep in given["sweep"]:
         row = sweep.set_index(["layer", "head"]).loc[1, 0]
         assert re.search(rf"{row['part']}\s+induction\s+{row['delta']:.3f}", section(card, "Ablation").text)
+    assert re.search(r"delta_p\s+delta_p_floor", section(card, "Ablation").text)
     strongest = edges().loc[edges()["delta"].abs().idxmax()]
     assert section(card, "Edges in").text.splitlines()[1].split()[0] == strongest["sender"]
     assert section(card, "K-composition").text.splitlines()[1].split()[0] == "L0H3"

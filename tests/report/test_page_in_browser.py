@@ -210,6 +210,7 @@ def test_a_pinned_head_opens_into_its_card(browser, with_cards):
 def test_a_link_leads_to_the_card_of_which_nothing_is_cut_off(browser, tmp_path, width):
     table = heads()
     wide = swept(table).assign(task="greater-than", delta_se=0.012345, control_delta=-0.123456, control_p=0.04762)
+    wide = wide.assign(delta_p_floor=0.0002, control_p_floor=0.04762)
     report(table, tmp_path / "report.html", kernels=kernels((0, 1)), sweep=wide)
     cut = (
         "[...document.querySelectorAll('#evidence section, #numbers, .detectors > div')]"

@@ -281,8 +281,9 @@ def test_a_manifest_that_was_cut_off_is_written_again_while_there_are_no_parts(t
         ('{"format": 1, "a": 1}', "by an older version: remove it, or choose another folder"),
         ("[]", UNREADABLE),
         ('{"format": 2, "a": 1}', "by an older version"),
-        ('{"format": 3, "a": 1}', UNREADABLE),
-        ('{"format": 4, "b": 1}', r"by a newer version of tlspectral \(format 4; this version has 3\): upgrade"),
+        ('{"format": 3, "a": 1}', "by an older version"),
+        ('{"format": 4, "a": 1}', UNREADABLE),
+        ('{"format": 5, "b": 1}', r"by a newer version of tlspectral \(format 5; this version has 4\): upgrade"),
         ('{"a": 1}', "by an older version"),
     ],
 )

@@ -16,6 +16,7 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.running import batches
 from tlspectral.models.running.text import packaged_text, text_tokens
 from tlspectral.tasks import MetricValue, induction, induction_loss, language_loss, paired_effect
+from tlspectral.tasks.metric_value import sign_flip_floor, sign_flip_p
 
 SMALL = {"n_sequences": 7, "segment_length": 10}
 
@@ -142,6 +143,37 @@ def test_a_paired_effect_is_of_the_same_sequences():
     sums = [float(flips @ signs) for signs in itertools.product([1, -1], repeat=4)]
     expected = np.mean([abs(total) >= 2 for total in sums])
     assert paired_effect(MetricValue(flips), MetricValue(np.zeros(4))).pvalue == expected
+
+
+@pytest.mark.parametrize(("count", "zeros"), [(2, 0), (5, 0), (6, 3), (4, 4), (15, 12), (14, 14)])
+def test_the_floor_of_sign_flips_is_the_smallest_p_of_any_signs(count, zeros):
+    """Up to 13 differences all flips are listed, above they are drawn; flips of differences that are 0 are ties."""
+    sizes = np.random.default_rng(count).uniform(1, 2, count)
+    sizes[:zeros] = 0.0
+    every = []
+    for signs in itertools.product([1, -1], repeat=count - zeros):
+        sizes[zeros:] = np.abs(sizes[zeros:]) * signs
+        effect = paired_effect(MetricValue(sizes.copy()), MetricValue(np.zeros(count)), seed=5)
+        every.append(effect.pvalue)
+        assert effect.floor == sign_flip_floor(sizes, 5)
+    assert effect.floor == min(every)
+    if count <= 13:
+        assert effect.floor == min(1.0, 2 / 2 ** (count - zeros))
+
+
+def test_the_floor_of_many_flips_is_that_of_the_draws():
+    difference = np.random.default_rng(0).normal(size=40)
+    assert sign_flip_floor(difference, 0) == sign_flip_p(np.abs(difference), 0) == 2 / 10_000
+    # Rounding is no difference: 3 that count among 15.
+    tiny = np.where(np.arange(15) < 3, 1.0, 1e-17)
+    assert sign_flip_floor(tiny, 0) == sign_flip_p(tiny, 0) > 0.2
+
+
+def test_equal_sequences_are_flipped_together_in_the_floor():
+    difference, distinct = np.array([1.0, 1.0, 2.0, 3.0, 3.0]), np.array([0, 0, 1, 2, 2])
+    assert sign_flip_floor(difference, 0, distinct) == sign_flip_p(difference, 0, distinct) == 2 / 2**3
+    for few in (np.ones(1), np.array([1.0, np.nan, 2.0]), np.array([1.0, np.inf, 2.0])):
+        assert np.isnan([sign_flip_floor(few, 0), sign_flip_p(few, 0)]).all()
 
 
 def test_sampled_flips_are_seeded():

@@ -186,12 +186,19 @@ def echo_sweep(sweep: "pd.DataFrame", known: "pd.DataFrame | None", unit: str, e
         beside = "other heads of the layer" if sweep["score_rms"].isna().all() else "random parts of equal size"
         typer.echo(
             f"control: {sweep.attrs['draws']} {beside} a head; control_excess: |delta| less their mean |effect|; "
-            f"control_p: whether delta is one of theirs, no finer than {1 / (1 + sweep.attrs['draws']):.2g}"
+            f"control_p: whether delta is one of theirs; the smallest possible is {_floors(sweep['control_p_floor'])}"
         )
     shown = shown.sort_values("delta", ascending=bool(sweep.attrs["higher_is_better"]))[columns]
     if len(shown) > _LISTED:
         typer.echo(f"the {_LISTED} heads of {len(shown)} whose removal does the most harm:")
     typer.echo(printed(shown.head(_LISTED).dropna(axis=1, how="all"), 4))
+
+
+def _floors(floors: "pd.Series") -> str:
+    """Return the smallest possible p of all heads, and how it differs between them."""
+    if floors.isna().all():
+        return "unknown: no draw was found"
+    return " to ".join(dict.fromkeys(f"{floor:.2g}" for floor in (floors.min(), floors.max())))
 
 
 def strongest_heads(heads: "pd.DataFrame", top: int) -> "pd.DataFrame":
@@ -211,7 +218,8 @@ def _print_summary(summary: "pd.DataFrame") -> None:
             continue
         text = _STATEMENTS[statement].format(column=row.column, note=row.note)
         if "rank" in statement:
-            typer.echo(f"{text}: {row.value:.0f} of {row.n}, p = {row.pvalue:.3g}")
+            least = f"smallest possible {row.pvalue_floor:.3g}"
+            typer.echo(f"{text}: {row.value:.0f} of {row.n}, p = {row.pvalue:.3g} ({least})")
         else:
             typer.echo(f"{text}: {row.value:.3f} ({row.low:.3f} to {row.high:.3f})")
 

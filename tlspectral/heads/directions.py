@@ -33,6 +33,7 @@ from tlspectral.selection import Head
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
+from tlspectral.tasks.metric_value import draws_floor
 
 LEVEL = 0.05
 NO_READING = "no reading"
@@ -119,13 +120,14 @@ def head_directions(
         task: a `Task` with `attention`, for `"qk"`. Its prompts are run once, under the hooks on the model.
         n_directions: directions that are read; fewer where the operator has a lower rank.
         n_words: tokens of a list.
-        draws: random directions; p is no smaller than 1 / (draws + 1).
+        draws: random directions; `attrs["pvalue_floor"]` is the smallest possible p, 1 / (1 + draws).
         seed: of the random directions.
 
     Returns:
         DataFrame with a row per direction, side and word; empty for an operator that is 0. Columns: `layer, head, name,
         kind, direction, share, side, strength, random_strength, pvalue, qvalue, rank, token, word, loading,
-        random_loading`. `attrs` hold where the model came from, with hashes of the layer.
+        random_loading`. `attrs` hold where the model came from, with hashes of the layer, and `pvalue_floor`, the
+        smallest possible p.
 
     Raises:
         BadHead: no such head.
@@ -160,7 +162,8 @@ def head_directions(
     table = pd.DataFrame(rows, columns=[column.name for column in HEAD_DIRECTIONS.columns if column.name != "name"])
     table = table.assign(layer=index, head=number, kind=kind)
     table = table.astype({"rank": "Int64", "token": "Int64", "random_loading": float})
-    return Measurement(HEAD_DIRECTIONS, settings, view.origin([index])).table(table)
+    made = Measurement(HEAD_DIRECTIONS, settings, view.origin([index]))
+    return made.table(table, pvalue_floor=draws_floor(draws))
 
 
 def _operator_sides(

@@ -17,6 +17,7 @@ _COLUMNS = (
     ("delta", "of the metric", "Value without the part less the intact value, mean over the sequences of {task}."),
     ("delta_se", "of the metric", "Standard error of {name}_delta over the sequences of {task}."),
     ("control_p", "probability", "As control_p, on {task}: of the same draws of the control."),
+    ("control_p_floor", "probability", "As control_p_floor, on {task}."),
     ("excess_z", "SD of draws", "As excess_z, on {task}: of the same draws of the control."),
 )
 
@@ -79,7 +80,7 @@ def excess_z(delta: Iterable[float], draws: Iterable[Sequence[float]]) -> np.nda
 def beside_off_target(table: pd.DataFrame, others: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """Return the rows of a sweep of one task with `excess_z`, and with columns of the other tasks' rows in this order.
 
-    Each table has `delta, delta_se, control_p` and `control_draws`.
+    Each table has `delta, delta_se, control_p, control_p_floor` and `control_draws`.
     """
     table = table.assign(excess_z=excess_z(table["delta"], table["control_draws"]))
     for task, other in others.items():

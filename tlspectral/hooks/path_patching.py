@@ -70,6 +70,7 @@ EDGE_EFFECTS = Schema(
         *CONTROL_COLUMNS,
         *columns("""
             pvalue?       | probability | As control_p, among the effects of all senders of the receiver.
+            pvalue_floor? | probability | Smallest possible pvalue, 1 / (1 + draws of all senders of the receiver).
             qvalue?       | probability | pvalue corrected for the number of rows (Benjamini-Hochberg).
             k_composition? | ratio      | Composition score from weights, mean over the receiver's heads; else NaN.
             estimate?     | of the metric | First-order estimate of delta. With screen.
@@ -135,8 +136,9 @@ def edge_effects(
             `counterfactual=`, else the mean; `attrs["replace"]` says which.
         control: `"random"` also takes away, in place of the write, 20 of equal norm at each token in random directions
             (the sender's output map, its directions replaced by Haar-random ones); a number says how many draws.
-            For `pvalue`, control effects of all senders of a receiver are pooled. `control_p` is not below
-            1 / (1 + draws): 19 reach .05. With 20 draws the call took 13 times as long on SmolLM2-135M.
+            For `pvalue`, control effects of all senders of a receiver are pooled. `control_p_floor` and `pvalue_floor`
+            are the smallest possible p: 19 draws reach a `control_p` of .05. With 20 draws the call took 13 times as
+            long on SmolLM2-135M.
         at: the position at which the sender writes what is cut, or a list of positions, a row for each: names of the
             task's positions, or numbers, negative from the end of each prompt; or `[[3, 4]]`, a position of each
             prompt, which the column `position` calls given. None: all positions at once.
@@ -160,10 +162,10 @@ def edge_effects(
         group, by its receiver's name), sorted by receiver, then sender; of pairs one per edge, with a screen the
         largest estimate first. Columns: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached?,
         position?, attention?, delta, delta_se, control_delta?, control_delta_se?, control_excess?, control_p?,
-        control_draws?, pvalue?, qvalue?, k_composition?, estimate?, estimate_se?, selected?, measured?, eap_name?`. A
-        sender that writes behind the receiver has no row. `attrs` hold model and settings; `norm_behind_held`: layers
-        of senders with a norm behind the attention (Gemma 2 and 3, OLMo 2), in which a head's write is its share with
-        that norm's scale held.
+        control_p_floor?, control_draws?, pvalue?, pvalue_floor?, qvalue?, k_composition?, estimate?, estimate_se?,
+        selected?, measured?, eap_name?`. A sender that writes behind the receiver has no row. `attrs` hold model and
+        settings; `norm_behind_held`: layers of senders with a norm behind the attention (Gemma 2 and 3, OLMo 2), in
+        which a head's write is its share with that norm's scale held.
 
         With a screen `attrs` also hold `overlap_half`: what the largest edges of two disjoint halves of the pairs have
         in common (Jaccard index, mean of 100 splits), so that it is of half as many pairs; `overlap_quarter`; and

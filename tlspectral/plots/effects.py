@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure, one_panel, two_decimals
 from tlspectral.tables.schema import require
+from tlspectral.tasks.metric_value import draws_floor
 
 _INTACT, _ABLATED = "#1b6ca8", "#c8102e"
 _COLUMNS = 3
@@ -22,8 +23,8 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
 
     A grey tick is a random part of equal size (of outputs, another head of the layer; of sets, another set), the bar
     from the least to the largest of them; a red dot outside of the bar did more than any. `control_p` stands at the
-    right, as "<= 1/20" where it is as small as 19 draws allow. The error of the red dot is over sequences. Draws share
-    the sequences, so their spread comes from the parts.
+    right, as "<= 1/20" where it is as small as 19 draws allow; the legend has the smallest possible one. The error of
+    the red dot is over sequences. Draws share the sequences, so their spread comes from the parts.
 
     Args:
         sweep: of `ablation_sweep`, of heads or of sets of them; heads without a measured effect are left out.
@@ -57,8 +58,9 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
         of_heads = table["part"].iloc[0] in ("output", "long_range")
         what = "other heads of the layer" if of_heads else "random parts of equal size"
         what = "random sets of the same layers" if is_set.any() else what
-        handles = [(_draw_control(axes, table), f"{n_draws} {what}, from the least to the largest")]
-        _write_pvalues(axes, table["control_p"], n_draws)
+        least = f"from the least to the largest: no control_p is below 1/{1 + n_draws}"
+        handles = [(_draw_control(axes, table), f"{n_draws} {what}, {least}")]
+        _write_pvalues(axes, table)
     replaced = f" ({sweep.attrs['replace']})" if "replace" in sweep.attrs else ""
     dots = axes.errorbar(table["delta"], heights, xerr=table["delta_se"], fmt="o", color=_ABLATED, zorder=4)
     handles.insert(0, (dots[0], f"{table['part'].iloc[0]} removed{replaced}"))
@@ -88,13 +90,16 @@ def _draw_control(axes: Axes, table: pd.DataFrame) -> Any:
     return ticks
 
 
-def _write_pvalues(axes: Axes, pvalues: pd.Series, n_draws: int) -> None:
-    """Write control_p behind each row, at the right edge."""
-    least = 1 / (1 + n_draws)
+def _write_pvalues(axes: Axes, table: pd.DataFrame) -> None:
+    """Write control_p behind each row, at the right edge: as a bound where it is the smallest of the row's draws."""
     across = axes.get_yaxis_transform()  # x from 0 to 1 over the axes
     texts = [
-        "" if np.isnan(one) else f"\N{LESS-THAN OR EQUAL TO} 1/{1 + n_draws}" if one <= least + 1e-12 else f"{one:.2f}"
-        for one in pvalues
+        ""
+        if np.isnan(pvalue)
+        else f"\N{LESS-THAN OR EQUAL TO} 1/{1 + len(drawn)}"
+        if pvalue <= draws_floor(len(drawn)) + 1e-12
+        else f"{pvalue:.2f}"
+        for pvalue, drawn in zip(table["control_p"], table["control_draws"], strict=True)
     ]
     look: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK, "gid": "control_p"}
     for height, text in [(len(texts) - 0.3, "control_p"), *enumerate(texts)]:

@@ -258,7 +258,8 @@ def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
 
 
 def _sweep(name: str, rows: Rows) -> list[Section]:
-    shown = ("part", "task", "delta", "± se", "delta_p", "control_delta", "control_p", "replace")
+    tested = ("delta_p", "delta_p_floor", "control_delta", "control_p", "control_p_floor")
+    shown = ("part", "task", "delta", "± se", *tested, "replace")
     note = "The score of the model with a part of this head removed, less the intact one. Others may take over."
     return [Section("Ablation", note, *listing([_chosen(row, *shown) for row in rows]))]
 

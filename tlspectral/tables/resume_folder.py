@@ -16,7 +16,7 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.tables.atomic_writes import remove_left_overs, whole_file
 from tlspectral.tables.parquet import naming_file, read_table, table_bytes
 
-_FORMAT = 3  # it rises with the names of settings
+_FORMAT = 4  # it rises with the names of settings, and with the columns of jobs
 _MANIFEST = "settings.json"
 _OWN_ATTRS = ("file", "given", "made_with")  # `given` holds the table's attrs that have one of these names
 

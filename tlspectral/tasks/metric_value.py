@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -85,8 +86,10 @@ class Effect(float):
 
     Attributes:
         value: mean difference, in the unit of the metric; se: its standard error.
-        pvalue: two-sided sign-flip test of no difference: exact up to 13 sequences, above from 9,999 seeded flips, and
-            so no finer than 1e-4 there. Equal sequences are flipped together.
+        pvalue: two-sided sign-flip test of no difference: exact up to 13 sequences, above from 9,999 seeded flips.
+            Equal sequences are flipped together.
+        floor: the smallest pvalue that any signs of these differences could have had: 2 / 2^n for n up to 13 that are
+            not 0, and 2e-4 for many.
     """
 
     _repr_html_ = html_summary
@@ -94,6 +97,7 @@ class Effect(float):
     value: float
     se: float
     pvalue: float
+    floor: float = float("nan")
 
     def __new__(cls, value: float, *_: Any, **__: Any) -> Effect:
         """Make the number, `value`."""
@@ -121,7 +125,10 @@ def paired_effect(ablated: MetricValue, intact: MetricValue, *, seed: int = 0) -
     difference = ablated.per_sequence - intact.per_sequence
     distinct = intact.distinct
     return Effect(
-        float(difference.mean()), standard_error(difference, distinct), sign_flip_p(difference, seed, distinct)
+        float(difference.mean()),
+        standard_error(difference, distinct),
+        sign_flip_p(difference, seed, distinct),
+        sign_flip_floor(difference, seed, distinct),
     )
 
 
@@ -163,9 +170,12 @@ def standard_error(
 def sign_flip_p(
     difference: Float64[np.ndarray, "sequences"], seed: int, distinct: Int[np.ndarray, "sequences"] | None = None
 ) -> float:
-    """Return the two-sided p of a mean difference under flips of its signs, equal sequences together; NaN for one."""
+    """Return the two-sided p of a mean difference under flips of its signs, equal sequences together.
+
+    NaN for one, and where a difference is not finite.
+    """
     difference = row_sums(difference, distinct)
-    if len(difference) < 2:
+    if len(difference) < 2 or not np.isfinite(difference).all():
         return float("nan")
     test = scipy.stats.permutation_test(
         (difference,),
@@ -178,11 +188,39 @@ def sign_flip_p(
     return float(test.pvalue)
 
 
+def sign_flip_floor(
+    difference: Float64[np.ndarray, "sequences"], seed: int, distinct: Int[np.ndarray, "sequences"] | None = None
+) -> float:
+    """Return the smallest `sign_flip_p` that differences of these sizes have with any signs; NaN where that is.
+
+    With equal signs no flip gives a larger mean. Flips of differences that are 0 are ties. With n that are not 0 the
+    floor is 2 / 2^n where all flips are listed. Where 9,999 are drawn, it is 2 / 10,000 for each time that they leave
+    all signs as they are, and once more.
+
+    >>> import numpy as np
+    >>> sign_flip_floor(np.array([1.0, -2.0, 3.0, 4.0, 5.0, 6.0]), 0), sign_flip_floor(np.array([1.0, 0.0, 2.0]), 0)
+    (0.03125, 0.5)
+    """
+    sizes = np.abs(row_sums(difference, distinct))
+    if not np.isfinite(sizes).all():
+        return float("nan")
+    # The test takes means as equal that differ by 100 eps.
+    counted = 2 * sizes > 100 * np.finfo(np.float64).eps * sizes.sum()
+    return _floor_of_flips(tuple(counted.tolist()), seed)
+
+
+@cache
+def _floor_of_flips(counted: tuple[bool, ...], seed: int) -> float:
+    """Return the smallest p of differences of which some count and the others are 0."""
+    return sign_flip_p(np.array(counted, dtype=np.float64), seed)
+
+
 CONTROL_COLUMNS = columns("""
     control_delta?    | of the metric | As delta, for the draws of the control, mean over them.
     control_delta_se? | of the metric | Standard error of control_delta, over draws and sequences; NaN for one draw.
     control_excess?   | of the metric | |delta| less the mean over draws of |control effect|.
     control_p?        | probability   | (1 + draws whose effect is as large as delta) / (1 + draws), in absolute values.
+    control_p_floor?  | probability   | Smallest control_p that any effect could have beside the draws that were found.
     control_draws?    | numbers       | Effects of the draws of the control, each mean over sequences; control_delta is
                       |               | their mean. None where nothing was measured.
 """)
@@ -217,6 +255,7 @@ def beside_control(
         "control_delta_se": error,
         "control_excess": excess,
         "control_p": pvalue,
+        "control_p_floor": np.full(len(deltas), draws_floor(n_draws)),
         "control_draws": drawn.tolist(),
     }
 
@@ -229,8 +268,8 @@ def control_test(
     `control_excess` is |delta| less the mean of |control| over draws: positive where the effect is larger than the
     effect of a random draw on the mean, in either direction. `control_p` is the Monte-Carlo p of "the effect is one of
     the control's": (1 + draws with |control| >= |delta|) / (1 + draws). Small values say that the effect is larger. No
-    p is below 1 / (1 + draws), so that .05 takes 19 draws. Where effect and draws are exchangeable, p is .05 or less in
-    at most 5 % of the cases, whatever their distribution.
+    p is below `draws_floor(draws)`, so that .05 takes 19 draws. Where effect and draws are exchangeable, p is .05 or
+    less in at most 5 % of the cases, whatever their distribution.
 
     >>> import numpy as np
     >>> excess, pvalue = control_test(np.array([-3.0]), np.array([[1.0, -2.0, 0.5, 4.0]]))
@@ -247,3 +286,12 @@ def control_test(
     size, drawn = np.abs(delta), np.abs(controls)
     as_large = (drawn >= size[..., None]).sum(-1)
     return size - drawn.mean(-1), (1 + as_large) / (1 + drawn.shape[-1])
+
+
+def draws_floor(draws: int) -> float:
+    """Return the smallest p of a test against random draws, (1 + draws that reach the value) / (1 + draws); NaN for 0.
+
+    >>> draws_floor(19), draws_floor(4)
+    (0.05, 0.2)
+    """
+    return 1 / (1 + draws) if draws else float("nan")

@@ -65,6 +65,9 @@ def test_chance_is_that_of_heads_drawn_at_random():
     medians = np.median([generator.choice(ranks, 3, replace=False) for _ in range(4000)], axis=1)
     # 4000 draws: standard error below .008; counting one head more or less would move it by .2.
     assert np.mean(medians >= found["value"] - 1e-12) == pytest.approx(found["pvalue"], abs=0.03)
+    # The median is highest where two of three heads are the two of the largest D_head.
+    n = len(heads)
+    assert found["pvalue_floor"] == pytest.approx(3 * 2 / (n * (n - 1)), rel=1e-9)
 
 
 @pytest.mark.slow

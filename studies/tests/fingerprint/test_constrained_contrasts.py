@@ -62,6 +62,8 @@ def test_the_papers_table_4():
     assert table["q_paper"].round(3).tolist() == [0.016, 0.008, 0.005, 0.008]
     # With ties counted and the adjustment done to the end.
     assert table["pvalue"].tolist() == pytest.approx([1 / 252] * 3 + [3 / 252])
+    assert (table["pvalue_floor"] <= table["pvalue"]).all()
+    assert table["pvalue_floor"][:3].tolist() == table["pvalue"][:3].tolist()
     assert table["q"].tolist() == pytest.approx([4 / 3 / 252] * 3 + [3 / 252])
     assert table["verdict"].tolist() == ["holds", "falsified", "falsified", "falsified"]
 

@@ -147,7 +147,7 @@ def planted(own, drawn):
 def test_the_p_value_counts_draws_at_or_above():
     found = placebo_attenuation(*planted(0.5, [0.1, 0.5, 0.2, 0.9]), mean_share)
     # Of four draws one is above and one equal; (1 + 2) / 5.
-    assert (found.statistic, found.pvalue, found.n, found.seed) == (0.5, 3 / 5, 4, 3)
+    assert (found.statistic, found.pvalue, found.floor, found.n, found.seed) == (0.5, 3 / 5, 1 / 5, 4, 3)
     assert found.draws.tolist() == [0.1, 0.5, 0.2, 0.9]
     assert (found.method, found.reason) == ("permuted_pairing", None)
     # FP's 2/51: one of 50 at or above.
@@ -183,12 +183,12 @@ def test_a_placebo_without_signal_attenuates_less_than_the_cause():
         # Measured 0.87 and 0.85 against at most 0.05: columns of noise take nothing away.
         assert found.statistic > 0.6
         assert found.draws.max() < 0.2
-        assert found.pvalue == 1 / 9
+        assert found.pvalue == found.floor == 1 / 9
     # A model without RoPE has the placebo's own attenuation alone.
     placebo = heads[["layer", "head", "rope_imag_frac", "freq_centroid"]].assign(draw=0)
     placebo.attrs = {"placebo": "pseudo_rope"}
     found = placebo_attenuation(heads.assign(rope_imag_frac=np.nan, freq_centroid=np.nan), placebo)
-    assert np.isnan([found.statistic, found.pvalue]).all()
+    assert np.isnan([found.statistic, found.pvalue, found.floor]).all()
     assert found.reason == "the model has no RoPE, so no phase features of its own"
     assert found.draws[0] == stats.attenuation(heads).statistic
     assert (found.n, found.seed, found.method) == (1, None, "pseudo_rope")

@@ -115,6 +115,17 @@ def test_it_is_the_enumeration_of_all_labelings(alternative, x, y):
     assert found.statistic + other.statistic == len(x) * len(y)
 
 
+@alternatives
+@pytest.mark.parametrize(("x", "y"), [([1, 2, 2], [2, 3, 5, 5]), ([4, 4, 4], [1, 1]), ([1, 2, 3, 4], [6, 7])])
+def test_the_floor_is_the_smallest_p_of_any_labeling(alternative, x, y):
+    pooled = np.array([*x, *y], dtype=float)
+    every = []
+    for chosen in itertools.combinations(range(len(pooled)), len(x)):
+        others = np.setdiff1d(np.arange(len(pooled)), chosen)
+        every.append(mann_whitney(pooled[[*chosen]], pooled[others], alternative=alternative).pvalue)
+    assert mann_whitney(x, y, alternative=alternative).floor == min(every)
+
+
 @given(x=tied, y=tied)
 @invariant
 def test_effect_sizes_are_their_definitions(x, y):
@@ -138,6 +149,7 @@ def test_many_labelings_are_counted_exactly_and_beyond_counting_it_is_asymptotic
     x, y = np.round(rng.normal(0.3, 1, 150), 1), np.round(rng.normal(0, 1, 250), 1)
     found = mann_whitney(x, y)
     assert found.method.startswith("asymptotic")
+    assert np.isnan(found.floor)
     assert found.pvalue == scipy.stats.mannwhitneyu(x, y, method="asymptotic").pvalue
     one_more = mann_whitney([3.0], np.arange(5000.0))
     assert one_more.pvalue == pytest.approx(2 * 5 / 5001, rel=1e-9)
@@ -158,4 +170,5 @@ def test_an_overlap_counts_the_sets_that_overlap_as_much(data):
     found = hypergeometric_overlap(population, marked, drawn, overlap)
     assert found.pvalue == pytest.approx(np.mean(np.array(hits) >= overlap))
     assert found.expected == pytest.approx(np.mean(hits))
+    assert found.floor == hypergeometric_overlap(population, marked, drawn, min(marked, drawn)).pvalue
     assert (found.statistic, found.n) == (overlap, population)

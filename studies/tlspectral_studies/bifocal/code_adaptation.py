@@ -50,6 +50,7 @@ _EFFECTS = """
     value     | nat         | Held-out loss of the arm at the end less that of the reference, mean over files.
     value_se  | nat         | Standard error of value over files, paired.
     pvalue    | probability | Two-sided p of no difference, by flipping the signs of the files' differences.
+    pvalue_floor? | probability | Smallest pvalue that differences of these sizes have with any signs.
 """
 describe_tables(
     "source-code",
@@ -325,7 +326,8 @@ def _effects(by_arm: dict[str, dict[str, pd.DataFrame]], compared: list[tuple[st
     for arm, reference in pairs:
         effect = paired_effect(ends[arm], ends[reference])
         both = {"arm": arm, "reference": reference}
-        rows.append({**both, "value": effect.value, "value_se": effect.se, "pvalue": effect.pvalue})
+        tested = {"pvalue": effect.pvalue, "pvalue_floor": effect.floor}
+        rows.append({**both, "value": effect.value, "value_se": effect.se, **tested})
     return pd.DataFrame(rows)
 
 

@@ -75,6 +75,7 @@ describe_tables(
             mean    | correlation | Mean over seeds of Spearman's correlation of move and change over heads.
             low, high, n
             pvalue  | probability | Two-sided p that the mean is 0, by flipping the signs of layers and seeds.
+            pvalue_floor? | probability | Smallest pvalue that values of these sizes have with any signs.
             control | correlation | mean, with the change of the same head in the arm fixed.
             q       | probability | pvalue with the false discovery rate over all rows.
         """,
@@ -299,8 +300,9 @@ def joined(heads: pd.DataFrame) -> pd.DataFrame:
                 pd.Series([group[move].corr(group[name], method="spearman") for group in groups])
                 for name in (measure, f"{measure}_fixed")
             )
-            pvalue = paired_effect(MetricValue(found.to_numpy()), MetricValue(np.zeros(len(found)))).pvalue
-            row = {"arm": arm, "move": move, "measure": measure, **t_interval(found), "pvalue": pvalue}
+            effect = paired_effect(MetricValue(found.to_numpy()), MetricValue(np.zeros(len(found))))
+            tested = {"pvalue": effect.pvalue, "pvalue_floor": effect.floor}
+            row = {"arm": arm, "move": move, "measure": measure, **t_interval(found), **tested}
             rows.append({**row, "control": float(control.mean())})
     table = pd.DataFrame(rows)
     return table.assign(q=benjamini_hochberg(table["pvalue"]).q)

@@ -141,13 +141,15 @@ def statistics(
     deliver(results, output, form)
     if form is not None or quiet:
         return
-    shown = results.drop(columns=["function", "pvalue_of", "reason"]).round(3)
+    shown = results.drop(columns=["function", "pvalue_floor", "pvalue_of", "reason"]).round(3)
     typer.echo(shown.to_string(index=False, na_rep=""))
     typer.echo("")
     for row in results.to_dict(orient="records"):
         name = f"{row['statistic']} ({row['method']})"
         if row["pvalue"] == row["pvalue"]:
-            typer.echo(f"p of {name}: {row['pvalue']:.4f}: {row['pvalue_of']}")
+            floor = row["pvalue_floor"]
+            least = f" (smallest possible {floor:.4f})" if floor == floor else ""
+            typer.echo(f"p of {name}: {row['pvalue']:.4f}{least}: {row['pvalue_of']}")
         if row["reason"]:
             typer.echo(f"{name}: {row['reason']}")
     if output is not None:

@@ -118,9 +118,11 @@ def test_a_planted_feature_comes_first_and_no_other_token_has_it():
     assert table.loc[0, ["query_term", "key_term"]].tolist() == ["feature 0", "feature 1"]
     assert table.loc[0, "total"] > 5 * table["total"].abs()[1:].max()
     # No other two of the 24 tokens have it: p is at its floor.
-    assert table.attrs["max_p"] == 1 / (24 * 23)
+    assert table.attrs["max_p"] == table.attrs["max_p_floor"] == 1 / (24 * 23)
     # Between two tokens that have nothing of the kind the largest pair is one of many.
-    assert tls.qk_attribution(model, APART, "L1H1", 9, 5, dictionary=dictionary).attrs["max_p"] > 0.05
+    other = tls.qk_attribution(model, APART, "L1H1", 9, 5, dictionary=dictionary).attrs
+    assert other["max_p"] > 0.05
+    assert other["max_p_floor"] == 1 / (24 * 23)
 
 
 def test_max_p_does_not_hang_on_the_lengths_of_other_streams():
@@ -168,7 +170,18 @@ def test_several_scores_share_features():
     assert table.set_index(["query_term", "key_term"]).loc[pair, "total"] == pytest.approx(np.mean(totals), abs=1e-12)
     shares = [single.attrs["error_score"] for single in singles]
     assert table.attrs["error_share"] == pytest.approx(np.mean(shares) / table.attrs["score"], abs=1e-10)
-    assert 0 < table.attrs["max_p"] <= 1
+    assert 1 / 1000 <= table.attrs["max_p_floor"] <= table.attrs["max_p"] <= 1
+
+
+def test_the_floor_of_max_p_counts_draws_of_the_same_tokens():
+    """Two prompts of three tokens have six choices of query and key each, so that 999 draws repeat the largest pair."""
+    model = shared("bridge", "llama")
+    places = [(PROMPT[:, :3], 2, 1), (PROMPT[:, 3:6], 2, 0)]
+    attrs = tls.qk_attribution(model, places, "L1H1", dictionary=sparse(attention_view(model).d_model)).attrs
+    assert attrs["max_p_draws"] == 999
+    # The largest pair is of one prompt alone: 1 in 6 of 1,000, with a standard deviation of .012. Without ties .001.
+    assert attrs["max_p_floor"] == pytest.approx(1 / 6, abs=0.05)
+    assert attrs["max_p_floor"] <= attrs["max_p"]
 
 
 # --- where it fits ---

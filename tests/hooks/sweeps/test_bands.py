@@ -94,11 +94,12 @@ def test_where_no_set_weighs_the_same_there_is_none():
     for row in table.itertuples():
         if row.random_draws == 0:
             none = [row.random_delta, row.random_score_rms, row.random_overlap, row.control_excess, row.control_p]
-            assert np.isnan(none).all()
+            assert np.isnan([*none, row.control_p_floor]).all()
         else:
             assert row.random_score_rms == pytest.approx(row.score_rms, rel=0.1)
             assert row.random_delta_min <= row.random_delta <= row.random_delta_max
             assert row.random_overlap >= 0
+            assert row.control_p >= row.control_p_floor == 1 / (1 + row.random_draws)
     assert table["random_draws"].between(0, 4).all()
     assert (table["random_draws"] > 0).any()
 
@@ -133,6 +134,7 @@ SWEPT = {
     "random_delta_se": "control_delta_se",
     "control_excess": "control_excess",
     "control_p": "control_p",
+    "control_p_floor": "control_p_floor",
     "random_score_rms": "control_rms",
     "random_overlap": "control_overlap",
 }

@@ -18,7 +18,7 @@ from tlspectral.hooks.parts import LongRange, Output
 from tlspectral.hooks.sweeps.controls import head_sets
 from tlspectral.models.reading import attention_view
 from tlspectral.tasks import induction
-from tlspectral.tasks.metric_value import control_test
+from tlspectral.tasks.metric_value import beside_control, control_test, draws_floor
 
 sweep = functools.partial(ablation_sweep, control="random")
 
@@ -49,6 +49,18 @@ def test_an_effect_that_is_one_of_its_draws_is_significant_as_often_as_it_should
     values = np.random.default_rng(0).standard_cauchy(20)
     pvalues = [control_test(values[[i]], np.delete(values, i)[None])[1].item() for i in range(20)]
     assert sorted(pvalues) == pytest.approx(np.arange(1, 21) / 20)
+
+
+@pytest.mark.parametrize("draws", [1, 3, 19])
+def test_the_floor_is_the_p_of_an_effect_beyond_all_draws(draws):
+    """Ties among the draws do not move it, and draws that were not found do not count."""
+    drawn_effects = np.round(np.random.default_rng(draws).standard_normal((2, draws + 2)), 0)
+    drawn_effects[0, draws:] = np.nan
+    columns = beside_control(np.full((2, 4), 50.0), np.repeat(drawn_effects[..., None], 4, axis=2), None)
+    assert list(columns["control_p"]) == list(columns["control_p_floor"]) == [1 / (1 + draws), 1 / (3 + draws)]
+    assert draws_floor(draws) == 1 / (1 + draws)
+    none = beside_control(np.ones((2, 4)), np.full((2, draws, 4), np.nan), None)
+    assert np.isnan([*none["control_p"], *none["control_p_floor"], draws_floor(0)]).all()
 
 
 # --- sweeps ---
@@ -93,6 +105,7 @@ def test_a_head_is_compared_with_the_other_heads_of_its_layer(part):
     # A head drawn at random has each rank as often as any other.
     for _, rows in table.groupby("layer"):
         assert sorted(rows["control_p"]) == [0.25, 0.5, 0.75, 1.0]
+    assert (table["control_p_floor"] == 0.25).all()
     one = sweep(model, part, task=drawn(), heads="L1H2")
     # Runs in batches of other sizes: measured 1e-7; effects are 1e-3.
     pd.testing.assert_frame_equal(one, table.iloc[[6]].reset_index(drop=True), rtol=0, atol=1e-5)
@@ -107,6 +120,7 @@ def test_fewer_other_heads_are_drawn_at_random():
         (other,) = [head for head in (0, 1, 3) if abs(deltas[1, head] - row["control_delta"]) < 1e-5]
         found.add(other)
         assert row["control_p"] == (1.0 if abs(deltas[1, other]) >= abs(deltas[1, 2]) else 0.5)
+        assert row["control_p_floor"] == 0.5
     assert found == {0, 1, 3}
     with pytest.warns(UserWarning, match=r"draws=50, but .* other heads of the layer, of which there are 3: .* 1 / 4"):
         assert sweep(model, "output", task=drawn(), heads="L1H2", draws=50).attrs["draws"] == 3
@@ -208,5 +222,9 @@ def test_an_edge_is_compared_with_draws_of_its_own_sender(draws, monkeypatch):
     # The previous-token head does more than any random write of its size; the other three heads do less.
     first = table["sender"] == "L0H3"
     assert (table.loc[first, "control_p"] == 1 / (1 + draws)).all()
+    assert (table["control_p_floor"] == 1 / (1 + draws)).all()
+    pooled = table.groupby(["receiver", "receiver_head"])["control_draws"].transform(lambda of: of.map(len).sum())
+    assert table["pvalue_floor"].tolist() == (1 / (1 + pooled)).tolist()
+    assert (table.loc[first, "pvalue"] == table.loc[first, "pvalue_floor"]).all()
     assert (table["control_excess"] > 0).tolist() == first.tolist()
     assert table["control_delta_se"].isna().all() == (draws == 1)

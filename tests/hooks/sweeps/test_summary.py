@@ -91,6 +91,9 @@ def test_effects_and_detectors_are_ranked_among_all_heads():
         found = statement(summary, "effect_rank", column=name)
         rank = 1 + (sweep["delta"] > sweep["delta"][head]).sum()
         assert (found["value"], found["pvalue"], found["n"], found["note"]) == (rank, rank / 30, 30, note)
+    ranked = summary["statement"].isin(["detector_rank", "effect_rank"])
+    assert (summary.loc[ranked, "pvalue_floor"] == 1 / 30).all()
+    assert summary.loc[~ranked, "pvalue_floor"].isna().all()
     better = sweep.assign(delta=-sweep["delta"])
     better.attrs = {**sweep.attrs, "higher_is_better": True}
     assert statement(summarize_sweep(better, heads, small=0.1), "effect_rank", column="dup")["value"] == 1

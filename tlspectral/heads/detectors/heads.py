@@ -28,6 +28,7 @@ from tlspectral.selection import counted
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Column, Schema, columns
+from tlspectral.tasks.metric_value import draws_floor
 from tlspectral.tasks.repeated import (
     detector_offsets,
     repeated_ids,
@@ -184,8 +185,8 @@ def detect_heads(
             (encoders), `"duplicate"`, `"induction"`, `"first_token"`, `"local"` (2 to 8 tokens back), `"self"`.
         sinks: "found" adds columns without all sinks of the layer, which a run of its own finds first
             (`tls.heads.attention_sinks`). It needs `prompts` that are no repeated segments.
-        null_draws: draws of the null, 0 for none. p is no finer than 1 / (null_draws + 1). Memory does not grow with
-            them; a draw takes about as long as the model's attention on 16 sequences.
+        null_draws: draws of the null, 0 for none. The smallest possible p is 1 / (null_draws + 1), `attrs["p_floor"]`.
+            Memory does not grow with them; a draw takes about as long as the model's attention on 16 sequences.
         seed: of the draw, on the CPU: the same on every device and for every batch size. Also of the null.
 
     Returns:
@@ -199,8 +200,8 @@ def detect_heads(
         that a query sees would score. It is one number, or a dictionary by score: on other prompts, with a pattern,
         and where a layer's window is shorter than the sequences. A score whose chance differs between layers has a
         dictionary by layer there, `{"L0": .13, "L1": .05}`. With a dictionary `n_counted` says how many sequences have
-        a query for a score. With a null also `null_draws`, and `null_sequences`, how many are compared; with `sinks`
-        also `sinks`, as in `attention_sinks`.
+        a query for a score. With a null also `null_draws`, `p_floor`, the smallest possible p, and
+        `null_sequences`, how many are compared; with `sinks` also `sinks`, as in `attention_sinks`.
 
     Raises:
         ValueError: fewer than two sequences are drawn, a `max_se` that is not above 0, or a pattern of another shape,
@@ -328,6 +329,7 @@ def measured_detectors(
 
         n_compared = min(len(tokens), NULL_SEQUENCES, max(1, _NULL_TOKENS // tokens.shape[1]))
         attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
+        attrs |= {"p_floor": draws_floor(null_draws)}
         scored = marks.scorer(slice(0, n_compared))
         with bar(null_draws * len(view.layers), "detectors, null", "draw") as shown:
             pvalues = rotated_key_pvalues(

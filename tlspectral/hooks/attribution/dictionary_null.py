@@ -20,7 +20,7 @@ MOST_DRAWS, TURNS = 999, 20
 def dictionary_notes(
     dictionary: Dictionary, divided: list[DividedScore], weights: Float64[Tensor, "scores"]
 ) -> dict[str, Any]:
-    """Return what `attrs` say of a dictionary: the error's share, the same of a turned decoder, and `max_p`.
+    """Return what `attrs` say of a dictionary: the error's share, the same of a turned decoder, `max_p` and its floor.
 
     `weights` are the weights of the scores in the mean, and sum to 1.
     """
@@ -30,12 +30,13 @@ def dictionary_notes(
     turned = 0.0
     for weight, each in zip(weights.tolist(), divided, strict=True):
         turned += weight * sum(_turned_error_score(each, generator) for _ in range(TURNS)) / TURNS
-    max_p, draws = _max_p(dictionary, divided, weights, generator)
+    max_p, floor, draws = _max_p(dictionary, divided, weights, generator)
     return {
         "error_share": of_error / score if score else float("nan"),
         "error_share_turned": turned / score if score else float("nan"),
         "error_score": of_error,
         "max_p": max_p,
+        "max_p_floor": floor,
         "max_p_draws": draws,
         **dictionary.described(),
     }
@@ -69,13 +70,13 @@ def _turned_error_score(divided: DividedScore, generator: torch.Generator) -> fl
 
 def _max_p(
     dictionary: Dictionary, divided: list[DividedScore], weights: Tensor, generator: torch.Generator
-) -> tuple[float, int]:
-    """Return p of the largest |mean| of a pair of features, against features of other tokens, and the draws.
+) -> tuple[float, float, int]:
+    """Return p of the largest |mean| of a pair of features, against features of other tokens, its floor, and the draws.
 
     In each draw query and key of a prompt have the features of two tokens of the prompt, under the norms of these
     tokens' own streams. Under the norms of the score's tokens, features of a longer stream would count for more. Every
     draw gives its largest pair, so that p is corrected for the number of pairs. For one score all pairs of tokens are
-    taken, where there are not too many: the score's own is one of them.
+    taken, where there are not too many: the score's own is one of them. The floor is p of the largest value of all.
     """
     reads = [_token_reads(dictionary, each) for each in divided]
     lengths = [len(features) - 2 for features, _, _ in reads]
@@ -84,16 +85,24 @@ def _max_p(
     def largest(places: list[tuple[int, int]]) -> float:
         return _largest(divided, reads, weights, places, len(dictionary.decoder))
 
-    observed = largest([(0, 1)] * len(divided)) * (1 - 1e-12)
     every = [(a, a) for a in range(lengths[0])] if same[0] else [*permutations(range(lengths[0]), 2)]
     if len(divided) == 1 and len(every) <= MOST_DRAWS:
-        return sum(largest([(a + 2, b + 2)]) >= observed for a, b in every) / len(every), len(every)
-    reached = 0
+        values = torch.tensor([largest([(a + 2, b + 2)]) for a, b in every], dtype=torch.float64)
+        return *_reaching(values, largest([(0, 1)])), len(every)
+    drawn = [largest([(0, 1)] * len(divided))]
     for _ in range(MOST_DRAWS):
         orders = [(torch.randperm(length, generator=generator) + 2).tolist() for length in lengths]
         places = [(order[0], order[0 if alike else 1]) for order, alike in zip(orders, same, strict=True)]
-        reached += largest(places) >= observed
-    return (1 + reached) / (1 + MOST_DRAWS), MOST_DRAWS
+        drawn.append(largest(places))
+    return *_reaching(torch.tensor(drawn, dtype=torch.float64), drawn[0]), MOST_DRAWS
+
+
+def _reaching(values: Float64[Tensor, "values"], observed: float) -> tuple[float, float]:
+    """Return the shares of values that reach the observed one and that reach the largest one, up to rounding."""
+    observed_share, largest_share = (
+        float((values >= one * (1 - 1e-12)).double().mean()) for one in (observed, float(values.max()))
+    )
+    return observed_share, largest_share
 
 
 def _token_reads(dictionary: Dictionary, divided: DividedScore) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

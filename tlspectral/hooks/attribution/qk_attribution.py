@@ -88,7 +88,8 @@ def qk_attribution(
     With a `dictionary` the terms are its features that are active, its bias, and the error, which is what is left of
     the stream. Look at `attrs["error_share"]` first: the sum of all rows with the error over the score. It can be above
     1 or below 0; beside it stands `error_share_turned`, with the decoder turned at random. `max_p` is of the largest
-    row of two features, against features of other tokens of the prompt at query and key, each under its own norms.
+    row of two features, against features of other tokens of the prompt at query and key, each under its own norms;
+    `max_p_floor` is the smallest p that any pair of these tokens could have.
 
     With `remove=`, the rows of largest |total| are taken out and the score is computed again, every norm taken again:
     a decomposition alone proves nothing. With the norms held, `measured` would be `total`. In `attrs`,

@@ -25,7 +25,7 @@ from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.models.stream.mlp import mlp_reads
 from tlspectral.models.stream.writes import Cast, Input, LayerReads, change_of_reads, layer_reads
 from tlspectral.selection import head_name
-from tlspectral.tasks.metric_value import beside_control, standard_error
+from tlspectral.tasks.metric_value import beside_control, draws_floor, standard_error
 from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
 
 Deltas = Float64[np.ndarray, "edges draws sequences"]
@@ -147,6 +147,7 @@ def edge_columns(
         for rows in of_receiver.values():
             larger = (np.abs(drawn[rows]).ravel() >= np.abs(delta[rows].mean(1))[:, None]).sum(1)
             table.loc[rows, "pvalue"] = (1 + larger) / (1 + drawn[rows].size)
+            table.loc[rows, "pvalue_floor"] = draws_floor(drawn[rows].size)
     if prepared.run.replace != "counterfactual":
         table["k_composition"] = _composition(edges, layer, what, prepared) if what in "qkv" else np.nan
     return table

@@ -45,6 +45,7 @@ BAND_EFFECTS = Schema(
             control_excess   | of the metric | |delta| less the mean over random sets of |their effect|.
             control_p        | probability   | (1 + sets with an effect as large as delta) / (1 + sets), in absolute
                              |               | values.
+            control_p_floor  | probability   | Smallest possible control_p, 1 / (1 + random_draws).
             random_score_rms | logit         | As score_rms, mean over random sets.
             random_overlap   | share         | RMS of the band's own frequencies in a set over that of the band, mean
                              |               | over sets.
@@ -80,13 +81,13 @@ def band_effects(
         model: a TransformerBridge or HookedTransformer.
         heads: as in `ablate`.
         task, at, folder, n_jobs: as in `ablation_sweep`.
-        draws: random sets per band. `control_p` is not below 1 / (1 + random_draws): 19 reach .05.
+        draws: random sets per band. 19 reach a `control_p` of .05, and some bands find fewer: see `control_p_floor`.
         seed: of the sets and of the task's sequences.
 
     Returns:
         DataFrame, one row per head and band. Columns: `layer, head, name, band, position?, first, last, delta,
         delta_se, score_rms, random_delta, random_delta_se, random_delta_min, random_delta_max, control_excess,
-        control_p, random_score_rms, random_overlap, random_draws`.
+        control_p, control_p_floor, random_score_rms, random_overlap, random_draws`.
 
     Raises:
         BadHead: a head that does not exist.
@@ -148,6 +149,7 @@ _FROM_SWEEP = {
     "random_delta_se": "control_delta_se",
     "control_excess": "control_excess",
     "control_p": "control_p",
+    "control_p_floor": "control_p_floor",
     "random_score_rms": "control_rms",
     "random_overlap": "control_overlap",
 }

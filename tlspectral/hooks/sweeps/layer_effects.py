@@ -35,7 +35,7 @@ from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads
-from tlspectral.tasks.metric_value import beside_control, sign_flip_p, standard_error
+from tlspectral.tasks.metric_value import beside_control, sign_flip_floor, sign_flip_p, standard_error
 from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
 
 
@@ -216,6 +216,7 @@ def effect_rows(
             "delta": deltas.mean(1),
             "delta_se": [standard_error(delta, distinct) for delta in deltas],
             "delta_p": [sign_flip_p(delta, seed, distinct) for delta in deltas],
+            "delta_p_floor": [sign_flip_floor(delta, seed, distinct) for delta in deltas],
         }
     )
     if not controls.shape[1]:

@@ -40,6 +40,7 @@ SUMMARIZE_SWEEP = Schema(
             high         | as value     | Upper end of that interval.
             pvalue       | probability  | Of ranks rank / n, exact for a head chosen at random; of correlations
                          |              | Student's t over layers; else NaN.
+            pvalue_floor | probability  | Smallest possible pvalue of a rank, 1 / n; else NaN.
             qvalue       | probability  | pvalue of correlations, corrected for their number (Benjamini-Hochberg).
             n            | count        | Heads behind the number; for ranks those that are ranked.
             note         | text         | Of sum what its interval is over, of ranks the head; else missing.
@@ -78,8 +79,8 @@ def summarize_sweep(
             and `language`; for a task of one's own it has to be given.
 
     Returns:
-        DataFrame, a statement a row. Columns: `part, size_control, statement, column, value, low, high, pvalue, qvalue,
-        n, note`.
+        DataFrame, a statement a row. Columns: `part, size_control, statement, column, value, low, high, pvalue,
+        pvalue_floor, qvalue, n, note`.
 
     Raises:
         ValueError: no sweep, a head that `heads` lacks, one that is in a part twice, heads of another model, no `small`
@@ -199,7 +200,8 @@ def _ranks(joined: pd.DataFrame, heads: pd.DataFrame, harm: np.ndarray) -> Itera
 def _rank(statement: str, detector: str, values: np.ndarray, own: float, head: str) -> dict[str, Any]:
     """Return the rank of one head's value among `values`, 1 for the largest; p is rank / n."""
     rank, n = int((values > own).sum()) + 1, len(values)
-    return {"statement": statement, "column": detector, "value": rank, "pvalue": rank / n, "n": n, "note": head}
+    row = {"statement": statement, "column": detector, "value": rank, "n": n, "note": head}
+    return row | {"pvalue": rank / n, "pvalue_floor": 1 / n}
 
 
 def _correlations(joined: pd.DataFrame, effect: np.ndarray) -> Iterator[dict[str, Any]]:

@@ -70,6 +70,7 @@ ABLATION_SWEEP = Schema(
             delta     | of the metric | value less the intact one; of a loss, positive where the part helped.
             delta_se  | of the metric | Standard error of delta over sequences, paired with the intact run; NaN for one.
             delta_p   | probability   | Two-sided p of no effect by sign flips: exact to 13 sequences, else 9,999 draws.
+            delta_p_floor | probability | Smallest delta_p that differences of these sizes have with any signs.
             score_rms | logit         | RMS of what was removed from the scaled scores, over unmasked pairs of tokens;
                       |               | NaN for output and long_range.
         """),
@@ -144,8 +145,8 @@ def ablation_sweep(
             time.
         draws: random parts per head, None is five (19 with `off_target`); for `Output` and `LongRange` other heads per
             head, None is all (no more than n - 1 in a layer with n heads); random sets per set, None is 19. For a
-            `Band` there can be fewer that differ, down to none: `control_draws` has those that were found. `control_p`
-            is not below 1 / (1 + draws): 19 reach .05.
+            `Band` there can be fewer that differ, down to none: `control_draws` has those that were found. The
+            smallest possible `control_p` is in `control_p_floor`, 1 / (1 + draws): 19 reach .05.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
         off_target: other tasks, on each of which the same is removed, beside the same draws of the control: as many
@@ -161,12 +162,12 @@ def ablation_sweep(
 
     Returns:
         DataFrame sorted by layer and head. Columns: `layer, head, name, part, position?, value, delta, delta_se,
-        delta_p, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?, control_draws?,
-        control_rms?, control_overlap?, excess_z?, estimate?, measured?`. `attrs` hold model and settings; with a
-        screen `attrs["screen"]["rank_correlation"]` of estimate and effect on the random set. With `off_target` each
-        other task adds `delta, delta_se, control_p` and
-        `excess_z` with its name in front, such as `language_delta`; `attrs["off_target"]` has what is said of each
-        task, and `attrs["least_z_difference"]` for each row |excess_z| less the largest of the other tasks.
+        delta_p, delta_p_floor, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?,
+        control_p_floor?, control_draws?, control_rms?, control_overlap?, excess_z?, estimate?, measured?`. `attrs` hold
+        model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on the random
+        set. With `off_target` each other task adds `delta, delta_se, control_p, control_p_floor` and `excess_z` with
+        its name in front, such as `language_delta`; `attrs["off_target"]` has what is said of each task, and
+        `attrs["least_z_difference"]` for each row |excess_z| less the largest of the other tasks.
 
     Raises:
         BadHead: a head that does not exist.

@@ -55,6 +55,7 @@ FORMATION_TESTS = Schema(
         ratio             | ratio       | mean_slower / mean_faster.
         statistic         | count       | Mann-Whitney U: pairs of runs in which the slower arm is later, ties half.
         pvalue            | probability | One-sided p of later formation, exact with ties. NaN for one seed.
+        pvalue_floor?     | probability | Smallest pvalue that any labeling of these runs could have; NaN as pvalue.
         q                 | probability | pvalue after Benjamini and Hochberg, over the contrasts of the criterion.
         pvalue_paper      | probability | The same p as if there were no ties.
         q_paper           | probability | pvalue_paper adjusted without the cumulative minimum.
@@ -219,12 +220,12 @@ def _row(formation: pd.DataFrame, contrast: Contrast, criterion: str) -> dict[st
         row[f"n_{name}"], row[f"not_formed_{name}"] = len(runs), int(np.isnan(formed).sum())
         row[f"mean_{name}"], row[f"sd_{name}"] = float(steps[name].mean()), _deviation(steps[name])
     row["ratio"] = row["mean_slower"] / row["mean_faster"] if row["mean_faster"] else np.nan
-    row |= dict.fromkeys((*_OF_A_TEST, "pvalue_paper", "q", "q_paper"), np.nan)
+    row |= dict.fromkeys((*_OF_A_TEST, "pvalue_floor", "pvalue_paper", "q", "q_paper"), np.nan)
     if min(row["n_slower"], row["n_faster"]) < 2:
         return row
     test = mann_whitney(steps["slower"], steps["faster"], alternative="greater")
     row["pvalue_paper"] = mann_whitney_pvalue(steps["slower"], steps["faster"], "greater")
-    return row | {name: getattr(test, name) for name in _OF_A_TEST}
+    return row | {"pvalue_floor": test.floor} | {name: getattr(test, name) for name in _OF_A_TEST}
 
 
 def _deviation(steps: np.ndarray) -> float:

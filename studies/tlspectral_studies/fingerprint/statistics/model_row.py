@@ -37,6 +37,7 @@ ANOTHER_MODEL = Schema(
         low       | of the row  | Lower end of a 95 % interval over layers, or smallest draw of a placebo; else NaN.
         high      | of the row  | Upper end of that interval, or largest draw.
         pvalue    | probability | p of what pvalue_of says. NaN for an attenuation by the model's own phase.
+        pvalue_floor? | probability | Smallest possible pvalue where it is over placebos or random heads; else NaN.
         pvalue_of | text        | What pvalue tests; None without one.
         noise_sd  | of the row  | Standard deviation of value when query and key weights move within their rounding. NaN
                   |             | without the model, and for a placebo.
@@ -100,8 +101,9 @@ def another_model(
         name = "partial correlation within layers"
         rows.append(_row(name, method, result, "stats.partial_spearman", result.pvalue, tested))
     result = top_head_percentile(heads, k=k)
-    chance = chance_of_percentile(heads, result, k)
-    rows.append(_row(top, "median", result, "stats.top_head_percentile", chance, f"{k} heads at random reach it"))
+    chance, floor = chance_of_percentile(heads, result, k)
+    tested = f"{k} heads at random reach it"
+    rows.append(_row(top, "median", result, "stats.top_head_percentile", chance, tested, floor))
     for method in _METHODS if rotary else ():
         result = attenuation(heads, method=method, draws=bootstrap_draws, seed=seed)
         rows.append(_row("attenuation", method, result, "stats.attenuation"))
@@ -112,7 +114,8 @@ def another_model(
             result = placebo_attenuation(heads, placebo, shares[method])
             name = f"attenuation by placebo: {result.method}"
             tested = "the model's own phase takes no more (low and high: range of draws)"
-            row = _row(name, method, result, "statistics.placebo_attenuation", result.pvalue, tested)
+            of_placebo = (result.pvalue, tested, result.floor)
+            row = _row(name, method, result, "statistics.placebo_attenuation", *of_placebo)
             drawn = result.draws
             rows.append(row | {"value": float(drawn.mean()), "low": float(drawn.min()), "high": float(drawn.max())})
     table = pd.DataFrame(rows)
@@ -141,15 +144,23 @@ def another_model(
     return ANOTHER_MODEL.frame(reasons_as_objects(table), attrs)
 
 
-def chance_of_percentile(heads: pd.DataFrame, percentile: TopHeadPercentile, k: int) -> float:
-    """Return the chance that the median percentile of `k` random heads of the model is as high."""
-    as_high = int((heads["D_head"].rank(pct=True) >= percentile.statistic).sum())
+def chance_of_percentile(heads: pd.DataFrame, percentile: TopHeadPercentile, k: int) -> tuple[float, float]:
+    """Return the chance that the median percentile of `k` random heads is as high, and that of the highest median."""
+    ranks, half = heads["D_head"].rank(pct=True), (k + 1) // 2
+    counts = [int((ranks >= median).sum()) for median in (percentile.statistic, ranks.nlargest(half).min())]
     # The median of k is at or above a value when more than half of the k are.
-    return hypergeometric_overlap(percentile.n, as_high, k, (k + 1) // 2).pvalue
+    chance, floor = (hypergeometric_overlap(percentile.n, as_high, k, half).pvalue for as_high in counts)
+    return chance, floor
 
 
 def _row(
-    statistic: str, method: str, result: Any, function: str, pvalue: float = math.nan, pvalue_of: str | None = None
+    statistic: str,
+    method: str,
+    result: Any,
+    function: str,
+    pvalue: float = math.nan,
+    pvalue_of: str | None = None,
+    pvalue_floor: float = math.nan,
 ) -> dict[str, Any]:
     """A row of the table from a result of `tlspectral.stats`; not all of them have an interval or a reason."""
     low, high = getattr(result, "interval", (math.nan, math.nan))
@@ -160,6 +171,7 @@ def _row(
         "low": low,
         "high": high,
         "pvalue": pvalue,
+        "pvalue_floor": pvalue_floor,
         "pvalue_of": pvalue_of,
         "n": result.n,
         "function": f"tlspectral.{function}",

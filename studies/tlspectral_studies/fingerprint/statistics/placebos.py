@@ -24,6 +24,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 from tlspectral.tables.html_summary import html_summary
 from tlspectral.tables.schema import Schema, columns, require
+from tlspectral.tasks.metric_value import draws_floor
 from tlspectral_studies.fingerprint.statistics.tables_with_draws import drawn_columns, tables_with_draws
 
 PHASE_COLUMNS = PhaseMetrics._fields
@@ -165,6 +166,7 @@ class PlaceboAttenuation:
         statistic: share of the association that the model's own phase features take away, 1 - after / before.
         draws: the same share for every draw of the placebo.
         pvalue: (1 + number of draws at or above `statistic`) / (n + 1).
+        floor: the smallest pvalue that n draws allow, 1 / (n + 1).
         n: draws.
         seed: of the draws, None where none were random.
         method: the placebo.
@@ -176,6 +178,7 @@ class PlaceboAttenuation:
     statistic: float
     draws: Float64[np.ndarray, " n"]
     pvalue: float
+    floor: float
     n: int
     seed: int | None
     method: str
@@ -194,8 +197,8 @@ def placebo_attenuation(
             `tlspectral.stats.attenuation` by `functools.partial(attenuation, method="rank")`.
 
     Returns:
-        The attenuation, the placebos' and a one-sided p-value, which no number of draws brings below 1 / (n + 1). Of a
-        model without RoPE `statistic` and `pvalue` are NaN, and the placebo's own attenuation is in `draws`.
+        The attenuation, the placebos' and a one-sided p-value with its floor. Of a model without RoPE `statistic`,
+        `pvalue` and `floor` are NaN, and the placebo's own attenuation is in `draws`.
 
     Raises:
         ValueError: a column that a table lacks, or the two are not of the same model or heads.
@@ -215,6 +218,7 @@ def placebo_attenuation(
         statistic=statistic,
         draws=drawn,
         pvalue=float(pvalue),
+        floor=draws_floor(len(drawn)) if reason is None else np.nan,
         n=len(drawn),
         seed=placebo.attrs.get("seed"),
         method=str(placebo.attrs.get("placebo", "placebo")),

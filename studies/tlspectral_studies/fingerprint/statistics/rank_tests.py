@@ -28,6 +28,7 @@ class MannWhitney:
         statistic: U of x: pairs in which x is larger, ties counted half.
         pvalue: exact over all labelings of the pooled values, ties included, where they can be counted; else
             asymptotic with the variance corrected for ties and for continuity. `method` says which.
+        floor: the smallest exact pvalue that any labeling of these values could have had; NaN for an asymptotic one.
         rank_biserial: `2 U / (n_x n_y) - 1`, -1 to 1: the share of pairs with x > y less the share with x < y.
         hodges_lehmann: median of all differences x - y: the shift, in units of the values.
         n: values used.
@@ -41,6 +42,7 @@ class MannWhitney:
 
     statistic: float
     pvalue: float
+    floor: float
     rank_biserial: float
     hodges_lehmann: float
     n: int
@@ -74,10 +76,11 @@ def mann_whitney(x: Values, y: Values, *, alternative: Alternative = "two-sided"
     sizes, pooled = (len(x_values), len(y_values)), np.concatenate([x_values, y_values])
     ranks = scipy.stats.rankdata(pooled)
     u = float(ranks[: sizes[0]].sum() - sizes[0] * (sizes[0] + 1) / 2)
-    exact = _exact_pvalue(np.rint(2 * ranks).astype(np.int64), sizes[0], alternative)
+    exact = _exact_pvalues(np.rint(2 * ranks).astype(np.int64), sizes[0], alternative)
     return MannWhitney(
         statistic=u,
-        pvalue=scipys_pvalue(x_values, y_values, alternative, "asymptotic") if exact is None else exact,
+        pvalue=scipys_pvalue(x_values, y_values, alternative, "asymptotic") if exact is None else exact[0],
+        floor=math.nan if exact is None else exact[1],
         rank_biserial=2 * u / math.prod(sizes) - 1,
         hodges_lehmann=float(np.median(x_values[:, None] - y_values)),
         n=sum(sizes),
@@ -103,8 +106,12 @@ def _groups(x: Values, y: Values) -> tuple[Float64[np.ndarray, "n_x"], Float64[n
     return x_values, y_values, given - len(x_values) - len(y_values)
 
 
-def _exact_pvalue(doubled_ranks: Int64[np.ndarray, "n"], n_x: int, alternative: Alternative) -> float | None:
-    """Share of all labelings with a rank sum at least as extreme; None where there are too many to count.
+def _exact_pvalues(
+    doubled_ranks: Int64[np.ndarray, "n"], n_x: int, alternative: Alternative
+) -> tuple[float, float] | None:
+    """Share of all labelings with a rank sum at least as extreme, and the smallest such share of any labeling.
+
+    None where there are too many labelings to count.
 
     `ways[j, s]` counts the sets of j values with doubled rank sum s, one value after another. This gives the same as
     listing all labelings, in steps that grow with the rank sum and not with the number of labelings.
@@ -124,8 +131,13 @@ def _exact_pvalue(doubled_ranks: Int64[np.ndarray, "n"], n_x: int, alternative: 
     share = ways[size] / ways[size].sum()
     observed = sum_x if n_x == size else total - sum_x  # the count is of the smaller group
     low, high = float(share[: observed + 1].sum()), float(share[observed:].sum())
-    less, greater = (low, high) if n_x == size else (high, low)
-    return min(1.0, {"less": less, "greater": greater, "two-sided": 2 * min(less, greater)}[alternative])
+    possible = np.flatnonzero(share)
+    lowest, highest = float(share[possible[0]]), float(share[possible[-1]])
+    pvalues = []
+    for below, above in ((low, high), (lowest, highest)):
+        less, greater = (below, above) if n_x == size else (above, below)
+        pvalues.append(min(1.0, {"less": less, "greater": greater, "two-sided": 2 * min(less, greater)}[alternative]))
+    return pvalues[0], pvalues[1]
 
 
 def scipys_pvalue(
@@ -145,6 +157,7 @@ class ClassTest:
     Attributes:
         statistic: rank-biserial correlation of the residuals, class against rest: -1 to 1.
         pvalue: two-sided Mann-Whitney; exact over labelings where `method` says so.
+        floor: the smallest such pvalue of any labeling; NaN for an asymptotic one.
         n: heads used.
         n_class: heads above the threshold.
         n_dropped: heads left out because a value was NaN.
@@ -157,6 +170,7 @@ class ClassTest:
 
     statistic: float
     pvalue: float
+    floor: float
     n: int
     n_class: int
     n_dropped: int
@@ -205,11 +219,12 @@ def class_test(heads: pd.DataFrame, *, threshold: float) -> ClassTest:
         remainder, _, reason = residuals(variables[:, 1:2], variables[:, 2:], ["D_head"])
     if reason is not None:
         nan = math.nan
-        return ClassTest(nan, nan, **counts, threshold=threshold, method="none", reason=reason)
+        return ClassTest(nan, nan, nan, **counts, threshold=threshold, method="none", reason=reason)
     test = mann_whitney(remainder[in_class, 0], remainder[~in_class, 0])
     return ClassTest(
         statistic=test.rank_biserial,
         pvalue=test.pvalue,
+        floor=test.floor,
         **counts,
         threshold=threshold,
         method=f"Mann-Whitney of residuals, {test.method}",
@@ -224,6 +239,7 @@ class HypergeometricOverlap:
         statistic: heads in both sets.
         expected: mean number of heads in both sets if one of them is drawn at random.
         pvalue: probability of at least `statistic` heads in both.
+        floor: the smallest pvalue of sets of these sizes: all of the smaller set is in the larger one.
         n: heads altogether.
     """
 
@@ -232,6 +248,7 @@ class HypergeometricOverlap:
     statistic: int
     expected: float
     pvalue: float
+    floor: float
     n: int
 
 
@@ -260,4 +277,5 @@ def hypergeometric_overlap(population: int, marked: int, drawn: int, overlap: in
         )
     chance = scipy.stats.hypergeom(population, marked, drawn)
     expected = marked * drawn / population if population else 0.0
-    return HypergeometricOverlap(overlap, expected, min(1.0, float(chance.sf(overlap - 1))), population)
+    pvalue, floor = (min(1.0, float(chance.sf(common - 1))) for common in (overlap, most))
+    return HypergeometricOverlap(overlap, expected, pvalue, floor, population)
