@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tlspectral.containers import column_names, columns_of, is_array, named_fields, plain, side_by_side, values
+from tlspectral.containers import are_columns, column_names, columns_of, is_array, named_fields, plain, values
 
 RECORDS = np.array([(2, 1.5), (3, 0.5)], dtype=[("a", int), ("b", float)])
 
@@ -65,10 +65,10 @@ def test_what_stands_side_by_side():
     columns = np.array([1, 0]), np.array([2, 1])
     for given in (columns, [*columns], tuple(map(torch.tensor, columns)), ([1, 0], [2, 1]), columns[:1],
                   (pd.Series([1]), pa.array([2])), torch.tensor([1.0, 2.0]).topk(2)):  # fmt: skip
-        assert side_by_side(given)
+        assert are_columns(given)
     for given in ([[1, 0], [2, 1]], ((1, 0), (2, 1)), ([1, 0], [2, 1], [3, 1]), (1, 0), [], "ab", np.eye(2),
                   [np.eye(2)], [*RECORDS], [row for _, row in pd.DataFrame({"a": [1, 2]}).iterrows()]):  # fmt: skip
-        assert not side_by_side(given)
+        assert not are_columns(given)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def values(given: Any) -> list[Any] | None:
     return [plain(one) for one in given] if isinstance(given, Iterable) and not hasattr(given, "ndim") else None
 
 
-def side_by_side(given: Any) -> bool:
+def are_columns(given: Any) -> bool:
     """Return whether a value is a tuple or list of arrays with one axis, or a tuple of two lists.
 
     `np.where` and `np.unravel_index` return such columns: an array of rows, and an array of columns. Read one entry

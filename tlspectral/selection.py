@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import numpy as np
 import pandas as pd
 
-from tlspectral.containers import column_names, columns_of, is_array, named_fields, plain, side_by_side, values
+from tlspectral.containers import are_columns, column_names, columns_of, is_array, named_fields, plain, values
 from tlspectral.errors import BadHead, did_you_mean
 
 Head = Any
@@ -104,7 +104,7 @@ def _read(heads: Any) -> list[tuple[int, int | None]]:
         return _of_columns(given)
     if _is_one(given):
         return [_one_head(given)]
-    if side_by_side(given):
+    if are_columns(given):
         _refuse_columns(given)
     listed = values(given)
     if listed is None:

@@ -108,5 +108,6 @@ def test_a_model_with_a_tokenizer_gets_pairs_and_positional_scores(tmp_path):
     table = _makers(model, 0)["positional"]()
     assert table.attrs["table"] == "positional_symbolic"
     assert list(table["layer"].unique()) == list(range(model.cfg.n_layers))
-    assert _makers(model, 0)["pairs"]().attrs["table"] == "top_pairs"
+    with pytest.warns(UserWarning, match="of 64 prompts 1 are distinct"):  # this tokenizer knows few words of the text
+        assert _makers(model, 0)["pairs"]().attrs["table"] == "top_pairs"
     assert not {"pairs", "positional"} & set(_makers(tls.load_model("tiny-rope"), 0))

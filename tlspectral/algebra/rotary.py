@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 
-from tlspectral.containers import is_array, plain, side_by_side, values
+from tlspectral.containers import are_columns, is_array, plain, values
 
 Frequencies = Iterable[Any] | Tensor
 """Some rotary pairs of a layer: their indices, or a boolean mask."""
@@ -113,7 +113,7 @@ def require_one_reading(frequencies: Any) -> None:
 
     Raises ValueError with both readings.
     """
-    columns = side_by_side(frequencies) and len(frequencies) > 1
+    columns = are_columns(frequencies) and len(frequencies) > 1
     is_mask = str(getattr(frequencies, "dtype", "")).endswith("bool")
     if columns or (not is_mask and getattr(frequencies, "ndim", 1) > 1 and frequencies.shape[-1] > 1):
         raise ValueError(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from tlspectral.containers import side_by_side
+from tlspectral.containers import are_columns
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError
 from tlspectral.heads.detectors.heads import require_max_se
 from tlspectral.history.checkpoint_tables import (
@@ -242,7 +242,7 @@ def _naming(label: Label) -> Iterator[None]:
 
 
 def _checked_pairs(pairs: Iterable[tuple[Head, Head]]) -> list[tuple[LayerHead, LayerHead]]:
-    if side_by_side(pairs):
+    if are_columns(pairs):
         raise BadHead(
             f"pairs, a {type(pairs).__name__} of two lists or arrays, has two readings: senders beside their "
             "receivers, or two pairs. Write list(zip(senders, receivers)) for the first, a list of tuples for the other"

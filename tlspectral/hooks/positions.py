@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.containers import is_array, plain, side_by_side, values
+from tlspectral.containers import are_columns, is_array, plain, values
 from tlspectral.models.running.batches import PackedTokens, position_of
 from tlspectral.selection import whole_number
 
@@ -26,7 +26,7 @@ def listed_positions(at: Any) -> list[Any] | None:
     if at is None or is_one_position(at):
         return None if at is None else [at]
     listed = values(at)
-    if side_by_side(at) and isinstance(at, tuple):
+    if are_columns(at) and isinstance(at, tuple):
         raise TypeError(
             f"at= has two readings: a tuple of {len(at)} arrays or lists may come from np.where, with a column of "
             "positions in each, or hold the positions of each prompt. Write a list of lists for the second"

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.containers import column_names, plain, side_by_side, values
+from tlspectral.containers import are_columns, column_names, plain, values
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.batches import Note, PackedTokens
 from tlspectral.models.running.given import described
@@ -111,7 +111,7 @@ def _by_place(given: Any, side: str) -> Any:
         if isinstance(given, Mapping | set | frozenset) or column_names(given) is not None:
             raise TypeError(f"{side} is an answer or a list with those of each prompt; found {described(given)}")
         return _answer(given, side)
-    if side_by_side(given) and len(given) > 1:
+    if are_columns(given) and len(given) > 1:
         raise TypeError(
             f"{side} has two readings: a {type(given).__name__} of {len(given)} arrays or lists is a first and a "
             "second answer of each prompt, or the answers of each prompt. Write list(zip(first, second)) for the first "

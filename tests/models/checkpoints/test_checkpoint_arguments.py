@@ -84,7 +84,7 @@ NO_PARTS = "folder= is for a model that is read from its files"
         (lambda path, parts: tls.k_composition(path, (2, 0)), BadHead, "does not exist: the model has layers 0 to 1"),
         (lambda path, parts: tls.k_composition(path, (1, 4)), BadHead, "does not exist: layer 1 has heads 0 to 3"),
         (lambda path, parts: tls.k_composition(path, (-3, 0)), BadHead, "does not exist"),
-        (lambda path, parts: tls.k_composition(path, (1, -1)), BadHead, "does not exist"),
+        (lambda path, parts: tls.k_composition(path, (1, -5)), BadHead, "does not exist"),
     ],
 )
 def test_refusals_before_any_work(folder, sizes, tmp_path, call, error, words):

@@ -127,6 +127,7 @@ def with_own_rotary(positions, *, behind_the_bridge=False):
 
 @pytest.mark.tl4
 @pytest.mark.parametrize("behind_the_bridge", [False, True])
+@pytest.mark.filterwarnings("ignore:.*hooks of yours are on the model:UserWarning")  # the module is the user's
 def test_a_module_of_the_user_has_the_frequencies_that_its_forward_gives(behind_the_bridge):
     before = theta_of(zoo.shared("bridge", "llama"))
     model, own = with_own_rotary(halved, behind_the_bridge=behind_the_bridge)
@@ -140,6 +141,7 @@ def test_a_module_of_the_user_has_the_frequencies_that_its_forward_gives(behind_
 
 
 @pytest.mark.tl4
+@pytest.mark.filterwarnings("ignore:.*hooks of yours are on the model:UserWarning")  # the module is the user's
 def test_a_replaced_forward():
     model = zoo.bridge("llama")
     module, before = rotary_module(model), theta_of(model)
@@ -150,6 +152,7 @@ def test_a_replaced_forward():
 
 
 @pytest.mark.tl4
+@pytest.mark.filterwarnings("ignore:.*hooks of yours are on the model:UserWarning")  # the module is the user's
 def test_what_is_no_rotation_by_one_angle_per_token_is_refused_where_frequencies_are_needed():
     model, _ = with_own_rotary(frozen)
     for needs in (

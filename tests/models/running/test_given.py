@@ -218,7 +218,9 @@ def test_first_and_second_answers_side_by_side_have_two_readings(answers):
         tls.logit_difference(IDS[:2], answers, 5)
 
 
-@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame, pa.table, dict], ids=str)
+@pytest.mark.parametrize(
+    "frame", [pd.DataFrame, pl.DataFrame, pa.table, dict], ids=["pandas", "polars", "pyarrow", "dict"]
+)
 def test_answers_are_no_frame(frame):
     with pytest.raises(TypeError, match="correct is an answer or a list with those of each prompt; found"):
         tls.logit_difference(IDS, frame({"a": [1, 2], "b": [3, 4]}), 5)

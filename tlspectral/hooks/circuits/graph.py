@@ -10,7 +10,7 @@ import pandas as pd
 from jaxtyping import Bool, Int
 
 from tlspectral.algebra.rotary import widened
-from tlspectral.containers import column_names, columns_of, named_fields, side_by_side, values
+from tlspectral.containers import are_columns, column_names, columns_of, named_fields, values
 from tlspectral.errors import BadHead
 from tlspectral.hooks.edges.cut import Reader, readers
 from tlspectral.hooks.edges.measuring import Edge
@@ -241,7 +241,7 @@ def _named(edges: Any) -> list[tuple[str, str | Receiver]]:
     of_columns = isinstance(edges, Mapping) and all(values(edges.get(name)) is not None for name in _ENDS)
     if of_columns or set(_ENDS) <= set(column_names(edges) or []):
         edges = zip(*columns_of(edges, _ENDS), strict=True)
-    if side_by_side(edges):
+    if are_columns(edges):
         raise ValueError(
             f"a {type(edges).__name__} of {len(edges)} lists or arrays has two readings: senders beside their "
             "receivers, or a sender and a receiver for each edge. Write list(zip(senders, receivers)) for the first, a "

@@ -171,7 +171,7 @@ class QueryKeyNorm(Castable):
 
 def is_centred(rows: Tensor, eps: float) -> bool:
     """Return whether the mean over the last axis is zero in every row, up to the rounding of a type."""
-    rows = rows.detach().double()
+    rows = double(rows)
     sizes = rows.square().mean(-1)
     rows, sizes = rows[sizes > 0], sizes[sizes > 0]
     # The root mean square over rows, because a single mean can be small by chance.

@@ -414,15 +414,15 @@ class AttentionView:
 
     @property
     def processing(self) -> dict[str, bool]:
-        """What TransformerLens' weight processing left, measured on the weights: `value_biases`, `centred_writes`.
+        """What TransformerLens' weight processing left, as its first layer with heads shows.
 
         `value_biases`: some head has a bias of values, which `fold_value_biases` moves into the bias of the layer's
         output. `centred_writes`: what heads write has mean zero over d_model, as under `center_writing_weights`.
         """
-        raws = [self.raw(index) for index in self.layers]
+        raw = self.raw(next(iter(self.layers)))  # a model is processed as a whole
         return {
-            "value_biases": any(raw.b_v is not None and bool(raw.b_v.any()) for raw in raws),
-            "centred_writes": all(is_centred(raw.w_o, torch.finfo(raw.w_o.dtype).eps) for raw in raws),
+            "value_biases": raw.b_v is not None and bool(raw.b_v.any()),
+            "centred_writes": is_centred(raw.w_o, torch.finfo(raw.w_o.dtype).eps),
         }
 
     def position_embedding(self) -> Tensor | None:

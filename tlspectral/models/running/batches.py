@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
-from tlspectral.containers import side_by_side
+from tlspectral.containers import are_columns
 from tlspectral.errors import warn_caller
 from tlspectral.models.running.given import numbers, whole
 
@@ -141,7 +141,7 @@ def positions_by_place(given: Any, what: str) -> Any:
 
 
 def _numbers(given: Any, what: str) -> Tensor:
-    if isinstance(given, tuple) and side_by_side(given):
+    if isinstance(given, tuple) and are_columns(given):
         raise TypeError(
             f"{what} has two readings: a tuple of {len(given)} arrays or lists holds a column of positions in each, as "
             "np.where returns them, or a row for each prompt. Write np.stack(columns, axis=1) for the first, a list of "
