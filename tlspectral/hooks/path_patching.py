@@ -242,7 +242,7 @@ def edge_effects(
             **({} if pairs is None else {"method": None if most is None else method or "EAP-IG", "screen": most}),
             **({"at": [*places]} if places else {}),
         },
-        origin=view.origin(runs=True) | {"processing": view.processing},
+        origin=view.origin(runs=True, processing=True),
         identity={
             "weights": view.weights_digest,
             **sequences_identity(sequences, chosen_task),

@@ -167,7 +167,7 @@ def ov_attribution(
     if dictionary is not None:
         attrs = {"error_share": _error_share(frame), **dictionary.described()} | attrs
     settings = {"by": by if dictionary is None else "feature"}
-    origin = view.origin(range(max(chosen) + 1), runs=True) | {"processing": view.processing}
+    origin = view.origin(range(max(chosen) + 1), runs=True, processing=True)
     return Measurement(OV_ATTRIBUTION, settings, origin).table(frame, **attrs)
 
 

@@ -155,7 +155,7 @@ def qk_attribution(
         attrs = dictionary_notes(dictionary, divided, torch.tensor(mean.weights)) | attrs
     if remove is not None:
         attrs |= _add_removed(frame, remove, mean, several=asked.several)
-    origin = view.origin(range(layer + 1), runs=True) | {"processing": view.processing}
+    origin = view.origin(range(layer + 1), runs=True, processing=True)
     return Measurement(QK_ATTRIBUTION, settings, origin).table(frame, **attrs)
 
 

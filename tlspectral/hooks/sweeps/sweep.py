@@ -224,7 +224,7 @@ def ablation_sweep(
     measurement = Measurement(
         with_off_target(ABLATION_SWEEP, others),
         {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
-        origin=view.origin(runs=True) | ({"processing": view.processing} if isinstance(removed, Output) else {}),
+        origin=view.origin(runs=True, processing=isinstance(removed, Output)),
         identity={
             "screen": screen,
             "weights": view.weights_digest,

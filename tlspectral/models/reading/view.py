@@ -394,12 +394,15 @@ class AttentionView:
         sides = enumerate(hashed_sides(self.raw(index)))
         return "".join(kept_digest(self.model, (index, n), side, partial(digest_of, side)) for n, side in sides)
 
-    def origin(self, layers: Iterable[int] | None = None, *, runs: bool = False) -> dict[str, Any]:
+    def origin(
+        self, layers: Iterable[int] | None = None, *, runs: bool = False, processing: bool = False
+    ) -> dict[str, Any]:
         """Return `source` and the `recorded_weights` of some layers (None: all), which a table carries in its `attrs`.
 
         A layer's hash is of its attention weights, the input norm, embedding, unembedding and final norm, as stored.
         Skipped layers have none, nor has a model of which no head table can be made. `runs`: the table is of runs of
-        the model, so that hooks which a user left on it change the numbers, and there is a warning.
+        the model, so that hooks which a user left on it change the numbers, and there is a warning. `processing`: its numbers also follow
+        what TransformerLens' weight processing left, which is then recorded.
         """
         if runs:
             warn_of_hooks(self.model)
@@ -410,7 +413,8 @@ class AttentionView:
                 digests = {index: self.layer_digest(index) + ends for index in chosen}
             except (UnsupportedArchitecture, BadWeights):
                 return {**self.source, "n_layers": self.n_layers}
-            return {**self.source, **recorded_weights(digests, self.n_layers)}
+            state = {"processing": self.processing} if processing and digests else {}
+            return {**self.source, **state, **recorded_weights(digests, self.n_layers)}
 
     @property
     def processing(self) -> dict[str, bool]:
