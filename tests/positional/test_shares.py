@@ -24,6 +24,7 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.positional import exclusion_split, logit_shares
 from tlspectral.positional.shares import split_logits
+from tlspectral.tasks.block_places import BlockPlaces
 from tlspectral.tasks.task_sequences import intact_values, task_sequences
 
 PROMPT = EQUAL_BLOCKS
@@ -256,6 +257,28 @@ def test_a_control_takes_the_same_numbers_from_other_blocks():
     outside = torch.ones(18, dtype=torch.bool)
     outside[at.flatten()] = False
     assert torch.equal(moved[..., outside], difference[..., outside])
+
+
+@pytest.mark.parametrize(("n_blocks", "cycles"), [(3, 2), (4, 6), (6, 120)])
+def test_draws_of_few_blocks_differ(n_blocks, cycles):
+    places = BlockPlaces(tuple(range(0, 2 * n_blocks, 2)), 2, ())
+    assert places.cycles == cycles
+    difference = torch.randn(1, 1, 2 * n_blocks, 2 * n_blocks, generator=torch.Generator().manual_seed(0))
+    drawn = [places.shuffled(difference, [[5, 1, 2, draw]]) for draw in range(cycles)]
+    assert len({tuple(one.flatten().tolist()) for one in drawn}) == cycles
+    assert not any(torch.equal(one, difference) for one in drawn)
+
+
+def test_a_control_of_three_blocks_is_two_draws_whose_p_says_so():
+    model = shared("bridge", "llama")
+    blocks = [torch.tensor([start, start + 1]) for start in (10, 20, 30)]
+    prompt = tls.positional.BlockPrompt(torch.tensor([1, 2, 3]), blocks, torch.tensor([30, 31]))
+    tokens = prompt.tokenized(model).tokens()
+    task = tls.Task(tokens[None], lambda logits, ids, mask: logits[:, -1, 7], predict=-1)
+    with pytest.warns(UserWarning, match="3 blocks have 2: control_p is not below 1 / 3"):
+        sweep = tls.ablation_sweep(model, Content(prompt), heads=["L1H2"], task=task, control="random", draws=19)
+    assert len(set(sweep["control_draws"].iloc[0])) == 2
+    assert sweep["control_p_floor"].tolist() == [1 / 3]
 
 
 @pytest.mark.slow

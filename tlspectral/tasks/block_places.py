@@ -1,12 +1,17 @@
 """Where the blocks of a prompt stand, and means over blocks."""
 
+import math
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+_LISTED = 120
+"""Cycles that are listed, so that draws differ: those of up to six blocks."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +101,26 @@ class BlockPlaces:
     ) -> Float[Tensor, "batch replays pos pos"]:
         """Move what is removed from each block to another one, by a random cycle through all blocks for each replay.
 
-        Every query then loses the same numbers from other blocks: a random part of equal size.
+        Every query then loses the same numbers from other blocks: a random part of equal size. `seeds` end with the
+        number of the draw. Draws of few blocks differ from each other, as long as there are so many `cycles`.
         """
         moved, at = difference.clone(), self.tokens().to(difference.device)
         for replay, seed in enumerate(seeds):
-            cycle = torch.from_numpy(np.random.default_rng(seed).permutation(len(self.starts))).to(at.device)
+            cycle = torch.from_numpy(self._cycle(seed)).to(at.device)
             moved[:, replay][..., at[cycle]] = difference[:, replay][..., at[cycle.roll(1)]]
         return moved
+
+    @property
+    def cycles(self) -> int:
+        """Cycles through all blocks, of which each draw of a control is one."""
+        return math.factorial(len(self.starts) - 1)
+
+    def _cycle(self, seed: list[int]) -> Int[np.ndarray, "blocks"]:
+        *of_head, draw = seed
+        if self.cycles > _LISTED:
+            return np.random.default_rng(seed).permutation(len(self.starts))
+        listed = [(0, *rest) for rest in permutations(range(1, len(self.starts)))]
+        return np.array(listed[np.random.default_rng(of_head).permutation(self.cycles)[draw % self.cycles]])
 
 
 def block_places(model: Any, blocks: Any) -> BlockPlaces:

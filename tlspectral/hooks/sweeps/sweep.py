@@ -23,6 +23,7 @@ from tlspectral.hooks.off_target import (
 )
 from tlspectral.hooks.parts import Output, Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts
+from tlspectral.hooks.parts.content_position import BlockPart
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.screening import agreement, screened
@@ -213,7 +214,7 @@ def ablation_sweep(
     elif sets is not None:
         per_head = draws or SETS
     else:
-        per_head = _draws(view, by_layer, removed, draws or (FEWEST_DRAWS if others else None))
+        per_head = _draws(view, by_layer, placed[0], draws or (FEWEST_DRAWS if others else None))
     name = removed.name
     # A part of the caller's own is known by its code and fields: another one of that name has other files.
     file_name = name if is_own_code(removed) else f"{name}-{content_digest(removed)[:16]}"
@@ -396,6 +397,14 @@ def intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any
 
 def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | None) -> int:
     """Return the random parts per head, or the most other heads that a head is compared with."""
+    if isinstance(part, BlockPart):
+        most = part.prompt.cycles
+        if most < (draws or CONTROL_DRAWS):
+            warn_caller(
+                f"the control of {part.name!r} moves what is removed by a cycle through the blocks of a prompt, and "
+                f"{len(part.prompt.starts)} blocks have {most}: control_p is not below 1 / {1 + most}"
+            )
+        return min(draws or CONTROL_DRAWS, most)
     if part.control != "heads":
         return draws or CONTROL_DRAWS
     others = {layer: view.n_heads(layer) - 1 for layer in layers}
