@@ -401,8 +401,8 @@ class AttentionView:
 
         A layer's hash is of its attention weights, the input norm, embedding, unembedding and final norm, as stored.
         Skipped layers have none, nor has a model of which no head table can be made. `runs`: the table is of runs of
-        the model, so that hooks which a user left on it change the numbers, and there is a warning. `processing`: its numbers also follow
-        what TransformerLens' weight processing left, which is then recorded.
+        the model, so that hooks which a user left on it change the numbers, and there is a warning. `processing`: its
+        numbers also follow TransformerLens' weight processing, and what that left is recorded.
         """
         if runs:
             warn_of_hooks(self.model)
