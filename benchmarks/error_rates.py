@@ -162,7 +162,7 @@ def tables_of_heads(shape: tuple[int, int], likeness: Likeness, rng: np.random.G
         strong = float(np.sort(heads["prev"])[-12])  # eleven heads lie above
         area = triage(heads, scores=("D_head",), threshold=strong, ks=(5,)).iloc[0]
         early = median_tests(heads.rename(columns={"D_head": "s_pos", "dir_frac": "s_sym"}))
-        chance = chance_of_percentile(heads, top_head_percentile(heads, k=5), 5)
+        chance, _ = chance_of_percentile(heads, top_head_percentile(heads, k=5), 5)
         for name, pvalue in {
             "class_test": class_test(heads, threshold=strong).pvalue,
             "tlspectral study statistics, p of the top-5 percentile": chance,

@@ -33,11 +33,6 @@ MAY_IMPORT = {  # the other rooms do without; what an extra installs is needed b
 LONGEST_FILE = 600
 LARGEST_TRACKED = 1_000_000  # bytes
 LARGER: set[str] = set()  # models and results that may be larger, by their path; none is
-# Every product of queries and keys stands in one file, also those that a table does not need. What reads skipped layers
-# and latents, prompts by place, sums by which weights are compared, and what checks passes and halves batches is loaded
-# with every model; how widely heads attend with all detectors. Three in a hundred are free, so that no first line
-# fails.
-MOST_LOADED_LINES = 8_500
 SAYS_NOTHING = {"common", "helpers", "misc", "utils"}
 
 
@@ -295,21 +290,6 @@ def test_the_package_and_its_lower_rooms_load_nothing_heavy():
     assert "transformer_lens" not in numbers
     assert not loading & {"transformers", "transformer_lens"}
     assert {"statsmodels", "torch"} <= last  # the check itself can fail
-
-
-@pytest.mark.slow
-def test_a_head_table_loads_few_lines_of_the_package():
-    """What a reader of `analyze_heads` has to read: roads that are not taken are not loaded."""
-    code = f"""
-import sys
-import tlspectral as tls
-tls.analyze_heads(tls.load_model("tiny-rope"), null_draws=10)
-print(*{{m.__file__ for m in sys.modules.values() if str(getattr(m, "__file__", None)).startswith({str(PACKAGE)!r})}})
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = [Path(file) for file in done.stdout.split()]
-    assert PACKAGE / "algebra" / "spectra.py" in loaded
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in loaded) < MOST_LOADED_LINES
 
 
 def test_public_names_are_sorted_importable_and_documented():

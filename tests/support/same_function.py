@@ -128,8 +128,8 @@ def _qk_terms(by: Any) -> Any:
 
 
 def _sweep(part: Any) -> Any:
-    # delta_p counts random signs, which rounding can exchange.
-    return lambda model, kind: tls.ablation_sweep(model, part, task=task(kind)).drop(columns="delta_p")
+    # delta_p counts random signs, which rounding can exchange, and its floor the differences that are not 0.
+    return lambda model, kind: tls.ablation_sweep(model, part, task=task(kind)).drop(columns=["delta_p", "delta_p_floor"])
 
 
 Table = Callable[[Any, str], pd.DataFrame]
@@ -171,7 +171,7 @@ OF_HEADS: dict[str, Table] = {
     "ablation_sweep zero": _sweep(parts.Output("zero")),
     "ablation_sweep random": lambda model, kind: tls.ablation_sweep(
         model, "antisymmetric", heads="L1", task=task(kind), control="random", draws=2
-    ).drop(columns=["delta_p", "control_draws"]),
+    ).drop(columns=["delta_p", "delta_p_floor", "control_draws"]),
     "edges into heads": lambda model, kind: tls.edge_effects(model, ["L1H1.q", "L1H1.k", "L1H1.v"], task=task(kind)),
     "positional_symbolic": lambda model, kind: tls.positional_symbolic(model, block_prompt()),
     "logit_shares": lambda model, kind: tls.positional.logit_shares(model, EQUAL_BLOCKS),

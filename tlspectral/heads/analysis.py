@@ -17,6 +17,7 @@ from tlspectral.errors import BadHead
 from tlspectral.heads.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
 from tlspectral.heads.detectors.heads import measured_detectors, require_max_se
 from tlspectral.heads.operators.verification import check_scores
+from tlspectral.heads.streamed import streamed_layers
 from tlspectral.heads.weight_columns import (
     NullSettings,
     forget_blocks,
@@ -141,8 +142,6 @@ def analyze_heads(
         warn_of_hooks(source.model)
         identity, parts = {}, _loaded_layers(source, chosen, prompts, extras, null)
     else:
-        from tlspectral.heads.streamed import streamed_layers
-
         needs = ["prompts"] * (prompts is not None) + [name for name in extras if name in _OF_ACTIVATIONS]
         if needs:
             raise ValueError(f"{needs[0]} needs the model's activations: pass a loaded model, or leave detectors=True")

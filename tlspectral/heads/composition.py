@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.heads.operators.factored import centred_output
+from tlspectral.models.checkpoints.layers import layer_named
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading.layer import RawAttention, fold_attention, key_value_groups
 from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_one_run
@@ -140,8 +141,6 @@ def raw_layer(source: AttentionView | WeightFiles, index: int, matrices: Matrice
     if isinstance(source, AttentionView):
         yield source.raw(index)
     else:
-        from tlspectral.models.checkpoints.layers import layer_named
-
         with source.layer(index, matrices) as view, layer_named(index):
             yield view.raw(0)
 

@@ -14,6 +14,8 @@ import torch
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture
+from tlspectral.hooks.edges.cut import EdgeReceiver, EdgeRun, EdgeSender
+from tlspectral.hooks.edges.reached import Reached, reached, refuse_order, warn_of_other_heads
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Output, Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts
@@ -26,6 +28,8 @@ from tlspectral.models.running.key_value_cache import generating_without_cache
 from tlspectral.models.running.partial_runs import methods_replaced
 from tlspectral.models.stream.writes import layer_reads
 from tlspectral.selection import Heads, Receivers, head_name
+from tlspectral.tasks.task import task_of
+from tlspectral.tasks.task_sequences import task_sequences
 
 
 def ablate(
@@ -176,9 +180,6 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
     """
     removed, view = part_of(part), attention_view(model)
     if task is not None:
-        from tlspectral.tasks.task import task_of  # an ablation without a task needs no statistics
-        from tlspectral.tasks.task_sequences import task_sequences
-
         removed = removed.fixed(view, task_sequences(view, task_of(task)))
     if isinstance(removed.at, str):
         raise ValueError(f"at={removed.at!r} is a name of a position of a task: give task=")
@@ -190,8 +191,6 @@ def _checked(model: Any, heads: Heads, part: Part | PartName, into: Receivers | 
     by_layer = heads_by_layer(view, heads)
     if into is None:
         return _Asked(view, by_layer, removed, None)
-    from tlspectral.hooks.edges.reached import reached, refuse_order  # of heads alone, no edge is cut
-
     require_stream(view)
     ends = reached(view, into)
     refuse_order(by_layer, ends)
@@ -216,7 +215,7 @@ class _Asked:
     view: AttentionView
     by_layer: dict[int, list[int]]
     part: Part
-    ends: list[Any] | None
+    ends: list[Reached] | None
 
     def __str__(self) -> str:
         return f"an `ablate` context on {self._heads()} ({self.part.name})"
@@ -266,9 +265,6 @@ class _Asked:
             return [(name, seen_at(name, hook)) for ablation in ablations for name, hook in ablation.hooks()]
         if not ablations or not ends:
             return []
-        from tlspectral.hooks.edges.cut import EdgeReceiver, EdgeRun, EdgeSender
-        from tlspectral.hooks.edges.reached import warn_of_other_heads
-
         last = max(end.receiver.layer for end in ends)
         require_writes(view, range(min(one.layer.layer for one in ablations), last))
         run = EdgeRun({one.layer.layer: one.heads for one in ablations})

@@ -1,18 +1,16 @@
 """A model that is given as an object, or by the name or path of what is loaded or read from files."""
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tlspectral.models.checkpoints.layers import WeightFiles, opened_files
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 
-if TYPE_CHECKING:
-    from tlspectral.models.checkpoints.layers import WeightFiles
 
-
-def open_layers(model: Any, *, load: bool = False) -> "AttentionView | WeightFiles":
+def open_layers(model: Any, *, load: bool = False) -> AttentionView | WeightFiles:
     """Return the attention layers of a model, or of the model that a name or path means.
 
     A folder or hub model is read from its files, unless `load`; other names are loaded. `WeightFiles` are taken as they
@@ -22,12 +20,7 @@ def open_layers(model: Any, *, load: bool = False) -> "AttentionView | WeightFil
     if getattr(model, "only_weights", False):
         return model
     named = isinstance(model, str | os.PathLike)
-    if isinstance(model, Source) or (named and not load):
-        from tlspectral.models.checkpoints.layers import (
-            opened_files,  # a model in memory does not load what reads files
-        )
-
-        if (layers := opened_files(model)) is not None:
-            return layers
+    if (isinstance(model, Source) or (named and not load)) and (layers := opened_files(model)) is not None:
+        return layers
     held = hasattr(model, "save_pretrained") and not hasattr(model, "run_with_hooks")  # of transformers
     return attention_view(load_model(model) if named or held else model)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
+from tlspectral.models.running.prompts import packed_rows, refuse_padding
 from tlspectral.selection import counted
 
 SMALL_VOCABULARY = 64
@@ -52,8 +53,6 @@ def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -
 
     Raises ValueError for sequences of another form, ids that the model does not have, or more tokens than its context.
     """
-    from tlspectral.models.running.prompts import packed_rows, refuse_padding
-
     if not len(tokens) or segment_length_of(tokens) is None:
         refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
         raise ValueError(

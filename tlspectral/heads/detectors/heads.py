@@ -18,12 +18,15 @@ from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.heads.detectors.chance import ByLayer, SeenKeys
+from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
 from tlspectral.heads.detectors.spread import Spread
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, require_one_run
 from tlspectral.models.running.batches import PackedTokens, batch_on, even_rows
+from tlspectral.models.running.given import given_prompts
+from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, packed_rows
 from tlspectral.selection import counted
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
@@ -226,9 +229,6 @@ def detect_heads(
         sequences, distinct = even_rows(repeated), None
     else:
         max_se = None
-        from tlspectral.models.running.given import given_prompts
-        from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, packed_rows
-
         prompts = given_prompts(prompts)  # a generator can be read once
         repeated = repeated_ids(prompts)
         sequences = packed_prompts(view, prompts) if repeated is None else packed_rows(view, repeated)
@@ -325,8 +325,6 @@ def measured_detectors(
         attrs["n_counted"] = dict(zip(names, statistics.n_counted.long().tolist(), strict=True))
     pvalues: Any = [None] * len(names)
     if null_draws:  # after `marks.uniform` has been read, as scoring adds to it
-        from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
-
         n_compared = min(len(tokens), NULL_SEQUENCES, max(1, _NULL_TOKENS // tokens.shape[1]))
         attrs |= {"seed": seed, "null_draws": null_draws, "null_sequences": n_compared}
         attrs |= {"p_floor": draws_floor(null_draws)}

@@ -15,6 +15,7 @@ from tlspectral.models.hooking.user_hooks import not_without_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, even_rows
+from tlspectral.models.running.prompts import packed_prompts
 
 CHECK_LENGTH = 24
 _NOT_BILINEAR = "this model's attention is not the bilinear form that was read from it, so no table is returned"
@@ -88,11 +89,7 @@ def checked_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
 
     Raises ValueError, TypeError for prompts that cannot be read or are too long.
     """
-    if prompts is None:
-        return even_rows(check_prompt(view))
-    from tlspectral.models.running.prompts import packed_prompts
-
-    return packed_prompts(view, prompts)
+    return even_rows(check_prompt(view)) if prompts is None else packed_prompts(view, prompts)
 
 
 def check_prompt(view: AttentionView) -> Int[Tensor, "1 pos"]:
