@@ -129,7 +129,9 @@ def _qk_terms(by: Any) -> Any:
 
 def _sweep(part: Any) -> Any:
     # delta_p counts random signs, which rounding can exchange, and its floor the differences that are not 0.
-    return lambda model, kind: tls.ablation_sweep(model, part, task=task(kind)).drop(columns=["delta_p", "delta_p_floor"])
+    return lambda model, kind: tls.ablation_sweep(model, part, task=task(kind)).drop(
+        columns=["delta_p", "delta_p_floor"]
+    )
 
 
 Table = Callable[[Any, str], pd.DataFrame]
