@@ -8,10 +8,7 @@ from typing import Any, Literal
 import torch
 
 from tlspectral.models.loaders import TINY, tiny_source
-from tlspectral.models.loading.checks import avoid_lost_cache
-from tlspectral.models.loading.finding import opened_by_name
 from tlspectral.models.loading.packaged import hooked_transformer_class, load_packaged
-from tlspectral.models.loading.roads import load_other
 
 __all__ = ["load_model"]
 
@@ -94,6 +91,8 @@ def load_model(
     if weights not in ("model", "files"):
         raise ValueError(f"weights={weights!r} is none of 'model', 'files'.")
     if weights == "files":
+        from tlspectral.models.loading.finding import opened_by_name
+
         asked = None if backend == "auto" else backend
         of_models = {"backend": asked, "device": device, "dtype": dtype, "tokenizer": tokenizer}
         given = [key for key, value in of_models.items() if value is not None]
@@ -112,6 +111,10 @@ def load_model(
             return load_packaged(source, backend, on_device, float_type or torch.float32)
     elif revision is not None or checkpoint is not None:
         raise ValueError(f"this {type(name).__name__} is loaded; it has no revision or checkpoint to choose.")
+    # These import what reads the models of others.
+    from tlspectral.models.loading.checks import avoid_lost_cache
+    from tlspectral.models.loading.roads import load_other
+
     options = {"backend": backend, "device": on_device, "dtype": float_type, "tokenizer": tokenizer}
     model = load_other(name, revision, checkpoint, **options)
     avoid_lost_cache(model)
