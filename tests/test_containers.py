@@ -98,7 +98,7 @@ def test_what_is_no_row_has_no_fields(given):
     "frame",
     [
         pd.DataFrame({"a": [2, 3], "b": [1.5, 0.5]}), pl.DataFrame({"a": [2, 3], "b": [1.5, 0.5]}), RECORDS,
-        pa.table({"a": [2, 3], "b": [1.5, 0.5]}), pa.record_batch({"a": [2, 3], "b": [1.5, 0.5]}),
+        pa.table({"a": [2, 3], "b": [1.5, 0.5]}), pa.RecordBatch.from_pydict({"a": [2, 3], "b": [1.5, 0.5]}),
         pa.table({"a": [2, 3], "b": [1.5, 0.5]}).to_reader(),
     ],
     ids=lambda frame: type(frame).__module__,

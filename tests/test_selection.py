@@ -203,7 +203,7 @@ class Named:
         pl.DataFrame({"layer": [1, 0], "head": [2, 3]}),
         pl.DataFrame({"head": [2, 3], "layer": [1, 0]}),
         pa.table({"layer": [1, 0], "head": [2, 3]}),
-        pa.record_batch({"head": [2, 3], "layer": [1, 0]}),
+        pa.RecordBatch.from_pydict({"head": [2, 3], "layer": [1, 0]}),
         lambda: pa.RecordBatchReader.from_stream(Stream()),
         lambda: duckdb.connect().sql("SELECT 1 AS layer, 2 AS head UNION ALL SELECT 0, 3"),
         RECORDS,
