@@ -50,10 +50,10 @@ def values(given: Any) -> list[Any] | None:
 
 
 def are_columns(given: Any) -> bool:
-    """Return whether a value is a tuple or list of arrays with one axis, or a tuple of two lists.
+    """Return whether a value holds columns: it is a tuple or list of one-axis arrays, or a tuple of two lists.
 
-    `np.where` and `np.unravel_index` return such columns: an array of rows, and an array of columns. Read one entry
-    after the other, as rows, they would be other places.
+    `np.where` and `np.unravel_index` return such columns, for heads the layers and then the heads. Read entry by
+    entry, as rows (layer, head), they would name other heads.
     """
     if not isinstance(given, list | tuple) or not given:
         return False

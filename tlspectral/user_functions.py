@@ -48,7 +48,7 @@ def real_tensor(values: Any) -> TypeGuard[Tensor]:
 def returned_tensor(
     values: Any, shape: tuple[int, ...], said: str, *, kind: str = "real numbers", like: Tensor | None = None
 ) -> Tensor:
-    """Return a user's result, refused unless it is a tensor of exactly this shape. Nothing is broadcast.
+    """Return the result of a user's function as a tensor, and raise unless its shape is exactly `shape`.
 
     Args:
         values: what the function returned.

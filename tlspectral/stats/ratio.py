@@ -33,15 +33,15 @@ def ratio_interval(
     observations are covered at exactly `level`. Other distributions were simulated: docs/results/error_rates.md.
 
     Args:
-        part: of each observation.
-        whole: of the same ones.
+        part: numerator of each observation.
+        whole: denominator of the same observations.
         level: share of samples whose interval holds the ratio.
 
     Returns:
-        The two ends, or two NaN where the sample gives no finite or no honest interval: fewer than two observations, a
-        mean of `whole` that does not differ from 0 at this level, or residuals `part - ratio * whole` whose standard
-        deviation is below `LEAST_SPREAD` of the mean of `whole`. Such residuals say nothing of the cases in which
-        `part` fails, because no such case was drawn: see `unseen_share`.
+        The two ends. Two NaN for fewer than two observations, for a mean of `whole` that does not differ from 0 at this
+        level, and where the residuals `part - ratio * whole` have a standard deviation below `LEAST_SPREAD` of the mean
+        of `whole`. A sample with such small residuals holds no observation in which `part` fails, so it cannot say
+        how often that happens: see `unseen_share`.
 
     Source: Fieller 1954, "Some problems in interval estimation".
 

@@ -85,7 +85,9 @@ def bound_parts(
 def change_of(
     part: QueryKeyPart | BlockPart, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
 ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
-    """Return `part.change`: what is added to the scaled scores, never a tensor that the part keeps, and its pairs.
+    """Call `part.change`, and return its result after checks: the change of the scaled scores, and its pairs.
+
+    The change is a tensor of its own: the part may keep what it returned.
 
     Raises ValueError as `returned_scores`, and for pairs of tokens that the model masks.
     """
