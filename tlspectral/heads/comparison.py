@@ -108,13 +108,13 @@ def compare_heads(a: Any, b: Any) -> pd.DataFrame:
             here, with the defaults of `analyze_heads`: it takes as long as two calls.
 
     Returns:
-        DataFrame, one row per head that both have, the most changed first: of models by the larger of `qk_change` and
-        `ov_change`, of tables by `change_rank`. It begins with `layer, head, name, change_rank, behaviour_of,
-        behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`, of models also `qk_change,
-        ov_change`. For every column of `COMPARED_COLUMNS` follow `<column>_a, <column>_b, <column>_diff` and, where a
-        noise is known, `<column>_band, <column>_outside`. Ranked are differences beyond their band and of at least
-        `CHANGE_FLOOR`, 0.02. `attrs["weights"]` says in which layers the weights differ; docs/two_models.md has the
-        other `attrs`.
+        DataFrame, one row per head that both have, the most changed first: by the larger of `qk_change` and
+        `ov_change` for models, by `change_rank` for tables. It begins with `layer, head, name, change_rank,
+        behaviour_of, behaviour_change, spectrum_of, spectrum_change, behaviour_rank, spectrum_rank`, for models also
+        `qk_change, ov_change`; `behaviour_of` and `spectrum_of` name the column that changed most. For every column of
+        `COMPARED_COLUMNS` follow `<column>_a, <column>_b, <column>_diff` and, where a noise is known, `<column>_band,
+        <column>_outside`. A difference has a rank if it is beyond its band and at least `CHANGE_FLOOR`, 0.02.
+        `attrs["weights"]` says in which layers the weights differ; docs/two_models.md has the other `attrs`.
 
     Raises:
         ValueError: models without a common basis (of two trainings from scratch, heads of one index have nothing to do

@@ -55,8 +55,9 @@ class OperatorChanges:
 def operator_changes(a: "Source", b: "Source") -> OperatorChanges:
     """Compare the operators of every head of model b with those of the same head of model a.
 
-    Raises ValueError for models that have no layer in common, layers of other sizes, or no common basis:
-    `LEAST_LIKENESS`; UnsupportedArchitecture and BadWeights for a layer that cannot be read.
+    Raises ValueError for models that have no layer in common, for layers of other sizes, and for models whose
+    embedding and operators all have cosines below `LEAST_LIKENESS`, because heads of two such models do not correspond;
+    UnsupportedArchitecture and BadWeights for a layer that cannot be read.
     """
     names = f"{a.source['model']} (a) and {b.source['model']} (b)"
     layers = sorted({*a.layers} & {*b.layers})

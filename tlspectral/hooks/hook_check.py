@@ -68,12 +68,12 @@ class HookCheck:
 def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: Any = None) -> HookCheck:
     """Say whether a hook removes exactly what one head writes, and what else it changes.
 
-    The model runs under the hook, and once more without it, every layer on the stream that it read under the hook. So
-    a change in one layer is not counted again in the layers behind it. z is read where W_O reads it, behind hooks of
-    PyTorch on the input of `o_proj`. In another run only the z of the head is what it is under the hook: it has to give
-    the same logits, so a change anywhere else is seen.
+    The model runs with the hook. It then runs without the hook, where each layer is given the residual stream that it
+    received in the run with the hook, so that a change in one layer is not counted again in later layers. z is read
+    where W_O reads it, after any PyTorch hook on the input of `o_proj`. A third run replaces only the z of the head by
+    its z under the hook. Its logits must equal those of the run with the hook; otherwise something else was changed.
 
-    All this is done three times, since a hook may act on some rows, positions, lengths or runs alone.
+    All this is done three times, because a hook may act only on some rows, positions, lengths or runs.
 
     Args:
         model: a TransformerBridge or HookedTransformer.

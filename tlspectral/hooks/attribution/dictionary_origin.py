@@ -99,12 +99,13 @@ class DictionaryOrigin:
     def encoder(
         self, view: AttentionView, layer: int, encode: Callable[[Tensor], Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        """Return `encode` for the streams that enter a layer of this model.
+        """Return the encoder to use on the streams that enter a layer of this model.
 
-        TransformerLens centres writing weights of models with LayerNorm alone. The stream then is the raw stream less
-        its mean over d_model, so a dictionary of centred streams gets raw streams without it. The mean that a
-        dictionary of raw streams needs is lost in a processed model. Raises ValueError there, and, when it encodes, for
-        a centred dictionary of a raw model with a norm behind its embedding, whose centred stream has another mean.
+        TransformerLens centres writing weights only in models with LayerNorm. A centred stream is the raw stream
+        minus its mean over d_model, so the encoder subtracts that mean if the dictionary was trained on centred streams
+        and this model is raw. The encoder raises ValueError in two cases: the dictionary was trained on raw streams and
+        this model is centred, so the mean is lost; or the model has a norm behind its embedding (BLOOM), where the
+        centred stream is not the raw stream minus its mean.
         """
         raw = view.raw(layer)
         if raw.norm.kind != "LN":

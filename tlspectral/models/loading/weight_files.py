@@ -121,7 +121,9 @@ def stored_tensors(folder: Path, config: Any) -> dict[str, Path]:
 def require_indexed(
     index: Path, named: Mapping[str, str], held: Mapping[str, Iterable[str]], path_of: Callable[[str], Path]
 ) -> None:
-    """Refuse files that hold another tensor than their index means. Raises BadWeights with the tensor and both files.
+    """Raise BadWeights if a file holds a copy, with other values, of a tensor that the index gives to another file.
+
+    The message names the tensor and both files.
 
     transformers loads every tensor of every file that the index names, whichever file the index gives it to. A copy
     with equal values is accepted, and so is a tensor of one file that the index does not name.

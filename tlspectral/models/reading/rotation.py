@@ -126,8 +126,9 @@ def frequencies_of_module(
 ) -> Frequencies:
     """Return the frequencies by which a rotary module rotates prompts of at most `n_positions` tokens.
 
-    The module's own forward is called, on a copy that shares no buffer with it, and again only once the module has
-    changed. Where it cannot be called with positions, or returns something else than tables, they are `known`.
+    The module's own forward is called on a copy that shares no buffer with it. The result is kept until the module
+    changes. If the module cannot be called with positions, or does not return tables of cos and sin, `known` is
+    returned.
     """
     n_pairs = len(known.theta)
 
