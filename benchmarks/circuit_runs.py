@@ -18,6 +18,7 @@ import typer
 from measuring import of_trees, seconds
 
 import tlspectral as tls
+from tlspectral.models.reading import attention_view
 
 CIRCUITS = 12
 NAMES = ("Mary", "John", "Tom", "Anna", "Paul", "Kate")
@@ -47,7 +48,7 @@ def main(
     prompts, other = ([f"When {a} and {b} went to the store, {c} gave a book to" for a, b, c in each]
         for each in ([(a, b, b) for a, b in names], [(a, b, a) for a, b in names]))  # fmt: skip
     right, wrong = ([f" {pair[at]}" for pair in names] for at in (0, 1))
-    pairs = pairs_of(model, tls.logit_difference(prompts, right, wrong, counterfactual=other))
+    pairs = pairs_of(attention_view(model), tls.logit_difference(prompts, right, wrong, counterfactual=other))
     possible = pairs.graph.possible
     circuits = [possible & (drawn.random(possible.shape) < share) for share in np.geomspace(1e-3, 0.5, CIRCUITS)]
     pairs.circuit_values(circuits[:1])

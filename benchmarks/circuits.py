@@ -38,6 +38,7 @@ from tlspectral_studies.fingerprint.replication.markdown import markdown_table
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
+from tlspectral.models.reading import attention_view
 
 PAIRS, NULL, KEPT, HEADS, DRAWS = 64, 10, 2_000, 5, 19
 SMALLEST_GAIN = 0.05  # in accuracy, for which another start token is taken
@@ -171,7 +172,7 @@ def print_speed(model: Any) -> None:
     right, wrong = ([f" {pair[at]}" for pair in names] for at in (0, 1))
     task = tls.logit_difference(prompts, right, wrong, counterfactual=pairs)
     for method in get_args(Method):
-        made = pairs_of(model, task)
+        made = pairs_of(attention_view(model), task)
         start = time.process_time()
         edge_estimates(made, method)
         seconds = time.process_time() - start

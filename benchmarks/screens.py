@@ -17,6 +17,7 @@ from tlspectral_studies.common.pair_tasks import IOI_TEMPLATES, NAMES
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
+from tlspectral.models.reading import attention_view
 from tlspectral.tasks import Task
 
 HEAD, PAIRS = "L20H0", 16
@@ -60,7 +61,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = tls.load_model("smollm2-135m")
     for task, early in ((notebook_task(), False), (short_task(), True)):
-        pairs, found = pairs_of(model, task), {}
+        pairs, found = pairs_of(attention_view(model), task), {}
         for method in get_args(Method):
             start = time.process_time()
             found[method] = edge_estimates(pairs, method).terms.sum((0, 1))

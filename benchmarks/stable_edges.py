@@ -52,6 +52,7 @@ from tlspectral.hooks.circuits.circuit import random_circuit
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.circuits.stability import overlaps, selected_share
+from tlspectral.models.reading import attention_view
 
 FOLDER = Path("docs/results/stable_edges")
 TASKS: tuple[PairTask, ...] = ("ioi swapped", "agreement", "opposites")
@@ -271,7 +272,7 @@ def measure(name: str, out: Path) -> None:
         if all(file.exists() for file in files.values()):
             continue
         model = model or tls.load_model(name)
-        pairs = pairs_of(model, pair_task(model, task, n=PAIRS, start=chosen_start(pilot, task)))
+        pairs = pairs_of(attention_view(model), pair_task(model, task, n=PAIRS, start=chosen_start(pilot, task)))
         stored = out / f"{name}-{task.replace(' ', '-')}.npy"
         if not stored.exists():
             np.save(stored, terms_of(pairs, "EAP-IG"))

@@ -7,6 +7,7 @@ from pair_prompts import prompt_pairs, single_cuts
 
 import tlspectral as tls
 from tlspectral.hooks.circuits.pairs import cut_logits, pairs_of, written_by
+from tlspectral.models.reading import attention_view
 
 from .rows import asked
 
@@ -15,7 +16,7 @@ from .rows import asked
 def all_edges_are_the_clean_run_none_the_counterfactual_one_and_a_cut_edge_its_circuit(row):
     clean, other = prompt_pairs(3, 11, seed=0)
     task = tls.logit_difference(clean, [7, 8, 9], [10, 11, 12], counterfactual=other)
-    pairs = pairs_of(row.model, task)
+    pairs = pairs_of(attention_view(row.model), task)
     possible, (intact, none) = pairs.graph.possible, pairs.plain_values()
     edges = np.argwhere(possible)
     edges = edges[np.random.default_rng(1).permutation(len(edges))[:6]]
@@ -31,7 +32,7 @@ def all_edges_are_the_clean_run_none_the_counterfactual_one_and_a_cut_edge_its_c
 @asked(every=6)
 def receivers_that_lead_nowhere_need_no_edit(row):
     clean, other = prompt_pairs(2, 11, seed=0)
-    pairs = pairs_of(row.model, tls.logit_difference(clean, 7, 10, counterfactual=other))
+    pairs = pairs_of(attention_view(row.model), tls.logit_difference(clean, 7, 10, counterfactual=other))
     possible, rng = pairs.graph.possible, np.random.default_rng(3)
     few = possible & (rng.random(possible.shape) < 0.1)
     few[-1] = possible[-1] & (rng.random(possible.shape[1]) < 0.5)  # some writers are read by the logits

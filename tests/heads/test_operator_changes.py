@@ -14,11 +14,13 @@ import tlspectral as tls
 from tlspectral.heads.operator_changes import _settings_that_differ, operator_changes
 from tlspectral.heads.operators.factored import ov_operators
 from tlspectral.models.opening import open_layers
+from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.alibi import Alibi
 
 
 def changes(a, b):
-    return operator_changes(open_layers(a), open_layers(b))
+    with open_layers(a) as layers_of_a, open_layers(b) as layers_of_b:
+        return operator_changes(layers_of_a, layers_of_b)
 
 
 def named(found):
@@ -173,7 +175,7 @@ def test_files_are_compared_without_loading_them(tmp_path):
     assert table.loc[(1, 3), "ov_change"] == pytest.approx(0.25, rel=1e-6)  # float32: measured 1e-8
     assert table["ov_change"].drop((1, 3)).max() == 0
     assert (table["qk_change"] == 0).all()
-    mixed = operator_changes(files[0], open_layers(zoo.shared("bridge", "llama")))
+    mixed = operator_changes(files[0], attention_view(zoo.shared("bridge", "llama")))
     assert (mixed.table[["qk_change", "ov_change"]] == 0).all(axis=None)
     assert set(mixed.likeness) == {"qk", "ov"}
 
@@ -232,7 +234,7 @@ def test_biases_of_queries_and_keys_lie_outside_of_operators(key):
 
 
 def test_slopes_of_alibi_a_softcap_and_the_scale_of_scores_are_said():
-    raw = open_layers(zoo.shared("bridge", "bloom")).raw(0)
+    raw = attention_view(zoo.shared("bridge", "bloom")).raw(0)
     steeper = Alibi(tuple(2 * slope for slope in raw.alibi.slopes))
     for changed, said in (
         ({}, []),

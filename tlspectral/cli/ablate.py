@@ -132,6 +132,7 @@ def ablate(
     import tlspectral
     from tlspectral.heads.analysis import require_table_of
     from tlspectral.hooks.parts import part_of
+    from tlspectral.models.reading import attention_view
 
     part_of(part)  # an unknown part is refused before the model is loaded
     known = None if table is None else read_heads(table)
@@ -141,7 +142,7 @@ def ablate(
         chosen = strongest_heads(known, 5)
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
     if known is not None:
-        require_table_of(loaded, known)
+        require_table_of(attention_view(loaded), known)
     sweep = tlspectral.ablation_sweep(
         loaded,
         part,  # type: ignore[arg-type]

@@ -27,9 +27,7 @@ from tlspectral.heads.weight_columns import (
     read_streams,
     with_null,
 )
-from tlspectral.models.hooking.user_hooks import warn_of_hooks
 from tlspectral.models.opening import open_layers
-from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.digests import recorded_weights
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import even_rows
@@ -127,56 +125,57 @@ def analyze_heads(
         raise ValueError(f"unknown extras {unknown}; there are {', '.join(_EXTRAS)}")
     null = NullSettings(seed, null_draws, null_blocks, null_dtype)
     require_max_se(max_se)
-    source = open_layers(model, load=detectors)
-    chosen = heads_by_layer(source, heads)
-    if not chosen:
-        raise BadHead("heads= chooses none: a table has one head at least")
-    sequences = None
-    if isinstance(source, AttentionView):
-        if folder is not None:
-            raise ValueError(
-                "folder= is for a model that is read from its files with detectors=False; this one is loaded"
-            )
-        if detectors:  # drawn first, so that a wrong number of them is refused before the null is computed
-            sequences = even_rows(repeated_sequences(source, n_sequences, seed=seed))
-        warn_of_hooks(source.model)
-        identity, parts = {}, _loaded_layers(source, chosen, prompts, extras, null)
-    else:
-        needs = ["prompts"] * (prompts is not None) + [name for name in extras if name in _OF_ACTIVATIONS]
-        if needs:
-            raise ValueError(f"{needs[0]} needs the model's activations: pass a loaded model, or leave detectors=True")
-        identity, parts = streamed_layers(source, chosen, null, extras, folder)
-    measurement = Measurement(ANALYZE_HEADS, asdict(null), source.source, identity, folder, n_jobs=n_jobs)
-    try:
-        tables = measurement.made(parts, description="null", unit="layer").values()
-    finally:
-        forget_blocks()
-    layer_attrs = [layer_table.attrs for layer_table in tables]
-    table = stacked(tables)
-    detected = None
-    if isinstance(source, AttentionView) and sequences is not None:
-        detected = measured_detectors(source, sequences, max_se=max_se, seed=seed)
-        table = table.merge(detected.drop(columns="name"), on=["layer", "head"], how="left", validate="one_to_one")
-    table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
-    controlled = [name for name in table if name.endswith("_controlled")]
-    control_variate = {name.removesuffix("_controlled"): float(table[name].mean()) for name in controlled}
-    wanted = [column.name for column in (*HEAD_COLUMNS, *LATENT_COLUMNS) if column.always or column.name in table]
-    wanted += [name for name in _EXTRAS if name in extras]
-    limits = [attrs["valid_up_to"] for attrs in layer_attrs if attrs["valid_up_to"] is not None]
-    return measurement.table(
-        table.reindex(columns=[name for name in wanted if name != "name"]),
-        **recorded_weights(
-            {index: attrs["digest"] for index, attrs in zip(chosen, layer_attrs, strict=True)}, source.n_layers
-        ),
-        versions={"tlspectral": __version__} | {package: version(package) for package in _PACKAGES},
-        control_variate=control_variate,
-        score_check=max(
-            (attrs["check"] for attrs in layer_attrs), key=lambda check: check["worst_error"] / check["tolerance"]
-        ),
-        detectors=detected.attrs if detected is not None else None,
-        rotary_valid_up_to=min(limits) if limits else None,
-        columns={name: COLUMNS[name].meaning for name in wanted},
-    )
+    with open_layers(model, load=detectors, report_hooks=True) as source:
+        chosen = heads_by_layer(source, heads)
+        if not chosen:
+            raise BadHead("heads= chooses none: a table has one head at least")
+        sequences = None
+        if isinstance(source, AttentionView):
+            if folder is not None:
+                raise ValueError(
+                    "folder= is for a model that is read from its files with detectors=False; this one is loaded"
+                )
+            if detectors:  # drawn first, so that a wrong number of them is refused before the null is computed
+                sequences = even_rows(repeated_sequences(source, n_sequences, seed=seed))
+            identity, parts = {}, _loaded_layers(source, chosen, prompts, extras, null)
+        else:
+            needs = ["prompts"] * (prompts is not None) + [name for name in extras if name in _OF_ACTIVATIONS]
+            if needs:
+                raise ValueError(
+                    f"{needs[0]} needs the model's activations: pass a loaded model, or leave detectors=True"
+                )
+            identity, parts = streamed_layers(source, chosen, null, extras, folder)
+        measurement = Measurement(ANALYZE_HEADS, asdict(null), source.source, identity, folder, n_jobs=n_jobs)
+        try:
+            tables = measurement.made(parts, description="null", unit="layer").values()
+        finally:
+            forget_blocks()
+        layer_attrs = [layer_table.attrs for layer_table in tables]
+        table = stacked(tables)
+        detected = None
+        if isinstance(source, AttentionView) and sequences is not None:
+            detected = measured_detectors(source, sequences, max_se=max_se, seed=seed)
+            table = table.merge(detected.drop(columns="name"), on=["layer", "head"], how="left", validate="one_to_one")
+        table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
+        controlled = [name for name in table if name.endswith("_controlled")]
+        control_variate = {name.removesuffix("_controlled"): float(table[name].mean()) for name in controlled}
+        wanted = [column.name for column in (*HEAD_COLUMNS, *LATENT_COLUMNS) if column.always or column.name in table]
+        wanted += [name for name in _EXTRAS if name in extras]
+        limits = [attrs["valid_up_to"] for attrs in layer_attrs if attrs["valid_up_to"] is not None]
+        return measurement.table(
+            table.reindex(columns=[name for name in wanted if name != "name"]),
+            **recorded_weights(
+                {index: attrs["digest"] for index, attrs in zip(chosen, layer_attrs, strict=True)}, source.n_layers
+            ),
+            versions={"tlspectral": __version__} | {package: version(package) for package in _PACKAGES},
+            control_variate=control_variate,
+            score_check=max(
+                (attrs["check"] for attrs in layer_attrs), key=lambda check: check["worst_error"] / check["tolerance"]
+            ),
+            detectors=detected.attrs if detected is not None else None,
+            rotary_valid_up_to=min(limits) if limits else None,
+            columns={name: COLUMNS[name].meaning for name in wanted},
+        )
 
 
 def _loaded_layers(
@@ -188,10 +187,9 @@ def _loaded_layers(
     """
     parts = []
     prompts = None if prompts is None else given_prompts(prompts)  # a generator can be read once
-    with view.read_once():
-        checks = check_scores(view, prompts)
+    checks = check_scores(view, prompts)
     moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)  # large products, on all threads
-    with one_thread(), view.read_once(), bar(len(chosen), "spectra", "layer") as shown:
+    with one_thread(), bar(len(chosen), "spectra", "layer") as shown:
         streams = read_streams(view, prompts) if {*extras} & {*_OF_ACTIVATIONS} else None
         ends_digest = view.ends_digest()
         directions = position_directions(view) if "position_share" in extras else None
@@ -213,14 +211,13 @@ def _loaded_layers(
     return parts
 
 
-def require_table_of(model: Any, heads: pd.DataFrame) -> None:
+def require_table_of(view: AttentionView, heads: pd.DataFrame) -> None:
     """Refuse a table of `analyze_heads`, of some or all layers, that was not made from this model's weights.
 
     Raises ValueError for other weights (or, where hashes cannot be compared, another name or revision), or layers that
     the model does not have. A table without `attrs` does not name its weights, and passes.
     """
     require(heads, ("layer", "head"), "analyze_heads", name="table of heads")
-    view = attention_view(model)
     layers = sorted({int(layer) for layer in heads["layer"]})
     require_same_model(heads, view.origin(layer for layer in layers if layer < view.n_layers), "the loaded weights")
     if layers[-1] >= view.n_layers:

@@ -138,8 +138,9 @@ def compare_heads(a: Any, b: Any) -> pd.DataFrame:
             f"compare_heads takes two models or two tables: {' and '.join(kinds)}. Give both models, or for the model "
             "its table, analyze_heads(model) with the settings of the other one"
         )
-    sources = [open_layers(one, load=True) for one in (a, b)]
-    operators = operator_changes(*sources)
+    with open_layers(a, load=True) as layers_of_a, open_layers(b, load=True) as layers_of_b:
+        sources = layers_of_a, layers_of_b
+        operators = operator_changes(*sources)
     first, second = (analyze_heads(one.model if isinstance(one, AttentionView) else one) for one in sources)
     return _compared_tables(first, second, operators)
 

@@ -86,35 +86,39 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
     which weighs what a head writes, is left out.
     """
     end = None if receiver is None else head_receiver(receiver)
-    source = open_layers(model)
-    if isinstance(source, AttentionView):
-        require_one_run(source, "no layer is earlier than all runs of another")
-    chosen = heads_by_layer(source, None if end is None else [end])
-    what: Input = "k" if end is None else end.input
-    matrices: Matrices = "output" if what == "v" else "query-key"
-    layers = [index for index in source.layers if index <= max(chosen)]
-    if not isinstance(source, AttentionView):
-        source.prepare(chosen, matrices)
-        source.prepare(layers[:-1], "output")
-    readings: dict[int, _Readings] = {}
-    found = []
-    with one_thread():
-        # The last layer first: what is held are readings, of which heads share a part, and one layer's writes.
-        for index in reversed(layers):
-            if readings:
-                with raw_layer(source, index, "output") as raw:
-                    written = _written(raw, index)
-                found += [(later, index, _scores(written, of_later).numpy()) for later, of_later in readings.items()]
-            if index in chosen:
-                with raw_layer(source, index, matrices) as raw:
-                    readings[index] = _readings(raw, index, chosen[index], what)
-    table = _ranked(found, chosen).assign(chance=source.d_model**-0.5)
-    if end is None:
-        names = [f"{head_name(*pair)}.k" for pair in zip(table["receiver_layer"], table["receiver_head"], strict=True)]
-        table.insert(0, "receiver", names)
-    else:
-        table = table.drop(columns=["receiver_layer", "receiver_head"])
-    return K_COMPOSITION.frame(table, source.origin(range(layers[-1] + 1)))
+    with open_layers(model) as source:
+        if isinstance(source, AttentionView):
+            require_one_run(source, "no layer is earlier than all runs of another")
+        chosen = heads_by_layer(source, None if end is None else [end])
+        what: Input = "k" if end is None else end.input
+        matrices: Matrices = "output" if what == "v" else "query-key"
+        layers = [index for index in source.layers if index <= max(chosen)]
+        if not isinstance(source, AttentionView):
+            source.prepare(chosen, matrices)
+            source.prepare(layers[:-1], "output")
+        readings: dict[int, _Readings] = {}
+        found = []
+        with one_thread():
+            # The last layer first: what is held are readings, of which heads share a part, and one layer's writes.
+            for index in reversed(layers):
+                if readings:
+                    with raw_layer(source, index, "output") as raw:
+                        written = _written(raw, index)
+                    found += [
+                        (later, index, _scores(written, of_later).numpy()) for later, of_later in readings.items()
+                    ]
+                if index in chosen:
+                    with raw_layer(source, index, matrices) as raw:
+                        readings[index] = _readings(raw, index, chosen[index], what)
+        table = _ranked(found, chosen).assign(chance=source.d_model**-0.5)
+        if end is None:
+            names = [
+                f"{head_name(*pair)}.k" for pair in zip(table["receiver_layer"], table["receiver_head"], strict=True)
+            ]
+            table.insert(0, "receiver", names)
+        else:
+            table = table.drop(columns=["receiver_layer", "receiver_head"])
+        return K_COMPOSITION.frame(table, source.origin(range(layers[-1] + 1)))
 
 
 def _ranked(

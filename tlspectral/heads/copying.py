@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.algebra.spectra import NILPOTENT_SHARE, rank_tolerance
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import OutputFactors
 from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
 from tlspectral.tables.head_columns import COLUMNS, HEAD
@@ -41,13 +41,13 @@ def copying_scores(model: Any) -> pd.DataFrame:
     What it does not establish: copying in the model, where MLPs and later heads stand between. Both are NaN where input
     and output vocabularies differ, and for an encoder, where a nonlinear layer stands in front of `W_U`.
     """
-    view = attention_view(model)
-    circuit = unembedding_times_embedding(view)
-    tables = []
-    for layer in view.layers:
-        scores = copying_of_layer(view.output(layer), circuit)
-        tables.append(pd.DataFrame({"layer": layer, "head": np.arange(len(scores["copying"])), **scores}))
-    return COPYING_SCORES.frame(stacked(tables), view.origin())
+    with measured(model, report_hooks=False) as view:
+        circuit = unembedding_times_embedding(view)
+        tables = []
+        for layer in view.layers:
+            scores = copying_of_layer(view.output(layer), circuit)
+            tables.append(pd.DataFrame({"layer": layer, "head": np.arange(len(scores["copying"])), **scores}))
+        return COPYING_SCORES.frame(stacked(tables), view.origin())
 
 
 def copying_of_layer(

@@ -20,10 +20,10 @@ from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import in_float64, with_gain_and_phase
 from tlspectral.algebra.spectra import rank_tolerance, thin_svd
 from tlspectral.heads.copying import folded_unembedding
-from tlspectral.heads.operators.factored import ov_operators
+from tlspectral.heads.operators.factored import output_products
 from tlspectral.models.attention.modes import query_key_modes
 from tlspectral.models.attention.run_scores import visible_keys
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView, one_head, vocabulary_chunks
 from tlspectral.models.running.batches import attention_positions
@@ -148,22 +148,24 @@ def head_directions(
         raise ValueError(f"n_directions, n_words and draws are 1 or more; found {n_directions}, {n_words} and {draws}")
     if task is not None and kind == "ov":
         raise ValueError('a task contrasts keys: it goes with kind="qk"')
-    view = attention_view(model)
-    index, number = one_head(view, head)
-    settings: dict[str, Any] = {"n_words": n_words, "draws": draws, "seed": seed}
-    with one_thread():
-        rng = torch.Generator().manual_seed(seed)
-        if task is None:
-            shares, sides = _operator_sides(view, index, number, kind, n_directions, draws, rng)
-        else:
-            kind = "qk contrast"
-            shares, sides, settings["n_prompts"] = _contrast_sides(view, index, number, task, n_directions, draws, rng)
-        rows = _rows(view, shares, sides, n_words)
-    table = pd.DataFrame(rows, columns=[column.name for column in HEAD_DIRECTIONS.columns if column.name != "name"])
-    table = table.assign(layer=index, head=number, kind=kind)
-    table = table.astype({"rank": "Int64", "token": "Int64", "random_loading": float})
-    made = Measurement(HEAD_DIRECTIONS, settings, view.origin([index]))
-    return made.table(table, pvalue_floor=draws_floor(draws))
+    with measured(model, report_hooks=task is not None) as view:
+        index, number = one_head(view, head)
+        settings: dict[str, Any] = {"n_words": n_words, "draws": draws, "seed": seed}
+        with one_thread():
+            rng = torch.Generator().manual_seed(seed)
+            if task is None:
+                shares, sides = _operator_sides(view, index, number, kind, n_directions, draws, rng)
+            else:
+                kind = "qk contrast"
+                shares, sides, settings["n_prompts"] = _contrast_sides(
+                    view, index, number, task, n_directions, draws, rng
+                )
+            rows = _rows(view, shares, sides, n_words)
+        table = pd.DataFrame(rows, columns=[column.name for column in HEAD_DIRECTIONS.columns if column.name != "name"])
+        table = table.assign(layer=index, head=number, kind=kind)
+        table = table.astype({"rank": "Int64", "token": "Int64", "random_loading": float})
+        made = Measurement(HEAD_DIRECTIONS, settings, view.origin([index]))
+        return made.table(table, pvalue_floor=draws_floor(draws))
 
 
 def _operator_sides(
@@ -176,7 +178,7 @@ def _operator_sides(
         left, right = modes.query, modes.key
         shares, kept = _shares(modes.values, modes.square, n_directions)
     else:
-        left, values, right = thin_svd(ov_operators(view.model, index)[head])
+        left, values, right = thin_svd(output_products(view, index)[head])
         shares, kept = _largest(values, n_directions, rank_tolerance(layer.storage_dtype, layer.d_model, layer.d_head))
     random = torch.randn(layer.d_model, draws, generator=rng, dtype=torch.float64)
     centred = layer.norm.kind == "LN"

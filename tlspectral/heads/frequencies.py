@@ -8,7 +8,7 @@ import torch
 
 from tlspectral.algebra.rotary import phase_norms
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import stacked
 from tlspectral.tables.schema import Schema, columns
@@ -49,30 +49,30 @@ def frequency_table(model: Any) -> pd.DataFrame:
 
     What it does not establish: that the model's inputs excite a frequency, or that a head needs it.
     """
-    view = attention_view(model)
-    layer_tables, limits = [], []
-    for index in view.layers:
-        rotary = view.rotary(index)
-        if rotary is None:
-            continue
-        layer = view.layer(index)
-        norms = phase_norms(*layer.operator_factors(), rotary)
-        heads, pairs = norms.re.shape
-        theta = rotary.theta.expand(heads, -1).flatten().numpy()
-        re, im = norms.re.flatten().numpy(), norms.im.flatten().numpy()
-        with np.errstate(divide="ignore", invalid="ignore"):
-            wavelength, share = 2 * np.pi / np.abs(theta), im / (re + im)
-        rows = pd.MultiIndex.from_product(
-            [[index], range(heads), range(pairs)], names=["layer", "head", "frequency"]
-        ).to_frame(index=False)
-        layer_tables.append(rows.assign(theta=theta, wavelength=wavelength, re_norm=re, im_norm=im, im_share=share))
-        if layer.valid_up_to is not None:
-            limits.append(layer.valid_up_to)
-    if not layer_tables:
-        raise UnsupportedArchitecture(
-            f"none of the {len(view.layers)} layers has rotary positions, so there are no frequencies to tabulate"
+    with measured(model, report_hooks=False) as view:
+        layer_tables, limits = [], []
+        for index in view.layers:
+            rotary = view.rotary(index)
+            if rotary is None:
+                continue
+            layer = view.layer(index)
+            norms = phase_norms(*layer.operator_factors(), rotary)
+            heads, pairs = norms.re.shape
+            theta = rotary.theta.expand(heads, -1).flatten().numpy()
+            re, im = norms.re.flatten().numpy(), norms.im.flatten().numpy()
+            with np.errstate(divide="ignore", invalid="ignore"):
+                wavelength, share = 2 * np.pi / np.abs(theta), im / (re + im)
+            rows = pd.MultiIndex.from_product(
+                [[index], range(heads), range(pairs)], names=["layer", "head", "frequency"]
+            ).to_frame(index=False)
+            layer_tables.append(rows.assign(theta=theta, wavelength=wavelength, re_norm=re, im_norm=im, im_share=share))
+            if layer.valid_up_to is not None:
+                limits.append(layer.valid_up_to)
+        if not layer_tables:
+            raise UnsupportedArchitecture(
+                f"none of the {len(view.layers)} layers has rotary positions, so there are no frequencies to tabulate"
+            )
+        limit = min(limits) if limits else None
+        return FREQUENCY_TABLE.frame(
+            stacked(layer_tables), {**view.origin(), "rotary_valid_up_to": limit, "torch": torch.__version__}
         )
-    limit = min(limits) if limits else None
-    return FREQUENCY_TABLE.frame(
-        stacked(layer_tables), {**view.origin(), "rotary_valid_up_to": limit, "torch": torch.__version__}
-    )

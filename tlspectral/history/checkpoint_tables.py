@@ -15,7 +15,7 @@ from tlspectral.heads import analyze_heads
 from tlspectral.heads.composition import COMPOSITION, k_composition
 from tlspectral.models.loaders import Source
 from tlspectral.models.opening import open_layers
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, one_head
 from tlspectral.positional import positional_symbolic
 from tlspectral.positional.swapped_prompts import SCORE_COLUMNS
@@ -124,7 +124,8 @@ def measure_step(
     not have, ScoreMismatch, UnsupportedArchitecture and BadWeights for a model that cannot be read.
     """
     model = opened.model if isinstance(opened, AttentionView) else opened
-    shape = _shape(open_layers(model))
+    with open_layers(model) as layers:
+        shape = _shape(layers)
     score = None if task is None else evaluate(model, task)
     tables = {"composition": _composition(model, pairs)}  # a wrong head is refused before the null is computed
     heads = analyze_heads(model, null_blocks="fresh", **options)
@@ -164,8 +165,8 @@ def require_order(pairs: Iterable[tuple[LayerHead, LayerHead]]) -> None:
 
 def _composition(model: Any, pairs: Sequence[tuple[LayerHead, LayerHead]]) -> pd.DataFrame:
     """Return the pairs' rows of `k_composition`, which is computed once per receiver."""
-    source = open_layers(model)
-    pairs = [(one_head(source, sender), one_head(source, receiver)) for sender, receiver in pairs]
+    with open_layers(model) as source:
+        pairs = [(one_head(source, sender), one_head(source, receiver)) for sender, receiver in pairs]
     require_order(pairs)
     receivers = dict.fromkeys(receiver for _, receiver in pairs)
     scores = {end: k_composition(model, end).set_index(["layer", "head"])[_COMPOSITION] for end in receivers}
@@ -180,13 +181,13 @@ def copy_losses(model: Any, task: Task) -> tuple[MetricValue, MetricValue]:
 
     With segments of L tokens, positions 1 .. L-1 predict the first copy and L+1 .. 2L-1 the second, L - 1 each.
     """
-    view = attention_view(model)
-    second = task_sequences(view, task)
-    # Attention is causal, so the second copy does not change the losses of the first.
-    width = second.tokens.shape[1] // 2 + 1
-    lengths = torch.full((len(second.tokens),), width)
-    first = replace(second, tokens=second.tokens[:, :width], lengths=lengths, predicted=slice(1, width - 1))
-    return metric_value_of(view, first), metric_value_of(view, second)
+    with measured(model) as view:
+        second = task_sequences(view, task)
+        # Attention is causal, so the second copy does not change the losses of the first.
+        width = second.tokens.shape[1] // 2 + 1
+        lengths = torch.full((len(second.tokens),), width)
+        first = replace(second, tokens=second.tokens[:, :width], lengths=lengths, predicted=slice(1, width - 1))
+        return metric_value_of(view, first), metric_value_of(view, second)
 
 
 def population_medians(heads: pd.DataFrame, *, seed: int = 0) -> dict[str, float]:

@@ -17,7 +17,7 @@ from tlspectral.models.attention.tolerances import Quantity, noise_of
 from tlspectral.models.hooking.hooks_on_model import Hook
 from tlspectral.models.hooking.user_hooks import acting_in, listed, without_user_hooks
 from tlspectral.models.loading.copies import given_for
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, one_head, require_stream
 from tlspectral.models.running.partial_runs import logits_at, module_hooks
 from tlspectral.models.running.prompts import packed_prompts
@@ -103,26 +103,26 @@ def check_hook(model: Any, hook: Iterable[Hook] | None, head: Head, *, prompts: 
         >>> tls.hooks.check_hook(model, [("blocks.0.attn.hook_z", no_head)], "L0H1")
         HookCheck(exact=True: it removes all of what L0H1 writes, and nothing else)
     """
-    view = attention_view(model)
-    require_stream(view)
-    pair = one_head(view, head)
-    probes = _probes(view) if prompts is None else [packed_prompts(view, prompts).tokens] * 3
-    origin = view.origin(runs=hook is not None)
-    hooks, checked = None if hook is None else [*hook], []
-    with torch.no_grad(), view.read_once():
-        for tokens in probes:
-            heads, found, whole = _compared(view, tokens, hooks, pair)
-            checked.append(HookCheck(whole and len(found) == 1, found, HOOK_CHECK.frame(heads, origin)))
-            if not checked[-1].exact:
-                break
-    last, run = checked[-1], len(checked)
-    if not last.exact and run > 1:
-        before, shape = (list(tokens.shape) for tokens in probes[run - 2 : run])
-        last.found[0] = f"in run {run}, of prompts of shape {shape}, {last.found[0]}"
-        last.found.append(f"it is exact in the run before, of prompts of shape {before}")
-    if hooks is None and not last.exact:
-        last.found.extend(_elsewhere(view.model))
-    return last
+    with measured(model, report_hooks=hook is not None) as view:
+        require_stream(view)
+        pair = one_head(view, head)
+        probes = _probes(view) if prompts is None else [packed_prompts(view, prompts).tokens] * 3
+        origin = view.origin()
+        hooks, checked = None if hook is None else [*hook], []
+        with torch.no_grad():
+            for tokens in probes:
+                heads, found, whole = _compared(view, tokens, hooks, pair)
+                checked.append(HookCheck(whole and len(found) == 1, found, HOOK_CHECK.frame(heads, origin)))
+                if not checked[-1].exact:
+                    break
+        last, run = checked[-1], len(checked)
+        if not last.exact and run > 1:
+            before, shape = (list(tokens.shape) for tokens in probes[run - 2 : run])
+            last.found[0] = f"in run {run}, of prompts of shape {shape}, {last.found[0]}"
+            last.found.append(f"it is exact in the run before, of prompts of shape {before}")
+        if hooks is None and not last.exact:
+            last.found.extend(_elsewhere(view.model))
+        return last
 
 
 def _probes(view: AttentionView) -> list[Tensor]:

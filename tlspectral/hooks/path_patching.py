@@ -23,7 +23,7 @@ from tlspectral.hooks.edges.reached import Reached, reached
 from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_senders
 from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.screening import agreement, missed_edges, screened_edges
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, require_stream
 from tlspectral.models.running.batches import attention_positions
 from tlspectral.models.stream.writes import INPUT_POINTS
@@ -197,121 +197,126 @@ def edge_effects(
     edge of `selected` 1 is stable as an estimate on prompts of this kind; that says nothing of other prompts, nor that
     it does what its estimate says.
     """
-    view = attention_view(model)
-    require_stream(view)
-    chosen_task = task_of("induction" if task is None else task, seed=seed, n_sequences=SEQUENCES)
-    of_pairs = chosen_task.counterfactual is not None
-    draws = _draws(receivers, measure, replace, control, screen, method, of_pairs)
-    most = None if screen is None else MEASURED if screen == "gradient" else int(screen)
-    if receivers is None or replace is None:
-        replace = "counterfactual" if receivers is None or of_pairs else "mean"
-    if replace == "counterfactual" and not of_pairs:
-        raise ValueError("all edges, and edges to a counterfactual, are of pairs: give a Task with counterfactual=")
-    pairs = pairs_of(model, chosen_task) if replace == "counterfactual" else None
-    sequences = task_sequences(view, chosen_task) if pairs is None else pairs.sequences
-    every = receivers is None
-    if every and pairs is not None:
-        receivers = pairs.graph.receivers
-    ends = [] if receivers is None else reached(view, receivers)
-    if not ends:
-        raise ValueError("no receivers were given: name what reads, such as 'L18H6.k'")
-    repeated = pairs is None and isinstance(chosen_task.prompts, RepeatedSegments)
-    alone = len(ends) == 1 and ends[0].receiver.input in ("q", "k")
-    measure = measure or ("ind" if repeated and alone else "task")
-    queried = None if measure == "task" else _queried(ends, sequences, chosen_task, measure)
-    for receiver in (end.receiver for end in ends if end.receiver.input in INPUT_POINTS):
-        points = [view.hook_points.get(name) for name in view.hook_names(receiver.layer).values()]
-        refuse_open_receivers(points, receiver.input, [receiver.head])
-    places = {} if at is None else _places(sequences, at)
-    below = min(view.n_layers, 1 + max(end.receiver.layer - (end.receiver.input in "qkv") for end in ends))
-    writers = chosen_senders(view, senders, below) if pairs is None or senders is not None else pairs.graph.senders
-    if pairs is not None:  # in the order of a forward pass
-        ends = sorted(ends, key=lambda end: pairs.graph.receiver_index[end.receiver])
-        writers = sorted(writers, key=lambda sender: pairs.graph.sender_index[sender.name])
-    edges = edges_between(view, writers, ends, each_head=queried is not None, places=[*places] or [None])
-    _require_senders(edges, ends if pairs is None else [])
-    measurement = Measurement(
-        EDGE_EFFECTS,
-        {
-            "task": sequences.name,
-            "measure": measure,
-            "replace": replace,
-            "control": "random" if draws else None,
-            "draws": draws,
-            "seed": seed,
-            **({} if pairs is None else {"method": None if most is None else method or "EAP-IG", "screen": most}),
-            **({"at": [*places]} if places else {}),
-        },
-        origin=view.origin(runs=True, processing=True),
-        identity={
-            "weights": view.weights_digest,
-            **sequences_identity(sequences, chosen_task),
-            "pairs": None if pairs is None else pairs.digests,
-            "places": {name: positions.tolist() for name, positions in places.items()},
-            "senders": [sender.name for sender in writers],
-            "receivers": [[end.receiver.name, list(end.asked)] for end in ends],
-        },
-        folder=folder,
-        score=lambda: metric_value_of(view, sequences).per_sequence,
-        n_jobs=configured_jobs(),
-    )
-    estimates, measured, stability = {}, np.full(len(edges), True), {}
-    if pairs is not None and most is not None:
-        order, estimates, stability = _screened(measurement, pairs, edges, method or "EAP-IG", places, most, seed)
-        edges, measured = [edges[row] for row in order], estimates["measured"] != ""
-    elif every and len(edges) > MOST:
-        raise ValueError(
-            f"{len(edges):,} edges would be measured one by one: give screen='gradient', which estimates all "
-            f"and measures the {MEASURED} largest and some others, or receivers"
+    with measured(model) as view:
+        require_stream(view)
+        chosen_task = task_of("induction" if task is None else task, seed=seed, n_sequences=SEQUENCES)
+        of_pairs = chosen_task.counterfactual is not None
+        draws = _draws(receivers, measure, replace, control, screen, method, of_pairs)
+        most = None if screen is None else MEASURED if screen == "gradient" else int(screen)
+        if receivers is None or replace is None:
+            replace = "counterfactual" if receivers is None or of_pairs else "mean"
+        if replace == "counterfactual" and not of_pairs:
+            raise ValueError("all edges, and edges to a counterfactual, are of pairs: give a Task with counterfactual=")
+        pairs = pairs_of(view, chosen_task) if replace == "counterfactual" else None
+        sequences = task_sequences(view, chosen_task) if pairs is None else pairs.sequences
+        every = receivers is None
+        if every and pairs is not None:
+            receivers = pairs.graph.receivers
+        ends = [] if receivers is None else reached(view, receivers)
+        if not ends:
+            raise ValueError("no receivers were given: name what reads, such as 'L18H6.k'")
+        repeated = pairs is None and isinstance(chosen_task.prompts, RepeatedSegments)
+        alone = len(ends) == 1 and ends[0].receiver.input in ("q", "k")
+        measure = measure or ("ind" if repeated and alone else "task")
+        queried = None if measure == "task" else _queried(ends, sequences, chosen_task, measure)
+        for receiver in (end.receiver for end in ends if end.receiver.input in INPUT_POINTS):
+            points = [view.hook_points.get(name) for name in view.hook_names(receiver.layer).values()]
+            refuse_open_receivers(points, receiver.input, [receiver.head])
+        places = {} if at is None else _places(sequences, at)
+        below = min(view.n_layers, 1 + max(end.receiver.layer - (end.receiver.input in "qkv") for end in ends))
+        writers = chosen_senders(view, senders, below) if pairs is None or senders is not None else pairs.graph.senders
+        if pairs is not None:  # in the order of a forward pass
+            ends = sorted(ends, key=lambda end: pairs.graph.receiver_index[end.receiver])
+            writers = sorted(writers, key=lambda sender: pairs.graph.sender_index[sender.name])
+        edges = edges_between(view, writers, ends, each_head=queried is not None, places=[*places] or [None])
+        _require_senders(edges, ends if pairs is None else [])
+        measurement = Measurement(
+            EDGE_EFFECTS,
+            {
+                "task": sequences.name,
+                "measure": measure,
+                "replace": replace,
+                "control": "random" if draws else None,
+                "draws": draws,
+                "seed": seed,
+                **({} if pairs is None else {"method": None if most is None else method or "EAP-IG", "screen": most}),
+                **({"at": [*places]} if places else {}),
+            },
+            origin=view.origin(processing=True),
+            identity={
+                "weights": view.weights_digest,
+                **sequences_identity(sequences, chosen_task),
+                "pairs": None if pairs is None else pairs.digests,
+                "places": {name: positions.tolist() for name, positions in places.items()},
+                "senders": [sender.name for sender in writers],
+                "receivers": [[end.receiver.name, list(end.asked)] for end in ends],
+            },
+            folder=folder,
+            score=lambda: metric_value_of(view, sequences).per_sequence,
+            n_jobs=configured_jobs(),
         )
-    rows_of: dict[tuple[int, str], list[int]] = {}
-    for row in np.flatnonzero(measured):
-        receiver = edges[row].end.receiver
-        rows_of.setdefault((receiver.layer, receiver.input), []).append(int(row))
-    layers = sorted({min(layer, view.n_layers - 1) for layer, _ in rows_of})
-    parts = measurement.made(
-        [
-            Job(
-                f"{what}_L{layer:03d}",
-                partial(edge_columns, [edges[row] for row in rows], sequences, draws, queried),
-                items=len(rows),
+        estimates, is_measured, stability = {}, np.full(len(edges), True), {}
+        if pairs is not None and most is not None:
+            order, estimates, stability = _screened(measurement, pairs, edges, method or "EAP-IG", places, most, seed)
+            edges, is_measured = [edges[row] for row in order], estimates["measured"] != ""
+        elif every and len(edges) > MOST:
+            raise ValueError(
+                f"{len(edges):,} edges would be measured one by one: give screen='gradient', which estimates all "
+                f"and measures the {MEASURED} largest and some others, or receivers"
             )
-            for (layer, what), rows in sorted(rows_of.items())
-        ],
-        description="edges",
-        unit="edge",
-        prepare=partial(_prepared, view, sequences, layers, writers, below, queried is not None, replace, seed, places),
-    )
-    found = pd.concat(
-        [part.set_axis(rows) for (_, rows), part in zip(sorted(rows_of.items()), parts.values(), strict=True)]
-    )
-    table = (
-        pd.DataFrame(
-            [{**edge.names, **({} if pairs is None else {"eap_name": pairs.graph.eap_name(edge)})} for edge in edges]
+        rows_of: dict[tuple[int, str], list[int]] = {}
+        for row in np.flatnonzero(is_measured):
+            receiver = edges[row].end.receiver
+            rows_of.setdefault((receiver.layer, receiver.input), []).append(int(row))
+        layers = sorted({min(layer, view.n_layers - 1) for layer, _ in rows_of})
+        parts = measurement.made(
+            [
+                Job(
+                    f"{what}_L{layer:03d}",
+                    partial(edge_columns, [edges[row] for row in rows], sequences, draws, queried),
+                    items=len(rows),
+                )
+                for (layer, what), rows in sorted(rows_of.items())
+            ],
+            description="edges",
+            unit="edge",
+            prepare=partial(
+                _prepared, view, sequences, layers, writers, below, queried is not None, replace, seed, places
+            ),
         )
-        .assign(**estimates)
-        .join(found)
-    )
-    if draws:
-        table["qvalue"] = scipy.stats.false_discovery_control(table["pvalue"])
-    made = measurement.table(
-        table,
-        n_sequences=len(sequences.tokens),
-        batch=sequences.rows_at_once(view),
-        tokens_sha256=sequences.digest,
-        **sequences.noted,
-        norm_behind_held=[layer for layer in view.layers if layer < below and view.behind(layer)[1].kind != "none"],
-        **({} if pairs is None else {"pairs_sha256": pairs.digests}),
-        **({"positions": [one.tolist() for one in places.values()]} if places else {}),
-        **({"n_edges": len(table), **stability} if estimates else {}),
-    )
-    if estimates:
-        top, drawn = table["measured"] == "top", ~table["measured"].isin(("", "top", "logits"))
-        made.attrs["rank_correlation_top"] = agreement(table.loc[top])[0]
-        made.attrs["rank_correlation_control"] = agreement(table.loc[drawn])[0]
-        large = float(table.loc[top, "delta"].abs().median())
-        made.attrs["missed"] = missed_edges(made).to_dict("records") if large > 0 else []
-    return made
+        found = pd.concat(
+            [part.set_axis(rows) for (_, rows), part in zip(sorted(rows_of.items()), parts.values(), strict=True)]
+        )
+        table = (
+            pd.DataFrame(
+                [
+                    {**edge.names, **({} if pairs is None else {"eap_name": pairs.graph.eap_name(edge)})}
+                    for edge in edges
+                ]
+            )
+            .assign(**estimates)
+            .join(found)
+        )
+        if draws:
+            table["qvalue"] = scipy.stats.false_discovery_control(table["pvalue"])
+        made = measurement.table(
+            table,
+            n_sequences=len(sequences.tokens),
+            batch=sequences.rows_at_once(view),
+            tokens_sha256=sequences.digest,
+            **sequences.noted,
+            norm_behind_held=[layer for layer in view.layers if layer < below and view.behind(layer)[1].kind != "none"],
+            **({} if pairs is None else {"pairs_sha256": pairs.digests}),
+            **({"positions": [one.tolist() for one in places.values()]} if places else {}),
+            **({"n_edges": len(table), **stability} if estimates else {}),
+        )
+        if estimates:
+            top, drawn = table["measured"] == "top", ~table["measured"].isin(("", "top", "logits"))
+            made.attrs["rank_correlation_top"] = agreement(table.loc[top])[0]
+            made.attrs["rank_correlation_control"] = agreement(table.loc[drawn])[0]
+            large = float(table.loc[top, "delta"].abs().median())
+            made.attrs["missed"] = missed_edges(made).to_dict("records") if large > 0 else []
+        return made
 
 
 def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any, method: Any, of_pairs: bool) -> int:

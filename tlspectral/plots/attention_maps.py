@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from tlspectral.heads.detectors.sinks import asked_for_sinks, found_sinks
 from tlspectral.models.attention.prompt_patterns import prompt_patterns
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.given import given_prompts
 from tlspectral.models.running.prompts import packed_prompts
@@ -49,44 +49,44 @@ def patterns(model: Any, prompt: Any, heads: Heads, *, sink: bool = False, sinks
     What it does not establish: what a head does elsewhere. One prompt is one example; `top_pairs` looks at many.
     """
     without_sinks = asked_for_sinks(sinks, sink=sink)
-    view = attention_view(model)
-    by_layer = heads_by_layer(view, heads)
-    names = [head_name(layer, head) for layer in sorted(by_layer) for head in by_layer[layer]]
-    if not 0 < len(names) <= _MOST_HEADS:
-        raise ValueError(f"{len(names)} heads: give 1 to {_MOST_HEADS}, a panel each")
-    prompt = given_prompts(prompt)  # a generator can be read once
-    weights, tokens = prompt_patterns(view, by_layer, prompt)
-    if without_sinks:
-        weights = _without_sinks(view, by_layer, prompt, weights)
-    first = 0 if sink or without_sinks else 1
-    if len(tokens) == first:
-        raise ValueError("the prompt is one token, and the first key is left out: give more tokens, or sink=True")
-    columns = min(_COLUMNS, len(names))
-    rows = -(-len(names) // columns)
-    side = float(np.clip(0.17 * len(tokens), 2.0, 7.0))
-    figure = new_figure(columns * side + 2.0, rows * (side + 0.4) + 1.0)
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
-    shown = [one[:, first:] for one in weights]
-    largest = max(float(np.nan_to_num(one).max(initial=0.0)) for one in shown)
-    colours = ScalarMappable(Normalize(0.0, largest or 1.0), colormaps["Blues"].with_extremes(bad=PALE))
-    labels = [_written(token) for token in tokens]
-    # Every token has its label where letters of 8 points fit, else every second, third, ...
-    every = max(1, -(-len(tokens) * 12 // int(72 * side)))
-    for axes, name, one in zip(panels, names, shown, strict=False):
-        axes.imshow(one, cmap=colours.cmap, norm=colours.norm, aspect="auto", gid=name, interpolation="none")
-        axes.set_title(name, fontsize=10, color=INK, loc="left")
-        axes.set_xticks(range(0, len(labels) - first, every), labels[first::every], rotation=90)
-        axes.set_yticks(range(0, len(labels), every), labels[::every])
-        dress(axes)
-        axes.tick_params(labelsize=8, length=0)
-        axes.label_outer()
-    for axes in panels[len(names) :]:
-        axes.set_axis_off()
-    said = "key, sinks of the layer in grey" if without_sinks else f"key, without the first, {labels[0]}"
-    figure.supxlabel("key" if sink else said, fontsize=10, color=INK)
-    figure.supylabel("query", fontsize=10, color=INK)
-    colour_bar(figure, colours, panels, "attention", whole=False)
-    return figure
+    with measured(model) as view:
+        by_layer = heads_by_layer(view, heads)
+        names = [head_name(layer, head) for layer in sorted(by_layer) for head in by_layer[layer]]
+        if not 0 < len(names) <= _MOST_HEADS:
+            raise ValueError(f"{len(names)} heads: give 1 to {_MOST_HEADS}, a panel each")
+        prompt = given_prompts(prompt)  # a generator can be read once
+        weights, tokens = prompt_patterns(view, by_layer, prompt)
+        if without_sinks:
+            weights = _without_sinks(view, by_layer, prompt, weights)
+        first = 0 if sink or without_sinks else 1
+        if len(tokens) == first:
+            raise ValueError("the prompt is one token, and the first key is left out: give more tokens, or sink=True")
+        columns = min(_COLUMNS, len(names))
+        rows = -(-len(names) // columns)
+        side = float(np.clip(0.17 * len(tokens), 2.0, 7.0))
+        figure = new_figure(columns * side + 2.0, rows * (side + 0.4) + 1.0)
+        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
+        shown = [one[:, first:] for one in weights]
+        largest = max(float(np.nan_to_num(one).max(initial=0.0)) for one in shown)
+        colours = ScalarMappable(Normalize(0.0, largest or 1.0), colormaps["Blues"].with_extremes(bad=PALE))
+        labels = [_written(token) for token in tokens]
+        # Every token has its label where letters of 8 points fit, else every second, third, ...
+        every = max(1, -(-len(tokens) * 12 // int(72 * side)))
+        for axes, name, one in zip(panels, names, shown, strict=False):
+            axes.imshow(one, cmap=colours.cmap, norm=colours.norm, aspect="auto", gid=name, interpolation="none")
+            axes.set_title(name, fontsize=10, color=INK, loc="left")
+            axes.set_xticks(range(0, len(labels) - first, every), labels[first::every], rotation=90)
+            axes.set_yticks(range(0, len(labels), every), labels[::every])
+            dress(axes)
+            axes.tick_params(labelsize=8, length=0)
+            axes.label_outer()
+        for axes in panels[len(names) :]:
+            axes.set_axis_off()
+        said = "key, sinks of the layer in grey" if without_sinks else f"key, without the first, {labels[0]}"
+        figure.supxlabel("key" if sink else said, fontsize=10, color=INK)
+        figure.supylabel("query", fontsize=10, color=INK)
+        colour_bar(figure, colours, panels, "attention", whole=False)
+        return figure
 
 
 def _without_sinks(

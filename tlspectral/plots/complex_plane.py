@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tlspectral.heads.operators.factored import qk_operators
+from tlspectral.heads.operators.factored import QKOperators
 from tlspectral.heads.operators.null_eigenvalues import null_eigenvalues
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.plots.style import BLUE, GREY, INK, PALE, dress, legend_below, new_figure
 from tlspectral.selection import Heads, head_name
@@ -42,42 +42,45 @@ def eigenvalues(model: Any, heads: Heads, *, seed: int = 0) -> Figure:
 
     What it does not establish: anything of positions that a rotation adds, since M is of content alone.
     """
-    view, operators = attention_view(model), qk_operators(model)
-    pairs = [(layer, head) for layer, some in sorted(heads_by_layer(view, heads).items()) for head in some]
-    if not 0 < len(pairs) <= _MOST_HEADS:
-        raise ValueError(f"{len(pairs)} heads: give 1 to {_MOST_HEADS}, a panel each")
-    columns = min(_COLUMNS, len(pairs))
-    rows = -(-len(pairs) // columns)
-    figure = new_figure(2.9 * columns + 0.4, 3.2 * rows + 0.5)
-    panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
-    angle = np.linspace(0.0, 2.0 * np.pi, 181)
-    for axes, pair in zip(panels, pairs, strict=False):
-        spectrum = operators[pair].spectrum()
-        values: Any = spectrum.eigenvalues.numpy()
-        cloud: Any = null_eigenvalues(view.layer(pair[0]), spectrum.singular_values, _DRAWS, seed).numpy()
-        axes.axhline(0.0, color=PALE, linewidth=0.8, zorder=0)
-        axes.axvline(0.0, color=PALE, linewidth=0.8, zorder=0)
-        axes.plot(cloud.real.ravel(), cloud.imag.ravel(), ".", color=PALE, markersize=2.5, gid="null", zorder=1)
-        radius = float(np.sqrt((np.abs(cloud) ** 2).mean()))
-        axes.plot(radius * np.cos(angle), radius * np.sin(angle), color=GREY, linewidth=0.9, gid="circle", zorder=2)
-        axes.plot(values.real, values.imag, "o", color=BLUE, markersize=3.5, gid="eigenvalues", zorder=3)
-        reach = 1.06 * max(np.abs(part(both)).max() for both in (values, cloud) for part in (np.real, np.imag))
-        axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xlabel=r"Re $\lambda$")
-        own, of_null = (_rotational(one) for one in (values, cloud))
-        axes.set_title(f"{head_name(*pair)}: D_head {own:.2f}, null {of_null:.2f}", fontsize=9, color=INK, loc="left")
-        dress(axes)
-        axes.tick_params(labelsize=8)
-    for axes in panels[::columns]:
-        axes.set_ylabel(r"Im $\lambda$")
-    for axes in panels[len(pairs) :]:
-        axes.set_axis_off()
-    handles = [
-        (Line2D([], [], color=BLUE, marker="o", linestyle="none"), "of the head"),
-        (Line2D([], [], color=PALE, marker=".", linestyle="none"), f"of {_DRAWS} draws of its null"),
-        (Line2D([], [], color=GREY), "root mean square modulus of the draws"),
-    ]
-    legend_below(figure, handles, [], columns=3)
-    return figure
+    with measured(model, report_hooks=False) as view:
+        operators = QKOperators(view)
+        pairs = [(layer, head) for layer, some in sorted(heads_by_layer(view, heads).items()) for head in some]
+        if not 0 < len(pairs) <= _MOST_HEADS:
+            raise ValueError(f"{len(pairs)} heads: give 1 to {_MOST_HEADS}, a panel each")
+        columns = min(_COLUMNS, len(pairs))
+        rows = -(-len(pairs) // columns)
+        figure = new_figure(2.9 * columns + 0.4, 3.2 * rows + 0.5)
+        panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+        angle = np.linspace(0.0, 2.0 * np.pi, 181)
+        for axes, pair in zip(panels, pairs, strict=False):
+            spectrum = operators[pair].spectrum()
+            values: Any = spectrum.eigenvalues.numpy()
+            cloud: Any = null_eigenvalues(view.layer(pair[0]), spectrum.singular_values, _DRAWS, seed).numpy()
+            axes.axhline(0.0, color=PALE, linewidth=0.8, zorder=0)
+            axes.axvline(0.0, color=PALE, linewidth=0.8, zorder=0)
+            axes.plot(cloud.real.ravel(), cloud.imag.ravel(), ".", color=PALE, markersize=2.5, gid="null", zorder=1)
+            radius = float(np.sqrt((np.abs(cloud) ** 2).mean()))
+            axes.plot(radius * np.cos(angle), radius * np.sin(angle), color=GREY, linewidth=0.9, gid="circle", zorder=2)
+            axes.plot(values.real, values.imag, "o", color=BLUE, markersize=3.5, gid="eigenvalues", zorder=3)
+            reach = 1.06 * max(np.abs(part(both)).max() for both in (values, cloud) for part in (np.real, np.imag))
+            axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal", xlabel=r"Re $\lambda$")
+            own, of_null = (_rotational(one) for one in (values, cloud))
+            axes.set_title(
+                f"{head_name(*pair)}: D_head {own:.2f}, null {of_null:.2f}", fontsize=9, color=INK, loc="left"
+            )
+            dress(axes)
+            axes.tick_params(labelsize=8)
+        for axes in panels[::columns]:
+            axes.set_ylabel(r"Im $\lambda$")
+        for axes in panels[len(pairs) :]:
+            axes.set_axis_off()
+        handles = [
+            (Line2D([], [], color=BLUE, marker="o", linestyle="none"), "of the head"),
+            (Line2D([], [], color=PALE, marker=".", linestyle="none"), f"of {_DRAWS} draws of its null"),
+            (Line2D([], [], color=GREY), "root mean square modulus of the draws"),
+        ]
+        legend_below(figure, handles, [], columns=3)
+        return figure
 
 
 def _rotational(values: Any) -> float:

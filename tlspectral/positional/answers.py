@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import require_vocabulary
 from tlspectral.positional.block_task import first_token
@@ -53,18 +53,20 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
     What it does not establish: that the answer was read off the block: choices differ in how probable they are in any
     text, which `chance` does not take into account.
     """
-    view = attention_view(model)
-    scored = task.task(seed=seed)
-    packed, asked = scored.prompts.packed(view), scored.prompts.prompts
-    tables = []
-    with torch.no_grad():
-        for number, (_, draw, query) in enumerate(asked):
-            tokens = packed.tokens[number, : packed.lengths[number]]
-            logits = logits_at(view, tokens[None], slice(len(tokens) - 1, len(tokens)))[0]
-            tables.append(answers_table(getattr(view.model, "tokenizer", None), draw, (query,), logits.cpu().double()))
-    settings = {"task": task.name, "draws": len(task.seeds(seed)), "seed": seed}
-    table = stacked(tables).assign(draw=pd.DataFrame(scored.labels)["draw"])
-    return Measurement(BLOCK_ANSWERS, settings, view.origin(runs=True)).table(table)
+    with measured(model) as view:
+        scored = task.task(seed=seed)
+        packed, asked = scored.prompts.packed(view), scored.prompts.prompts
+        tables = []
+        with torch.no_grad():
+            for number, (_, draw, query) in enumerate(asked):
+                tokens = packed.tokens[number, : packed.lengths[number]]
+                logits = logits_at(view, tokens[None], slice(len(tokens) - 1, len(tokens)))[0]
+                tables.append(
+                    answers_table(getattr(view.model, "tokenizer", None), draw, (query,), logits.cpu().double())
+                )
+        settings = {"task": task.name, "draws": len(task.seeds(seed)), "seed": seed}
+        table = stacked(tables).assign(draw=pd.DataFrame(scored.labels)["draw"])
+        return Measurement(BLOCK_ANSWERS, settings, view.origin()).table(table)
 
 
 def answers_table(

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.positional.readout import LastQuery, read_prompt
@@ -131,19 +131,21 @@ def logit_shares(model: Any, prompt: BlockPrompt, heads: Heads | None = None) ->
         >>> float(shares[["content", "position", "interaction"]].sum(axis=1).round(6).min())
         1.0
     """
-    view = attention_view(model)
-    chosen = heads_by_layer(view, heads)
-    tokenized = prompt.tokenized(view.model)
-    places, tokens = block_places(view.model, tokenized), tokenized.tokens()
-    rows: list[pd.DataFrame] = []
-    read_prompt(view, tokens, chosen, lambda layer, seen: rows.append(_layer_rows(layer, chosen[layer], seen, places)))
-    settings = {
-        "n_blocks": len(places.starts),
-        "block_width": places.width,
-        "n_tokens": len(tokens),
-        "tokens_sha256": digest_of([tokens]),
-    }
-    return Measurement(LOGIT_SHARES, settings, view.origin(runs=True)).table(pd.concat(rows, ignore_index=True))
+    with measured(model) as view:
+        chosen = heads_by_layer(view, heads)
+        tokenized = prompt.tokenized(view.model)
+        places, tokens = block_places(view.model, tokenized), tokenized.tokens()
+        rows: list[pd.DataFrame] = []
+        read_prompt(
+            view, tokens, chosen, lambda layer, seen: rows.append(_layer_rows(layer, chosen[layer], seen, places))
+        )
+        settings = {
+            "n_blocks": len(places.starts),
+            "block_width": places.width,
+            "n_tokens": len(tokens),
+            "tokens_sha256": digest_of([tokens]),
+        }
+        return Measurement(LOGIT_SHARES, settings, view.origin()).table(pd.concat(rows, ignore_index=True))
 
 
 def _layer_rows(layer: int, heads: list[int], seen: LastQuery, places: BlockPlaces) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import warn_caller
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.models.running.prompts import equality_notes, numbered
@@ -170,79 +170,87 @@ def positional_symbolic(
     at different `tau` do not compare; with `alpha_ess` near 1 they are the scores of one swap. `exclusion_index` needs
     no swaps, but what a position adds to a key in earlier layers counts as content.
     """
-    view = attention_view(model)
-    require_settings(mode, by, tau=tau, logit_scale=logit_scale)
-    swaps = swaps if isinstance(swaps, str) else [(index(i), index(j)) for i, j in swaps]
-    task = block_task(prompt) if isinstance(prompt, str) else prompt if isinstance(prompt, BlockTask) else None
-    chosen = None if heads is None else heads_by_layer(view, heads)
-    if task is not None:
-        drawn = prompts_of_task(view, task, swaps, mode, seed)
-    else:
-        prompts = _prompts(prompt)
-        if by == "query" and len(prompts) > 1:
-            raise ValueError(f"by='query' is for one prompt or a task, found {len(prompts)}: their positions differ")
-        drawn = prompts_given(view, prompts, swaps, mode, seed, every_query=by == "query")
-    measurement = Measurement(
-        POSITIONAL_SYMBOLIC,
-        {"swaps": swaps if isinstance(swaps, str) else [*map(list, swaps)], "logit_scale": logit_scale, "seed": seed},
-        origin=view.origin(runs=True),
-        identity={
-            "what": "positional_symbolic",
-            "weights": view.weights_digest,
-            "heads": chosen and [[layer, *indices] for layer, indices in chosen.items()],
-            **prompts_identity(task, drawn),
-        },
-        folder=folder,
-        score=lambda: [last_loss(view, tokens) for tokens in _scored_tokens(task, drawn)],
-        n_jobs=n_jobs,
-    )
-    how = {"mode": mode, "per_frequency": per_frequency, "logit_scale": logit_scale, "heads": chosen}
-    of_draws = [draw_parts(one, how, measurement.kept) for one in drawn]
-    made = measurement.made(
-        [part for parts in of_draws for part in parts],
-        description="positional",
-        unit="pass",
-        prepare=lambda: view,
-    )
-    tables, correlations, answers = zip(
-        *(
-            scored_draw(one, [made[part.name] for part in parts], tau, per_frequency)
-            for one, parts in zip(drawn, of_draws, strict=True)
-        ),
-        strict=True,
-    )
-    all_prompts = [one for each in drawn for one in (each.prompts if task is not None else each.prompts[-1:])]
-    tokens = [one.tokens() for one in all_prompts]
-    attrs: dict[str, Any] = {
-        "mode": mode,
-        "tau": tau,
-        "per_frequency": per_frequency,
-        "by": by,
-        "n_prompts": len(all_prompts),
-        "n_swaps": _one_or_list([len(of_query) for one in drawn for of_query in one.swaps]),
-        "n_blocks": _one_or_list([len(one.blocks) for one in all_prompts]),
-        "n_tokens": _one_or_list([len(one) for one in tokens]),
-        "tokens_sha256": digest_of(tokens),
-        "correlation": _mean_correlation([one for of_draw in correlations for one in of_draw]),
-    }
-    if task is not None:
-        table = stacked(answers)
-        means = table.assign(first=table["rank"] == 1)[["probability", "first", "relative_probability", "chance"]]
-        attrs |= {
-            "task": task.name,
-            "blocks": list(swapped_blocks(task)),
-            "queries": list(asked_blocks(task)),
-            "draws": len(drawn),
-            "draw_seeds": [one.seed for one in drawn],
-            "answers": means.mean().to_dict(),
+    with measured(model) as view:
+        require_settings(mode, by, tau=tau, logit_scale=logit_scale)
+        swaps = swaps if isinstance(swaps, str) else [(index(i), index(j)) for i, j in swaps]
+        task = block_task(prompt) if isinstance(prompt, str) else prompt if isinstance(prompt, BlockTask) else None
+        chosen = None if heads is None else heads_by_layer(view, heads)
+        if task is not None:
+            drawn = prompts_of_task(view, task, swaps, mode, seed)
+        else:
+            prompts = _prompts(prompt)
+            if by == "query" and len(prompts) > 1:
+                raise ValueError(
+                    f"by='query' is for one prompt or a task, found {len(prompts)}: their positions differ"
+                )
+            drawn = prompts_given(view, prompts, swaps, mode, seed, every_query=by == "query")
+        measurement = Measurement(
+            POSITIONAL_SYMBOLIC,
+            {
+                "swaps": swaps if isinstance(swaps, str) else [*map(list, swaps)],
+                "logit_scale": logit_scale,
+                "seed": seed,
+            },
+            origin=view.origin(),
+            identity={
+                "what": "positional_symbolic",
+                "weights": view.weights_digest,
+                "heads": chosen and [[layer, *indices] for layer, indices in chosen.items()],
+                **prompts_identity(task, drawn),
+            },
+            folder=folder,
+            score=lambda: [last_loss(view, tokens) for tokens in _scored_tokens(task, drawn)],
+            n_jobs=n_jobs,
+        )
+        how = {"mode": mode, "per_frequency": per_frequency, "logit_scale": logit_scale, "heads": chosen}
+        of_draws = [draw_parts(one, how, measurement.kept) for one in drawn]
+        made = measurement.made(
+            [part for parts in of_draws for part in parts],
+            description="positional",
+            unit="pass",
+            prepare=lambda: view,
+        )
+        tables, correlations, answers = zip(
+            *(
+                scored_draw(one, [made[part.name] for part in parts], tau, per_frequency)
+                for one, parts in zip(drawn, of_draws, strict=True)
+            ),
+            strict=True,
+        )
+        all_prompts = [one for each in drawn for one in (each.prompts if task is not None else each.prompts[-1:])]
+        tokens = [one.tokens() for one in all_prompts]
+        attrs: dict[str, Any] = {
+            "mode": mode,
+            "tau": tau,
+            "per_frequency": per_frequency,
+            "by": by,
+            "n_prompts": len(all_prompts),
+            "n_swaps": _one_or_list([len(of_query) for one in drawn for of_query in one.swaps]),
+            "n_blocks": _one_or_list([len(one.blocks) for one in all_prompts]),
+            "n_tokens": _one_or_list([len(one) for one in tokens]),
+            "tokens_sha256": digest_of(tokens),
+            "correlation": _mean_correlation([one for of_draw in correlations for one in of_draw]),
         }
-    distinct = None
-    if task is None:  # draws of a task are independent, also where two are equal
-        numbers = numbered((one.prompts[-1].tokens().tolist(), one.prompts[0].spans(), one.queries) for one in drawn)
-        for note in equality_notes(numbers):
-            warn_caller(note.message)
-            distinct, attrs["prompt_notes"] = numbers, {note.name: note.value}
-    return measurement.table(averaged(list(tables), by, distinct), **attrs)
+        if task is not None:
+            table = stacked(answers)
+            means = table.assign(first=table["rank"] == 1)[["probability", "first", "relative_probability", "chance"]]
+            attrs |= {
+                "task": task.name,
+                "blocks": list(swapped_blocks(task)),
+                "queries": list(asked_blocks(task)),
+                "draws": len(drawn),
+                "draw_seeds": [one.seed for one in drawn],
+                "answers": means.mean().to_dict(),
+            }
+        distinct = None
+        if task is None:  # draws of a task are independent, also where two are equal
+            numbers = numbered(
+                (one.prompts[-1].tokens().tolist(), one.prompts[0].spans(), one.queries) for one in drawn
+            )
+            for note in equality_notes(numbers):
+                warn_caller(note.message)
+                distinct, attrs["prompt_notes"] = numbers, {note.name: note.value}
+        return measurement.table(averaged(list(tables), by, distinct), **attrs)
 
 
 def _scored_tokens(task: BlockTask | None, drawn: list[DrawnPrompts]) -> list[Tensor]:

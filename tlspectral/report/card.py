@@ -11,10 +11,10 @@ import pandas as pd
 from tlspectral.errors import BadHead
 from tlspectral.heads.analysis import require_table_of
 from tlspectral.heads.frequencies import frequency_table
-from tlspectral.heads.operators.factored import qk_operators
+from tlspectral.heads.operators.factored import QKOperators
 from tlspectral.heads.operators.null_eigenvalues import null_eigenvalues
 from tlspectral.models.attention.prompt_patterns import prompt_patterns
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.report.card_sections import Evidence, Given, Section, composition_section, row_section
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, visible
@@ -103,28 +103,29 @@ def head_card(
     if prompt is not None and model is None:
         raise ValueError("the attention on a prompt is the model's: give model= too")
     of_model: list[Section] = []
+    on_prompt: list[Section] = []
     if model is not None:
-        require_table_of(model, heads)
-        view = attention_view(model)
-        of_model.append(_eigenvalues(view, pair, heads))
-        if tables.get("frequencies") is None and view.layer(pair[0]).rotary is not None:
-            of_all = frequency_table(model)
-            tables["frequencies"] = of_all.loc[(of_all["layer"] == pair[0]) & (of_all["head"] == pair[1])]
+        with measured(model, report_hooks=prompt is not None) as view:
+            require_table_of(view, heads)
+            of_model.append(_eigenvalues(view, pair, heads))
+            if tables.get("frequencies") is None and view.layer(pair[0]).rotary is not None:
+                of_all = frequency_table(model)
+                tables["frequencies"] = of_all.loc[(of_all["layer"] == pair[0]) & (of_all["head"] == pair[1])]
+            if prompt is not None:
+                on_prompt.append(_attention(view, pair, prompt))
     evidence = Evidence(heads, tables)
     sections = evidence.sections(pair)
     first = int(pair in evidence.rows("pairs"))  # where on text it attends stands in front of all others
     sections[first:first] = of_model
     if composition is not None:
         sections.append(_composition(heads, pair, composition))
-    if prompt is not None:
-        sections.append(_attention(attention_view(model), pair, prompt))
-    sections.append(row_section(heads, pair))
+    sections += [*on_prompt, row_section(heads, pair)]
     name = head_name(*pair)
     return HeadCard(name, tuple(sections), card_page(pair, heads, sections))
 
 
 def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame) -> Section:
-    spectrum = qk_operators(view.model)[pair].spectrum()
+    spectrum = QKOperators(view)[pair].spectrum()
     cloud = null_eigenvalues(
         view.layer(pair[0]), spectrum.singular_values, NULL_DRAWS, int(heads.attrs.get("seed") or 0)
     )

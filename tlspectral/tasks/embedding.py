@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.tasks.task import Task
@@ -65,13 +65,14 @@ def embedding_change(model: Any, prompts: Any) -> Task:
     change is never negative, so that `delta_p` of a sweep, which compares signs, is small wherever anything changes:
     compare with a control.
     """
-    view = attention_view(model)
-    if hasattr(view.model, "unembed"):
-        raise UnsupportedArchitecture(
-            f"{view.source['model']} returns logits: the change of an embedding is that of an encoder without a head"
-        )
-    packed = packed_prompts(view, prompts)
-    with torch.no_grad():
-        streams = (logits_at(view, rows, slice(None)) for rows in packed.tokens.split(_ROWS_AT_ONCE))
-        before = torch.cat([in_float64(stream).mean(1) for stream in streams])
-    return Task(packed.tokens, EmbeddingChange(before), higher_is_better=False, name="embedding change")
+    with measured(model) as view:
+        if hasattr(view.model, "unembed"):
+            raise UnsupportedArchitecture(
+                f"{view.source['model']} returns logits: the change of an embedding is that of an encoder without a "
+                "head"
+            )
+        packed = packed_prompts(view, prompts)
+        with torch.no_grad():
+            streams = (logits_at(view, rows, slice(None)) for rows in packed.tokens.split(_ROWS_AT_ONCE))
+            before = torch.cat([in_float64(stream).mean(1) for stream in streams])
+        return Task(packed.tokens, EmbeddingChange(before), higher_is_better=False, name="embedding change")

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.running.batches import TokenMask
 from tlspectral.tasks.metric_value import MetricValue
 from tlspectral.tasks.task import Task, induction, language, task_of
@@ -41,8 +41,8 @@ def evaluate(model: Any, task: Task | str) -> MetricValue:
         ValueError, TypeError: prompts, positions, labels or a metric that do not fit; see `Task`.
         ValueError: under `torch.autocast`, as in all that measures: it would round the value to 16 bits.
     """
-    view = attention_view(model)
-    return metric_value_of(view, task_sequences(view, task_of(task)))
+    with measured(model, report_hooks=False) as view:
+        return metric_value_of(view, task_sequences(view, task_of(task)))
 
 
 def induction_loss(

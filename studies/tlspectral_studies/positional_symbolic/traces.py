@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.layer import RawAttention
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -89,38 +89,38 @@ def attention_traces(
     What it does not establish: how the head behaves under other swaps; the scores are means over many.
     """
     require_settings(mode)
-    view = attention_view(model)
-    wanted = heads_by_layer(view, heads)
-    pairs = [] if frequencies is None else sorted({index(frequency) for frequency in frequencies})
-    chosen = chosen_swaps(len(prompt.blocks), swaps)
-    intact = tokenized_for(view.model, prompt, chosen if mode == "prompt" else [])
-    _require_frequencies(view, wanted if pairs else (), pairs)
-    before: dict[_Trace, Tensor] = {}
-    after: dict[tuple[int, int], dict[_Trace, Tensor]] = {swap: {} for swap in chosen}
+    with measured(model) as view:
+        wanted = heads_by_layer(view, heads)
+        pairs = [] if frequencies is None else sorted({index(frequency) for frequency in frequencies})
+        chosen = chosen_swaps(len(prompt.blocks), swaps)
+        intact = tokenized_for(view.model, prompt, chosen if mode == "prompt" else [])
+        _require_frequencies(view, wanted if pairs else (), pairs)
+        before: dict[_Trace, Tensor] = {}
+        after: dict[tuple[int, int], dict[_Trace, Tensor]] = {swap: {} for swap in chosen}
 
-    def take(layer: int, seen: LastQuery) -> None:
-        before.update(_traces(layer, seen, wanted[layer], pairs, intact))
-        for swap in chosen if mode == "key" else []:
-            moved = (_key_order(intact, swap), torch.arange(len(seen.visible)))
-            after[swap].update(_traces(layer, seen, wanted[layer], pairs, intact.swapped(*swap), moved))
+        def take(layer: int, seen: LastQuery) -> None:
+            before.update(_traces(layer, seen, wanted[layer], pairs, intact))
+            for swap in chosen if mode == "key" else []:
+                moved = (_key_order(intact, swap), torch.arange(len(seen.visible)))
+                after[swap].update(_traces(layer, seen, wanted[layer], pairs, intact.swapped(*swap), moved))
 
-    def take_swapped(swap: tuple[int, int], layer: int, seen: LastQuery) -> None:
-        after[swap].update(_traces(layer, seen, wanted[layer], pairs, intact.swapped(*swap)))
+        def take_swapped(swap: tuple[int, int], layer: int, seen: LastQuery) -> None:
+            after[swap].update(_traces(layer, seen, wanted[layer], pairs, intact.swapped(*swap)))
 
-    read_prompt(view, intact.tokens(), wanted, take)
-    for swap in chosen if mode == "prompt" else []:
-        read_prompt(view, intact.swapped(*swap).tokens(), wanted, partial(take_swapped, swap))
+        read_prompt(view, intact.tokens(), wanted, take)
+        for swap in chosen if mode == "prompt" else []:
+            read_prompt(view, intact.swapped(*swap).tokens(), wanted, partial(take_swapped, swap))
 
-    rows = [
-        (*trace, *swap, block, *both)
-        for trace, means in before.items()
-        for swap in chosen
-        for block, both in enumerate(zip(means.tolist(), after[swap][trace].tolist(), strict=True))
-    ]
-    names = [column.name for column in ATTENTION_TRACES.columns if column.name != "name"]
-    table = pd.DataFrame(rows, columns=names).astype({"frequency": "Int64"})
-    table = table.sort_values(names[:6], na_position="first", ignore_index=True)
-    return ATTENTION_TRACES.frame(table, {**_provenance(view, intact), "mode": mode})
+        rows = [
+            (*trace, *swap, block, *both)
+            for trace, means in before.items()
+            for swap in chosen
+            for block, both in enumerate(zip(means.tolist(), after[swap][trace].tolist(), strict=True))
+        ]
+        names = [column.name for column in ATTENTION_TRACES.columns if column.name != "name"]
+        table = pd.DataFrame(rows, columns=names).astype({"frequency": "Int64"})
+        table = table.sort_values(names[:6], na_position="first", ignore_index=True)
+        return ATTENTION_TRACES.frame(table, {**_provenance(view, intact), "mode": mode})
 
 
 def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFrame:
@@ -146,30 +146,32 @@ def frequency_norms(model: Any, prompt: BlockPrompt, heads: Heads) -> pd.DataFra
     What it does not establish: that a frequency decides where the head looks: a logit that is large and equal for all
     keys changes nothing. One attention sink can make up most of a norm.
     """
-    view = attention_view(model)
-    wanted = heads_by_layer(view, heads)
-    intact = prompt.tokenized(model)
-    _require_frequencies(view, wanted, [])
-    rows: list[tuple[float, ...]] = []
-    keys: dict[int, Tensor] = {}
+    with measured(model) as view:
+        wanted = heads_by_layer(view, heads)
+        intact = prompt.tokenized(model)
+        _require_frequencies(view, wanted, [])
+        rows: list[tuple[float, ...]] = []
+        keys: dict[int, Tensor] = {}
 
-    def keep(activation: Tensor, hook: Any, layer: int) -> None:
-        keys[layer] = activation[0].detach().clone()
+        def keep(activation: Tensor, hook: Any, layer: int) -> None:
+            keys[layer] = activation[0].detach().clone()
 
-    def take(layer: int, seen: LastQuery) -> None:
-        visible = seen.visible[:-1].nonzero().flatten()
-        lengths = _pair_lengths(view.raw(layer), keys.pop(layer), seen)[..., visible]
-        logits = replace(seen, score_scale=1.0).frequency_logits()[..., visible]
-        for head in wanted[layer]:
-            of_logits = logits[head].square().mean(-1).sqrt().tolist()
-            of_keys = lengths[head].square().mean(-1).sqrt().tolist()
-            rows.extend((layer, head, pair, *both) for pair, both in enumerate(zip(of_logits, of_keys, strict=True)))
+        def take(layer: int, seen: LastQuery) -> None:
+            visible = seen.visible[:-1].nonzero().flatten()
+            lengths = _pair_lengths(view.raw(layer), keys.pop(layer), seen)[..., visible]
+            logits = replace(seen, score_scale=1.0).frequency_logits()[..., visible]
+            for head in wanted[layer]:
+                of_logits = logits[head].square().mean(-1).sqrt().tolist()
+                of_keys = lengths[head].square().mean(-1).sqrt().tolist()
+                rows.extend(
+                    (layer, head, pair, *both) for pair, both in enumerate(zip(of_logits, of_keys, strict=True))
+                )
 
-    hooks = [(view.hook_names(layer)["key"], partial(keep, layer=layer)) for layer in wanted]
-    read_prompt(view, intact.tokens(), wanted, take, hooks)
-    names = [column.name for column in FREQUENCY_NORMS.columns if column.name != "name"]
-    table = pd.DataFrame(rows, columns=names).sort_values(names[:3], ignore_index=True)
-    return FREQUENCY_NORMS.frame(table, _provenance(view, intact))
+        hooks = [(view.hook_names(layer)["key"], partial(keep, layer=layer)) for layer in wanted]
+        read_prompt(view, intact.tokens(), wanted, take, hooks)
+        names = [column.name for column in FREQUENCY_NORMS.columns if column.name != "name"]
+        table = pd.DataFrame(rows, columns=names).sort_values(names[:3], ignore_index=True)
+        return FREQUENCY_NORMS.frame(table, _provenance(view, intact))
 
 
 class _Trace(NamedTuple):

@@ -128,7 +128,7 @@ class Loops:
 @pytest.mark.parametrize("name", ["gpt2", *zoo.also_slow("gemma3", "llama", "gptj", "mistral")])
 def test_any_set_of_edges_is_that_of_nested_loops(double, name):
     model, (clean, other) = double(name), prompt_pairs(2, 9 if name != "mistral" else 12, seed=0)
-    pairs = pairs_of(model, tls.logit_difference(clean, 7, 10, counterfactual=other))
+    pairs = pairs_of(attention_view(model), tls.logit_difference(clean, 7, 10, counterfactual=other))
     graph, view = pairs.graph, attention_view(model)
     loops, swapped = Loops(model, clean), Loops(model, other)
     then = swapped.writes()
@@ -155,7 +155,7 @@ def test_any_set_of_edges_is_that_of_nested_loops(double, name):
 
 def test_several_batches_give_what_one_does(monkeypatch):
     """The answers of each prompt are those of its row, whichever batch it is in."""
-    pairs = pairs_of(zoo.shared("bridge", "llama"), task_of(6))
+    pairs = pairs_of(attention_view(zoo.shared("bridge", "llama")), task_of(6))
     edges, kept = np.argwhere(pairs.graph.possible)[::9], some_edges(pairs, 0.8)
     results = []
     for size in (2**29, 11 * 11 * 48 * 4 * 2):
@@ -174,7 +174,7 @@ def test_both_ends_are_compared_in_batches_of_one_size():
     mlp = model.blocks[0].mlp.original_component
     handle = mlp.register_forward_hook(lambda module, args, out: out * (1 + 0.3 * len(out)))
     try:
-        pairs = pairs_of(model, task_of())
+        pairs = pairs_of(attention_view(model), task_of())
         one, two = (logits_at(pairs.view, pairs.sequences.tokens[:1].repeat(n, 1), slice(-1, None)) for n in (1, 2))
     finally:
         handle.remove()
@@ -185,7 +185,7 @@ def test_both_ends_are_compared_in_batches_of_one_size():
     "name", ["llama", "deepseek_v3", *zoo.also_slow("gemma3", "gpt2", "gptj", "olmo2", "deepseek_v2_lite")]
 )
 def test_the_estimate_of_an_edge_is_the_slope_of_its_effect(double, name):
-    pairs = pairs_of(double(name), task_of())
+    pairs = pairs_of(attention_view(double(name)), task_of())
     [estimates] = edge_estimates(pairs, "EAP").terms.sum(0)
     edges = np.argwhere(pairs.graph.possible)
     edges = edges[np.random.default_rng(2).permutation(len(edges))[:10]]
@@ -231,7 +231,7 @@ ENDS = [[*side] for side in zip(*EDGES, strict=True)]
 )
 def test_edges_of_every_library_are_rows(edges):
     """Read by columns they would be embedding -> L1MLP and L0MLP -> logits, which are edges as well."""
-    graph = pairs_of(zoo.shared("bridge", "llama"), task_of()).graph
+    graph = pairs_of(attention_view(zoo.shared("bridge", "llama")), task_of()).graph
     rows, columns = graph.places(edges)
     assert [graph.senders[column].name for column in columns] == ENDS[0]
     assert [graph.receivers[row].name for row in rows] == ENDS[1]
@@ -239,6 +239,6 @@ def test_edges_of_every_library_are_rows(edges):
 
 @pytest.mark.parametrize("side", [np.array, pd.Series, pa.array, list], ids=["numpy", "pandas", "pyarrow", "lists"])
 def test_senders_beside_receivers_have_two_readings(side):
-    graph = pairs_of(zoo.shared("bridge", "llama"), task_of()).graph
+    graph = pairs_of(attention_view(zoo.shared("bridge", "llama")), task_of()).graph
     with pytest.raises(ValueError, match="two readings: senders beside their receivers, or a sender and a receiver"):
         graph.places(tuple(map(side, ENDS)))

@@ -8,6 +8,7 @@ import zoo
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
+from tlspectral.models.reading import attention_view
 
 if zoo.HAS_HOOKED:  # edges are there from 4.3 on
     pytest.skip("TransformerLens 3 scores no edges", allow_module_level=True)
@@ -45,7 +46,7 @@ def margin(logits):
 @pytest.mark.parametrize("name", ["gpt2", "neox"])
 def test_a_circuit_recovers_what_it_does_in_transformer_lens(name):
     model = zoo.bridge(name)  # its hook points are switched over
-    pairs = pairs_of(model, TASK)
+    pairs = pairs_of(attention_view(model), TASK)
     graph = pairs.graph
     kept = graph.possible & (np.random.default_rng(0).random(graph.possible.shape) < 0.7)
     circuit = [
@@ -66,7 +67,7 @@ def test_estimates_are_those_of_transformer_lens_at_the_counterfactual_run():
     config = analysis.EdgeAttributionConfig(granularity="edge")
     theirs = analysis.attribution_patch(model, CLEAN, OTHER, margin, config=config)
     edges = dict((edge[:2], edge[2]) for edge in theirs.top_edges(k=10**6))
-    pairs = pairs_of(model, TASK.denoising())
+    pairs = pairs_of(attention_view(model), TASK.denoising())
     [estimates], graph = edge_estimates(pairs, "EAP").terms.sum(0), pairs.graph
     for row, column in np.argwhere(graph.possible):
         summed = sum(

@@ -48,7 +48,7 @@ def task_of(model):
 
 
 def ranked(model, task):
-    pairs = pairs_of(model, task)
+    pairs = pairs_of(attention_view(model), task)
     table = edges_of(pairs.graph, pairs.graph.possible)
     return pairs, table.assign(estimate=edge_estimates(pairs, "EAP-IG").terms.sum(0)[0][pairs.graph.places(table)])
 
@@ -136,7 +136,7 @@ def test_fewer_than_eight_pairs_have_no_interval(planted):
     found = tls.faithfulness(planted, table, seven, sizes=[0.1], null=0)
     assert found[["low", "high"]].isna().all(axis=None)
     whole = tls.faithfulness(planted, table, asked, sizes=[0.1], null=0).iloc[0]
-    pairs = pairs_of(planted, asked)
+    pairs = pairs_of(attention_view(planted), asked)
     kept = pairs.graph.kept(table.sort_values("estimate", key=abs, ascending=False).head(int(whole["n_edges"])))
     intact, none = pairs.plain_values()
     carried = pairs.circuit_values([kept])[0] - none
@@ -184,7 +184,7 @@ def test_the_procedure_scores_pairs_by_circuits_that_were_chosen_without_them(pl
     assert len(curve) == 3
     assert curve["faithfulness"].iloc[-1] == pytest.approx(1.0, abs=1e-5)  # all edges, float32
     # By hand: each sample's circuit, and the pairs out of it.
-    pairs, rng = pairs_of(planted, asked), np.random.default_rng(0)
+    pairs, rng = pairs_of(attention_view(planted), asked), np.random.default_rng(0)
     terms = edge_estimates(pairs, "EAP").terms[:, 0]
     intact, none = pairs.plain_values()
     size = round(0.2 * pairs.graph.possible.sum())
@@ -223,7 +223,7 @@ def test_stable_edges_come_first_where_they_rank(planted):
     asked = task_of(planted)
     table = tls.edge_effects(planted, task=asked, screen=10, method="EAP")
     turned = table.assign(selected=1 - table["estimate"].abs().rank(pct=True))
-    pairs = pairs_of(planted, asked)
+    pairs = pairs_of(attention_view(planted), asked)
     order = room._ranked(pairs.graph, turned, "selected")
     assert order.tolist()[:5] == room._ranked(pairs.graph, turned.assign(estimate=turned["selected"])).tolist()[:5]
     assert set(order) == set(room._ranked(pairs.graph, table))
@@ -245,7 +245,7 @@ def test_areas_are_trapezoids_over_the_share():
 
 
 def test_live_edges_lie_on_a_path(planted):
-    graph = pairs_of(planted, task_of(planted)).graph
+    graph = pairs_of(attention_view(planted), task_of(planted)).graph
     chain = [("embedding", "L0KV0.v"), ("L0H1", "L1H2.q"), ("L1H2", "logits")]
     dead = [("embedding", "L1H3.q"), ("L0H2", "L0MLP")]
     mask = graph.kept(chain + dead)
@@ -354,7 +354,7 @@ def test_numbers_of_any_library_are_sizes_and_a_null(planted):
     given = inspect.unwrap(tls.faithfulness)(planted, table, asked, sizes=np.array([0.25, 0.5]), null=np.int64(1))
     pd.testing.assert_frame_equal(given, plain)
     assert given.attrs["null"] == 1
-    assert given.attrs["batch"] == pairs_of(planted, task_of(planted)).rows_at_once
+    assert given.attrs["batch"] == pairs_of(attention_view(planted), task_of(planted)).rows_at_once
 
 
 def test_a_table_of_other_edges_than_the_circuits_is_refused_or_named(planted):
@@ -456,12 +456,13 @@ def test_edge_effects_of_pairs_are_estimated_measured_and_named(planted, tmp_pat
 @pytest.mark.slow
 def test_errors_of_estimates_are_those_of_each_pair_alone(planted):
     asked = task_of(planted)
-    pairs = pairs_of(planted, asked)
+    pairs = pairs_of(attention_view(planted), asked)
     each = []
     for row in range(8):
         answers = asked.metric.correct[row : row + 1], asked.metric.wrong[row : row + 1]
         alone = pairs_of(
-            planted, tls.logit_difference(CLEAN[row : row + 1], *answers, counterfactual=OTHER[row : row + 1])
+            attention_view(planted),
+            tls.logit_difference(CLEAN[row : row + 1], *answers, counterfactual=OTHER[row : row + 1]),
         )
         each.append(edge_estimates(alone, "EAP").terms[0, 0])
     found = edge_estimates(pairs, "EAP")

@@ -15,12 +15,13 @@ from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
 from tlspectral.hooks.circuits.query_key_estimates import taken_anew
 from tlspectral.hooks.edges.reached import reached
+from tlspectral.models.reading import attention_view
 from tlspectral.models.running import batches
 
 
 def pairs_for(model, n=4):
     clean, other = prompt_pairs(n, 11, seed=0)
-    return pairs_of(model, tls.logit_difference(clean, 7, 10, counterfactual=other))
+    return pairs_of(attention_view(model), tls.logit_difference(clean, 7, 10, counterfactual=other))
 
 
 def enlarged(name, factor):
@@ -143,7 +144,7 @@ def test_attention_that_is_not_of_queries_and_keys_is_refused():
         model = zoo.bridge("llama")
         getattr(model.blocks[1].attn, point).add_hook(lambda activation, hook: 0.5 * activation)
         with pytest.raises(ScoreMismatch, match=words):
-            edge_estimates(pairs_of(model, task), "EAP-QK")
+            edge_estimates(pairs_of(attention_view(model), task), "EAP-QK")
 
 
 @pytest.mark.parametrize("name", ["opt", *zoo.also_slow("gptj")])

@@ -1,7 +1,6 @@
 """What the view of a model tells: tokens, embeddings, positions, rotary frequencies; nothing in the model changes."""
 
 import contextlib
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.reading import attention_view, bridge
+from tlspectral.models.reading import attention_view, bridge, measured
 from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
 
 
@@ -199,13 +198,11 @@ def test_other_weights_and_another_bias_have_another_digest():
 # --- how often layers are read ---
 
 
-def test_layers_are_read_once_in_the_context_alone(spied):
-    view = attention_view(fresh("bridge", "llama"))
+def test_layers_are_read_once_while_a_measurement_is_open(spied):
+    model = fresh("bridge", "llama")
     reads = spied(bridge, "read_attention", at=1)
-    with view.read_once():
+    with measured(model) as view:
         first = view.raw(1)
-        with view.read_once():
-            assert view.raw(1) is first
         assert view.raw(1) is first
         assert view.layer(1).n_heads == view.n_heads(1)
         with torch.no_grad():  # a layer that is read without gradients has none
@@ -217,7 +214,8 @@ def test_layers_are_read_once_in_the_context_alone(spied):
     assert not view.raw(1).w_k.any()
 
 
-def test_tables_read_each_layer_a_few_times(spied):
+@pytest.mark.filterwarnings("ignore:2 distinct pairs")
+def test_a_measurement_reads_each_layer_once(spied):
     model = fresh("bridge", "smollm3")  # four layers
     reads = spied(bridge, "read_attention", at=1)
 
@@ -226,12 +224,14 @@ def test_tables_read_each_layer_a_few_times(spied):
         call()
         return max(map(reads.count, range(4)))
 
-    assert most(lambda: tls.analyze_heads(model, detectors=False, null_draws=2)) <= 3
-    assert most(attention_view(model).origin) == 1
-    sweep = partial(tls.ablation_sweep, model, "output", task=tls.tasks.logit_difference(zoo.prompt(), 7, 10))
-    sweep(heads="L1H0")
-    assert most(lambda: sweep(heads="L1H0")) <= 4
-    assert [reads.count(layer) for layer in (0, 2, 3)] == [1, 1, 1]
+    clean, other = zoo.prompt(2, 8), zoo.prompt(2, 8, seed=1)
+    task = tls.logit_difference(clean, 7, 10, counterfactual=other)
+    # Twice where a part of the measurement runs with gradients: a layer that is read without them has none.
+    assert most(lambda: tls.analyze_heads(model, detectors=False, null_draws=2)) == 1
+    assert most(lambda: tls.detect_heads(model, n_sequences=2)) == 1
+    assert most(lambda: tls.edge_effects(model, "L1H0.q", task=task)) <= 2
+    assert most(lambda: tls.edge_effects(model, task=task, screen="gradient")) <= 2
+    assert most(lambda: tls.qk_attribution(model, clean[0], "L1H0", 7, 2, by="mode", top=2)) <= 2
 
 
 WINDOWED = ["mistral", "gemma3", "gptneo", "llama4"]

@@ -14,6 +14,7 @@ from pair_prompts import prompt_pairs
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
+from tlspectral.models.reading import attention_view
 from tlspectral.models.running import batches
 from tlspectral.models.running.batches import batch_on, in_batches
 
@@ -88,14 +89,14 @@ TASK = tls.logit_difference(CLEAN, 7, 10)
 
 
 def circuit_scores(model):
-    pairs = pairs_of(model, PAIRS)
+    pairs = pairs_of(attention_view(model), PAIRS)
     rng = np.random.default_rng(0)
     kept = np.stack([pairs.graph.possible & (rng.random(pairs.graph.possible.shape) < 0.7) for _ in range(3)])
     return pd.DataFrame(pairs.circuit_values(list(kept)))
 
 
 def estimates(model):
-    return pd.DataFrame(edge_estimates(pairs_of(model, PAIRS), "EAP").terms.sum(0)[0])
+    return pd.DataFrame(edge_estimates(pairs_of(attention_view(model), PAIRS), "EAP").terms.sum(0)[0])
 
 
 MEASURED = {

@@ -6,7 +6,7 @@ import pandas as pd
 
 from tlspectral.heads.detectors.heads import rows_at_once
 from tlspectral.heads.detectors.sinks import found_sinks
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
 from tlspectral.tables.schema import Schema, columns
@@ -53,15 +53,21 @@ def attention_sinks(model: Any, prompts: Any) -> pd.DataFrame:
     What it does not establish: that the sinks of another prompt stand at the same tokens, or that the model needs them.
     A layer without a sink can have single heads with one. How the number depends on .15: docs/results/sinks.md.
     """
-    view = attention_view(model)
-    packed = packed_prompts(view, prompts)
-    at_once = rows_at_once(view, packed.tokens.shape[1])
-    sinks = found_sinks(view, packed, view.layers, at_once)
-    rows = [
-        (layer, prompt, key, token_text(view, int(packed.tokens[prompt, key])), float(sinks.share[layer][prompt, key]))
-        for layer in view.layers
-        for prompt, key in sinks.found[layer].nonzero().tolist()
-    ]
-    table = pd.DataFrame(rows, columns=["layer", "prompt", "key", "token", "share"])
-    attrs = {"n_sequences": len(packed.tokens), "batch": at_once, **sinks.noted}
-    return ATTENTION_SINKS.frame(table, {**view.origin(runs=True), **attrs, **packed.noted})
+    with measured(model) as view:
+        packed = packed_prompts(view, prompts)
+        at_once = rows_at_once(view, packed.tokens.shape[1])
+        sinks = found_sinks(view, packed, view.layers, at_once)
+        rows = [
+            (
+                layer,
+                prompt,
+                key,
+                token_text(view, int(packed.tokens[prompt, key])),
+                float(sinks.share[layer][prompt, key]),
+            )
+            for layer in view.layers
+            for prompt, key in sinks.found[layer].nonzero().tolist()
+        ]
+        table = pd.DataFrame(rows, columns=["layer", "prompt", "key", "token", "share"])
+        attrs = {"n_sequences": len(packed.tokens), "batch": at_once, **sinks.noted}
+        return ATTENTION_SINKS.frame(table, {**view.origin(), **attrs, **packed.noted})

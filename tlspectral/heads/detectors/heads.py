@@ -22,7 +22,7 @@ from tlspectral.heads.detectors.rotated_keys import rotated_key_pvalues
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
 from tlspectral.heads.detectors.spread import Spread
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, require_one_run
 from tlspectral.models.running.batches import PackedTokens, batch_on, even_rows
 from tlspectral.models.running.given import given_prompts
@@ -221,45 +221,45 @@ def detect_heads(
     null_draws = counted(null_draws, 0, "null_draws is how many draws the null has, 0 for no null")
     require_max_se(max_se)
     without_sinks = asked_for_sinks(sinks)
-    view = attention_view(model)
-    if null_draws:
-        require_one_run(view, "a draw is compared with one pattern of a head, so leave null_draws out")
-    if prompts is None:
-        repeated = repeated_sequences(view, n_sequences, segment_length, seed=seed)
-        sequences, distinct = even_rows(repeated), None
-    else:
-        max_se = None
-        prompts = given_prompts(prompts)  # a generator can be read once
-        repeated = repeated_ids(prompts)
-        sequences = packed_prompts(view, prompts) if repeated is None else packed_rows(view, repeated)
-        numbers = distinct_rows([sequences], [()] * len(sequences.tokens))
-        equal = equality_notes(numbers)
-        for note in equal:
-            warn_caller(note.message)
-        sequences = replace(sequences, notes=(*sequences.notes, *equal))
-        distinct = numbers if equal else None
-    found = None
-    if without_sinks:
-        if repeated is not None:
-            raise ValueError(
-                'sinks="found" adds columns on how widely heads attend to prompts of your own, and repeated segments '
-                "[BOS, r, r] have no such columns: give prompts= of another kind, or leave sinks out"
-            )
-        found = found_sinks(view, sequences, view.layers, rows_at_once(view, sequences.tokens.shape[1]))
-        found.require(view.layers)
-    table = measured_detectors(
-        view,
-        sequences,
-        on_prompts=repeated is None,
-        sinks=found,
-        max_se=max_se,
-        distinct=distinct,
-        pattern=pattern,
-        null_draws=null_draws,
-        seed=seed,
-    )
-    table.attrs = {**view.origin(runs=True), **table.attrs}
-    return table
+    with measured(model) as view:
+        if null_draws:
+            require_one_run(view, "a draw is compared with one pattern of a head, so leave null_draws out")
+        if prompts is None:
+            repeated = repeated_sequences(view, n_sequences, segment_length, seed=seed)
+            sequences, distinct = even_rows(repeated), None
+        else:
+            max_se = None
+            prompts = given_prompts(prompts)  # a generator can be read once
+            repeated = repeated_ids(prompts)
+            sequences = packed_prompts(view, prompts) if repeated is None else packed_rows(view, repeated)
+            numbers = distinct_rows([sequences], [()] * len(sequences.tokens))
+            equal = equality_notes(numbers)
+            for note in equal:
+                warn_caller(note.message)
+            sequences = replace(sequences, notes=(*sequences.notes, *equal))
+            distinct = numbers if equal else None
+        found = None
+        if without_sinks:
+            if repeated is not None:
+                raise ValueError(
+                    'sinks="found" adds columns on how widely heads attend to prompts of your own, and repeated '
+                    "segments [BOS, r, r] have no such columns: give prompts= of another kind, or leave sinks out"
+                )
+            found = found_sinks(view, sequences, view.layers, rows_at_once(view, sequences.tokens.shape[1]))
+            found.require(view.layers)
+        table = measured_detectors(
+            view,
+            sequences,
+            on_prompts=repeated is None,
+            sinks=found,
+            max_se=max_se,
+            distinct=distinct,
+            pattern=pattern,
+            null_draws=null_draws,
+            seed=seed,
+        )
+        table.attrs = {**view.origin(), **table.attrs}
+        return table
 
 
 def measured_detectors(

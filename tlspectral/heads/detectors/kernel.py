@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tlspectral.errors import warn_caller
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import PackedTokens, even_rows
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, within
@@ -122,19 +122,19 @@ def relative_position_kernel(
     they differ only by what queries and keys at a distance have in common beyond their means, and by the dependence
     of the means on the position. It needs activations, so it says nothing from weights alone.
     """
-    view = attention_view(model)
-    rows: list[tuple[Any, ...]] = []
-    kernels, back, counts, _ = _measured(view, heads, prompts, offsets, reference)
-    for kernel in kernels:
-        score = kernel.score.numpy()  # [distances, heads]
-        predicted = np.where(np.isnan(score), np.nan, kernel.predicted())
-        rows += [
-            (kernel.layer, head, -distance, score[row, column], predicted[row, column])
-            for column, head in enumerate(kernel.heads)
-            for row, distance in enumerate(back)
-        ]
-    table = pd.DataFrame(rows, columns=["layer", "head", "offset", "score", "predicted"])
-    return RELATIVE_POSITION_KERNEL.frame(table, {**view.origin(runs=True), **counts})
+    with measured(model) as view:
+        rows: list[tuple[Any, ...]] = []
+        kernels, back, counts, _ = _measured(view, heads, prompts, offsets, reference)
+        for kernel in kernels:
+            score = kernel.score.numpy()  # [distances, heads]
+            predicted = np.where(np.isnan(score), np.nan, kernel.predicted())
+            rows += [
+                (kernel.layer, head, -distance, score[row, column], predicted[row, column])
+                for column, head in enumerate(kernel.heads)
+                for row, distance in enumerate(back)
+            ]
+        table = pd.DataFrame(rows, columns=["layer", "head", "offset", "score", "predicted"])
+        return RELATIVE_POSITION_KERNEL.frame(table, {**view.origin(), **counts})
 
 
 def kernel_prediction(
@@ -173,26 +173,29 @@ def kernel_prediction(
     nor that the head needs a band: drop it (`ablate`, `tls.parts.Band`) to see. Offsets are no independent cases, so r
     has no p.
     """
-    view = attention_view(model)
-    kernels, back, counts, left_out = _measured(view, heads, prompts, offsets, reference)
-    if kernels and not counts["n_reference"]:
-        raise ValueError(
-            "one prompt cannot give the means and be judged on: give several prompts, or others as reference= (equal "
-            "prompts are one)"
+    with measured(model) as view:
+        kernels, back, counts, left_out = _measured(view, heads, prompts, offsets, reference)
+        if kernels and not counts["n_reference"]:
+            raise ValueError(
+                "one prompt cannot give the means and be judged on: give several prompts, or others as reference= "
+                "(equal prompts are one)"
+            )
+        if kernels and not counts["n_judged"]:
+            raise ValueError(
+                "no prompt is left to judge on: each gave the means or is the beginning of one that did; give "
+                "other prompts"
+            )
+        if left_out:
+            warn_caller(
+                f"{len(left_out)} prompts are in reference= too, or are the beginning of one there, such as prompt "
+                f"{left_out[0]}: no prediction is judged on them"
+            )
+        rows = [row for kernel in kernels for row in _judged(kernel, back)]
+        table = pd.DataFrame(
+            rows, columns=[column.name for column in KERNEL_PREDICTION.columns if column.name != "name"]
         )
-    if kernels and not counts["n_judged"]:
-        raise ValueError(
-            "no prompt is left to judge on: each gave the means or is the beginning of one that did; give other prompts"
-        )
-    if left_out:
-        warn_caller(
-            f"{len(left_out)} prompts are in reference= too, or are the beginning of one there, such as prompt "
-            f"{left_out[0]}: no prediction is judged on them"
-        )
-    rows = [row for kernel in kernels for row in _judged(kernel, back)]
-    table = pd.DataFrame(rows, columns=[column.name for column in KERNEL_PREDICTION.columns if column.name != "name"])
-    table = table.astype(dict.fromkeys(("first", "last", "peak", "predicted_peak"), "Int64"))
-    return KERNEL_PREDICTION.frame(table, {**view.origin(runs=True), **counts})
+        table = table.astype(dict.fromkeys(("first", "last", "peak", "predicted_peak"), "Int64"))
+        return KERNEL_PREDICTION.frame(table, {**view.origin(), **counts})
 
 
 def _measured(
@@ -245,15 +248,15 @@ def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
 
 def _judged(kernel: LayerKernels, back: list[int]) -> Iterator[dict[str, Any]]:
     """Yield the rows of `kernel_prediction` of a layer's heads, without what there is not."""
-    measured, predicted = kernel.judged.numpy().T, kernel.predicted().T  # [heads, distances]
+    judged, predicted = kernel.judged.numpy().T, kernel.predicted().T  # [heads, distances]
     for index, head in enumerate(kernel.heads):
         row: dict[str, Any] = {"layer": kernel.layer, "head": head, "band": None}
-        known = np.isfinite(measured[index])
+        known = np.isfinite(judged[index])
         if known.any():
-            row["peak"] = -back[int(np.nanargmax(measured[index]))]
+            row["peak"] = -back[int(np.nanargmax(judged[index]))]
         known &= np.isfinite(predicted[index])
         if kernel.preference is not None and known.any():
-            row["r"] = correlation(measured[index], predicted[index], known)
+            row["r"] = correlation(judged[index], predicted[index], known)
             theta = kernel.preference.theta[index].numpy()
             shares, bands = band_shares(kernel.preference.by_pair[index].numpy()[:, known], theta)
             row |= {f"share_{band}": share for band, share in zip(BANDS, shares.tolist(), strict=True)}
@@ -284,12 +287,12 @@ def band_shares(
 
 
 def correlation(
-    measured: Float64[np.ndarray, " offsets"],
+    judged: Float64[np.ndarray, " offsets"],
     predicted: Float64[np.ndarray, " offsets"],
     known: Bool[np.ndarray, " offsets"],
 ) -> float:
     """Return Pearson's r over the known offsets; NaN for fewer than three, or where either does not vary."""
-    one, other = measured[known], predicted[known]
+    one, other = judged[known], predicted[known]
     if len(one) < 3 or min(np.ptp(one), np.ptp(other)) <= 1e-9 * max(np.abs(one).max(), np.abs(other).max()):
         return float("nan")
     return float(np.corrcoef(one, other)[0, 1])

@@ -18,7 +18,7 @@ from tlspectral.errors import UnsupportedArchitecture, warn_caller
 from tlspectral.heads.detectors.heads import rows_at_once
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_one_run
 from tlspectral.models.running.batches import PackedTokens, even_rows, in_batches
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, repeated_queries
@@ -134,39 +134,39 @@ def top_pairs(
     """
     n = counted(n, 1, "n is how many pairs get a rank")
     without_sinks = asked_for_sinks(sinks, sink=sink)
-    view = attention_view(model)
-    require_one_run(view, "a pair has one attention of a head in each, so there is no largest pair")
-    chosen = heads_by_layer(view, heads)
-    if prompts is None:
-        packed = even_rows(text_tokens(view, None, n_sequences=SEQUENCES, sequence_length=LENGTH))
-    else:
-        packed = packed_prompts(view, prompts)
-    distinct = distinct_rows([packed], [()] * len(packed.tokens))
-    equal = equality_notes(distinct, "pairs of equal prompts are one pair, which has one rank")
-    for note in equal:
-        warn_caller(note.message)
-    packed = replace(packed, notes=(*packed.notes, *equal))
-    at_once = rows_at_once(view, packed.tokens.shape[1])
-    found = found_sinks(view, packed, chosen, at_once) if without_sinks else None
-    if found is not None:
-        found.require(chosen)
-    rows: list[tuple[Any, ...]] = []
-    for layer, (attention, keys) in _largest_of_queries(view, chosen, packed, sink, found, at_once).items():
-        for column, head in enumerate(chosen[layer]):
-            rows += _chosen(attention[:, column], keys[:, column], n, (layer, head))
-    known = ["layer", "head", "rank", "interval", "attention", "prompt", "query", "key"]
-    table = pd.DataFrame(rows, columns=known).astype({"rank": "Int64"})
-    table["offset"] = table["key"] - table["query"]
-    attrs = {
-        "n_sequences": len(distinct),
-        "n_distinct": int(distinct.max()) + 1,
-        "n": n,
-        **({"sink": bool(sink)} if found is None else found.noted),
-        "seed": 0,
-        "batch": at_once,
-    }
-    described = _with_words(view, packed, _with_kinds(table, packed, view.causal))
-    return TOP_PAIRS.frame(described, {**view.origin(runs=True), **attrs, **packed.noted})
+    with measured(model) as view:
+        require_one_run(view, "a pair has one attention of a head in each, so there is no largest pair")
+        chosen = heads_by_layer(view, heads)
+        if prompts is None:
+            packed = even_rows(text_tokens(view, None, n_sequences=SEQUENCES, sequence_length=LENGTH))
+        else:
+            packed = packed_prompts(view, prompts)
+        distinct = distinct_rows([packed], [()] * len(packed.tokens))
+        equal = equality_notes(distinct, "pairs of equal prompts are one pair, which has one rank")
+        for note in equal:
+            warn_caller(note.message)
+        packed = replace(packed, notes=(*packed.notes, *equal))
+        at_once = rows_at_once(view, packed.tokens.shape[1])
+        found = found_sinks(view, packed, chosen, at_once) if without_sinks else None
+        if found is not None:
+            found.require(chosen)
+        rows: list[tuple[Any, ...]] = []
+        for layer, (attention, keys) in _largest_of_queries(view, chosen, packed, sink, found, at_once).items():
+            for column, head in enumerate(chosen[layer]):
+                rows += _chosen(attention[:, column], keys[:, column], n, (layer, head))
+        known = ["layer", "head", "rank", "interval", "attention", "prompt", "query", "key"]
+        table = pd.DataFrame(rows, columns=known).astype({"rank": "Int64"})
+        table["offset"] = table["key"] - table["query"]
+        attrs = {
+            "n_sequences": len(distinct),
+            "n_distinct": int(distinct.max()) + 1,
+            "n": n,
+            **({"sink": bool(sink)} if found is None else found.noted),
+            "seed": 0,
+            "batch": at_once,
+        }
+        described = _with_words(view, packed, _with_kinds(table, packed, view.causal))
+        return TOP_PAIRS.frame(described, {**view.origin(), **attrs, **packed.noted})
 
 
 def _largest_of_queries(

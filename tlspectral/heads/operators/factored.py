@@ -204,7 +204,12 @@ def ov_operators(model: Any, layer: int) -> list[ThinProduct]:
         BadHead: no such layer.
         UnsupportedArchitecture, BadWeights: the layer cannot be read.
     """
-    output = centred_output(attention_view(model).raw(layer), layer)
+    return output_products(attention_view(model), layer)
+
+
+def output_products(view: AttentionView, layer: int) -> list[ThinProduct]:
+    """Return `ov_operators` of a layer that a measurement has opened."""
+    output = centred_output(view.raw(layer), layer)
     groups = len(output.w_o) // len(output.w_v)
     return [ThinProduct(output.w_v[head // groups], w_o.T.contiguous()) for head, w_o in enumerate(output.w_o)]
 

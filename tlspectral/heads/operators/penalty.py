@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import phase_squares
 from tlspectral.errors import BadHead, BadWeights, UnsupportedArchitecture
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import LiveFactors
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.selection import Heads, Symbol, chosen_part, head_name
@@ -78,26 +78,26 @@ def qk_penalty(
     attends to, or of other heads that take the part over; under rotary positions the phase may stay when M_A goes.
     """
     name: PenalizedPart = chosen_part(part, PENALIZED_PARTS)
-    view = attention_view(model)
-    chosen = dict.fromkeys(view.layers) if heads is None else heads_by_layer(view, heads)
-    if not chosen:
-        raise BadHead("no heads to penalise: heads is empty; None means every head")
-    shares = []
-    with _without_autocast(view.device):
-        for layer, indices in chosen.items():
-            factors = view.live_factors(layer, indices, folded=folded)
-            if name == "rope_phase" and factors.rotary is None:
-                if indices is None:
-                    continue
-                raise UnsupportedArchitecture(
-                    f"{head_name(layer, indices[0])}: no rotary positions, so it has no phase"
-                )
-            part_square, whole = _squares(factors, name)
-            _require_a_share(view, whole, layer, indices)
-            shares.append((part_square / (whole.detach() if detach_denominator else whole)).to(view.device))
-    if not shares:
-        raise UnsupportedArchitecture("no layer of the model has rotary positions, so no head has phase")
-    return torch.cat(shares).mean()
+    with measured(model, report_hooks=False) as view:
+        chosen = dict.fromkeys(view.layers) if heads is None else heads_by_layer(view, heads)
+        if not chosen:
+            raise BadHead("no heads to penalise: heads is empty; None means every head")
+        shares = []
+        with _without_autocast(view.device):
+            for layer, indices in chosen.items():
+                factors = view.live_factors(layer, indices, folded=folded)
+                if name == "rope_phase" and factors.rotary is None:
+                    if indices is None:
+                        continue
+                    raise UnsupportedArchitecture(
+                        f"{head_name(layer, indices[0])}: no rotary positions, so it has no phase"
+                    )
+                part_square, whole = _squares(factors, name)
+                _require_a_share(view, whole, layer, indices)
+                shares.append((part_square / (whole.detach() if detach_denominator else whole)).to(view.device))
+        if not shares:
+            raise UnsupportedArchitecture("no layer of the model has rotary positions, so no head has phase")
+        return torch.cat(shares).mean()
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:

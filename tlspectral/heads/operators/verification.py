@@ -12,7 +12,7 @@ from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.attention.tolerances import nearest_bound
 from tlspectral.models.hooking.user_hooks import not_without_hooks
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, even_rows
 from tlspectral.models.running.prompts import packed_prompts
@@ -62,9 +62,9 @@ def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
 
     What it does not establish: that TransformerLens reproduces the published model (`load_model` compares them).
     """
-    view = attention_view(model)
-    errors = {layer: check.record["worst_error"] for layer, check in check_scores(view, prompts).items()}
-    return pd.Series(errors, name="worst_error").rename_axis("layer")
+    with measured(model) as view:
+        errors = {layer: check.record["worst_error"] for layer, check in check_scores(view, prompts).items()}
+        return pd.Series(errors, name="worst_error").rename_axis("layer")
 
 
 def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerCheck]:

@@ -19,7 +19,7 @@ from tlspectral.hooks.attribution.heads_run import HeadsRun, HeadWrite, head_wri
 from tlspectral.hooks.attribution.ov_directions import Direction, direction_of
 from tlspectral.hooks.attribution.stream_terms import source_terms
 from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, nearest_bound, noise_of
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import require_own_projections
 from tlspectral.models.reading.norms import Normalization, double, folded_bias, folded_weight
 from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
@@ -130,45 +130,45 @@ def ov_attribution(
     (docs/from_transformerlens.md).
     """
     require_division(by, ("token", "source", "head"), dictionary)
-    view = attention_view(model)
-    require_stream(view)
-    chosen = heads_by_layer(view, heads)
-    prompts = packed_prompts(view, prompt)
-    require_one(prompts, "what heads write is")
-    query = position_in(prompts.tokens.shape[1], query, "query")
-    along = None if direction is None else direction_of(view, prompts, direction)
-    chosen = _require_together(view, chosen, along, every=heads is None)
-    if by == "source":
-        _require_sources(view, chosen)
-        dictionary = None if dictionary is None else dictionary.fitted(view, chosen)
-    whole = [] if by != "source" else list(chosen) if dictionary is not None else list(range(max(chosen) + 1))
-    point = None if along is None else along.point(view)
-    answers = along is not None and along.layer(view) == view.n_layers and point is not None
-    run = heads_run(view, prompts.tokens, query, list(chosen), whole=whole, also=point, logits=answers)
-    vector, said = (None, {}) if along is None else along.vector(view, run)
-    writes = [head_write(view, run, layer, some) for layer, some in chosen.items()]
-    tables = [_rows(view, run, write, vector, by, dictionary) for write in writes]
-    frame = _sorted(stacked(tables))
-    if "position" in frame:
-        texts = np.array([token_text(view, int(token)) for token in prompts.tokens[0, : query + 1]], dtype=object)
-        frame["token"] = texts[frame["position"]]
-    attrs = {
-        "query": query,
-        "query_token": token_text(view, int(prompts.tokens[0, query])),
-        "direction": None if along is None else along.said(view),
-        **said,
-        "remainder": max(write.remainder for write in writes),
-        "tolerance": max(noise_of("live z", write.stored)[1] for write in writes),
-        "norm_behind_held": any(
-            view.behind(layer)[1].kind != "none" for layer in {*chosen, *whole} if layer in view.layers
-        ),
-        "gate_held": any(view.raw(layer).w_gate is not None for layer in chosen),
-    }
-    if dictionary is not None:
-        attrs = {"error_share": _error_share(frame), **dictionary.described()} | attrs
-    settings = {"by": by if dictionary is None else "feature"}
-    origin = view.origin(range(max(chosen) + 1), runs=True, processing=True)
-    return Measurement(OV_ATTRIBUTION, settings, origin).table(frame, **attrs)
+    with measured(model) as view:
+        require_stream(view)
+        chosen = heads_by_layer(view, heads)
+        prompts = packed_prompts(view, prompt)
+        require_one(prompts, "what heads write is")
+        query = position_in(prompts.tokens.shape[1], query, "query")
+        along = None if direction is None else direction_of(view, prompts, direction)
+        chosen = _require_together(view, chosen, along, every=heads is None)
+        if by == "source":
+            _require_sources(view, chosen)
+            dictionary = None if dictionary is None else dictionary.fitted(view, chosen)
+        whole = [] if by != "source" else list(chosen) if dictionary is not None else list(range(max(chosen) + 1))
+        point = None if along is None else along.point(view)
+        answers = along is not None and along.layer(view) == view.n_layers and point is not None
+        run = heads_run(view, prompts.tokens, query, list(chosen), whole=whole, also=point, logits=answers)
+        vector, said = (None, {}) if along is None else along.vector(view, run)
+        writes = [head_write(view, run, layer, some) for layer, some in chosen.items()]
+        tables = [_rows(view, run, write, vector, by, dictionary) for write in writes]
+        frame = _sorted(stacked(tables))
+        if "position" in frame:
+            texts = np.array([token_text(view, int(token)) for token in prompts.tokens[0, : query + 1]], dtype=object)
+            frame["token"] = texts[frame["position"]]
+        attrs = {
+            "query": query,
+            "query_token": token_text(view, int(prompts.tokens[0, query])),
+            "direction": None if along is None else along.said(view),
+            **said,
+            "remainder": max(write.remainder for write in writes),
+            "tolerance": max(noise_of("live z", write.stored)[1] for write in writes),
+            "norm_behind_held": any(
+                view.behind(layer)[1].kind != "none" for layer in {*chosen, *whole} if layer in view.layers
+            ),
+            "gate_held": any(view.raw(layer).w_gate is not None for layer in chosen),
+        }
+        if dictionary is not None:
+            attrs = {"error_share": _error_share(frame), **dictionary.described()} | attrs
+        settings = {"by": by if dictionary is None else "feature"}
+        origin = view.origin(range(max(chosen) + 1), processing=True)
+        return Measurement(OV_ATTRIBUTION, settings, origin).table(frame, **attrs)
 
 
 def _require_together(

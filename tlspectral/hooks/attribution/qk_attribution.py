@@ -16,7 +16,7 @@ from tlspectral.hooks.attribution.dictionary import Dictionary, require_division
 from tlspectral.hooks.attribution.dictionary_null import dictionary_notes
 from tlspectral.hooks.attribution.divisions import By, DividedScore, divided_score
 from tlspectral.hooks.attribution.score_terms import PARTS
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, one_head, require_stream
 from tlspectral.selection import Head, head_name, whole_number
 from tlspectral.tables.measurement import Measurement
@@ -138,25 +138,25 @@ def qk_attribution(
     """
     top, remove = _counts(top, remove)
     _require_by(by, dictionary, remove)
-    view = attention_view(model)
-    require_stream(view)
-    layer, index = one_head(view, head)
-    if dictionary is not None:
-        dictionary = dictionary.fitted(view, [layer])
-    asked = asked_scores(view, prompt, query, key)
-    distinct = asked.distinct
-    first = np.unique(distinct, return_index=True)[1]
-    divided = [divided_score(view, (layer, index), asked.scores[place], by, dictionary) for place in first]
-    mean = _MeanScore.of(divided, np.bincount(distinct))
-    frame = mean.frame(top, by_source=by == "source" and dictionary is None, several=asked.several)
-    settings = {"head": head_name(layer, index), "by": by if dictionary is None else "feature", "top": top}
-    attrs = _attrs(view, asked, mean)
-    if dictionary is not None:
-        attrs = dictionary_notes(dictionary, divided, torch.tensor(mean.weights)) | attrs
-    if remove is not None:
-        attrs |= _add_removed(frame, remove, mean, several=asked.several)
-    origin = view.origin(range(layer + 1), runs=True, processing=True)
-    return Measurement(QK_ATTRIBUTION, settings, origin).table(frame, **attrs)
+    with measured(model) as view:
+        require_stream(view)
+        layer, index = one_head(view, head)
+        if dictionary is not None:
+            dictionary = dictionary.fitted(view, [layer])
+        asked = asked_scores(view, prompt, query, key)
+        distinct = asked.distinct
+        first = np.unique(distinct, return_index=True)[1]
+        divided = [divided_score(view, (layer, index), asked.scores[place], by, dictionary) for place in first]
+        mean = _MeanScore.of(divided, np.bincount(distinct))
+        frame = mean.frame(top, by_source=by == "source" and dictionary is None, several=asked.several)
+        settings = {"head": head_name(layer, index), "by": by if dictionary is None else "feature", "top": top}
+        attrs = _attrs(view, asked, mean)
+        if dictionary is not None:
+            attrs = dictionary_notes(dictionary, divided, torch.tensor(mean.weights)) | attrs
+        if remove is not None:
+            attrs |= _add_removed(frame, remove, mean, several=asked.several)
+        origin = view.origin(range(layer + 1), processing=True)
+        return Measurement(QK_ATTRIBUTION, settings, origin).table(frame, **attrs)
 
 
 @dataclass(frozen=True)
@@ -243,11 +243,11 @@ def _add_removed(frame: pd.DataFrame, count: int, mean: _MeanScore, *, several: 
     """Write the columns of `remove=` into the table, and return what `attrs` say of the removal of all pairs."""
     pairs = mean.pairs[:count]
     total = mean.parts[:, : len(pairs)].sum(0)
-    measured = np.stack([each.without(pairs).numpy() for each in mean.divided], axis=-1)
-    columns = {"measured": mean.mean(measured)}
+    removals = np.stack([each.without(pairs).numpy() for each in mean.divided], axis=-1)
+    columns = {"measured": mean.mean(removals)}
     if several:
-        columns["measured_se"] = mean.se(measured)
-    for name, change in (("attention_predicted", total), ("attention_measured", measured)):
+        columns["measured_se"] = mean.se(removals)
+    for name, change in (("attention_predicted", total), ("attention_measured", removals)):
         columns[name] = mean.mean(_attention_without(mean.divided, change))
     for name, values in columns.items():
         frame[name] = np.concatenate([values, np.full(len(frame) - len(pairs), np.nan)])

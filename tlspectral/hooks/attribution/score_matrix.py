@@ -14,7 +14,7 @@ from tlspectral.hooks.parts.checked_calls import bound_parts, change_of
 from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.attention.head_scores import HeadScores, rotation_tables, scores_of_stream
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import fold_attention, require_even_scale, softcapped
 from tlspectral.models.reading.view import one_head, require_one_run
 from tlspectral.models.running.prompts import packed_prompts
@@ -60,38 +60,38 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
             f"{removed!r} is no part of a head's scores at every query: give Symmetric, Antisymmetric, RopePhase or "
             "Band, without at"
         )
-    view = attention_view(model)
-    require_one_run(view, "scores are of one of them")
-    layer, index = one_head(view, head)
-    tokens = packed_prompts(view, prompt).tokens
-    if len(tokens) != 1:
-        raise ValueError(f"scores are of one prompt; found {len(tokens)} prompts")
-    raw, names, length = view.raw(layer), view.hook_names(layer), tokens.shape[1]
-    require_even_scale(raw, layer, length)
-    run = traced_run(view, tokens, layer, list(range(length)), sources=False)
-    tables = rotation_tables(view, raw.rotary, layer, length, run.captured)
-    group, first = readable_group(raw, index)
-    if tables is not None and group.rotary is not None and group.rotary.per_head:
-        rows = slice(first, first + len(group.w_q))
-        tables = tables[0][rows], tables[1][rows]
-    of_group = scores_of_stream(fold_attention(group, layer), run.residual[None], tables).of_head(index - first)
-    of_head = HeadScores(raw, [index], of_group.query, of_group.key)
-    whole = of_head.whole()[0, 0]
-    if raw.alibi is not None:
-        whole = whole + raw.alibi.bias(torch.arange(length))[index].to(whole)
-    seen = visible_keys(view, layer, length, run.captured).cpu()
-    seen = seen.expand(1, view.n_heads(layer), length, length)[0, index]
-    row = softcapped(whole, raw.softcap).masked_fill(~seen, -torch.inf)
-    pattern = run.captured[names["pattern"]][0, index].cpu().double()
-    require_own_pattern(row, pattern, raw.w_q.dtype, f"layer {layer}")
-    found = whole
-    if removed is not None:
-        bound = bound_parts(removed, view, {layer: [index]})
-        found = -change_of(bound[layer], of_head, seen)[0][0, 0] if layer in bound else torch.zeros_like(whole)
-    texts = [token_text(view, token) for token in tokens[0].tolist()]
-    axes = [pd.MultiIndex.from_arrays([range(length), texts], names=[side, "token"]) for side in ("query", "key")]
-    frame = pd.DataFrame(found.numpy(), index=axes[0], columns=axes[1])
-    name = None if removed is None else repr(removed)
-    frame.attrs = {**view.origin([layer], runs=True), "head": head_name(layer, index), "part": name}
-    frame.attrs["softcap"] = raw.softcap
-    return frame
+    with measured(model) as view:
+        require_one_run(view, "scores are of one of them")
+        layer, index = one_head(view, head)
+        tokens = packed_prompts(view, prompt).tokens
+        if len(tokens) != 1:
+            raise ValueError(f"scores are of one prompt; found {len(tokens)} prompts")
+        raw, names, length = view.raw(layer), view.hook_names(layer), tokens.shape[1]
+        require_even_scale(raw, layer, length)
+        run = traced_run(view, tokens, layer, list(range(length)), sources=False)
+        tables = rotation_tables(view, raw.rotary, layer, length, run.captured)
+        group, first = readable_group(raw, index)
+        if tables is not None and group.rotary is not None and group.rotary.per_head:
+            rows = slice(first, first + len(group.w_q))
+            tables = tables[0][rows], tables[1][rows]
+        of_group = scores_of_stream(fold_attention(group, layer), run.residual[None], tables).of_head(index - first)
+        of_head = HeadScores(raw, [index], of_group.query, of_group.key)
+        whole = of_head.whole()[0, 0]
+        if raw.alibi is not None:
+            whole = whole + raw.alibi.bias(torch.arange(length))[index].to(whole)
+        seen = visible_keys(view, layer, length, run.captured).cpu()
+        seen = seen.expand(1, view.n_heads(layer), length, length)[0, index]
+        row = softcapped(whole, raw.softcap).masked_fill(~seen, -torch.inf)
+        pattern = run.captured[names["pattern"]][0, index].cpu().double()
+        require_own_pattern(row, pattern, raw.w_q.dtype, f"layer {layer}")
+        found = whole
+        if removed is not None:
+            bound = bound_parts(removed, view, {layer: [index]})
+            found = -change_of(bound[layer], of_head, seen)[0][0, 0] if layer in bound else torch.zeros_like(whole)
+        texts = [token_text(view, token) for token in tokens[0].tolist()]
+        axes = [pd.MultiIndex.from_arrays([range(length), texts], names=[side, "token"]) for side in ("query", "key")]
+        frame = pd.DataFrame(found.numpy(), index=axes[0], columns=axes[1])
+        name = None if removed is None else repr(removed)
+        frame.attrs = {**view.origin([layer]), "head": head_name(layer, index), "part": name}
+        frame.attrs["softcap"] = raw.softcap
+        return frame

@@ -20,6 +20,7 @@ from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.hooks.off_target import off_target_tasks
 from tlspectral.models.hooking.hooks_on_model import naming_open_contexts
 from tlspectral.models.hooking.user_hooks import warn_of_hooks
+from tlspectral.models.reading import attention_view
 from tlspectral.selection import counted, naming_nodes
 from tlspectral.stats.ratio import ratio_interval, unseen_share
 from tlspectral.tables.measurement import Measurement
@@ -125,11 +126,13 @@ def run_circuit(
     edges falls to its `counterfactual` under any small circuit, so set a circuit of equal size beside it.
     """
     others = off_target_tasks(off_target, task) if off_target else {}
-    pairs = pairs_of(model, task)
+    pairs = pairs_of(attention_view(model), task)
     _compare(edges, pairs)
     warn_of_hooks(pairs.graph.view.model)
     kept = pairs.graph.kept(edges)
-    found = {name: _circuit_value(pairs_of(model, other), kept, ends=True) for name, other in others.items()}
+    found = {
+        name: _circuit_value(pairs_of(attention_view(model), other), kept, ends=True) for name, other in others.items()
+    }
     return _circuit_value(pairs, kept, ends=bool(others), off_target=found)
 
 
@@ -218,7 +221,7 @@ def faithfulness(
         )
     shares, null = _shares(sizes), (20 if choose is None else 1) if null is None else null
     null = counted(null, 0, "null is how many circuits of each size are drawn")
-    pairs = pairs_of(model, task)
+    pairs = pairs_of(attention_view(model), task)
     graph, rng, distinct = pairs.graph, np.random.default_rng(seed), pairs.sequences.distinct
     every = np.ones(len(pairs.sequences.tokens), dtype=bool)
     if edges is None:
@@ -287,7 +290,7 @@ def faithfulness(
             "seed": seed,
             **({"rank": rank} if choose is None else {"choose": choose, "draws": draws, "method": method}),
         },
-        origin=graph.view.origin(runs=True),
+        origin=graph.view.origin(),
     )
     return measurement.table(
         table,

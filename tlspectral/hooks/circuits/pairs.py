@@ -23,7 +23,6 @@ from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.edges.cut import Cut
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.hooks_on_model import Hook, holding
-from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.layer import require_every_key
 from tlspectral.models.reading.view import AttentionView, require_stream
 from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
@@ -109,14 +108,13 @@ class Pairs:
         return np.stack([metric_value_of(self.view, one).per_sequence for one in (self.sequences, swapped)])
 
 
-def pairs_of(model: Any, task: Task) -> Pairs:
+def pairs_of(view: AttentionView, task: Task) -> Pairs:
     """Return the pairs of a task on a model.
 
     Raises ValueError for no task, for one without counterfactual prompts and for prompts that do not fit;
     EditNotHonored where a run with no edge kept is not the run of the counterfactual prompts; UnsupportedArchitecture
     for a layer or MLP that cannot be read.
     """
-    view = attention_view(model)
     require_stream(view)
     chosen = task_of(task)
     if chosen.counterfactual is None:

@@ -13,6 +13,7 @@ from tlspectral.hooks.parts import Band
 from tlspectral.hooks.parts.query_key import BANDS
 from tlspectral.hooks.positions import listed_positions
 from tlspectral.hooks.sweeps.sweep import SEQUENCES, IntactRuns, Swept, chosen_heads, intact_attrs
+from tlspectral.models.hooking.user_hooks import warn_of_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.selection import Heads, counted
@@ -101,6 +102,7 @@ def band_effects(
     with one dominant frequency, a random set is almost the band itself and cannot serve as a control.
     """
     draws, view = counted(draws, 0, "draws is how many random sets each band has"), attention_view(model)
+    warn_of_hooks(model)
     bands = [Band(band) for band in BANDS]
     pairs = [(layer, head) for layer, some in heads_by_layer(view, heads).items() for head in some]
     by_layer = chosen_heads(view, pairs, bands[0])
@@ -111,7 +113,7 @@ def band_effects(
     measurement = Measurement(
         BAND_EFFECTS,
         {"task": sequences.name, "draws": draws, "seed": seed, **positions},
-        origin=view.origin(runs=True),
+        origin=view.origin(),
         identity={"weights": view.weights_digest, **sequences_identity(sequences, chosen_task), "heads": pairs},
         folder=folder,
         score=lambda: metric_value_of(view, sequences).per_sequence,

@@ -41,6 +41,7 @@ from tlspectral.hooks.sweeps.layer_effects import (
     set_table,
 )
 from tlspectral.hooks.sweeps.screen import gradient_screen
+from tlspectral.models.hooking.user_hooks import warn_of_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.continued_runs import continued_run
@@ -192,6 +193,7 @@ def ablation_sweep(
     chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
     others = off_target_tasks(off_target, chosen_task, seed=seed, n_sequences=SEQUENCES)
     view = attention_view(model)
+    warn_of_hooks(model)
     sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None
     if sets is not None and screen is not None:
         raise ValueError("screen='gradient' estimates heads one by one: leave it out for sets")
@@ -225,7 +227,7 @@ def ablation_sweep(
     measurement = Measurement(
         with_off_target(ABLATION_SWEEP, others),
         {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
-        origin=view.origin(runs=True, processing=isinstance(removed, Output)),
+        origin=view.origin(processing=isinstance(removed, Output)),
         identity={
             "screen": screen,
             "weights": view.weights_digest,

@@ -1,8 +1,9 @@
 """One view of a model's attention layers, the only code that reads a model's internals.
 
 `attention_view(model)` serves a raw or processed TransformerBridge and a HookedTransformer, folded or not, alike.
+`with measured(model) as view:` opens a measurement.
 """
 
-from tlspectral.models.reading.view import attention_view
+from tlspectral.models.reading.view import attention_view, measured
 
-__all__ = ["attention_view"]
+__all__ = ["attention_view", "measured"]

@@ -52,11 +52,13 @@ class _ForwardStopped(Exception):
     """Raised by a hook to end a forward pass once all that is measured has been computed."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class AttentionView:
     """A model's attention layers, read alike on every backend. Weights are copied only when a layer is asked for.
 
-    The model, a TransformerBridge or HookedTransformer, is never changed. `n_ctx` is the longest prompt.
+    The model, a TransformerBridge or HookedTransformer, is never changed. `n_ctx` is the longest prompt. `kept` holds
+    the layers that were read, by number and by whether gradients are recorded, while `measured` is open; None
+    otherwise: a layer is then read each time that it is asked for, since the model may have changed.
     """
 
     model: Any = field(repr=False)
@@ -65,6 +67,7 @@ class AttentionView:
     d_model: int
     d_vocab: int
     n_ctx: int
+    kept: dict[tuple[int, bool], RawAttention] | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         sizes = f"{self.n_layers} layers, d_model {self.d_model}, d_vocab {self.d_vocab}, n_ctx {self.n_ctx}"
@@ -72,8 +75,7 @@ class AttentionView:
 
     def __getstate__(self) -> dict[str, Any]:
         send_captures_by_name()
-        of_model = ("hook_points", "_kept")
-        return {name: value for name, value in self.__dict__.items() if name not in of_model}
+        return {name: value for name, value in self.__dict__.items() if name != "hook_points"} | {"kept": None}
 
     @property
     def _reader(self) -> ModuleType:
@@ -169,24 +171,12 @@ class AttentionView:
     def _stored(self, index: int) -> RawAttention:
         if not 0 <= index < self.n_layers:
             raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
-        kept, gradients = self.__dict__.get("_kept"), torch.is_grad_enabled()
-        if kept is None:
+        if self.kept is None:
             return self._reader.read_attention(self.model, index)
-        if (index, gradients) not in kept:
-            kept[index, gradients] = self._reader.read_attention(self.model, index)
-        return kept[index, gradients]
-
-    @contextmanager
-    def read_once(self) -> Iterator[None]:
-        """Read each layer at most once until the context ends. Nothing in it may change the model."""
-        if "_kept" in self.__dict__:
-            yield
-            return
-        self.__dict__["_kept"] = {}
-        try:
-            yield
-        finally:
-            del self.__dict__["_kept"]
+        key = index, torch.is_grad_enabled()
+        if key not in self.kept:
+            self.kept[key] = self._reader.read_attention(self.model, index)
+        return self.kept[key]
 
     def layer(self, index: int) -> AttentionLayer:
         """Return the query-key side of one layer, folded in float64 on the CPU.
@@ -394,27 +384,21 @@ class AttentionView:
         sides = enumerate(hashed_sides(self.raw(index)))
         return "".join(kept_digest(self.model, (index, n), side, partial(digest_of, side)) for n, side in sides)
 
-    def origin(
-        self, layers: Iterable[int] | None = None, *, runs: bool = False, processing: bool = False
-    ) -> dict[str, Any]:
+    def origin(self, layers: Iterable[int] | None = None, *, processing: bool = False) -> dict[str, Any]:
         """Return `source` and the `recorded_weights` of some layers (None: all), which a table carries in its `attrs`.
 
         A layer's hash is of its attention weights, the input norm, embedding, unembedding and final norm, as stored.
-        Skipped layers have none, nor has a model of which no head table can be made. `runs`: the table is of runs of
-        the model, so that hooks which a user left on it change the numbers, and there is a warning. `processing`: its
-        numbers also follow TransformerLens' weight processing, and what that left is recorded.
+        Skipped layers have none, nor has a model of which no head table can be made. `processing`: the table's numbers
+        also follow TransformerLens' weight processing, and what that left is recorded.
         """
-        if runs:
-            warn_of_hooks(self.model)
-        with self.read_once():
-            try:
-                ends = self.ends_digest()
-                chosen = self.layers if layers is None else sorted({*layers} & {*self.layers})
-                digests = {index: self.layer_digest(index) + ends for index in chosen}
-            except (UnsupportedArchitecture, BadWeights):
-                return {**self.source, "n_layers": self.n_layers}
-            state = {"processing": self.processing} if processing and digests else {}
-            return {**self.source, **state, **recorded_weights(digests, self.n_layers)}
+        try:
+            ends = self.ends_digest()
+            chosen = self.layers if layers is None else sorted({*layers} & {*self.layers})
+            digests = {index: self.layer_digest(index) + ends for index in chosen}
+        except (UnsupportedArchitecture, BadWeights):
+            return {**self.source, "n_layers": self.n_layers}
+        state = {"processing": self.processing} if processing and digests else {}
+        return {**self.source, **state, **recorded_weights(digests, self.n_layers)}
 
     @property
     def processing(self) -> dict[str, bool]:
@@ -526,6 +510,27 @@ def attention_view(model: Any) -> AttentionView:
         d_vocab=int(cfg.d_vocab),
         n_ctx=bridge.context_length(model) if backend == "bridge" else int(cfg.n_ctx),
     )
+
+
+@contextmanager
+def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView]:
+    """Open a measurement: yield the view of a model, which reads each layer at most once until the block ends.
+
+        with measured(model) as view:
+            chosen = heads_by_layer(view, heads)
+
+    Nothing in the block may change the model. `report_hooks`: name hooks that a user left on the model in a warning,
+    because they act in the numbers. False for a measurement of weights alone, and for `evaluate`, whose value is meant
+    to be under the caller's hooks. Raises as `attention_view`.
+    """
+    view = attention_view(model)
+    if report_hooks:
+        warn_of_hooks(model)
+    view.kept = {}
+    try:
+        yield view
+    finally:
+        view.kept = None
 
 
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:

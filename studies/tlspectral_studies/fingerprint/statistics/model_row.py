@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from tlspectral.heads.analysis import require_table_of
+from tlspectral.models.reading import attention_view
 from tlspectral.stats import (
     PartialCorrelation,
     attenuation,
@@ -87,7 +88,7 @@ def another_model(
     if k % 2 == 0:
         raise ValueError(f"k={k} is even: the median of an odd number of heads is one of them, give an odd k")
     if model is not None:
-        require_table_of(model, heads)
+        require_table_of(attention_view(model), heads)
     rotary = "rope_imag_frac" in heads and bool(heads["rope_imag_frac"].notna().any())
     top = f"top-{k} percentile of D_head"
     rows = []

@@ -18,7 +18,7 @@ from tlspectral import stats
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.algebra.rotary import PhaseMetrics, RotaryGeometry, pair_columns
 from tlspectral.heads.weight_columns import phase_columns
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.tables.head_columns import HEAD_COLUMNS
@@ -77,17 +77,17 @@ def permuted_pairing(model: Any, *, draws: int = 50, seed: int = 0) -> pd.DataFr
     """
     if draws < 1:
         raise ValueError(f"a placebo needs at least one draw, found draws={draws}")
-    view = attention_view(model)
-    if all(view.rotary(index) is None for index in view.layers):
-        raise ValueError(
-            f"{view.source['model']} has no layer with rotary positions, so there are no pairs to permute; "
-            "pseudo_rope pretends some"
-        )
+    with measured(model, report_hooks=False) as view:
+        if all(view.rotary(index) is None for index in view.layers):
+            raise ValueError(
+                f"{view.source['model']} has no layer with rotary positions, so there are no pairs to permute; "
+                "pseudo_rope pretends some"
+            )
 
-    def permuted(layer: AttentionLayer) -> list[RotaryGeometry | None]:
-        return [None] * draws if layer.rotary is None else [*permuted_geometries(layer.rotary, draws, seed)]
+        def permuted(layer: AttentionLayer) -> list[RotaryGeometry | None]:
+            return [None] * draws if layer.rotary is None else [*permuted_geometries(layer.rotary, draws, seed)]
 
-    return _placebo(view, permuted, placebo="permuted_pairing", draws=draws, seed=seed)
+        return _placebo(view, permuted, placebo="permuted_pairing", draws=draws, seed=seed)
 
 
 def pseudo_rope(model: Any) -> pd.DataFrame:
@@ -109,17 +109,17 @@ def pseudo_rope(model: Any) -> pd.DataFrame:
     What it does not establish: anything about positions. Such a model rotates none of these pairs; the numbers are what
     the method gives for columns in an arbitrary order.
     """
-    view = attention_view(model)
+    with measured(model, report_hooks=False) as view:
 
-    def pretended(layer: AttentionLayer) -> list[RotaryGeometry | None]:
-        if layer.rotary is not None:
-            raise ValueError(
-                f"layer {layer.layer} of {view.source['model']} has rotary positions, which a pretended geometry "
-                "would not replace; permuted_pairing is the placebo of such a model"
-            )
-        return [_rotate_half(layer.d_head)]
+        def pretended(layer: AttentionLayer) -> list[RotaryGeometry | None]:
+            if layer.rotary is not None:
+                raise ValueError(
+                    f"layer {layer.layer} of {view.source['model']} has rotary positions, which a pretended geometry "
+                    "would not replace; permuted_pairing is the placebo of such a model"
+                )
+            return [_rotate_half(layer.d_head)]
 
-    return _placebo(view, pretended, placebo="pseudo_rope", base=_BASE)
+        return _placebo(view, pretended, placebo="pseudo_rope", base=_BASE)
 
 
 def permuted_geometries(geometry: RotaryGeometry, draws: int, seed: int) -> list[RotaryGeometry]:

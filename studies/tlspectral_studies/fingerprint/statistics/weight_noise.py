@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tlspectral.algebra.nulls import one_thread
 from tlspectral.heads.weight_columns import measure_heads
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import RawAttention, fold_attention
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.tables.head_columns import COLUMNS, HEAD, HEAD_COLUMNS
@@ -135,16 +135,18 @@ def weight_noise_draws(model: Any, *, draws: int = 20, seed: int = 0) -> pd.Data
     """
     if draws < 2:
         raise ValueError(f"a standard deviation needs at least two draws, found draws={draws}")
-    view = attention_view(model)
-    layer_tables, kinds = [], set()
-    with one_thread(), bar(len(view.layers), "noise", "layer") as shown:
-        for index in view.layers:
-            layer_table, kind = _layer_draws(view, index, draws, seed)
-            layer_tables.append(layer_table)
-            kinds |= kind
-            shown.update()
-    table = pd.concat(layer_tables).sort_values(["draw", "layer", "head"], ignore_index=True)
-    return WEIGHT_NOISE_DRAWS.frame(table, {**view.origin(), "storage": sorted(kinds), "draws": draws, "seed": seed})
+    with measured(model, report_hooks=False) as view:
+        layer_tables, kinds = [], set()
+        with one_thread(), bar(len(view.layers), "noise", "layer") as shown:
+            for index in view.layers:
+                layer_table, kind = _layer_draws(view, index, draws, seed)
+                layer_tables.append(layer_table)
+                kinds |= kind
+                shown.update()
+        table = pd.concat(layer_tables).sort_values(["draw", "layer", "head"], ignore_index=True)
+        return WEIGHT_NOISE_DRAWS.frame(
+            table, {**view.origin(), "storage": sorted(kinds), "draws": draws, "seed": seed}
+        )
 
 
 def statistic_noise(
