@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from einops import rearrange
 from jaxtyping import Float64
 from torch import Tensor
 
@@ -117,9 +118,11 @@ def frequency_exclusion(seen: LastQuery) -> ExclusionSplit:
     """Return `head_exclusion` of every rotary pair of every head, [heads, pairs]; without softcap."""
     visible = seen.visible[:-1].nonzero().flatten()
     pairs = seen.n_pairs
-    contents = seen.score_scale * seen.contents[:, : 2 * pairs, visible].unflatten(1, (2, pairs))
-    places = seen.places[..., : 2 * pairs, visible].unflatten(-2, (2, pairs)).movedim(-3, -1)  # (heads) pairs keys 2
-    return exclusion_split_factored(contents.permute(0, 2, 3, 1), places.expand(len(contents), -1, -1, -1))
+    contents = rearrange(
+        seen.score_scale * seen.contents[:, : 2 * pairs, visible], "head (two pair) key -> head pair key two", two=2
+    )
+    places = rearrange(seen.places[..., : 2 * pairs, visible], "... (two pair) key -> ... pair key two", two=2)
+    return exclusion_split_factored(contents, places.expand(len(contents), -1, -1, -1))
 
 
 def swapped_key_means(

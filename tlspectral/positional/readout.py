@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
@@ -100,8 +101,8 @@ def last_query(
         visible: positions that the last query may attend to.
     """
     q = normed(raw, "query", query[None])[0]
-    k = normed(raw, "key", keys).movedim(0, -1)  # [kv_heads, d_head, keys]
-    n_heads, n_kv = len(q), len(k)
+    k = rearrange(normed(raw, "key", keys), "key kv_head d_head -> kv_head d_head key")
+    n_kv = len(k)
     non_rotary = torch.arange(q.shape[1], device=q.device)
     coordinates: list[Tensor] = []
     places = torch.ones(1, k.shape[-1], dtype=q.dtype, device=q.device)
@@ -112,13 +113,14 @@ def last_query(
         q = rotate(last, cos[..., -1:, :], sin[..., -1:, :], raw.rotary)[:, 0]
         real, imag = raw.rotary.real_index.to(q.device), raw.rotary.imag_index.to(q.device)
         non_rotary = raw.rotary.still_columns.to(q.device)
-        grouped = q.unflatten(0, (n_kv, n_heads // n_kv))[..., None]  # [kv_heads, heads of each, d_head, 1]
+        grouped = rearrange(q, "(kv_head group) d_head -> kv_head group d_head 1", kv_head=n_kv)
         z = times_phase(grouped[:, :, real], grouped[:, :, imag], k[:, None, real], -k[:, None, imag])
-        coordinates = [part.flatten(0, 1) for part in z]
+        coordinates = [rearrange(part, "kv_head group pair key -> (kv_head group) pair key") for part in z]
         places = torch.cat([cos.mT, sin.mT, places.expand(*cos.shape[:-2], -1, -1)], dim=-2)
-    rest = torch.einsum("gmd,gdk->gmk", q[:, non_rotary].unflatten(0, (n_kv, n_heads // n_kv)), k[:, non_rotary])
+    still = rearrange(q[:, non_rotary], "(kv_head group) d_head -> kv_head group d_head", kv_head=n_kv)
+    rest = einsum(still, k[:, non_rotary], "kv_head group d_head, kv_head d_head key -> kv_head group key")
     return LastQuery(
-        contents=torch.cat([*coordinates, rest.flatten(0, 1)[:, None]], dim=1),
+        contents=torch.cat([*coordinates, rearrange(rest, "kv_head group key -> (kv_head group) 1 key")], dim=1),
         places=places,
         alibi=raw.alibi,
         visible=visible.to(q.device),

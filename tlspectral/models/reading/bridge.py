@@ -13,6 +13,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, pair_columns
@@ -24,6 +25,7 @@ from tlspectral.models.reading.latent import (
     complex_tables,
     latent_projections,
     rotates_complex,
+    weight_by_head,
 )
 from tlspectral.models.reading.layer import RawAttention, require_readable, require_unclipped
 from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, QueryKeyNorm, double
@@ -103,10 +105,10 @@ def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, 
         module, rows = wrapped.q_proj, slice(d_head, None)
     else:
         return {}
-    by_head = module.weight.unflatten(0, (n_heads, -1))[:, rows]
+    bias = module.bias
     return {
-        "w_gate": by_head.mT,
-        "b_gate": None if module.bias is None else module.bias.unflatten(0, (n_heads, -1))[:, rows],
+        "w_gate": weight_by_head(module.weight, n_heads)[..., rows],
+        "b_gate": None if bias is None else rearrange(bias, "(head row) -> head row", head=n_heads)[:, rows],
         "gate_behind_queries": module is getattr(wrapped, "q_proj", None),
     }
 
@@ -129,12 +131,17 @@ def _gemma4_projections(wrapped: Any) -> dict[str, Any]:
     keys_are_values = wrapped.use_alternative_attention
     modules = {"q": wrapped.q_proj, "k": wrapped.k_proj, "v": wrapped.k_proj if keys_are_values else wrapped.v_proj}
     found: dict[str, Any] = {
-        f"w_{role}": module.weight.unflatten(0, (-1, wrapped.head_dim)).mT for role, module in modules.items()
+        f"w_{role}": rearrange(module.weight, "(head d_head) d_model -> head d_model d_head", d_head=wrapped.head_dim)
+        for role, module in modules.items()
     }
-    found["w_o"] = wrapped.o_proj.weight.mT.unflatten(0, (-1, wrapped.head_dim))
+    found["w_o"] = rearrange(
+        wrapped.o_proj.weight, "d_model (head d_head) -> head d_head d_model", d_head=wrapped.head_dim
+    )
     for role in "qk":
         bias = modules[role].bias
-        found[f"b_{role}"] = None if bias is None else bias.unflatten(0, (-1, wrapped.head_dim))
+        found[f"b_{role}"] = (
+            None if bias is None else rearrange(bias, "(head d_head) -> head d_head", d_head=wrapped.head_dim)
+        )
     return found | {"keys_are_values": keys_are_values}
 
 
@@ -521,7 +528,7 @@ def query_key_norm(attention: Any, name: str, model: Any, layer: int, heads: int
     gains = [each.gain for each in norms if each.gain is not None]
     gain = torch.stack(gains) if len(gains) > 1 else norm.gain
     if over_heads and gain is not None:
-        gain = gain.unflatten(0, (heads, d_head))
+        gain = rearrange(gain, "(head d_head) -> head d_head", head=heads)
     return QueryKeyNorm(gain, norm.eps, over_heads, centred)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, pair_columns
@@ -168,7 +169,8 @@ def _query_key_norm(norm: Any, cfg: Any) -> QueryKeyNorm | None:
     if norm is None:
         return None
     over_heads = not cfg.use_qk_norm
-    return QueryKeyNorm(norm.w.unflatten(0, (-1, cfg.d_head)) if over_heads else norm.w, float(cfg.eps), over_heads)
+    gain = rearrange(norm.w, "(head d_head) -> head d_head", d_head=cfg.d_head) if over_heads else norm.w
+    return QueryKeyNorm(gain, float(cfg.eps), over_heads)
 
 
 def _rotary(attention: Any, cfg: Any) -> RotaryGeometry | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -115,7 +116,9 @@ class Latent(Castable):
             return in_float64(value).to(latents.dtype).to(latents.device)
 
         latent = replace(self, gain=None if self.gain is None else alike(self.gain), up=alike(self.up))
-        return HeadInputs(latent.by_head(latents).movedim(-3, -2), self.scale_of(latents))
+        return HeadInputs(
+            rearrange(latent.by_head(latents), "... head row d_head -> ... row head d_head"), self.scale_of(latents)
+        )
 
     def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
         """Refuse queries or keys without their latents, of which the norm is. Raises UnsupportedArchitecture."""
@@ -140,21 +143,26 @@ def latent_projections(wrapped: Any, read_norm: Callable[..., Normalization], la
     `read_norm` reads a module of a `shape`, and says `where` it is if it cannot.
     """
     family = type(wrapped).__name__
-    heads, content, rotary = wrapped.num_heads, wrapped.qk_nope_head_dim, wrapped.qk_rope_head_dim
-    keys_values = wrapped.kv_b_proj.weight.unflatten(0, (heads, -1)).mT
+    heads, content = wrapped.num_heads, wrapped.qk_nope_head_dim
+    keys_values = weight_by_head(wrapped.kv_b_proj.weight, heads)
     w_k, w_v = keys_values[..., :content], keys_values[..., content:]
     down = wrapped.kv_a_proj_with_mqa
     norm = _latent_norm(wrapped.kv_a_layernorm, w_k.shape[1], read_norm, f"layer {layer}, norm of the keys' latent")
     k_norm = Latent(down.weight.mT, down.bias, norm.gain, norm.eps, w_k, family)
     if wrapped.q_lora_rank is None:
-        w_q, q_norm = wrapped.q_proj.weight.unflatten(0, (heads, -1)).mT, None
+        w_q, q_norm = weight_by_head(wrapped.q_proj.weight, heads), None
     else:
-        w_q = wrapped.q_b_proj.weight.unflatten(0, (heads, content + rotary)).mT
+        w_q = weight_by_head(wrapped.q_b_proj.weight, heads)
         norm = _latent_norm(wrapped.q_a_layernorm, w_q.shape[1], read_norm, f"layer {layer}, norm of queries' latent")
         q_norm = Latent(wrapped.q_a_proj.weight.mT, wrapped.q_a_proj.bias, norm.gain, norm.eps, w_q, family)
-    w_o = wrapped.o_proj.weight.mT.unflatten(0, (heads, -1))
+    w_o = rearrange(wrapped.o_proj.weight, "d_model (head d_head) -> head d_head d_model", head=heads)
     weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
     return weights | {"b_q": None, "b_k": None, "q_norm": q_norm, "k_norm": k_norm}
+
+
+def weight_by_head(weight: Float[Tensor, "rows width"], heads: int) -> Float[Tensor, "heads width d_head"]:
+    """Return the weight of a projection by head, as it multiplies rows from the right."""
+    return rearrange(weight, "(head d_head) width -> head width d_head", head=heads)
 
 
 def _latent_norm(module: Any, rank: int, read_norm: Callable[..., Normalization], where: str) -> Normalization:

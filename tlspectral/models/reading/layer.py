@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
+from einops import rearrange, repeat
 from jaxtyping import Float, Float64
 from torch import Tensor
 
@@ -46,7 +47,7 @@ class LayerSettings:
         if isinstance(norm, Latent):
             return norm.inputs(captured)
         if isinstance(self.k_norm, Latent):  # queries without a latent of their own
-            captured = captured.unflatten(-1, (len(self.k_norm.up), -1))
+            captured = rearrange(captured, "... (head d_head) -> ... head d_head", head=len(self.k_norm.up))
         return HeadInputs(captured, None)
 
     def values(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos kv_heads d_head"]:
@@ -54,7 +55,7 @@ class LayerSettings:
         if not isinstance(self.k_norm, Latent):
             return captured if self.v_norm is None else self.v_norm.applied(captured)
         heads, _, columns = self.k_norm.up.shape
-        return captured.unflatten(-1, (heads, -1))[..., columns:]
+        return rearrange(captured, "... (head d_head) -> ... head d_head", head=heads)[..., columns:]
 
     def normed(self, what: Literal["query", "key"], captured: Float[Tensor, "*captured"]) -> Float[Tensor, "*by_head"]:
         """Return `inputs` behind the norm of queries or keys, where there is one, in float32 at least."""
@@ -179,7 +180,9 @@ class AttentionLayer(LayerSettings):
         if self.rotary is not None:
             w_q = with_gain_and_phase(w_q, self.rotary)
         groups = self.n_heads // self.n_kv_heads
-        return w_q, w_k if groups == 1 else w_k.repeat_interleave(groups, dim=0)
+        if groups > 1:
+            w_k = repeat(w_k, "kv_head d_model d_head -> (kv_head group) d_model d_head", group=groups)
+        return w_q, w_k
 
 
 def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, NamedTuple, TypeVar
 
 import torch
+from einops import repeat
 from jaxtyping import Float
 from torch import Tensor
 
@@ -166,7 +167,9 @@ class QueryKeyNorm(Castable):
 
     def _gain_of(self, n_heads: int) -> Tensor:
         assert self.gain is not None
-        return self.gain if self.gain.ndim == 1 else self.gain.repeat_interleave(n_heads // len(self.gain), dim=0)
+        if self.gain.ndim == 1:
+            return self.gain
+        return repeat(self.gain, "kv_head d_head -> (kv_head group) d_head", group=n_heads // len(self.gain))
 
 
 def is_centred(rows: Tensor, eps: float) -> bool:
