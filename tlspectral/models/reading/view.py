@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from importlib import import_module
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -16,7 +14,7 @@ from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turn
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
 from tlspectral.models.hooking.hooks_on_model import Hook, checked_at_end, evaluating, hooks_on, send_captures_by_name
 from tlspectral.models.hooking.user_hooks import user_hooks, warn_of_hooks
-from tlspectral.models.reading import bridge
+from tlspectral.models.reading import bridge, hooked_transformer
 from tlspectral.models.reading.blocks import (
     Block,
     SkippedLayer,
@@ -42,9 +40,10 @@ from tlspectral.models.reading.layer import (
     require_readable,
 )
 from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, is_centred
+from tlspectral.models.reading.reader import Reader
 from tlspectral.selection import Head, Heads, from_end, head_name, head_pair, named_heads, which_exist
 
-_READERS = {"bridge": "bridge", "hooked": "hooked_transformer"}
+READERS: dict[str, Reader] = {"bridge": bridge, "hooked": hooked_transformer}
 """The module of this room that reads each kind of model."""
 
 
@@ -78,8 +77,9 @@ class AttentionView:
         return {name: value for name, value in self.__dict__.items() if name != "hook_points"} | {"kept": None}
 
     @property
-    def _reader(self) -> ModuleType:
-        return import_module(f"tlspectral.models.reading.{_READERS[self.backend]}")
+    def reader(self) -> Reader:
+        """The functions that read this kind of model."""
+        return READERS[self.backend]
 
     @property
     def _spectral_geometry(self) -> Callable[..., RotaryGeometry | None] | None:
@@ -172,10 +172,10 @@ class AttentionView:
         if not 0 <= index < self.n_layers:
             raise BadHead(f"layer {index} does not exist: the model has layers 0 to {self.n_layers - 1}")
         if self.kept is None:
-            return self._reader.read_attention(self.model, index)
+            return self.reader.read_attention(self.model, index)
         key = index, torch.is_grad_enabled()
         if key not in self.kept:
-            self.kept[key] = self._reader.read_attention(self.model, index)
+            self.kept[key] = self.reader.read_attention(self.model, index)
         return self.kept[key]
 
     def layer(self, index: int) -> AttentionLayer:
@@ -224,7 +224,7 @@ class AttentionView:
         Raises BadHead for no such layer, UnsupportedArchitecture for a norm that cannot be read.
         """
         self._stored(index)
-        return self._reader.read_output(self.model, index)
+        return self.reader.read_output(self.model, index)
 
     def mlp_input(self, index: int) -> MlpInput | None:
         """Return where a layer shows what its MLP reads, by its name in the model; None without an MLP.
@@ -234,7 +234,7 @@ class AttentionView:
         name, block, _ = self.blocks[index]
         if block._modules.get("mlp") is None:
             return None
-        point, norm = self._reader.read_mlp_input(self.model, index)
+        point, norm = self.reader.read_mlp_input(self.model, index)
         return MlpInput(f"{name}.{point}", norm)
 
     def attention_factor(self, index: int) -> float:
@@ -280,11 +280,12 @@ class AttentionView:
         `captured` is what `capture` returns. Tables of a spectral layer are per head and pair, [(batch,) heads, pos,
         pairs].
         """
-        tables = self._reader.rotary_tables(self.model, index, n_positions, captured)
+        tables = self.reader.rotary_tables(self.model, index, n_positions, captured)
         geometry = None if self._spectral_geometry is None else self._spectral_geometry(index)
         if tables is None or geometry is None or not geometry.per_head:
             return tables
-        unchanged = self._reader.read_attention(self.model, index).rotary
+        unchanged = self._stored(index).rotary
+        assert unchanged is not None  # `geometry` is this one, turned further
         cos, sin = (per_pair(table, unchanged) for table in tables)
         return turned_further(cos, sin, geometry.theta - unchanged.theta)
 
@@ -303,11 +304,11 @@ class AttentionView:
 
     def seen_keys(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
         """Return which keys a layer by itself lets each query see: without padding or a mask of the run."""
-        return self._reader.seen_keys(self.model, index, n_positions)
+        return self.reader.seen_keys(self.model, index, n_positions)
 
     def selected_keys(self, index: int) -> int | None:
         """Return how many of the seen keys an indexer picks for each query, by the tokens; None without an indexer."""
-        return self._reader.selected_keys(self.model, index)
+        return self.reader.selected_keys(self.model, index)
 
     @property
     def tokens_point(self) -> str:
@@ -320,7 +321,7 @@ class AttentionView:
 
     def frequency_switch(self, n_positions: int) -> int | None:
         """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
-        return self._reader.frequency_switch(self.model, n_positions)
+        return self.reader.frequency_switch(self.model, n_positions)
 
     def output_map(self, index: int) -> Any:
         """Return the module that multiplies a layer's z by W_O, to which hooks of PyTorch can be put; None without."""
@@ -347,7 +348,7 @@ class AttentionView:
     def unembedding(self) -> tuple[Tensor, Normalization]:
         """Return W_U [d_model, d_vocab] as stored, and the norm in front of it. An encoder's is refused."""
         require_causal(self, "it has no W_U that reads the residual stream without a nonlinear layer between")
-        return self.model.W_U, self._reader.final_normalization(self.model)
+        return self.model.W_U, self.reader.final_normalization(self.model)
 
     def weights_digest(self) -> str:
         """Return the SHA-256 of all parameters of the model, shapes and types included, the same on both lines.

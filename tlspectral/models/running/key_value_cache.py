@@ -77,13 +77,13 @@ class Prefill:
 
         Keys of layers below the first are not read, for a caller that skips these.
         """
-        read, device = self.view._reader, self.view.device
+        read, device = self.view.reader, self.view.device
         return read.continued_logits(self.view.model, self.cache, tokens.to(device), prompts.to(device), first_layer)
 
     @property
     def bytes_of_prompt(self) -> int:
         """Size of the keys and values of one prompt."""
-        return self.view._reader.cache_bytes(self.cache) // len(self.tokens)
+        return self.view.reader.cache_bytes(self.cache) // len(self.tokens)
 
 
 def prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
@@ -102,13 +102,13 @@ def joined(reads: list[Prefill | None]) -> Prefill | None:
     if not found or len(found) < len(reads):
         return None
     view = found[0].view
-    cache = view._reader.joined_caches([read.cache for read in found])
+    cache = view.reader.joined_caches([read.cache for read in found])
     return None if cache is None else Prefill(view, torch.cat([read.tokens for read in found]), cache)
 
 
 def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Iterable[Hook] = ()) -> Prefill | None:
     with _cached_pass(view, hooks):
-        cache = view._reader.prefill_cache(view.model, tokens.to(view.device))
+        cache = view.reader.prefill_cache(view.model, tokens.to(view.device))
     return None if cache is None else Prefill(view, tokens, cache)
 
 
