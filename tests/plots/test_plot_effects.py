@@ -28,10 +28,18 @@ def test_effects_are_sorted_and_unmeasured_heads_left_out():
         ablation_effects(SWEEP.drop(columns="delta_se"), HEADS)
 
 
-@pytest.mark.parametrize(("part_name", "said_of"), [("M_A", "19 random parts"), ("output", "19 other heads")])
-def test_every_draw_of_the_control_is_seen_beside_its_head(part_name, said_of):
+@pytest.mark.parametrize(
+    ("part_name", "sizes", "said_of"),
+    [
+        ("M_A", {}, "19 random parts"),
+        ("output", {}, "19 other heads"),
+        ("my_scores", {"score_rms": 0.5}, "19 random parts"),
+        ("my_z", {"score_rms": np.nan}, "19 other heads"),
+    ],
+)
+def test_every_draw_of_the_control_is_seen_beside_its_head(part_name, sizes, said_of):
     draws = np.random.default_rng(0).normal(size=(2, 19)).tolist()
-    controlled = SWEEP.assign(part=part_name, control_p=[0.05, 0.2, np.nan], control_draws=[*draws, None])
+    controlled = SWEEP.assign(part=part_name, control_p=[0.05, 0.2, np.nan], control_draws=[*draws, None], **sizes)
     figure = ablation_effects(controlled, HEADS)
     # Rows from below: L0H0 (.5), L0H1 (-.1).
     for height, drawn in enumerate(draws):

@@ -17,7 +17,7 @@ from tlspectral.hooks.capture import HeadCapture
 from tlspectral.hooks.edges.cut import EdgeReceiver, EdgeRun, EdgeSender
 from tlspectral.hooks.edges.reached import Reached, reached, refuse_order, warn_of_other_heads
 from tlspectral.hooks.layer_ablation import LayerAblation
-from tlspectral.hooks.parts import Output, Part, PartName, part_of
+from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.probe import require_writes
 from tlspectral.models.hooking.hooks_on_model import Hook, OfQueries, exclusive, hooks_on, open_contexts, seen_at
@@ -222,7 +222,7 @@ class _Asked:
 
     def __repr__(self) -> str:
         read = "" if self.ends is None else f", in what {', '.join(end.receiver.name for end in self.ends)} read"
-        return f"<ablate: {self._heads()}, {_removed(self.part)}{read}>"
+        return f"<ablate: {self._heads()}, {self.part.in_words()}{read}>"
 
     def _heads(self) -> str:
         heads = [head_name(layer, head) for layer, some in self.by_layer.items() for head in some]
@@ -239,7 +239,7 @@ class _Asked:
             return "drops what an earlier run has left"
         if hook.__annotations__["return"] in (None, "None"):
             return f"{owner.said}, read"
-        removed = _removed(self.part, "" if isinstance(owner, LayerAblation) else f" of {self._heads()}")
+        removed = self.part.in_words("" if isinstance(owner, LayerAblation) else f" of {self._heads()}")
         return f"{owner.said}, {removed}"
 
     def require_apart(self, others: Iterable[_Asked]) -> None:
@@ -278,23 +278,6 @@ class _Asked:
             for reads in layer_reads(view.raw(layer), what, widened):
                 hooks += EdgeReceiver(view, view.layer(layer), heads_read, what, reads.point, run).hooks()
         return [*((name, seen_at(name, hook)) for name, hook in hooks), (view.hook_names(last)["z"], run.forget)]
-
-
-_IN_PLACE = {
-    "zero": "zeros",
-    "mean": "the mean over the reference",
-    "resample": "that on another sequence",
-    "counterfactual": "that on the pair of the prompt",
-}
-"""What `Output.replace` puts in place of an output."""
-
-
-def _removed(part: Part, whose: str = "") -> str:
-    """Return in words what is taken out or replaced, and with which settings."""
-    replaced = f"replaced by {_IN_PLACE[part.replace or 'zero']}" if isinstance(part, Output) else "taken out"
-    settings = [] if isinstance(part, Output) else [f"{name} {value}" for name, value in part.settings.items()]
-    settings += [] if part.at is None else [f"at {part.at if isinstance(part.at, int | str) else 'given positions'}"]
-    return f"{part.name}{whose} {replaced}" + (f" ({', '.join(settings)})" if settings else "")
 
 
 _SUMMANDS = {"symmetric", "antisymmetric", "rope_phase"}

@@ -12,30 +12,15 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture, acts_first, head_indices
-from tlspectral.hooks.parts import Bound, LongRange
+from tlspectral.hooks.parts import Part
 from tlspectral.hooks.parts.checked_calls import change_of, hidden_keys, replaced_z
-from tlspectral.hooks.parts.content_position import BlockPart
-from tlspectral.hooks.parts.output import Replacement
-from tlspectral.hooks.parts.query_key import QueryKeyPart
+from tlspectral.hooks.parts.removal import Removal
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.head_scores import HeadScores, key_weights
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.hooks_on_model import Hook
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.user_functions import not_finite, returned_tensor
-
-
-@dataclass(frozen=True)
-class Removal:
-    """The part that is removed from the chosen heads of a layer, for code that records or replaces it.
-
-    `difference` is added to the scaled scores, before a softcap; for `"output"` to z. `allowed` are pairs of tokens
-    that the model does not mask, and `scores` the scores that the part belongs to; both None for `"output"`.
-    """
-
-    difference: Float[Tensor, "batch heads pos width"]
-    allowed: Bool[Tensor, "*batch pos pos"] | None
-    scores: HeadScores | None
 
 
 @dataclass(repr=False)
@@ -45,11 +30,11 @@ class LayerAblation(HeadCapture):
     Attributes:
         part: what is removed, bound to these heads by `Part.on`.
         alter: function of a `Removal` that returns what is added in place of its `difference`. With it, values that do
-            not change need not be equal to the bit. Not for `LongRange`, which adds nothing.
-        n_run: how often the layer has run in the pass so far, of a part that replaces outputs run by run.
+            not change need not be equal to the bit. Not for a part of the mask, which adds nothing.
+        n_run: how often the layer has run in the pass so far, of a part of z.
     """
 
-    part: Bound
+    part: Part
     alter: Callable[[Removal], Tensor] | None = None
     n_run: int = 0
 
@@ -57,9 +42,9 @@ class LayerAblation(HeadCapture):
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
         self.prove()
         names = self.names
-        if isinstance(self.part, Replacement):
+        if self.part.acts_on == "z":
             # Every pass passes the embedding once, first.
-            begun = [("hook_embed", self._begin)] if self.view.two_stacks and self.part.z is not None else []
+            begun = [("hook_embed", self._begin)] if self.view.two_stacks else []
             return [*begun, (names["z"], self._edit_output)]
         shown = self._tokens_shown()
         if "scores" not in names:
@@ -73,14 +58,15 @@ class LayerAblation(HeadCapture):
 
     def prove(self) -> None:
         """Prove by a short run that edits where the part is count, else raise EditNotHonored."""
-        if not isinstance(self.part, Replacement) and "scores" in self.names:
+        of_z = self.part.acts_on == "z"
+        if not of_z and "scores" in self.names:
             return self.prove_scores()
-        reweighs = not isinstance(self.part, Replacement) and self.view.reweighs(self.layer.layer)
+        reweighs = not of_z and self.view.reweighs(self.layer.layer)
         require_honoured(self.view, self.layer.layer, "pattern" if reweighs else "z")
 
     def measuring(self) -> list[Hook]:
         """Return a `fwd_hooks` list that changes nothing and holds what `change_of_head_output` needs in a run."""
-        if isinstance(self.part, Replacement):
+        if self.part.acts_on == "z":
             return []
         hooks = [*self._tokens_shown(), *self.holders("query", "key", "value")]
         if "scores" in self.names:  # rotations of the run; a delegating layer shows none
@@ -89,19 +75,18 @@ class LayerAblation(HeadCapture):
 
     def _tokens_shown(self) -> list[Hook]:
         """Return the hook by which a part in blocks of a prompt sees whether a run is of that prompt."""
-        return [(self.view.tokens_point, self._see_tokens)] if isinstance(self.part, BlockPart) else []
+        return [(self.view.tokens_point, self._see_tokens)] if self.part.needs_tokens else []
 
     def _see_tokens(self, passed: Tensor, hook: Any) -> None:
-        assert isinstance(self.part, BlockPart)
         self.part.require_own(self.view, passed)
         self.hold("tokens", passed)
 
-    def _require_tokens(self, part: BlockPart) -> None:
-        """Refuse a run of a part in blocks whose tokens were not seen. Raises ValueError."""
+    def _require_tokens(self) -> None:
+        """Refuse a run whose tokens were not seen, of a part that has prompts of its own. Raises ValueError."""
         seen = self.seen.get(get_ident(), {})
         if "tokens" not in seen:
             raise ValueError(
-                f"{part.name}: this run shows no tokens to compare with the prompt of the part, since it begins "
+                f"{self.part.name}: this run shows no tokens to compare with the prompt of the part, since it begins "
                 "behind the embedding (from embeddings, or by start_at_layer): run token ids"
             )
         if not self.view.two_stacks:  # there a layer runs several times in a pass
@@ -111,9 +96,9 @@ class LayerAblation(HeadCapture):
         self, z: Float[Tensor, "batch pos heads d_head"]
     ) -> Float[Tensor, "batch pos chosen d_head"]:
         """Return z of the heads without the part, less z, after the hooks of `measuring`."""
-        if isinstance(self.part, Replacement):
+        if self.part.acts_on == "z":
             selected = self.selected(z, heads_axis=2)
-            return widened(replaced_z(self.part, selected, self.heads)) - widened(selected)
+            return widened(self._replaced(selected)) - widened(selected)
         return self._weights_of_run(z)[-1]
 
     def _hold_scores(self, scores: Tensor, hook: Any) -> None:
@@ -130,9 +115,9 @@ class LayerAblation(HeadCapture):
         self.require_lengths(*scores.shape[-2:], of_run.query.whole.shape[-2], of_run.key.whole.shape[-2])
         if first:  # else the scores may be edited, and the edit is to be kept
             self.require_own_scores(scores, of_run)
-        if isinstance(self.part, LongRange):
+        if self.part.acts_on == "mask":
             selected = self.selected(scores, heads_axis=1)
-            beyond = self._beyond(self.part, self.visible(selected), selected)
+            beyond = self._beyond(self.visible(selected), selected)
             limited = selected.masked_fill(beyond, torch.finfo(scores.dtype).min)
             return self.with_replaced(scores, limited, heads_axis=1)
         allowed = self.selected(self.visible(scores), heads_axis=1)
@@ -160,8 +145,8 @@ class LayerAblation(HeadCapture):
         scores = of_run.whole()
         allowed = self.view.seen_keys(self.layer.layer, scores.shape[-1]).to(scores.device)
         before = key_weights(softcapped(scores, cap), allowed)
-        if isinstance(self.part, LongRange):
-            allowed = allowed & ~self._beyond(self.part, allowed, scores)
+        if self.part.acts_on == "mask":
+            allowed = allowed & ~self._beyond(allowed, scores)
         else:
             scores = scores + self._difference(of_run, allowed)
         return before, key_weights(softcapped(scores, cap), allowed)
@@ -212,20 +197,24 @@ class LayerAblation(HeadCapture):
         self.n_run = 0
 
     def _edit_output(self, z: Tensor, hook: Any) -> Tensor:
-        assert isinstance(self.part, Replacement)
         by_head = z.reshape(*z.shape[:2], self.layer.n_heads, -1)  # bridges of latent attention split it otherwise
         selected = self.selected(by_head, heads_axis=2)
-        edited = replaced_z(self.part, selected, self.heads, self.n_run)
+        edited = self._replaced(selected, self.n_run % self.view.blocks[self.layer.layer].runs)
         self.n_run += 1
         if self.alter is not None:
             edited = selected + self._altered(Removal((edited - selected).transpose(1, 2), None, None)).transpose(1, 2)
         return self.with_replaced(by_head, edited, heads_axis=2).reshape(z.shape)
 
+    def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"], run: int = 0) -> Tensor:
+        """Return z of the heads without the part, which is z itself where the part does not act."""
+        acts = self.part.acts(*z.shape[:2])
+        replaced = replaced_z(self.part, z, self.heads, run)
+        return replaced if acts is None else torch.where(acts[..., None, None].to(z.device), replaced, z)
+
     def _difference(self, scores: HeadScores, allowed: Tensor) -> Tensor:
         """Return what is added to the scaled scores, before a softcap."""
-        assert isinstance(self.part, QueryKeyPart | BlockPart)
-        if isinstance(self.part, BlockPart):
-            self._require_tokens(self.part)
+        if self.part.needs_tokens:
+            self._require_tokens()
         difference, allowed = change_of(self.part, scores, allowed)
         acts = self._acts(difference)
         if acts is not None:
@@ -244,9 +233,9 @@ class LayerAblation(HeadCapture):
             raise ValueError(f"{said}, which is finite; found NaN or infinite numbers")
         return altered
 
-    def _beyond(self, part: LongRange, visible: Tensor, scores: Tensor) -> Tensor:
+    def _beyond(self, visible: Tensor, scores: Tensor) -> Tensor:
         acts = self._acts(scores)
-        beyond = hidden_keys(part, visible, self.view.seen_keys(self.layer.layer, visible.shape[-1]))
+        beyond = hidden_keys(self.part, visible, self.view.seen_keys(self.layer.layer, visible.shape[-1]))
         return beyond if acts is None else beyond & acts
 
     def _acts(self, scores: Float[Tensor, "batch heads pos pos"]) -> Bool[Tensor, "batch one pos one"] | None:

@@ -55,7 +55,9 @@ def ablation_effects(sweep: pd.DataFrame, heads: pd.DataFrame, *, ax: Axes | Non
         )
     n_draws = max(map(len, table["control_draws"].dropna()), default=0) if "control_draws" in table else 0
     if n_draws:
+        # Parts of the mask and of z have no size among scores, one's own among them, and other heads as their control.
         of_heads = table["part"].iloc[0] in ("output", "long_range")
+        of_heads |= "score_rms" in table and bool(table["score_rms"].isna().all())
         what = "other heads of the layer" if of_heads else "random parts of equal size"
         what = "random sets of the same layers" if is_set.any() else what
         least = f"from the least to the largest: no control_p is below 1/{1 + n_draws}"

@@ -13,7 +13,6 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.hooks.layer_ablation import LayerAblation
-from tlspectral.hooks.parts.output import Replacement
 from tlspectral.models.reading import attention_view
 
 PARTS = tls.parts
@@ -295,40 +294,49 @@ def test_a_mask_of_ones_own_gets_copies_and_is_checked(name):
             ablated(model, HEADS, Beyond(made))
 
 
-class Put(Replacement):
+class Put(PARTS.Part):
     """What a function puts in the place of z."""
 
-    made = staticmethod(torch.zeros_like)
+    name = "put"
+    acts_on = "z"
 
-    def of(self, z, heads, run=0):
-        return type(self).made(z)
+    def __init__(self, made):
+        self.made = made
+
+    def of(self, z, heads, run):
+        return self.made(z)
 
 
-class Putting(PARTS.Output):
-    """An output that is replaced by a function."""
+class Putting(PARTS.Part):
+    """A part that binds another one of its kind."""
+
+    name = "putting"
+    acts_on = "z"
+
+    def __init__(self, made):
+        self.made = made
 
     def on(self, view, by_layer):
-        return dict.fromkeys(by_layer, Put("zero", 0))
+        return dict.fromkeys(by_layer, Put(self.made))
 
 
-def test_a_replacement_of_ones_own_gets_copies_and_is_checked(monkeypatch):
+@pytest.mark.parametrize("kind", [Put, Putting])
+def test_a_z_of_ones_own_gets_copies_and_is_checked(kind):
     model = shared("bridge", "llama")
     task = tls.Task(zoo.prompt(), lambda logits, *_: logits[:, -1, 3], predict=-1)
     right = ablated(model, HEADS, "output")
     screened = tls.ablation_sweep(model, "output", task=task, screen="gradient")["estimate"]
     for made in (torch.zeros_like, torch.zero_, lambda z: 0 * z.double(), lambda z: torch.zeros(()).expand(z.shape)):
-        monkeypatch.setattr(Put, "made", staticmethod(made))
-        assert torch.equal(ablated(model, HEADS, Putting()), right)
-        found = tls.ablation_sweep(model, Putting(), task=task, screen="gradient")["estimate"]
+        assert torch.equal(ablated(model, HEADS, kind(made)), right)
+        found = tls.ablation_sweep(model, kind(made), task=task, screen="gradient")["estimate"]
         pd.testing.assert_series_equal(found, screened, check_exact=True)
     for made, said in (
         (lambda z: z[:1], r"found shape \(1, 24, 2,"),
         (lambda z: z[..., :1], r"found shape \(2, 24, 2, 1\)"),
         (lambda z: z * np.nan, "which is finite; it is not at position 0 of row 0, head 1"),
     ):
-        monkeypatch.setattr(Put, "made", staticmethod(made))
-        with pytest.raises(ValueError, match=rf"of\(\) of Put returns what replaces z.*{said}"):
-            ablated(model, HEADS, Putting())
+        with pytest.raises(ValueError, match=rf"of\(\) of the part 'put' returns what replaces z.*{said}"):
+            ablated(model, HEADS, kind(made))
 
 
 class Bound(PARTS.Part):
@@ -349,8 +357,8 @@ class Bound(PARTS.Part):
         (None, "found NoneType"),
         ({7: Whole()}, r"from \[0\]; found 7"),
         ({0: 3}, "found int for layer 0"),
-        ({0: WINDOW}, "acts on 'scores' as acts_on says .*found LongRange for layer 0"),
-        ({0: Replacement("zero", 0)}, "found Replacement for layer 0"),
+        ({0: WINDOW}, "acts on 'scores' as acts_on says; found LongRange for layer 0"),
+        ({0: PARTS.Output()}, "found Output for layer 0"),
     ],
 )
 def test_what_a_part_binds_is_checked(found, said):
@@ -407,7 +415,7 @@ class NoSettings(PARTS.Output):
         (Nameless(None), TypeError, "the part Nameless needs a name"),
         (Alone(None), TypeError, r"of\(\) of the part 'own' is a function of scores and pairs, .*found of\(scores\)"),
         (Elsewhere(None), ValueError, "the part 'own': acts_on is 'scores', 'mask' or 'z'; found 'weights'"),
-        (Controlled(None), ValueError, "the part 'own': control is 'scores', .*found 'none'"),
+        (Controlled(None), TypeError, r"its control is a method, control\(removal, which, seeds\), .*found 'none'"),
         (Set(None), TypeError, "the part 'own': settings is a property that returns a dictionary; found int"),
         (NoSettings(), TypeError, r"on\(\) of the part 'output' is a function of view and by_layer"),
     ],

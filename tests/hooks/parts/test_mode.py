@@ -101,13 +101,13 @@ def test_random_directions_lie_in_the_columns_of_w_q():
     residual = torch.randn(1, 9, view.d_model, dtype=torch.float64)
     scores = scores_of_stream(layer, residual, layer.rotary.position_tables(9)).of_head(1)
     every = Mode(range(layer.d_head)).on(view, {1: [1]})[1]
-    np.testing.assert_allclose(every.drawn(scores, frame), every.of(scores, None), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(-every.drawn(scores, [0], frame), every.of(scores, None), rtol=0, atol=1e-9)
     one = Mode(0).on(view, {1: [1]})[1]
     w_q = layer.operator_factors()[0][1]
     direction = torch.linalg.qr(w_q).Q @ frame[0, :, 0]
     normed = layer.norm.normalized(residual)[0]
     expected = scores.between((normed @ direction)[None, None, :, None] * (direction @ w_q), scores.key.whole)
-    np.testing.assert_allclose(one.drawn(scores, frame), expected, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(-one.drawn(scores, [0], frame), expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(

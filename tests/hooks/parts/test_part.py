@@ -48,7 +48,7 @@ def view():
 def test_every_public_kind_is_among_them():
     kinds = {kind for name in tls.parts.__all__ if inspect.isclass(kind := getattr(tls.parts, name))}
     assert {type(part) for part in EVERY.values()} == {
-        kind for kind in kinds if issubclass(kind, Part) and not inspect.isabstract(kind)
+        kind for kind in kinds if issubclass(kind, Part) and not inspect.isabstract(kind) and kind is not Part
     }
 
 
@@ -57,9 +57,11 @@ def test_where_a_part_acts_and_what_a_sweep_removes_in_its_place():
         "output": "z",
         "long_range": "mask",
     }
-    controls = {name: part.control for name, part in EVERY.items() if part.control != "scores"}
-    others = {"output": "heads", "long_range": "heads", "rotary_band": "frequencies", "mode": "modes"}
-    assert controls == {**others, **dict.fromkeys(block_parts, "blocks")}
+    assert {name for name, part in EVERY.items() if part.beside_heads} == {"output", "long_range"}
+    geometry = view().rotary(0)
+    assert {name for name, part in EVERY.items() if part.control_pairs(geometry, [0])} == {"rotary_band"}
+    assert {name for name, part in EVERY.items() if type(part).control is not Part.control} == {*block_parts}
+    assert {name for name, part in EVERY.items() if type(part).drawn is not Part.drawn} == {"mode"}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -135,7 +137,7 @@ def test_the_sequences_of_a_settled_output_are_drawn_by_its_own_seed():
     prompts = packed_prompts(view(), REFERENCE)
 
     def donors(seed):
-        return Output("resample", seed=seed).fixed(view(), prompts).on(view(), {0: [1]})[0].donors
+        return Output("resample", seed=seed).fixed(view(), prompts).on(view(), {0: [1]})[0].bound.donors
 
     assert torch.equal(donors(1), donors(1))
     assert not all(torch.equal(donors(0), donors(seed)) for seed in range(1, 5))

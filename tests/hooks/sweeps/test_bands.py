@@ -16,7 +16,8 @@ from tlspectral.hooks import band_effects as effects
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.parts.query_key import BANDS
-from tlspectral.hooks.sweeps.controls import equal_sets, root_mean_square
+from tlspectral.hooks.parts.removal import root_mean_square
+from tlspectral.hooks.sweeps.controls import equal_sets
 from tlspectral.models.reading import attention_view
 from tlspectral.tasks import induction, induction_loss
 

@@ -17,7 +17,7 @@ from tlspectral.hooks import ablate
 from tlspectral.hooks import ablation_sweep as sweep
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Antisymmetric, LongRange, Mode, Output, QueryKeyPart, Symmetric
-from tlspectral.hooks.sweeps.controls import random_difference, root_mean_square
+from tlspectral.hooks.parts.removal import root_mean_square
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running import batches
 from tlspectral.models.running.partial_runs import intact_run, logits_at
@@ -149,11 +149,11 @@ def test_a_random_part_is_as_large_as_the_one_removed(name, part):
     bound = part.on(view, {1: [2]})[1]
 
     def alter(removal):
-        size = removal.scores.query.content.shape[-1]
-        frames = torch.stack([haar_frame(size, size, [0, 1, 2, draw]) for draw in (0, 1)])
+        size, seeds = removal.scores.query.content.shape[-1], [[0, 1, 2, draw] for draw in (0, 1)]
+        frames = torch.stack([haar_frame(size, size, one) for one in seeds])
         eye = torch.eye(size, dtype=frames.dtype)
         torch.testing.assert_close(frames @ frames.mT, eye.expand_as(frames), rtol=0, atol=1e-12)
-        found = random_difference(bound, removal, [0, 0], frames)
+        found = bound.control(removal, [0, 0], seeds)
         allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, :1]
         sizes = [root_mean_square(scores, allowed) for scores in (removal.difference, found)]
         torch.testing.assert_close(sizes[1], sizes[0].expand_as(sizes[1]), rtol=1e-5, atol=0)

@@ -11,7 +11,6 @@ from tlspectral.hooks.attribution.score_terms import readable_group
 from tlspectral.hooks.attribution.stream_terms import traced_run
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts, change_of
-from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.models.attention.head_scores import HeadScores, rotation_tables, scores_of_stream
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.reading import measured
@@ -55,7 +54,7 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
     What it does not establish: which of the pairs matter; the mask and the softmax are not in it.
     """
     removed = None if part is None else part_of(part)
-    if removed is not None and (not isinstance(removed, QueryKeyPart) or removed.at is not None):
+    if removed is not None and (removed.acts_on != "scores" or removed.needs_tokens or removed.at is not None):
         raise ValueError(
             f"{removed!r} is no part of a head's scores at every query: give Symmetric, Antisymmetric, RopePhase or "
             "Band, without at"

@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import Literal
 
 from tlspectral.hooks.parts.checked_calls import require_part
-from tlspectral.hooks.parts.content_position import BlockPart, Content, Interaction, Position
+from tlspectral.hooks.parts.content_position import Content, Interaction, Position
 from tlspectral.hooks.parts.long_range import LongRange
 from tlspectral.hooks.parts.mode import Mode
-from tlspectral.hooks.parts.output import Output, Replacement
+from tlspectral.hooks.parts.output import Output
 from tlspectral.hooks.parts.part import Part
 from tlspectral.hooks.parts.query_key import Antisymmetric, Band, QueryKeyPart, RopePhase, Symmetric
 from tlspectral.selection import chosen_part
@@ -25,7 +25,6 @@ from tlspectral.selection import chosen_part
 __all__ = [
     "Antisymmetric",
     "Band",
-    "Bound",
     "Content",
     "Interaction",
     "LongRange",
@@ -39,9 +38,6 @@ __all__ = [
     "Symmetric",
     "part_of",
 ]
-
-Bound = QueryKeyPart | BlockPart | LongRange | Replacement
-"""A part on heads of one layer, as `Part.on` returns it."""
 
 PartName = Literal[
     "symmetric",
@@ -84,7 +80,8 @@ def part_of(part: Part | str) -> Part:
 
     Raises:
         ValueError: no such part, or one that needs settings and is given by name or as its class.
-        ValueError, TypeError: a part of your own without a name, or whose functions take other arguments.
+        ValueError, TypeError: a part of your own without a name or the function of the place where it acts, or whose
+            functions take other arguments.
     """
     if isinstance(part, Part):
         require_part(part)

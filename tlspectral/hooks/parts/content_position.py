@@ -17,6 +17,7 @@ Symbolic Attention Behavior" (PS) conjectures in section 6 that any head decompo
 positional or purely symbolic; the interaction is what such a sum of two lacks.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
+from tlspectral.errors import warn_caller
 from tlspectral.hooks.parts.part import Part
+from tlspectral.hooks.parts.removal import Removal
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
@@ -34,10 +37,10 @@ from tlspectral.tasks.block_places import BlockPlaces, block_places
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BlockPart(Part):
+class BlockPart(Part, ABC):
     """A part of the scores between queries behind the blocks of a prompt (or their places) and keys in them."""
 
-    control = "blocks"
+    needs_tokens = True
     prompt: Any
 
     @property
@@ -76,26 +79,49 @@ class BlockPart(Part):
         read = self.prompt.read(allowed)
         return self._of(scores).neg_().masked_fill_(~read, 0.0), read
 
+    @property
+    def screened(self) -> bool:
+        """No part in blocks is."""
+        return False
+
+    def draws_of(self, wanted: int) -> int:
+        """Return how many cycles through the blocks there are, of so many. Warns of fewer."""
+        most = self.prompt.cycles
+        if most < wanted:
+            warn_caller(
+                f"the control of {self.name!r} moves what is removed by a cycle through the blocks of a prompt, and "
+                f"{len(self.prompt.starts)} blocks have {most}: control_p is not below 1 / {1 + most}"
+            )
+        return min(wanted, most)
+
+    def control(
+        self, removal: Removal, which: list[int], seeds: list[list[int]]
+    ) -> Float[Tensor, "batch drawn pos pos"]:
+        """Return the same numbers in other blocks, by a random cycle through all of them."""
+        return self.prompt.shuffled(removal.difference[:, which], seeds)
+
     def _of(self, scores: HeadScores) -> Float[Tensor, "batch heads pos pos"]:
         """Return the part of the scaled scores between queries behind the blocks and keys in them."""
-        query, key, rotation = scores.query.whole, scores.key.whole, scores.key.rotation
-        mean_keys, key_deviations = self.prompt.split(key)
-        at_mean, at_deviations = scores, scores  # the scores with keys rotated to no place, and by how places differ
+        key, rotation = scores.key.whole, scores.key.rotation
+        mean_keys, keys = self.prompt.split(key)
+        at_mean, at_places = scores, scores  # the scores with keys rotated to no place, and by how places differ
         if rotation is not None:
             tables = zip(self.prompt.split(rotation.cos), self.prompt.split(rotation.sin), strict=True)
-            at_mean, at_deviations = (
+            at_mean, at_places = (
                 replace(scores, key=replace(scores.key, rotation=replace(rotation, cos=cos, sin=sin)))
                 for cos, sin in tables
             )
-        if isinstance(self, Content):
-            return at_mean.between(query, key_deviations)
-        if isinstance(self, Interaction):
-            return at_deviations.turning_between(query, key_deviations)
-        part = at_deviations.turning_between(query, mean_keys)
-        if scores.layer.alibi is not None:
-            bias = in_float64(scores.layer.alibi.bias(torch.arange(key.shape[-2]))[scores.heads])
-            part = part + self.prompt.split(bias[..., None])[1].mT.to(part)
-        return part
+        return self._term(at_mean, at_places, mean_keys, keys)
+
+    @abstractmethod
+    def _term(
+        self,
+        at_mean: HeadScores,
+        at_places: HeadScores,
+        mean_keys: Float[Tensor, "batch heads pos d_head"],
+        keys: Float[Tensor, "batch heads pos d_head"],
+    ) -> Float[Tensor, "batch heads pos pos"]:
+        """Return the products of queries with the mean keys of blocks or what keys differ by, at places of either."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,6 +152,9 @@ class Content(BlockPart):
 
     name = "content"
 
+    def _term(self, at_mean: HeadScores, at_places: HeadScores, mean_keys: Tensor, keys: Tensor) -> Tensor:
+        return at_mean.between(at_mean.query.whole, keys)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Position(BlockPart):
@@ -133,9 +162,20 @@ class Position(BlockPart):
 
     name = "position"
 
+    def _term(self, at_mean: HeadScores, at_places: HeadScores, mean_keys: Tensor, keys: Tensor) -> Tensor:
+        scores = at_places
+        part = scores.turning_between(scores.query.whole, mean_keys)
+        if scores.layer.alibi is not None:
+            bias = in_float64(scores.layer.alibi.bias(torch.arange(mean_keys.shape[-2]))[scores.heads])
+            part = part + self.prompt.split(bias[..., None])[1].mT.to(part)
+        return part
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Interaction(BlockPart):
     """What of a head's scores depends on the content of a block and on its place together; else as `Content`."""
 
     name = "interaction"
+
+    def _term(self, at_mean: HeadScores, at_places: HeadScores, mean_keys: Tensor, keys: Tensor) -> Tensor:
+        return at_places.turning_between(at_places.query.whole, keys)

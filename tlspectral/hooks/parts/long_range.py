@@ -34,7 +34,6 @@ class LongRange(Part):
 
     name = "long_range"
     acts_on = "mask"
-    control = "heads"
     window: int
     sinks: int = 0
 

@@ -57,10 +57,9 @@ class Mode(QueryKeyPart):
     """
 
     name = "mode"
-    control = "modes"
     modes: Any
     all_but: bool = False
-    of_heads: Mapping[int, _OfHead] | None = field(default=None, kw_only=True)
+    of_heads: Mapping[int, _OfHead] | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,10 +69,6 @@ class Mode(QueryKeyPart):
         if not numbers or any(number is None or number < 0 for number in numbers):
             raise ValueError(f"modes are whole numbers from 0 up, an index or a list of them; found {self.modes!r}")
         object.__setattr__(self, "modes", tuple(sorted({number for number in numbers if number is not None})))
-
-    def __repr__(self) -> str:
-        at = "" if self.at is None else f", at={self.at!r}"
-        return f"Mode(modes={self.modes}, all_but={self.all_but}{at})"
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -106,18 +101,19 @@ class Mode(QueryKeyPart):
         """Return what the modes contribute to the scaled scores."""
         return self._between(scores, torch.stack([self._of(head).removed for head in scores.heads]))
 
-    def drawn(self, scores: HeadScores, frames: Float[Tensor, "heads d d"]) -> Float[Tensor, "batch heads pos pos"]:
-        """Return what random directions of the column space of W_Q contribute, as many as are removed.
-
-        `frames` are random orthogonal matrices, one for each head.
-        """
+    def drawn(
+        self, scores: HeadScores, which: list[int], frames: Float[Tensor, "drawn d d"]
+    ) -> Float[Tensor, "batch drawn pos pos"]:
+        """Return what random directions of the column space of W_Q add when they are removed, as many as the modes."""
         drawn = []
-        for head, frame in zip(scores.heads, frames, strict=True):
-            of_head = self._of(head)
+        for index, frame in zip(which, frames, strict=True):
+            own = scores.of_head(index)
+            of_head = self._of(own.heads[0])
             chosen = frame[:, : of_head.n_removed].to(of_head.triangle)
             # W_Q = Q R: a direction Q g of its columns is read from a query c = x Q R as c R^-1 g.
-            drawn.append(torch.linalg.lstsq(of_head.triangle, chosen).solution @ (chosen.T @ of_head.triangle))
-        return self._between(scores, torch.stack(drawn))
+            read = torch.linalg.lstsq(of_head.triangle, chosen).solution @ (chosen.T @ of_head.triangle)
+            drawn.append(self._between(own, read[None]))
+        return -torch.cat(drawn, dim=1)
 
     def _of(self, head: int) -> _OfHead:
         assert self.of_heads is not None

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
-from tlspectral.hooks.parts.part import Part, Placed
+from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
 from tlspectral.models.running.given import given_prompts
@@ -20,6 +20,13 @@ from tlspectral.models.stream.writes import z_of
 
 Replace = Literal["zero", "mean", "resample", "counterfactual"]
 """What is put in the place of a head's output."""
+
+_IN_PLACE = {
+    "zero": "zeros",
+    "mean": "the mean over the reference",
+    "resample": "that on another sequence",
+    "counterfactual": "that on the pair of the prompt",
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,14 +60,14 @@ class Output(Part):
 
     name = "output"
     acts_on = "z"
-    control = "heads"
     replace: Replace | None = None
     reference: Any = None
     seed: int = 0
+    bound: _OfHeads | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.replace not in (None, "zero", "mean", "resample", "counterfactual"):
+        if self.replace not in (None, *_IN_PLACE):
             raise ValueError(
                 f"replace must be None, 'zero', 'mean', 'resample' or 'counterfactual', not {self.replace!r}"
             )
@@ -80,6 +87,25 @@ class Output(Part):
         if isinstance(self.reference, _Reference):
             known["reference_sha256"] = self.reference.sequences.hashed()
         return known
+
+    @property
+    def noted(self) -> Mapping[str, Any]:
+        """What stands in place of the output."""
+        return {"replace": self.replace}
+
+    def _done(self) -> tuple[str, Mapping[str, Any]]:
+        return f"replaced by {_IN_PLACE[self.replace or 'zero']}", {}
+
+    @property
+    def screened(self) -> bool:
+        """Whether what stands in its place is of the prompt alone, or of its pair."""
+        return self.replace not in ("mean", "resample")
+
+    def idle(self, tokens: Int[Tensor, "sequences pos"]) -> Bool[Tensor, "sequences"]:
+        """Return which prompts are their own pairs."""
+        if self.replace != "counterfactual":
+            return super().idle(tokens)
+        return (self.reference.sequences.tokens == tokens).all(1)
 
     def _settled(self, view: AttentionView, prompts: PackedTokens) -> Output:
         """Return the part with what replaces it decided, its reference packed and sequences drawn.
@@ -113,7 +139,7 @@ class Output(Part):
         donors = drawn_donors(n, None if self.reference is None else len(given.tokens), self.seed)
         return replace(self, reference=_Reference(given, donors))
 
-    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, Replacement]:
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, Output]:
         """Run the reference once, and bind the part to layers. Raises ValueError for a reference that is no prompts."""
         if self.replace == "counterfactual" and self.reference is None:
             raise ValueError(
@@ -121,7 +147,7 @@ class Output(Part):
                 "Task with counterfactual=, or reference= with a prompt for each row of the run"
             )
         if self.replace in (None, "zero") or self.reference is None:
-            return {layer: Replacement(self.replace or "zero", self.seed, at=self.at) for layer in by_layer}
+            return dict.fromkeys(by_layer, self)
         reference = self.reference
         if not isinstance(reference, _Reference):
             packed = _packed(view, reference)
@@ -129,12 +155,71 @@ class Output(Part):
             reference = _Reference(packed, donors)
         return _from_reference(view, by_layer, self, reference)
 
+    def of(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int], run: int = 0) -> Tensor:
+        """Return what replaces the z of these heads the `run`-th time that their layer runs, a constant for gradients.
+
+        Raises ValueError for a run of one sequence that is its own reference, or of another length than the sequences
+        that it is resampled from.
+        """
+        if self.replace in (None, "zero"):
+            return torch.zeros_like(z)
+        bound, donors = self.bound, None if self.bound is None else self.bound.donors
+        if bound is None:
+            if len(z) < 2:
+                raise ValueError(
+                    f"replace={self.replace!r} takes from other sequences of the run, and this run has one: run "
+                    "several at once, or give reference="
+                )
+            reference = z.detach()
+        else:
+            reference = bound.z[run % len(bound.z)][:, :, [bound.heads.index(head) for head in heads]]
+        if self.replace == "mean":
+            mean = widened(reference).mean(0, keepdim=True)
+            if mean.shape[1] != z.shape[1]:
+                mean = mean.mean(1, keepdim=True)
+            return mean.to(z).expand_as(z)
+        if self.replace == "counterfactual" and donors is not None and len(donors) != len(z):
+            raise ValueError(
+                f"replace='counterfactual' has {len(donors)} pairs, and this run has {len(z)} prompts: run the "
+                "prompts of the pairs, all at once"
+            )
+        if reference.shape[1] != z.shape[1]:
+            raise ValueError(
+                f"replace={self.replace!r} takes the output of each position from another sequence: this run has "
+                f"{z.shape[1]} positions and the reference {reference.shape[1]}; give sequences of one length, or "
+                "replace='mean'"
+            )
+        if donors is None:
+            donors = drawn_donors(len(z), None if bound is None else len(reference), self.seed)
+        return reference[donors.to(reference.device)].to(z)
+
+    def of_rows(self, rows: slice) -> Output:
+        """Return the same for a run of some of the sequences that donors and positions are for."""
+        placed, bound = super().of_rows(rows), self.bound
+        if bound is None or bound.donors is None:
+            return placed
+        return replace(placed, bound=replace(bound, donors=bound.donors[rows]))
+
 
 @dataclass(frozen=True)
 class _Reference:
     """Packed sequences that replace the output of heads, and which of them does so for each of a run's."""
 
     sequences: PackedTokens
+    donors: Int[Tensor, "rows"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class _OfHeads:
+    """What an output bound to heads of a layer takes from its reference.
+
+    `z` is the z of the reference, of `heads` in order, each time that the layer runs in a pass; for `"mean"` its mean
+    over sequences, with one position where these are of unequal length. `donors` are the reference's sequence for each
+    sequence of the run; None draws them as the model runs.
+    """
+
+    heads: list[int]
+    z: Float[Tensor, "runs sequences pos heads d_head"]
     donors: Int[Tensor, "rows"] | None
 
 
@@ -168,68 +253,6 @@ def _pairs_of(view: AttentionView, prompts: PackedTokens, reference: Any) -> _Re
     return _Reference(pairs, torch.arange(len(pairs.tokens)))
 
 
-@dataclass(frozen=True, eq=False)
-class Replacement(Placed):
-    """What replaces the z of heads of one layer.
-
-    `z` is the z of the reference, of `heads` in order, each time that the layer runs in a pass; for `"mean"` its mean
-    over sequences, with one position where these are of unequal length. None: the sequences of the run itself. `donors`
-    are the reference's sequence for each sequence of the run; None draws them, seeded by `seed`, as the model runs.
-    """
-
-    how: Replace
-    seed: int
-    heads: list[int] = field(default_factory=list)
-    z: Float[Tensor, "runs sequences pos heads d_head"] | None = None
-    donors: Int[Tensor, "rows"] | None = None
-
-    def of(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int], run: int = 0) -> Tensor:
-        """Return what replaces the z of these heads the `run`-th time that their layer runs, a constant for gradients.
-
-        Raises ValueError for a run of one sequence that is its own reference, or of another length than the sequences
-        that it is resampled from.
-        """
-        acts = self.acts(*z.shape[:2])
-        replaced = torch.zeros_like(z) if self.how == "zero" else self._replaced(z, heads, run)
-        return replaced if acts is None else torch.where(acts[..., None, None].to(z.device), replaced, z)
-
-    def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int], run: int) -> Tensor:
-        if self.z is None:
-            if len(z) < 2:
-                raise ValueError(
-                    f"replace={self.how!r} takes from other sequences of the run, and this run has one: run several at "
-                    "once, or give reference="
-                )
-            reference = z.detach()
-        else:
-            reference = self.z[run % len(self.z)][:, :, [self.heads.index(head) for head in heads]]
-        if self.how == "mean":
-            mean = widened(reference).mean(0, keepdim=True)
-            if mean.shape[1] != z.shape[1]:
-                mean = mean.mean(1, keepdim=True)
-            return mean.to(z).expand_as(z)
-        if self.how == "counterfactual" and self.donors is not None and len(self.donors) != len(z):
-            raise ValueError(
-                f"replace='counterfactual' has {len(self.donors)} pairs, and this run has {len(z)} prompts: run the "
-                "prompts of the pairs, all at once"
-            )
-        if reference.shape[1] != z.shape[1]:
-            raise ValueError(
-                f"replace={self.how!r} takes the output of each position from another sequence: this run has "
-                f"{z.shape[1]} positions and the reference {reference.shape[1]}; give sequences of one length, or "
-                "replace='mean'"
-            )
-        donors = self.donors
-        if donors is None:
-            donors = drawn_donors(len(z), None if self.z is None else len(reference), self.seed)
-        return reference[donors.to(reference.device)].to(z)
-
-    def of_rows(self, rows: slice) -> Replacement:
-        """Return the same for a run of some of the sequences that donors and positions are for."""
-        placed = super().of_rows(rows)
-        return placed if self.donors is None else replace(placed, donors=self.donors[rows])
-
-
 def drawn_donors(n: int, n_reference: int | None, seed: int) -> Int[Tensor, "rows"]:
     """Draw a sequence of the reference for each of n sequences; None: another one of these n."""
     stream = torch.Generator().manual_seed(seed)
@@ -240,13 +263,12 @@ def drawn_donors(n: int, n_reference: int | None, seed: int) -> Int[Tensor, "row
 
 def _from_reference(
     view: AttentionView, by_layer: dict[int, list[int]], part: Output, reference: _Reference
-) -> dict[int, Replacement]:
-    """Run the reference once, without gradients and under the hooks on the model, and return what replaces z.
+) -> dict[int, Output]:
+    """Run the reference once, without gradients and under the hooks on the model, and bind the part to what replaces z.
 
     Sequences of unequal length have one mean, over the real tokens of all.
     """
     sequences, how = reference.sequences, part.replace
-    assert how is not None  # a reference is given with it
     even = not sequences.padded
     names = {layer: view.hook_names(layer)["z"] for layer in by_layer}
     outputs: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}
@@ -268,6 +290,6 @@ def _from_reference(
         count = len(sequences.tokens) if even else int(sequences.lengths.sum())
         found = {layer: z.sum(1, keepdim=True) / count for layer, z in found.items()}
     return {
-        layer: Replacement(how, part.seed, heads, found[layer], reference.donors, at=part.at)
+        layer: replace(part, reference=reference, bound=_OfHeads(heads, found[layer], reference.donors))
         for layer, heads in by_layer.items()
     }

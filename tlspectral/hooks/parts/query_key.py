@@ -15,10 +15,10 @@ and M_A on GPT-2, where nothing rotates and both are one.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,24 +26,21 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tlspectral.algebra.rotary import Frequencies, RotaryGeometry, pair_mask, require_one_reading
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.user_functions import not_finite, returned_tensor
 
 BANDS = ("high", "middle", "low")
 """Thirds of a head's rotary pairs, from the fastest to the slowest."""
 
 
-class QueryKeyPart(Part):
+class QueryKeyPart(Part, ABC):
     """A part of the product of a head's queries and keys. A part of your own is a subclass with a `name` and `of`.
 
     `frequencies` are the rotary pairs that it is limited to, None for all; `include_bias` lets it act on bias terms as
-    well, as the operator on tokens with a 1 appended. `rotary`: whether it is made of rotary pairs.
+    well, as the operator on tokens with a 1 appended.
     """
 
-    rotary: ClassVar[bool] = False
     frequencies: Any = None
     include_bias: bool = False
 
@@ -54,25 +51,12 @@ class QueryKeyPart(Part):
         named = {} if given is None else {"frequencies": given if isinstance(given, str) else list(given)}
         return named | ({"include_bias": True} if self.include_bias else {})
 
-    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> dict[int, QueryKeyPart]:
+    def on(self, view: AttentionView, by_layer: dict[int, list[int]]) -> Mapping[int, Part]:
         """Bind the part to layers. Raises UnsupportedArchitecture, and ValueError for pairs that a layer lacks."""
-        bound = {}
-        for index in by_layer:
-            pairs = self._pairs(index, view.rotary(index)) if self.rotary else None
-            if pairs is None or bool(pairs.any()):
-                bound[index] = self
-        return bound
-
-    def change(
-        self, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"]
-    ) -> tuple[Float[Tensor, "batch heads pos pos"], Bool[Tensor, "*batch pos pos"]]:
-        """Return what is added to the scaled scores, before a softcap, and the pairs of tokens that it is meant for.
-
-        `of` gets copies. Raises ValueError unless it returns a score for each pair of tokens, see `returned_scores`.
-        """
-        given, geometry = scores.copied(), scores.layer.rotary
-        pairs = None if geometry is None or self.frequencies is None else self.pairs_of(geometry, given.heads)
-        return -returned_scores(self.of(given, pairs), scores, allowed, f"of() of the part {self.name!r}"), allowed
+        bound = super().on(view, by_layer)
+        if not self.rotary or self.frequencies is None:
+            return bound
+        return {layer: part for layer, part in bound.items() if self._any_pair(layer, view.rotary(layer))}
 
     @abstractmethod
     def of(
@@ -89,17 +73,19 @@ class QueryKeyPart(Part):
             the model masks the pair of tokens; such values are ignored.
         """
 
+    def chosen_pairs(self, scores: HeadScores) -> Bool[Tensor, "*of_heads pairs"] | None:
+        """Return the rotary pairs in `frequencies` as a mask; None without `frequencies` or rotary positions."""
+        geometry = scores.layer.rotary
+        return None if geometry is None or self.frequencies is None else self.pairs_of(geometry, scores.heads)
+
     def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*of_heads pairs"]:
         """Return the chosen pairs as a mask; [heads, pairs] where they differ by head. Raises as `pair_mask`."""
         return pair_mask(self.frequencies, geometry.n_pairs)
 
-    def _pairs(self, layer: int, geometry: RotaryGeometry | None) -> Bool[Tensor, "*of_heads pairs"] | None:
-        if geometry is None:
-            raise UnsupportedArchitecture(f"layer {layer}: no rotary positions, so there is no {self.name} to remove")
-        if self.frequencies is None:
-            return None
+    def _any_pair(self, layer: int, geometry: RotaryGeometry | None) -> bool:
+        assert geometry is not None
         try:
-            return self.pairs_of(geometry, [0])
+            return bool(self.pairs_of(geometry, [0]).any())
         except ValueError as error:
             raise ValueError(f"layer {layer}: {error}") from error
 
@@ -231,7 +217,6 @@ class Band(QueryKeyPart):
     """
 
     name = "rotary_band"
-    control = "frequencies"
     rotary = True
     frequencies: Frequencies
 
@@ -250,6 +235,14 @@ class Band(QueryKeyPart):
         """Return what the pairs contribute, scaled."""
         return scores.of_pairs(pairs)
 
+    def control_pairs(
+        self, geometry: RotaryGeometry | None, heads: list[int]
+    ) -> tuple[Bool[Tensor, "heads pairs"], list[int]]:
+        """Return the pairs of each head, and the number of a third, so that thirds have draws of their own."""
+        assert geometry is not None
+        named = [BANDS.index(self.frequencies)] if isinstance(self.frequencies, str) else []
+        return self.pairs_of(geometry, heads).expand(len(heads), -1), named
+
     def pairs_of(self, geometry: RotaryGeometry, heads: list[int]) -> Bool[Tensor, "*of_heads pairs"]:
         """Return the chosen pairs as a mask; [heads, pairs] for a third of pairs that each head has of its own."""
         if not isinstance(self.frequencies, str):
@@ -259,30 +252,6 @@ class Band(QueryKeyPart):
         from_fast = geometry.of_heads(heads).theta.abs().argsort(dim=-1, descending=True, stable=True)
         third = from_fast.tensor_split(len(BANDS), dim=-1)[BANDS.index(self.frequencies)]
         return torch.zeros(from_fast.shape, dtype=torch.bool).scatter_(-1, third.cpu(), True)
-
-
-def returned_scores(
-    values: Any, scores: HeadScores, allowed: Bool[Tensor, "*batch pos pos"], function: str
-) -> Float[Tensor, "batch heads pos pos"]:
-    """Return what a part made of scores, in their type, with 0 in place of infinities at masked pairs of tokens.
-
-    `function` names the part's function for the message. Raises ValueError for another shape, type or device, for NaN,
-    and for infinite numbers at pairs of tokens that the model does not mask.
-    """
-    said = f"{function} returns a score for each pair of tokens, [batch, heads, pos, pos]"
-    part = returned_tensor(values, scores.shape, said, kind="floating-point numbers", like=scores.query.whole)
-    wrong = not_finite(part)
-    if wrong is None:
-        return part
-    masked = wrong & part.detach().isinf() & ~allowed
-    seen = (wrong & ~masked).nonzero()
-    if len(seen):
-        row, head, query, key = seen[0].tolist()
-        raise ValueError(
-            f"{said}, which are finite; found {part[row, head, query, key].item()} for query {query} and key {key} of "
-            f"row {row}, head {scores.heads[head]} of the layer"
-        )
-    return part.masked_fill(masked, 0.0)
 
 
 def _listed(frequencies: Any) -> Any:

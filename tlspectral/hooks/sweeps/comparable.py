@@ -40,7 +40,7 @@ def require_comparable(
     for name, one in chosen.items():
         if isinstance(one, Mapping):
             what, there = f"the set {name!r} has {{}} other sets", other_sets(n_heads, {**one})
-        elif part.control == "heads":
+        elif part.beside_heads:
             what, there = f"a head of layer {name} has {{}} other heads", n_heads[name] - 1
         else:
             continue

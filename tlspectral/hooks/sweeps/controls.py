@@ -1,4 +1,7 @@
-"""What a sweep removes in the place of a part, of equal size: random scores, sets of rotary pairs, or other heads."""
+"""What a sweep removes in the place of a part, of equal size, where `Part.control` does not draw it in the run.
+
+That is random sets of rotary pairs, and other heads.
+"""
 
 from dataclasses import replace
 from math import comb, prod
@@ -6,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.hooks.layer_ablation import LayerAblation, Removal
-from tlspectral.hooks.parts import Band, Mode
-from tlspectral.hooks.parts.query_key import BANDS, QueryKeyPart
+from tlspectral.hooks.layer_ablation import LayerAblation
+from tlspectral.hooks.parts import Band, Part
+from tlspectral.hooks.parts.removal import Removal
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import head_name
@@ -38,38 +41,6 @@ def unpadded(removal: Removal, sequences: TaskSequences, batch: slice) -> Remova
     return replace(removal, allowed=(removal.allowed & queries).expand_as(removal.difference))
 
 
-# --- random scores ---
-
-
-def random_difference(
-    part: QueryKeyPart, removal: Removal, which: list[int], frames: Float[Tensor, "replays d d"]
-) -> Float[Tensor, "batch replays pos pos"]:
-    """Compute random scores, scaled to the RMS of `removal` over the unmasked pairs of each sequence.
-
-    They are `q O k^T` of bias-free queries and keys before rotation, O orthogonal; of modes, what random directions of
-    the queries contribute. `which` are indices among the heads of `removal`.
-    """
-    assert removal.scores is not None
-    assert removal.allowed is not None
-    allowed = removal.allowed if removal.allowed.ndim == 2 else removal.allowed[:, which]
-    if isinstance(part, Mode):
-        of_heads = zip(which, frames, strict=True)
-        drawn = -torch.cat([part.drawn(removal.scores.of_head(head), frame[None]) for head, frame in of_heads], dim=1)
-    else:
-        query, key = removal.scores.query.content[:, which], removal.scores.key.content[:, which]
-        drawn = query @ frames.to(query) @ key.mT
-    removed_rms, drawn_rms = (root_mean_square(scores, allowed) for scores in (removal.difference[:, which], drawn))
-    return drawn * (removed_rms / drawn_rms.clamp_min(torch.finfo(drawn_rms.dtype).tiny))[..., None, None]
-
-
-def root_mean_square(
-    scores: Float[Tensor, "batch heads pos pos"], allowed: Bool[Tensor, "*batch pos pos"]
-) -> Float[Tensor, "batch heads"]:
-    """Return the root mean square over the allowed pairs of each sequence."""
-    square = (scores * allowed).square().sum((-2, -1))
-    return (square / allowed.sum((-2, -1))).sqrt()
-
-
 # --- random sets of rotary pairs ---
 
 
@@ -88,17 +59,21 @@ def frequency_sets(
     sequences: TaskSequences,
     layer: AttentionLayer,
     heads: list[int],
-    band: Band,
+    part: Part,
     *,
     draws: int,
     seed: int,
-) -> list[FrequencySets]:
-    """Draw up to `draws` sets of frequencies for each of the heads, see `equal_sets`."""
-    assert layer.rotary is not None
-    own = band.pairs_of(layer.rotary, heads).expand(len(heads), -1).numpy()
-    named = [BANDS.index(band.frequencies)] if isinstance(band.frequencies, str) else []
-    found = []
-    for head, chosen, products in zip(heads, own, _score_products(view, sequences, layer, heads, band.at), strict=True):
+) -> list[FrequencySets] | None:
+    """Draw up to `draws` sets of frequencies for each of the heads, see `equal_sets`.
+
+    None for a part whose control is drawn otherwise.
+    """
+    of_heads = part.control_pairs(layer.rotary, heads)
+    if of_heads is None:
+        return None
+    (own, named), found = of_heads, []
+    products_of_heads = _score_products(view, sequences, layer, heads, part.at)
+    for head, chosen, products in zip(heads, own.numpy(), products_of_heads, strict=True):
         sets = equal_sets(products, chosen, draws, np.random.default_rng([seed, layer.layer, head, *named]))
         shared = [_set_rms(products, one & chosen) for one in sets]
         found.append(FrequencySets(sets, float(np.mean(shared) / _set_rms(products, chosen)) if sets else np.nan))

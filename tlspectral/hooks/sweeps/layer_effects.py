@@ -14,22 +14,12 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.algebra.nulls import haar_frame
 from tlspectral.errors import BadHead
-from tlspectral.hooks.layer_ablation import LayerAblation, Removal
-from tlspectral.hooks.parts import Band, Bound, Output, Part
-from tlspectral.hooks.parts.checked_calls import bound_parts
-from tlspectral.hooks.parts.content_position import BlockPart
-from tlspectral.hooks.parts.query_key import QueryKeyPart
-from tlspectral.hooks.sweeps.controls import (
-    FrequencySets,
-    HeadSet,
-    frequency_sets,
-    head_sets,
-    random_difference,
-    root_mean_square,
-    unpadded,
-)
+from tlspectral.hooks.layer_ablation import LayerAblation
+from tlspectral.hooks.parts import Part
+from tlspectral.hooks.parts.checked_calls import bound_parts, control_of
+from tlspectral.hooks.parts.removal import Removal, root_mean_square
+from tlspectral.hooks.sweeps.controls import FrequencySets, HeadSet, frequency_sets, head_sets, unpadded
 from tlspectral.models.hooking.hooks_on_model import Hook
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -66,19 +56,19 @@ class LayerReplays:
     sequences: TaskSequences
     layer: int
     heads: list[int]
-    part: Bound
+    part: Part
     draws: int = 0
     seed: int = 0
 
     @cached_property
     def sets(self) -> dict[int, FrequencySets]:
         """Random sets of rotary pairs by head, if these are the control; there can be fewer than `draws`."""
-        if not (self.draws and isinstance(self.part, Band)):
+        if not self.draws:
             return {}
         drawn = frequency_sets(
             self.view, self.sequences, self._folded, self.heads, self.part, draws=self.draws, seed=self.seed
         )
-        return dict(zip(self.heads, drawn, strict=True))
+        return {} if drawn is None else dict(zip(self.heads, drawn, strict=True))
 
     @cached_property
     def drawn(self) -> int:
@@ -99,7 +89,7 @@ class LayerReplays:
 
     @cached_property
     def _scored(self) -> bool:
-        return isinstance(self.part, QueryKeyPart | BlockPart)
+        return self.part.acts_on == "scores"
 
     @cached_property
     def _folded(self) -> AttentionLayer:
@@ -127,23 +117,17 @@ class LayerReplays:
         random = [index for index, (_, draw) in enumerate(replays) if draw >= 0]
         if not random:
             return removal.difference
-        seeds = [[self.seed, self.layer, *replays[index]] for index in random]
         replaced = removal.difference.clone()
-        if isinstance(self.part, BlockPart):
-            replaced[:, random] = self.part.prompt.shuffled(removal.difference[:, random], seeds)
-        elif self.sets:
-            assert removal.scores is not None
-            for index in random:
-                head, draw = replays[index]
-                if draw < len(self.sets[head].masks):
-                    mask = torch.from_numpy(self.sets[head].masks[draw])
-                    replaced[:, [index]] = removal.scores.of_head(index).of_pairs(mask).neg_()
-        else:
-            assert removal.scores is not None
-            assert isinstance(self.part, QueryKeyPart)
-            width = removal.scores.query.content.shape[-1]
-            frames = torch.stack([haar_frame(width, width, one) for one in seeds])
-            replaced[:, random] = random_difference(self.part, removal, random, frames)
+        if not self.sets:
+            seeds = [[self.seed, self.layer, *replays[index]] for index in random]
+            replaced[:, random] = control_of(self.part, removal, random, seeds)
+            return replaced
+        assert removal.scores is not None
+        for index in random:
+            head, draw = replays[index]
+            if draw < len(self.sets[head].masks):
+                mask = torch.from_numpy(self.sets[head].masks[draw])
+                replaced[:, [index]] = removal.scores.of_head(index).of_pairs(mask).neg_()
         return replaced
 
     def effects(self, values: Float64[Tensor, "replays sequences"]) -> LayerEffects:
@@ -171,7 +155,7 @@ def layer_effects(
     sequences: TaskSequences,
     layer: int,
     heads: list[int],
-    part: Bound,
+    part: Part,
     *,
     draws: int = 0,
     seed: int = 0,
@@ -187,13 +171,12 @@ def effects_of(
     values: Float64[np.ndarray, "*rows sequences"],
     intact_value: Float64[np.ndarray, "sequences"],
 ) -> Float64[np.ndarray, "*rows sequences"]:
-    """Return values less the intact ones, exactly 0 where the pair that a settled part takes from is the prompt.
+    """Return values less the intact ones, exactly 0 where a settled part is known to change nothing.
 
     Batches of other sizes round otherwise there.
     """
     deltas = values - intact_value
-    if isinstance(part, Output) and part.replace == "counterfactual":
-        deltas[..., (part.reference.sequences.tokens == sequences.tokens).all(1).numpy()] = 0.0
+    deltas[..., part.idle(sequences.tokens).numpy()] = 0.0
     return deltas
 
 

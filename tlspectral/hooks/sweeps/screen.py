@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.hooks.layer_ablation import LayerAblation, Removal
+from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part
 from tlspectral.hooks.parts.checked_calls import bound_parts
+from tlspectral.hooks.parts.removal import Removal, root_mean_square
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.hooks.sweeps.controls import root_mean_square, unpadded
+from tlspectral.hooks.sweeps.controls import unpadded
 from tlspectral.models.reading.view import AttentionView, require_one_run
 from tlspectral.models.running.partial_runs import logits_at, require_gradients
 from tlspectral.tasks.task_sequences import TaskSequences
@@ -31,8 +32,8 @@ def gradient_screen(
     With a factor g on the difference D that an ablation adds to a head's scores S, the estimate is the derivative of
     the metric in g at g = 0, `sum over entries of (dL/dS) D`: one forward and one backward pass for all heads
     (attribution patching: Nanda 2023), and for a metric that gets all prompts at once one more forward pass. No
-    gradient reaches the model's parameters. A part of the mask (`LongRange`) takes keys away, so that no difference of
-    scores is finite; there g is on the difference of the head's output z.
+    gradient reaches the model's parameters. A part of the mask takes keys away, so that no difference of scores is
+    finite; there g is on the difference of the head's output z.
 
     Return a DataFrame `layer, head, estimate, score_rms`; the last is NaN for a part of the mask or of z. Raises
     ValueError for a metric that has no gradient, and where PyTorch records none (inference mode).

@@ -21,10 +21,8 @@ from tlspectral.hooks.off_target import (
     off_target_tasks,
     with_off_target,
 )
-from tlspectral.hooks.parts import Output, Part, PartName, part_of
+from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts
-from tlspectral.hooks.parts.content_position import BlockPart
-from tlspectral.hooks.parts.query_key import QueryKeyPart
 from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.hooks.sweeps.at_position import effects_at_position, layers_together
@@ -74,7 +72,7 @@ ABLATION_SWEEP = Schema(
             delta_p   | probability   | Two-sided p of no effect by sign flips: exact to 13 sequences, else 9,999 draws.
             delta_p_floor | probability | Smallest delta_p that differences of these sizes have with any signs.
             score_rms | logit         | RMS of what was removed from the scaled scores, over unmasked pairs of tokens;
-                      |               | NaN for output and long_range.
+                      |               | NaN for parts of the mask and of z.
         """),
         *CONTROL_COLUMNS,
         *columns("""
@@ -143,8 +141,8 @@ def ablation_sweep(
             same numbers taken from other blocks, by a random cycle through all of them. For a `Band`: a random set of
             the head's frequencies, the beginning of a random order of them, cut where the RMS of its contribution to
             the scores of all sequences is nearest to the RMS of the band; it is used if it is within 10 % of that. For
-            `Output` and `LongRange`: the same is removed from other heads of the layer, chosen at random, one at a
-            time.
+            parts of the mask or of z, such as `LongRange` and `Output`: the same is removed from other heads of the
+            layer, chosen at random, one at a time.
         draws: random parts per head, None is five (19 with `off_target`); for `Output` and `LongRange` other heads per
             head, None is all (no more than n - 1 in a layer with n heads); random sets per set, None is 19. For a
             `Band` there can be fewer that differ, down to none: `control_draws` has those that were found. The
@@ -227,7 +225,7 @@ def ablation_sweep(
     measurement = Measurement(
         with_off_target(ABLATION_SWEEP, others),
         {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
-        origin=view.origin(processing=isinstance(removed, Output)),
+        origin=view.origin(processing=removed.acts_on == "z"),
         identity={
             "screen": screen,
             "weights": view.weights_digest,
@@ -283,7 +281,7 @@ def ablation_sweep(
     found = measurement.table(
         table,
         **attrs,
-        **({"replace": placed[0].replace} if isinstance(placed[0], Output) else {}),
+        **placed[0].noted,
         draws=per_head,
         **_said(view, sequences),
     )
@@ -371,9 +369,7 @@ def _check(part: Part, control: Any, draws: Any, screen: Any) -> int | None:
     number = None if draws is None else counted(draws, 1, "draws is how many controls each effect has")
     if screen not in (None, "gradient"):
         raise ValueError(f"screen must be None or 'gradient', not {screen!r}")
-    if screen is not None and (
-        part.control == "blocks" or (isinstance(part, Output) and part.replace in ("mean", "resample"))
-    ):
+    if screen is not None and not part.screened:
         raise ValueError(
             "screen='gradient' is for replace='zero' or 'counterfactual', and for parts without blocks: leave it out"
         )
@@ -399,16 +395,8 @@ def intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any
 
 def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | None) -> int:
     """Return the random parts per head, or the most other heads that a head is compared with."""
-    if isinstance(part, BlockPart):
-        most = part.prompt.cycles
-        if most < (draws or CONTROL_DRAWS):
-            warn_caller(
-                f"the control of {part.name!r} moves what is removed by a cycle through the blocks of a prompt, and "
-                f"{len(part.prompt.starts)} blocks have {most}: control_p is not below 1 / {1 + most}"
-            )
-        return min(draws or CONTROL_DRAWS, most)
-    if part.control != "heads":
-        return draws or CONTROL_DRAWS
+    if not part.beside_heads:
+        return part.draws_of(draws or CONTROL_DRAWS)
     others = {layer: view.n_heads(layer) - 1 for layer in layers}
     for layer, count in others.items():
         if count == 0:
@@ -431,7 +419,7 @@ def chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[i
     Raises BadHead; UnsupportedArchitecture for layers without; ValueError for pairs that they lack, or none.
     """
     chosen = heads_by_layer(view, heads)
-    if not (isinstance(part, QueryKeyPart) and part.rotary):
+    if not part.rotary:
         return chosen
     non_rotary = [layer for layer in chosen if view.rotary(layer) is None]
     if non_rotary and (heads is not None or len(non_rotary) == len(chosen)):
@@ -454,7 +442,7 @@ def _table(
 ) -> pd.DataFrame:
     """Return the rows of heads of some layers, one after the other."""
     intact, intact_value = prepared
-    beside = draws > 0 and part.control == "heads"
+    beside = draws > 0 and part.beside_heads
     tables, sums = [], dict[str, Any]()
     for layer, effects in _effects(part, sequences, draws, seed, by_layer, intact).items():
         deltas = effects_of(part, sequences, effects.values, intact_value)
@@ -491,7 +479,7 @@ def _effects(
 ) -> dict[int, LayerEffects]:
     """Ablate each of some heads in turn, and random parts in their place, or other heads of their layers."""
     view, others, measured = intact.view, dict[int, list[list[int]]](), by_layer
-    if draws and part.control == "heads":
+    if draws and part.beside_heads:
         others = {layer: other_heads(view, layer, heads, draws, seed) for layer, heads in by_layer.items()}
         measured = {
             layer: [*heads, *sorted({other for drawn in others[layer] for other in drawn}.difference(heads))]

@@ -4,7 +4,7 @@
 functions. A third kind of model needs a third module, a name in `READERS` (`view.py`), and nothing else.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from tlspectral.models.reading.layer import RawAttention
 from tlspectral.models.reading.norms import MlpInput, Normalization
 
 
+@runtime_checkable
 class Reader(Protocol):
     """Functions of a module that reads one kind of model. `model` is the model itself, `layer` counts from 0.
 
