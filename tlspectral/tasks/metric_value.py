@@ -243,12 +243,12 @@ def beside_control(
     `distinct` is as for `standard_error`. A draw that was not found is NaN, and is left out. `asked` is how many draws
     were asked for; None: as many as `controls` has.
     """
-    asked = controls.shape[1] if asked is None else asked
+    n_asked: int = controls.shape[1] if asked is None else asked
     missing = np.isnan(controls[:, :, 0])
     if missing.any():
         nothing = {column.name.rstrip("?"): [np.nan] for column in CONTROL_COLUMNS} | {"control_draws": [[]]}
         rows = [
-            beside_control(delta[None], drawn[None, ~lacking], distinct, asked) if not lacking.all() else nothing
+            beside_control(delta[None], drawn[None, ~lacking], distinct, n_asked) if not lacking.all() else nothing
             for delta, drawn, lacking in zip(deltas, controls, missing, strict=True)
         ]
         return {name: [row[name][0] for row in rows] for name in nothing}
@@ -265,7 +265,7 @@ def beside_control(
         "control_p": pvalue,
         "control_p_floor": np.full(len(deltas), draws_floor(n_draws)),
         "control_draws": drawn.tolist(),
-        "excess_z": excess_z(deltas.mean(1), drawn) if asked >= FEWEST_DRAWS else np.full(len(deltas), np.nan),
+        "excess_z": excess_z(deltas.mean(1), drawn) if n_asked >= FEWEST_DRAWS else np.full(len(deltas), np.nan),
     }
 
 
@@ -314,12 +314,15 @@ def excess_z(
 
     What it does not establish: a p, which is `control_p`. Draws are few and often skewed, so it is not a normal z.
     """
-    return np.array(
-        [
-            (effect - drawn.mean()) / drawn.std(ddof=1) if len(drawn) > 1 and np.ptp(drawn) else np.nan
-            for effect, drawn in zip(delta, np.ascontiguousarray(controls), strict=True)
-        ]
-    )
+    if controls.shape[1] < 2:
+        return np.full(len(delta), np.nan)
+    with np.errstate(invalid="ignore"):  # of draws that are not finite
+        return np.array(
+            [
+                (effect - drawn.mean()) / drawn.std(ddof=1) if np.ptp(drawn) else np.nan
+                for effect, drawn in zip(delta, np.ascontiguousarray(controls), strict=True)
+            ]
+        )
 
 
 def draws_floor(draws: int) -> float:

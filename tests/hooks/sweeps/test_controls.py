@@ -99,7 +99,7 @@ SETS = {"a": ["L0H1", "L0H2", "L1H2"], "b": ["L0H0", "L1H0", "L1H3"]}
     ("part", "options"),
     [
         ("symmetric", {"heads": ["L0H1", "L1H2"]}),
-        ("symmetric", {"heads": "L0H1", "at": [-1, -2]}),
+        ("symmetric", {"heads": "L0H1", "at": [3, -2]}),
         (Output("zero"), {"heads": SETS}),
     ],
     ids=["heads", "positions", "sets"],
