@@ -190,6 +190,17 @@ def test_other_weights_and_another_part_are_refused():
         join(on("names"), text=on("text").assign(part="zeros"))
 
 
+def test_a_joined_sweep_of_an_older_meaning_warns_as_the_sweep_does(tmp_path):
+    older = [on(task, meanings=0) for task in ("names", "text")]
+    for table in older:
+        del table.attrs["replace"]
+    with pytest.warns(UserWarning, match="part may mean something else"):
+        joined = join(older[0], text=older[1])
+    write_table(joined, tmp_path / "joined.parquet")
+    with pytest.warns(UserWarning, match="part may mean something else"):
+        read_table(tmp_path / "joined.parquet")
+
+
 # --- the recipe ---
 
 RECIPE = (Path(__file__).parents[2] / "docs/recipe.md").read_text(encoding="utf-8")
