@@ -89,11 +89,6 @@ def renamed():
     return replace(repeated(), name="another")
 
 
-def others(count=2, name="other"):
-    """A second task of a sweep."""
-    return [replace(repeated(count), name=name)]
-
-
 def margin(prompts, answers=(2, 5)):
     return tls.logit_difference(prompts, list(answers), 7)
 
@@ -235,17 +230,6 @@ ROWS = {
             (other("reference_sha256, replace"), {"part": Output()}),
         ],
         served=[(0, {"part": partial(means_of)})],
-    ),
-    "sweep on several tasks": Row(
-        swept,
-        4,
-        3,
-        options={"control": "random", "off_target": partial(others)},
-        foreign=[
-            (other("off_target"), {"off_target": ()}),
-            (other("off_target"), {"off_target": partial(others, 3)}),
-            (other("off_target"), {"off_target": partial(others, name="another")}),
-        ],
     ),
     "sweep of blocks": Row(
         swept,

@@ -162,10 +162,10 @@ def edge_effects(
         group, by its receiver's name), sorted by receiver, then sender; of pairs one per edge, with a screen the
         largest estimate first. Columns: `sender, layer, head, receiver, receiver_layer, receiver_head, input, reached?,
         position?, attention?, delta, delta_se, control_delta?, control_delta_se?, control_excess?, control_p?,
-        control_p_floor?, control_draws?, pvalue?, pvalue_floor?, qvalue?, k_composition?, estimate?, estimate_se?,
-        selected?, measured?, eap_name?`. A sender that writes behind the receiver has no row. `attrs` hold model and
-        settings; `norm_behind_held`: layers of senders with a norm behind the attention (Gemma 2 and 3, OLMo 2), in
-        which a head's write is its share with that norm's scale held.
+        control_p_floor?, control_draws?, excess_z?, pvalue?, pvalue_floor?, qvalue?, k_composition?, estimate?,
+        estimate_se?, selected?, measured?, eap_name?`. A sender that writes behind the receiver has no row. `attrs`
+        hold model and settings; `norm_behind_held`: layers of senders with a norm behind the attention (Gemma 2 and 3,
+        OLMo 2), in which a head's write is its share with that norm's scale held.
 
         With a screen `attrs` also hold `overlap_half`: what the largest edges of two disjoint halves of the pairs have
         in common (Jaccard index, mean of 100 splits), so that it is of half as many pairs; `overlap_quarter`; and

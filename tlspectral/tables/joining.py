@@ -1,11 +1,13 @@
-"""`join`: everything that was measured on the heads of one model, as one table with a row per head."""
+"""`join`: everything that was measured on the heads of one model as one table, and one sweep on several tasks."""
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from tlspectral.tables.meanings import carried, warn_of_older
+from tlspectral.tables.meanings import MEANINGS, carried, first_table, warn_of_older
 from tlspectral.tables.same_model import origin_of, require_same_model
 from tlspectral.tables.schema import Column, Schema, columns_of, require, require_one_row, spelled
 
@@ -13,6 +15,15 @@ KEYS = ("part", "mode", "kind", "band", "frequency", "offset")
 """Columns that tell several rows of one head apart, in the order in which they stand in the new names."""
 
 _HEAD = ["layer", "head"]
+
+_ROW = ("name", "part", "band", "position")
+"""Columns that tell the rows of a sweep apart, beside layer and head: a set of heads has its name alone."""
+
+_OF_TASK = {
+    *("task", "n_sequences", "batch", "higher_is_better", "tokens_sha256", "reference_sha256", "prompt_notes"),
+    *("positions", "intact_value", "intact_value_se", "sums_per_sequence", "screen"),
+}
+"""`attrs` of a sweep that may differ between two tasks. All others say what was removed, and beside which control."""
 
 
 def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd.DataFrame:
@@ -31,8 +42,15 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     digits, `_` and `-` become `_`. A table given by keyword has that name before all its columns. A head that a table
     lacks has missing values there; whole numbers and flags then become pandas' nullable types.
 
+    Two sweeps of one part on two tasks stand side by side: rows are matched by head or set, part and position, and
+    the second table's columns have its keyword in front.
+
+        on_names, on_text = (tls.ablation_sweep(model, "M_S", task=task, **settings) for task in (names, "language"))
+        tls.tables.join(on_names, text=on_text)[["name", "excess_z", "text_excess_z"]]
+
     Args:
-        heads: table of `analyze_heads`, whose rows and order are kept.
+        heads: table of `analyze_heads`, whose rows and order are kept; or a sweep (`band_effects` too), to set the same
+            on other tasks beside it.
         tables: other tables with `layer` and `head`, such as `positional_symbolic`, `ablation_sweep`,
             `band_effects`, `frequency_table` or `heads.kernel_prediction` return.
         more: the same with a name, for tables that share columns with others.
@@ -44,8 +62,9 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
 
     Raises:
         ValueError: a table of other weights, or of weights that cannot be compared; heads that `heads` lacks; several
-            rows of one head that no key column tells apart; a column that stands there already; or a table whose
-            `layer` and `head` name a sender.
+            rows of one head that no key column tells apart; a column that stands there already; a table whose
+            `layer` and `head` name a sender; or a sweep beside one of another part, replacement, control, number of
+            draws, seed, position or set, which is not the same cut.
 
     Every function that measures heads writes hashes of the weights into `attrs`, one per layer: the hashes of the
     layers that both tables have must agree. Tables of one model that was loaded for one and read from files for the
@@ -57,9 +76,8 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     unembedding, not of MLPs. Prompts and seeds may differ from table to table: see `attrs["joined"]`.
     """
     require(heads, _HEAD, "analyze_heads", name="table of heads")
-    require_one_row(heads, _HEAD, "choose its rows first", name="table of heads")
     joined = heads.reset_index(drop=True)
-    index = joined.set_index(_HEAD).index
+    first = first_table(heads.attrs) if _is_sweep(heads) else None
     warn_of_older(heads, "the table of heads")
     documents = dict(columns_of(heads.attrs))
     origins: dict[str, Any] = dict(heads.attrs.get("joined", {}))
@@ -78,10 +96,17 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
         if "receiver" in table:
             raise ValueError(f"layer and head of the {said} are those of a sender: it has no row per head to join")
         warn_of_older(table, f"the {said}")
-        wide, meanings = _wide(table, said)
+        rows, on = _HEAD, ""
+        if first is not None and first == made_by and _is_sweep(table):
+            _require_same_cut(heads.attrs, table.attrs, said)
+            rows = [*_HEAD, *(key for key in _ROW if key in heads and key in table)]
+            on = f" On the task {table.attrs.get('task')}."
+        require_one_row(heads, rows, "choose its rows first", name="table of heads")
+        index = joined.set_index(rows).index
+        wide, meanings = _wide(table, said, rows, on)
         unknown = wide.index.difference(index)
         if len(unknown):
-            raise ValueError(f"the {said} holds L{unknown[0][0]}H{unknown[0][1]}, which the table of heads lacks")
+            raise ValueError(f"the {said} holds {_row_said(rows, unknown[0])}, which the table of heads lacks")
         if label is not None:
             wide.columns = [f"{label}_{name}" for name in wide]
             meanings = {f"{label}_{name}": replace(one, name=f"{label}_{name}") for name, one in meanings.items()}
@@ -99,29 +124,63 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
         origins[name] = {str(key): value for key, value in table.attrs.items() if key not in left_out}
     texts = {name: documents[name].meaning for name in joined if name in documents}
     made = ", ".join([f"{label}=" * bool(label) + str(table.attrs.get("table")) for label, table in given])
-    schema = Schema(f"join(heads, {made})", tuple(documents[name] for name in texts), "`tls.tables.join`")
+    schema = Schema(f"join({first or 'heads'}, {made})", tuple(documents[name] for name in texts), "`tls.tables.join`")
     joined.attrs = {**heads.attrs, "columns": texts, "joined": origins, "table": schema.name, **carried(heads)}
     return joined
 
 
-def _wide(table: pd.DataFrame, said: str) -> tuple[pd.DataFrame, dict[str, Column]]:
-    """Return the table with a row per head, and the documentation of its new columns."""
+def _is_sweep(table: pd.DataFrame) -> bool:
+    return "part" in table or "band" in table
+
+
+def _require_same_cut(here: Mapping[Any, Any], there: Mapping[Any, Any], said: str) -> None:
+    """Refuse two sweeps that differ in more than their task, by their `attrs`. Raises ValueError."""
+    apart = {*_OF_TASK, *origin_of(here), *origin_of(there), "table", "columns", "joined", "versions", MEANINGS}
+    found = {
+        str(name): (there.get(name), here.get(name))
+        for name in {**here, **there}
+        if name not in apart and _as_json(here.get(name)) != _as_json(there.get(name))
+    }
+    if found:
+        differ = ", ".join(f"{name} is {a!r:.60} there and {b!r:.60} here" for name, (a, b) in found.items())
+        raise ValueError(
+            f"the {said} is not the same cut as the table of heads on another task: {differ}. Measure both with the "
+            "same settings"
+        )
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)  # a file has lists in the place of tuples
+
+
+def _row_said(rows: list[str], values: Sequence[Any]) -> str:
+    """Return a row as a message calls it: L0H3, or the name of its set, and what else tells it apart."""
+    by_key = dict(zip(rows, values, strict=True))
+    name = by_key.get("name", f"L{by_key['layer']}H{by_key['head']}")
+    return ", ".join([str(name), *(f"{key} {by_key[key]}" for key in rows if key not in (*_HEAD, "name"))])
+
+
+def _wide(table: pd.DataFrame, said: str, rows: list[str], on: str) -> tuple[pd.DataFrame, dict[str, Column]]:
+    """Return the table with a row for each value of the columns `rows`, and the documentation of its new columns.
+
+    `on` stands behind the meaning of each column.
+    """
     bare = table.reset_index(drop=True)
     bare.attrs = {}
-    known = columns_of(table.attrs)
-    keys = [key for key in KEYS if key in table]
-    values = [str(name) for name in table if name not in (*_HEAD, *keys, "name", "kv_head")]
+    known = {name: replace(one, meaning=one.meaning + on) for name, one in columns_of(table.attrs).items()}
+    keys = [key for key in KEYS if key in table and key not in rows]
+    values = [str(name) for name in table if name not in (*rows, *keys, "name", "kv_head")]
     if not keys:
-        require_one_row(bare, _HEAD, f"choose its rows first, as none of {', '.join(KEYS)} tells them apart", name=said)
-        return bare.set_index(_HEAD).loc[:, values], {name: known[name] for name in values if name in known}
+        require_one_row(bare, rows, f"choose its rows first, as none of {', '.join(KEYS)} tells them apart", name=said)
+        return bare.set_index(rows).loc[:, values], {name: known[name] for name in values if name in known}
     if bare[keys].isna().to_numpy().any():
         raise ValueError(f"the {said} has a row without {' or '.join(keys)}: choose its rows first")
-    require_one_row(bare, [*_HEAD, *keys], "choose its rows first", name=said)
+    require_one_row(bare, [*rows, *keys], "choose its rows first", name=said)
     blocks, meanings = [], {}
-    for chosen, rows in bare.groupby(keys, sort=False):
+    for chosen, block in bare.groupby(keys, sort=False):
         by_key = dict(zip(keys, tuple[Any, ...](chosen), strict=True))  # type: ignore[arg-type]
         prefix = "".join(f"{_spelled(key, value)}_" for key, value in by_key.items())
-        blocks.append(rows.set_index(_HEAD)[values].add_prefix(prefix))
+        blocks.append(block.set_index(rows)[values].add_prefix(prefix))
         where = ", ".join(f"{key} {value}" for key, value in by_key.items())
         meanings |= {
             prefix + name: replace(known[name], name=prefix + name, meaning=f"{known[name].meaning} Where {where}.")
@@ -131,7 +190,7 @@ def _wide(table: pd.DataFrame, said: str) -> tuple[pd.DataFrame, dict[str, Colum
     names = [name for block in blocks for name in block]
     if len(set(names)) < len(names):
         raise ValueError(f"the {said} has values of {' and '.join(keys)} that are spelled alike: rename them first")
-    heads = bare.set_index(_HEAD).index.unique()
+    heads = bare.set_index(rows).index.unique()
     return pd.concat([_filled(block, heads) for block in blocks], axis=1), meanings
 
 

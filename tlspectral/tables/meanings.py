@@ -136,6 +136,15 @@ def other_meanings(table: pd.DataFrame) -> dict[int, list[str]]:
     return found
 
 
+def first_table(attrs: Mapping[Any, Any]) -> str | None:
+    """Return the name of a table by its `attrs`; for a joined one, the name of the first table in it."""
+    name = attrs.get("table")
+    if not isinstance(name, str) or not name.startswith(_JOIN):
+        return name if isinstance(name, str) else None
+    first = re.split(r"[,)]", name.removeprefix(_JOIN))[0]
+    return "analyze_heads" if first == "heads" else first
+
+
 def _sources(table: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, Mapping[Any, Any]]]:
     """Yield a table and its `attrs`; of a joined one the columns and `attrs` of each table that is in it."""
     attrs = table.attrs
@@ -150,7 +159,7 @@ def _sources(table: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, Mapping[Any, A
     labelled = {name: one for name, one in sources.items() if not name.startswith(str(one.get("table")))}
     of_label = {name: [column for column in bare if str(column).startswith(f"{name}_")] for name in labelled}
     others = bare.drop(columns=[column for columns in of_label.values() for column in columns], errors="ignore")
-    yield others, {**attrs, "table": "analyze_heads"}
+    yield others, {**attrs, "table": first_table(attrs)}
     yield from ((bare[of_label[name]] if name in labelled else others, one) for name, one in sources.items())
 
 

@@ -223,24 +223,32 @@ CONTROL_COLUMNS = columns("""
     control_p_floor?  | probability   | Smallest control_p that any effect could have beside the draws that were found.
     control_draws?    | numbers       | Effects of the draws of the control, each mean over sequences; control_delta is
                       |               | their mean. None where nothing was measured.
+    excess_z?         | SD of draws   | delta less the mean of control_draws, over their standard deviation; NaN for
+                      |               | fewer than 19 draws (of a Band: asked for), and where they are equal.
 """)
 """Columns of effects beside the effects of a control."""
+
+FEWEST_DRAWS = 19
+"""Draws of the control that the column `excess_z` needs: its standard deviation is taken over the draws."""
 
 
 def beside_control(
     deltas: Float64[np.ndarray, "rows sequences"],
     controls: Float64[np.ndarray, "rows draws sequences"],
     distinct: Int[np.ndarray, "sequences"] | None,
+    asked: int | None = None,
 ) -> dict[str, Any]:
     """Return the `CONTROL_COLUMNS` of effects, and of the effects of the draws on the same sequences.
 
-    `distinct` is as for `standard_error`. A draw that was not found is NaN, and is left out.
+    `distinct` is as for `standard_error`. A draw that was not found is NaN, and is left out. `asked` is how many draws
+    were asked for; None: as many as `controls` has.
     """
+    n_asked: int = controls.shape[1] if asked is None else asked
     missing = np.isnan(controls[:, :, 0])
     if missing.any():
         nothing = {column.name.rstrip("?"): [np.nan] for column in CONTROL_COLUMNS} | {"control_draws": [[]]}
         rows = [
-            beside_control(delta[None], drawn[None, ~lacking], distinct) if not lacking.all() else nothing
+            beside_control(delta[None], drawn[None, ~lacking], distinct, n_asked) if not lacking.all() else nothing
             for delta, drawn, lacking in zip(deltas, controls, missing, strict=True)
         ]
         return {name: [row[name][0] for row in rows] for name in nothing}
@@ -257,6 +265,7 @@ def beside_control(
         "control_p": pvalue,
         "control_p_floor": np.full(len(deltas), draws_floor(n_draws)),
         "control_draws": drawn.tolist(),
+        "excess_z": excess_z(deltas.mean(1), drawn) if n_asked >= FEWEST_DRAWS else np.full(len(deltas), np.nan),
     }
 
 
@@ -286,6 +295,34 @@ def control_test(
     size, drawn = np.abs(delta), np.abs(controls)
     as_large = (drawn >= size[..., None]).sum(-1)
     return size - drawn.mean(-1), (1 + as_large) / (1 + drawn.shape[-1])
+
+
+def excess_z(
+    delta: Float64[np.ndarray, "rows"], controls: Float64[np.ndarray, "rows draws"]
+) -> Float64[np.ndarray, "rows"]:
+    """Return each effect less the mean of its draws, in their standard deviations; NaN for draws that are equal or one.
+
+    It has no unit, so that effects on two tasks can be compared.
+
+    >>> import numpy as np
+    >>> excess_z(np.array([3.0, 3.0]), np.array([[-1.0, 0.0, 1.0], [2.0, 2.0, 2.0]])).tolist()
+    [3.0, nan]
+
+    Args:
+        delta: effects, mean over sequences.
+        controls: effects of the draws on the same sequences, mean over these.
+
+    What it does not establish: a p, which is `control_p`. Draws are few and often skewed, so it is not a normal z.
+    """
+    if controls.shape[1] < 2:
+        return np.full(len(delta), np.nan)
+    with np.errstate(invalid="ignore"):  # of draws that are not finite
+        return np.array(
+            [
+                (effect - drawn.mean()) / drawn.std(ddof=1) if np.ptp(drawn) else np.nan
+                for effect, drawn in zip(delta, np.ascontiguousarray(controls), strict=True)
+            ]
+        )
 
 
 def draws_floor(draws: int) -> float:

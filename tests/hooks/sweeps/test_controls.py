@@ -18,7 +18,7 @@ from tlspectral.hooks.parts import LongRange, Output
 from tlspectral.hooks.sweeps.controls import head_sets
 from tlspectral.models.reading import attention_view
 from tlspectral.tasks import induction
-from tlspectral.tasks.metric_value import beside_control, control_test, draws_floor
+from tlspectral.tasks.metric_value import FEWEST_DRAWS, beside_control, control_test, draws_floor, excess_z
 
 sweep = functools.partial(ablation_sweep, control="random")
 
@@ -61,6 +61,62 @@ def test_the_floor_is_the_p_of_an_effect_beyond_all_draws(draws):
     assert draws_floor(draws) == 1 / (1 + draws)
     none = beside_control(np.ones((2, 4)), np.full((2, draws, 4), np.nan), None)
     assert np.isnan([*none["control_p"], *none["control_p_floor"], draws_floor(0)]).all()
+
+
+def test_z_is_the_place_of_an_effect_among_its_draws():
+    draws = np.random.default_rng(0).standard_normal((4, 21)) * 3 + 1
+    deltas = np.array([4.0, -2.0, 1.0, 0.0])
+    expected = (deltas - draws.mean(1)) / np.sqrt(((draws - draws.mean(1, keepdims=True)) ** 2).sum(1) / 20)
+    # Sums in another order: 1e-15.
+    np.testing.assert_allclose(excess_z(deltas, draws), expected, rtol=1e-12)
+    np.testing.assert_allclose(excess_z(5 * deltas - 2, 5 * draws - 2), expected, rtol=1e-12)  # no unit
+    assert np.isnan(excess_z(np.ones(1), np.full((1, 19), 0.3))).all()
+    assert np.isnan(excess_z(np.ones(1), np.ones((1, 1)))).all()
+
+
+def test_z_is_missing_with_few_draws():
+    """Draws that were asked for and not found, as a band has them, leave those that were."""
+    controls = np.repeat(np.random.default_rng(1).standard_normal((3, FEWEST_DRAWS, 1)), 4, axis=2)
+    found = beside_control(np.ones((3, 4)), controls, None)
+    np.testing.assert_array_equal(found["excess_z"], excess_z(np.ones(3), controls.mean(2)))
+    assert np.isnan(beside_control(np.ones((3, 4)), controls[:, 1:], None)["excess_z"]).all()
+    controls[0, 7:], controls[1] = np.nan, np.nan
+    some = beside_control(np.ones((3, 4)), controls, None)["excess_z"]
+    assert some[0] == excess_z(np.ones(1), controls[:1, :7].mean(2))[0]
+    assert np.isnan(some[1])
+    assert some[2] == found["excess_z"][2]
+
+
+def z_by_hand(row):
+    draws = pd.Series(row.control_draws)
+    return (row.delta - draws.mean()) / draws.std()
+
+
+SETS = {"a": ["L0H1", "L0H2", "L1H2"], "b": ["L0H0", "L1H0", "L1H3"]}
+
+
+@pytest.mark.parametrize(
+    ("part", "options"),
+    [
+        ("symmetric", {"heads": ["L0H1", "L1H2"]}),
+        ("symmetric", {"heads": "L0H1", "at": [3, -2]}),
+        (Output("zero"), {"heads": SETS}),
+    ],
+    ids=["heads", "positions", "sets"],
+)
+def test_z_stands_beside_every_control_of_a_sweep(part, options):
+    table = sweep(shared("bridge", "llama"), part, task=drawn(), draws=19, **options)
+    # Standard deviations by another library: 1e-15.
+    assert table["excess_z"].tolist() == pytest.approx([z_by_hand(row) for row in table.itertuples()], rel=1e-9)
+    few = sweep(shared("bridge", "llama"), part, task=drawn(), draws=2, **options)
+    assert few["excess_z"].isna().all()
+    assert "excess_z" not in ablation_sweep(shared("bridge", "llama"), part, task=drawn(), **options)
+
+
+def test_a_sweep_says_which_heads_its_sets_are():
+    table = ablation_sweep(shared("bridge", "llama"), "output", task=drawn(), heads=SETS)
+    assert table.attrs["sets"] == SETS
+    assert "sets" not in ablation_sweep(shared("bridge", "llama"), "output", task=drawn(), heads="L0H1").attrs
 
 
 # --- sweeps ---
@@ -228,3 +284,12 @@ def test_an_edge_is_compared_with_draws_of_its_own_sender(draws, monkeypatch):
     assert (table.loc[first, "pvalue"] == table.loc[first, "pvalue_floor"]).all()
     assert (table["control_excess"] > 0).tolist() == first.tolist()
     assert table["control_delta_se"].isna().all() == (draws == 1)
+
+
+def test_z_stands_beside_the_control_of_edges():
+    model = tls.load_model("tiny-rope")
+    table = tls.edge_effects(model, ["L1H0.k"], senders=["L0H3", "L0H1"], measure="ind", control=19)
+    # Standard deviations by another library: 1e-15.
+    assert table["excess_z"].tolist() == pytest.approx([z_by_hand(row) for row in table.itertuples()], rel=1e-9)
+    few = tls.edge_effects(model, ["L1H0.k"], senders=["L0H3"], measure="ind", control=18)
+    assert few["excess_z"].isna().all()

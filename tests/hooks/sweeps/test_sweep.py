@@ -29,7 +29,7 @@ HOOKED = [pytest.param("hooked", name, marks=zoo.needs_hooked) for name in ("qwe
 # Learned positions, a softcap with a window, a delegating bridge; a query/key norm, a window.
 MODELS = [("bridge", "gpt2"), ("bridge", "gemma2"), ("bridge", "gptj"), *HOOKED]
 COLUMNS = ["layer", "head", "name", "part", "value", "delta", "delta_se", "delta_p", "delta_p_floor", "score_rms"]
-CONTROL = ["control_delta", "control_delta_se", "control_excess", "control_p", "control_p_floor", "control_draws"]
+CONTROL = [*(f"control_{name}" for name in ("delta", "delta_se", "excess", "p", "p_floor", "draws")), "excess_z"]
 
 
 def parts_of(name):

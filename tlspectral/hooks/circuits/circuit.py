@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import product
 from typing import Any, Literal
 
@@ -17,10 +16,9 @@ from tlspectral.errors import warn_caller
 from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
-from tlspectral.hooks.off_target import off_target_tasks
+from tlspectral.hooks.removed_off_target import refuse_off_target
 from tlspectral.models.hooking.hooks_on_model import naming_open_contexts
-from tlspectral.models.hooking.user_hooks import warn_of_hooks
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.selection import counted, naming_nodes
 from tlspectral.stats.ratio import ratio_interval, unseen_share
 from tlspectral.tables.measurement import Measurement
@@ -61,26 +59,14 @@ FAITHFULNESS = Schema(
 )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class CircuitValue(MetricValue):
-    """Value of a circuit on a task, a number; beside other tasks also of both ends of its scale, and on these.
-
-    Attributes:
-        intact: value of the model as it is, on the same prompts, which is the value of all edges. None without
-            `off_target`.
-        counterfactual: value of the counterfactual prompts by the same metric, which is the value of no edge. None
-            likewise.
-        off_target: the same circuit on each other task, by the task's name.
-    """
-
-    intact: MetricValue | None = None
-    counterfactual: MetricValue | None = None
-    off_target: Mapping[str, CircuitValue] = field(default_factory=dict)
+def _a_circuit_for_each(call: str, tasks: list[str]) -> str:
+    """Return two lines of code: the circuit on each task, and the whole model."""
+    listed = ", ".join(tasks)
+    return f"values = [{call} for task in ({listed})]\nintact = [tls.evaluate(model, task) for task in ({listed})]"
 
 
-def run_circuit(
-    model: Any, edges: Any, task: Task, *, off_target: Sequence[Task | Literal["induction", "language"]] = ()
-) -> CircuitValue:
+@refuse_off_target(_a_circuit_for_each)
+def run_circuit(model: Any, edges: Any, task: Task) -> MetricValue:
     """Evaluate the clean prompts when only these edges carry what the model computes.
 
     Example: without any edge, the model runs as on the counterfactual prompt.
@@ -103,20 +89,18 @@ def run_circuit(
             `("L16H0", "L18KV2.k")` or `("L20MLP", "logits")`. A warning says where a table was found on the same pairs,
             or has effects of another kind: on another task or measure, or of another replacement.
         task: a `Task` with `counterfactual=`.
-        off_target: other tasks with `counterfactual=`, on whose prompts and pairs the same edges are kept. The intact
-            and the counterfactual prompts of these tasks and of `task` are evaluated too.
 
     Returns:
-        A `MetricValue`, which is used as a number: the mean over pairs, with `.se` and `.per_sequence`. With
-        `off_target` it has `.off_target`, the same of each other task by its name, and each has `.intact` and
-        `.counterfactual`, the values of all edges and of none: `value - value.intact` is paired over prompts. Values of
-        two tasks are not compared, as their units may differ.
+        A `MetricValue`, which is used as a number: the mean over pairs, with `.se` and `.per_sequence`. Less
+        `tls.evaluate(model, task)`, the value of all edges, it is the paired difference over prompts. The value of no
+        edge is `tls.evaluate(model, task.denoising())`. For another task, call it again: values of two tasks are not
+        compared, as their units may differ.
 
     Raises:
         BadHead: an edge that the model does not have.
         ValueError: a task without counterfactual prompts, such as `"language"`, since a circuit is a cut to the pair,
-            or prompts that do not fit, see `Task`; two tasks of one name; edges that are no pairs of names; a table of
-            other weights, or with effects at positions.
+            or prompts that do not fit, see `Task`; edges that are no pairs of names; a table of other weights, or with
+            effects at positions.
         UnsupportedArchitecture, EditNotHonored: a model whose residual stream is no sum of writes.
 
     Source: path patching of all edges at once (Goldowsky-Dill et al. 2023, section 3; Conmy et al. 2023, section 2.3).
@@ -125,28 +109,11 @@ def run_circuit(
     see `faithfulness`, which draws some. That a circuit carries the task and not another one: a task that needs more
     edges falls to its `counterfactual` under any small circuit, so set a circuit of equal size beside it.
     """
-    others = off_target_tasks(off_target, task) if off_target else {}
-    pairs = pairs_of(attention_view(model), task)
-    _compare(edges, pairs)
-    warn_of_hooks(pairs.graph.view.model)
-    kept = pairs.graph.kept(edges)
-    found = {
-        name: _circuit_value(pairs_of(attention_view(model), other), kept, ends=True) for name, other in others.items()
-    }
-    return _circuit_value(pairs, kept, ends=bool(others), off_target=found)
-
-
-def _circuit_value(
-    pairs: Pairs, kept: Mask, *, ends: bool, off_target: Mapping[str, CircuitValue] | None = None
-) -> CircuitValue:
-    """Return the value of a circuit on some pairs, with the values of both `ends` of its scale if asked for."""
-    [values] = pairs.circuit_values([kept])
-    value = metric_value_from(pairs.view, pairs.sequences, values)
-    known = (value.labels, value.sequences_sha256, value.distinct, value.texts)
-    if not ends:
-        return CircuitValue(values, *known)
-    intact, counterfactual = (MetricValue(one, *known) for one in pairs.plain_values())
-    return CircuitValue(values, *known, intact, counterfactual, off_target or {})
+    with measured(model) as view:
+        pairs = pairs_of(view, task)
+        _compare(edges, pairs)
+        [values] = pairs.circuit_values([pairs.graph.kept(edges)])
+        return metric_value_from(view, pairs.sequences, values)
 
 
 def faithfulness(
@@ -221,89 +188,94 @@ def faithfulness(
         )
     shares, null = _shares(sizes), (20 if choose is None else 1) if null is None else null
     null = counted(null, 0, "null is how many circuits of each size are drawn")
-    pairs = pairs_of(attention_view(model), task)
-    graph, rng, distinct = pairs.graph, np.random.default_rng(seed), pairs.sequences.distinct
-    every = np.ones(len(pairs.sequences.tokens), dtype=bool)
-    if edges is None:
-        choices = _bootstrap_choices(pairs, method, draws, rng)
-    else:
-        _compare(edges, pairs)
-        choices = [(_ranked(graph, edges, rank), every)]
-    intact, none = pairs.plain_values()
-    gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
-    n_distinct = len(intact) if distinct is None else int(distinct.max()) + 1
-    if not abs(gap) > scipy.stats.t.ppf(0.975, n_distinct - 1) * gap_se:
-        if not np.isfinite(gap):
-            found = ", which is no number: see what the metric returns on these prompts"
-        elif n_distinct < 2:
-            found = " of one distinct pair, whose error is not known: give two distinct pairs or more"
-        elif gap_se == 0:
-            found = " on every pair: give pairs whose sides the model tells apart"
+    with measured(model) as view:
+        pairs = pairs_of(view, task)
+        graph, rng, distinct = pairs.graph, np.random.default_rng(seed), pairs.sequences.distinct
+        every = np.ones(len(pairs.sequences.tokens), dtype=bool)
+        if edges is None:
+            choices = _bootstrap_choices(pairs, method, draws, rng)
         else:
-            found = f" with standard error {gap_se:.2g}: give more pairs, or others that the model tells apart"
-        raise ValueError(
-            f"{pairs.sequences.name}: the value is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
-            f"counterfactual prompts, so that no share of their gap is a number. The gap is {gap:.2g}{found}"
-            f"{naming_open_contexts()}"
-        )
-    total = int(graph.possible.sum())
-    rows: list[dict[str, Any]] = []
-    circuits: list[Mask] = []
-    for share, (number, (order, evaluated)) in product(shares, enumerate(choices)):
-        mask = np.zeros(graph.possible.size, dtype=bool)
-        mask[order[: max(1, round(share * total))]] = True
-        mask = mask.reshape(graph.possible.shape)
-        drawn = [("edges", number, mask)]
-        for draw in range(number * null, (number + 1) * null if share < 1 else 0):
-            drawn += [
-                ("relabelled", draw, relabelled_circuit(graph, mask, rng)),
-                ("random", draw, random_circuit(graph, mask, rng)),
-            ]
-        rows += [{"circuit": kind, "draw": n, **_sizes(graph, one), "evaluated": evaluated} for kind, n, one in drawn]
-        circuits += [one for _, _, one in drawn]
-        if len(drawn) > 1 and all((one == mask).all() for _, _, one in drawn):
-            warn_caller(
-                f"at a share of {share} every random circuit is the circuit itself, so that there is no null: the "
-                "model has too few other edges between the same layers"
+            _compare(edges, pairs)
+            choices = [(_ranked(graph, edges, rank), every)]
+        intact, none = pairs.plain_values()
+        gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
+        n_distinct = len(intact) if distinct is None else int(distinct.max()) + 1
+        if not abs(gap) > scipy.stats.t.ppf(0.975, n_distinct - 1) * gap_se:
+            if not np.isfinite(gap):
+                found = ", which is no number: see what the metric returns on these prompts"
+            elif n_distinct < 2:
+                found = " of one distinct pair, whose error is not known: give two distinct pairs or more"
+            elif gap_se == 0:
+                found = " on every pair: give pairs whose sides the model tells apart"
+            else:
+                found = f" with standard error {gap_se:.2g}: give more pairs, or others that the model tells apart"
+            raise ValueError(
+                f"{pairs.sequences.name}: the value is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
+                f"counterfactual prompts, so that no share of their gap is a number. The gap is {gap:.2g}{found}"
+                f"{naming_open_contexts()}"
             )
-    values = pairs.circuit_values(circuits)
-    whole = intact - none
-    for row, value in zip(rows, values, strict=True):
-        evaluated = row.pop("evaluated")
-        row["value"] = float(value[evaluated].mean())
-        row["faithfulness"] = float((value - none)[evaluated].mean() / whole[evaluated].mean())
-        if row["circuit"] == "edges" and choose is None:
-            carried, of_all = row_sums(value - none, distinct), row_sums(whole, distinct)
-            few = len(of_all) < _FEWEST
-            row["low"], row["high"] = (np.nan, np.nan) if few else ratio_interval(carried, of_all)
-            row["unseen"] = unseen_share(len(of_all))
-            low = row["faithfulness"] if np.isnan(row["low"]) else row["low"]
-            row["worst"] = min(low, (1 - row["unseen"]) * low)  # pairs that carry nothing do not raise a negative end
-    if choose is not None:
-        rows += _procedure(rows, values, choices, none, whole)
-    table = pd.DataFrame(rows)
-    measurement = Measurement(
-        FAITHFULNESS,
-        {
-            "task": pairs.sequences.name,
-            "null": null,
-            "seed": seed,
-            **({"rank": rank} if choose is None else {"choose": choose, "draws": draws, "method": method}),
-        },
-        origin=graph.view.origin(),
-    )
-    return measurement.table(
-        table,
-        n_pairs=len(intact),
-        batch=pairs.rows_at_once,
-        tokens_sha256=pairs.sequences.digest,
-        **pairs.sequences.noted,
-        value_all=float(intact.mean()),
-        value_none=float(none.mean()),
-        gap=gap,
-        gap_se=gap_se,
-        **_areas(table.loc[table["circuit"] == ("edges" if choose is None else "procedure")]),
-    )
+        total = int(graph.possible.sum())
+        rows: list[dict[str, Any]] = []
+        circuits: list[Mask] = []
+        for share, (number, (order, evaluated)) in product(shares, enumerate(choices)):
+            mask = np.zeros(graph.possible.size, dtype=bool)
+            mask[order[: max(1, round(share * total))]] = True
+            mask = mask.reshape(graph.possible.shape)
+            drawn = [("edges", number, mask)]
+            for draw in range(number * null, (number + 1) * null if share < 1 else 0):
+                drawn += [
+                    ("relabelled", draw, relabelled_circuit(graph, mask, rng)),
+                    ("random", draw, random_circuit(graph, mask, rng)),
+                ]
+            rows += [
+                {"circuit": kind, "draw": n, **_sizes(graph, one), "evaluated": evaluated} for kind, n, one in drawn
+            ]
+            circuits += [one for _, _, one in drawn]
+            if len(drawn) > 1 and all((one == mask).all() for _, _, one in drawn):
+                warn_caller(
+                    f"at a share of {share} every random circuit is the circuit itself, so that there is no null: the "
+                    "model has too few other edges between the same layers"
+                )
+        values = pairs.circuit_values(circuits)
+        whole = intact - none
+        for row, value in zip(rows, values, strict=True):
+            evaluated = row.pop("evaluated")
+            row["value"] = float(value[evaluated].mean())
+            row["faithfulness"] = float((value - none)[evaluated].mean() / whole[evaluated].mean())
+            if row["circuit"] == "edges" and choose is None:
+                carried, of_all = row_sums(value - none, distinct), row_sums(whole, distinct)
+                few = len(of_all) < _FEWEST
+                row["low"], row["high"] = (np.nan, np.nan) if few else ratio_interval(carried, of_all)
+                row["unseen"] = unseen_share(len(of_all))
+                low = row["faithfulness"] if np.isnan(row["low"]) else row["low"]
+                row["worst"] = min(
+                    low, (1 - row["unseen"]) * low
+                )  # pairs that carry nothing do not raise a negative end
+        if choose is not None:
+            rows += _procedure(rows, values, choices, none, whole)
+        table = pd.DataFrame(rows)
+        measurement = Measurement(
+            FAITHFULNESS,
+            {
+                "task": pairs.sequences.name,
+                "null": null,
+                "seed": seed,
+                **({"rank": rank} if choose is None else {"choose": choose, "draws": draws, "method": method}),
+            },
+            origin=graph.view.origin(),
+        )
+        return measurement.table(
+            table,
+            n_pairs=len(intact),
+            batch=pairs.rows_at_once,
+            tokens_sha256=pairs.sequences.digest,
+            **pairs.sequences.noted,
+            value_all=float(intact.mean()),
+            value_none=float(none.mean()),
+            gap=gap,
+            gap_se=gap_se,
+            **_areas(table.loc[table["circuit"] == ("edges" if choose is None else "procedure")]),
+        )
 
 
 _Choice = tuple[Int[np.ndarray, "edges"], Bool[np.ndarray, "pairs"]]

@@ -12,9 +12,8 @@ import pandas as pd
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.parts.query_key import BANDS
 from tlspectral.hooks.positions import listed_positions
-from tlspectral.hooks.sweeps.sweep import SEQUENCES, IntactRuns, Swept, chosen_heads, intact_attrs
-from tlspectral.models.hooking.user_hooks import warn_of_hooks
-from tlspectral.models.reading import attention_view
+from tlspectral.hooks.sweeps.sweep import SEQUENCES, chosen_heads, intact_attrs, placed_parts, sweep_jobs
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.selection import Heads, counted
 from tlspectral.tables.head_columns import HEAD
@@ -23,7 +22,7 @@ from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import Task
 from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.task import task_of
-from tlspectral.tasks.task_sequences import metric_value_of
+from tlspectral.tasks.task_sequences import intact_values, metric_value_of, task_sequences
 
 BAND_EFFECTS = Schema(
     "band_effects",
@@ -47,6 +46,8 @@ BAND_EFFECTS = Schema(
             control_p        | probability   | (1 + sets with an effect as large as delta) / (1 + sets), in absolute
                              |               | values.
             control_p_floor  | probability   | Smallest possible control_p, 1 / (1 + random_draws).
+            excess_z         | SD of draws   | delta less random_delta, over the standard deviation of the effects of
+                             |               | the random sets; NaN with draws below 19, and where these are equal.
             random_score_rms | logit         | As score_rms, mean over random sets.
             random_overlap   | share         | RMS of the band's own frequencies in a set over that of the band, mean
                              |               | over sets.
@@ -88,7 +89,7 @@ def band_effects(
     Returns:
         DataFrame, one row per head and band. Columns: `layer, head, name, band, position?, first, last, delta,
         delta_se, score_rms, random_delta, random_delta_se, random_delta_min, random_delta_max, control_excess,
-        control_p, control_p_floor, random_score_rms, random_overlap, random_draws`.
+        control_p, control_p_floor, excess_z, random_score_rms, random_overlap, random_draws`.
 
     Raises:
         BadHead: a head that does not exist.
@@ -101,49 +102,49 @@ def band_effects(
     effects of the three bands do not add up to the effect of the head. Where `random_overlap` is near 1, as in a head
     with one dominant frequency, a random set is almost the band itself and cannot serve as a control.
     """
-    draws, view = counted(draws, 0, "draws is how many random sets each band has"), attention_view(model)
-    warn_of_hooks(model)
-    bands = [Band(band) for band in BANDS]
-    pairs = [(layer, head) for layer, some in heads_by_layer(view, heads).items() for head in some]
-    by_layer = chosen_heads(view, pairs, bands[0])
-    chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
-    swept = Swept.of(view, chosen_task, bands, listed_positions(at))
-    sequences = swept.sequences
-    positions = {} if at is None else {"positions": {str(name): one.tolist() for name, one in swept.asked}}
-    measurement = Measurement(
-        BAND_EFFECTS,
-        {"task": sequences.name, "draws": draws, "seed": seed, **positions},
-        origin=view.origin(),
-        identity={"weights": view.weights_digest, **sequences_identity(sequences, chosen_task), "heads": pairs},
-        folder=folder,
-        score=lambda: metric_value_of(view, sequences).per_sequence,
-        n_jobs=n_jobs,
-    )
-    jobs = swept.jobs("bands", 0, True, [by_layer] * len(swept.placed), draws, seed)
-    tables = measurement.made(
-        [job for _, job in jobs],
-        description="bands",
-        unit="head",
-        prepare=partial(IntactRuns, view, [sequences], sorted(by_layer)),
-    )
-    n_pairs = {layer: geometry.n_pairs for layer in by_layer if (geometry := view.rotary(layer)) is not None}
-    rows = []
-    for place, job in jobs:
-        band, index = divmod(place, max(1, len(swept.asked)))
-        table = _beside_random(tables[job.name])
-        thirds = [np.array_split(np.arange(n_pairs[layer]), len(BANDS))[band] for layer in table["layer"]]
-        table = table.assign(band=BANDS[band], first=[one[0] for one in thirds], last=[one[-1] for one in thirds])
-        rows.append(table if at is None else table.assign(position=str(swept.asked[index][0])))
-    frame = stacked(rows).sort_values(["layer", "head"], kind="stable", ignore_index=True)
-    known = [column.name.rstrip("?") for column in BAND_EFFECTS.columns]
-    return measurement.table(
-        frame.loc[:, frame.columns.isin(known)],
-        n_sequences=len(sequences.tokens),
-        batch=sequences.rows_at_once(view),
-        higher_is_better=sequences.higher_is_better,
-        intact_value=intact_attrs(next(iter(tables.values())), sequences)["intact_value"],
-        **sequences.noted,
-    )
+    with measured(model) as view:
+        bands = [Band(band) for band in BANDS]
+        pairs = [(layer, head) for layer, some in heads_by_layer(view, heads).items() for head in some]
+        by_layer = chosen_heads(view, pairs, bands[0])
+        chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
+        sequences = task_sequences(view, chosen_task)
+        draws = counted(draws, 0, "draws is how many random sets each band has")
+        asked, placed = placed_parts(view, sequences, bands, listed_positions(at))
+        positions = {} if at is None else {"positions": {str(name): one.tolist() for name, one in asked}}
+        measurement = Measurement(
+            BAND_EFFECTS,
+            {"task": sequences.name, "draws": draws, "seed": seed, **positions},
+            origin=view.origin(),
+            identity={"weights": view.weights_digest, **sequences_identity(sequences, chosen_task), "heads": pairs},
+            folder=folder,
+            score=lambda: metric_value_of(view, sequences).per_sequence,
+            n_jobs=n_jobs,
+        )
+        jobs = sweep_jobs("bands", sequences, placed, [by_layer] * len(placed), draws, seed, numbered=True)
+        tables = measurement.made(
+            [job for _, job in jobs],
+            description="bands",
+            unit="head",
+            prepare=partial(intact_values, view, sequences, sorted(by_layer)),
+        )
+        n_pairs = {layer: geometry.n_pairs for layer in by_layer if (geometry := view.rotary(layer)) is not None}
+        rows = []
+        for place, job in jobs:
+            band, index = divmod(place, max(1, len(asked)))
+            table = _beside_random(tables[job.name])
+            thirds = [np.array_split(np.arange(n_pairs[layer]), len(BANDS))[band] for layer in table["layer"]]
+            table = table.assign(band=BANDS[band], first=[one[0] for one in thirds], last=[one[-1] for one in thirds])
+            rows.append(table if at is None else table.assign(position=str(asked[index][0])))
+        frame = stacked(rows).sort_values(["layer", "head"], kind="stable", ignore_index=True)
+        known = [column.name.rstrip("?") for column in BAND_EFFECTS.columns]
+        return measurement.table(
+            frame.loc[:, frame.columns.isin(known)],
+            n_sequences=len(sequences.tokens),
+            batch=sequences.rows_at_once(view),
+            higher_is_better=sequences.higher_is_better,
+            intact_value=intact_attrs(next(iter(tables.values())), sequences)["intact_value"],
+            **sequences.noted,
+        )
 
 
 _FROM_SWEEP = {
@@ -152,6 +153,7 @@ _FROM_SWEEP = {
     "control_excess": "control_excess",
     "control_p": "control_p",
     "control_p_floor": "control_p_floor",
+    "excess_z": "excess_z",
     "random_score_rms": "control_rms",
     "random_overlap": "control_overlap",
 }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -14,19 +13,12 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
-from tlspectral.hooks.off_target import (
-    FEWEST_DRAWS,
-    beside_off_target,
-    least_z_differences,
-    off_target_tasks,
-    with_off_target,
-)
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.positions import asked_positions, listed_positions
+from tlspectral.hooks.removed_off_target import keyword, refuse_off_target
 from tlspectral.hooks.screening import agreement, screened
 from tlspectral.hooks.sweeps.at_position import effects_at_position, layers_together
-from tlspectral.hooks.sweeps.comparable import require_comparable, require_one_replacement
 from tlspectral.hooks.sweeps.controls import SETS, other_heads
 from tlspectral.hooks.sweeps.layer_effects import (
     LayerEffects,
@@ -39,8 +31,7 @@ from tlspectral.hooks.sweeps.layer_effects import (
     set_table,
 )
 from tlspectral.hooks.sweeps.screen import gradient_screen
-from tlspectral.models.hooking.user_hooks import warn_of_hooks
-from tlspectral.models.reading import attention_view
+from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.continued_runs import continued_run
 from tlspectral.models.running.partial_runs import IntactRun
@@ -48,10 +39,10 @@ from tlspectral.selection import Heads, counted
 from tlspectral.tables.head_columns import HEAD, PART
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked
-from tlspectral.tables.schema import Schema, columns, spelled
+from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import MetricValue, Task
 from tlspectral.tasks.identity import content_digest, is_own_code, sequences_identity
-from tlspectral.tasks.metric_value import CONTROL_COLUMNS, values_of_rows
+from tlspectral.tasks.metric_value import CONTROL_COLUMNS, FEWEST_DRAWS, values_of_rows
 from tlspectral.tasks.task import task_of
 from tlspectral.tasks.task_sequences import TaskSequences, intact_values, metric_value_of, task_sequences
 
@@ -79,8 +70,6 @@ ABLATION_SWEEP = Schema(
             control_rms? | logit      | As score_rms, mean over the draws of the control. Of a Band.
             control_overlap? | share  | RMS of the band's own frequencies in a draw over that of the band, mean over
                       |               | draws. Of a Band.
-            excess_z? | SD of draws   | delta less the mean of control_draws, over their standard deviation; NaN where
-                      |               | they are equal. With off_target=.
             estimate? | of the metric | First-order estimate of delta from one backward pass. With a screen.
             measured? | label         | top (of the 20 largest estimates), control (of 20 random others), or empty: no
                       |               | delta. With a screen.
@@ -90,6 +79,13 @@ ABLATION_SWEEP = Schema(
 )
 
 
+def _sweeps_to_join(call: str, tasks: list[str]) -> str:
+    """Return two lines of code: a sweep for each task, and their tables side by side."""
+    others = ", ".join(f"{keyword(task)}=sweeps[{number}]" for number, task in enumerate(tasks[1:], 1))
+    return f"sweeps = [{call} for task in ({', '.join(tasks)})]\ntable = tls.tables.join(sweeps[0], {others})"
+
+
+@refuse_off_target(_sweeps_to_join, control="random", draws=FEWEST_DRAWS)
 def ablation_sweep(
     model: Any,
     part: Part | PartName,
@@ -100,7 +96,6 @@ def ablation_sweep(
     control: Literal["random"] | None = None,
     draws: int | None = None,
     screen: Literal["gradient"] | None = None,
-    off_target: Sequence[Task | Literal["induction", "language"]] = (),
     folder: str | os.PathLike[str] | None = None,
     n_jobs: int = 1,
     seed: int = 0,
@@ -143,17 +138,12 @@ def ablation_sweep(
             the scores of all sequences is nearest to the RMS of the band; it is used if it is within 10 % of that. For
             parts of the mask or of z, such as `LongRange` and `Output`: the same is removed from other heads of the
             layer, chosen at random, one at a time.
-        draws: random parts per head, None is five (19 with `off_target`); for `Output` and `LongRange` other heads per
-            head, None is all (no more than n - 1 in a layer with n heads); random sets per set, None is 19. For a
-            `Band` there can be fewer that differ, down to none: `control_draws` has those that were found. The
-            smallest possible `control_p` is in `control_p_floor`, 1 / (1 + draws): 19 reach .05.
+        draws: random parts per head, None is five; for parts of the mask or of z other heads per head, None is all (no
+            more than n - 1 in a layer with n heads); random sets per set, None is 19. For a `Band` there can be fewer
+            that differ, down to none: `control_draws` has those that were found. The smallest possible `control_p` is
+            in `control_p_floor`, 1 / (1 + draws): 19 reach .05. `excess_z` needs 19 too.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
-        off_target: other tasks, on each of which the same is removed, beside the same draws of the control: as many
-            sweeps. They have columns of their own, which begin with the task's name, so that a row stays a head and no
-            column holds numbers of two metrics. Means, pairs and other sequences that are put in, positions by name,
-            and the random sets of a `Band` are each task's own. It takes `control="random"` and 19 draws or more; None
-            is 19. For a `Band` fewer may be found, and `excess_z` is then of those.
         folder: a folder for one file per layer and part. A sweep that was stopped is resumed from there and gives the
             same table. Parts may share a folder, other settings may not.
         n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of
@@ -163,11 +153,9 @@ def ablation_sweep(
     Returns:
         DataFrame sorted by layer and head. Columns: `layer, head, name, part, position?, value, delta, delta_se,
         delta_p, delta_p_floor, score_rms, control_delta?, control_delta_se?, control_excess?, control_p?,
-        control_p_floor?, control_draws?, control_rms?, control_overlap?, excess_z?, estimate?, measured?`. `attrs` hold
+        control_p_floor?, control_draws?, excess_z?, control_rms?, control_overlap?, estimate?, measured?`. `attrs` hold
         model and settings; with a screen `attrs["screen"]["rank_correlation"]` of estimate and effect on the random
-        set. With `off_target` each other task adds `delta, delta_se, control_p, control_p_floor` and `excess_z` with
-        its name in front, such as `language_delta`; `attrs["off_target"]` has what is said of each task, and
-        `attrs["least_z_difference"]` for each row |excess_z| less the largest of the other tasks.
+        set, and `attrs["sets"]` the heads of each set. `tls.tables.join` puts sweeps on several tasks side by side.
 
     Raises:
         BadHead: a head that does not exist.
@@ -175,189 +163,157 @@ def ablation_sweep(
         EditNotHonored: the model discards the edit.
         IncompatibleCheckpoint: the folder holds another sweep.
         ValueError: an unknown part, task, control or screen; arguments that do not go together; prompts that the
-            task refuses; one sequence that is its own reference; `off_target` with fewer than 19 draws, a `reference=`,
-            positions of each prompt, two tasks of one name, or pairs of some tasks alone; a model without tokenizer on
-            packaged text; a screen of a metric without a gradient.
+            task refuses; one sequence that is its own reference; a model without tokenizer on packaged text; a screen
+            of a metric without a gradient.
 
     What it does not establish: that heads without effect do nothing. Others can stand in, and parts differ in size: set
     `delta` beside `score_rms` and the control. `delta_p` is against no effect at all: whether the part does more than a
     random one is `control_p`. It is not corrected for the number of heads, and no exact level for skewed differences:
-    with 8 or 16 sequences 7.9 to 9.9 % at nominal 5 %. `excess_z` is no normal z: draws are few and often skewed,
-    and where a score does not change at all it is of rounding. A part with a large one on the target and small ones
-    elsewhere is specific beside these tasks, not beside all.
+    with 8 or 16 sequences 7.9 to 9.9 % at nominal 5 %. `excess_z` is not a normal z: draws are few and often skewed,
+    and where the value does not change at all it is of rounding.
     """
-    removed = part_of(part)
-    draws = _check(removed, control, draws, screen)
-    chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
-    others = off_target_tasks(off_target, chosen_task, seed=seed, n_sequences=SEQUENCES)
-    view = attention_view(model)
-    warn_of_hooks(model)
-    sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None
-    if sets is not None and screen is not None:
-        raise ValueError("screen='gradient' estimates heads one by one: leave it out for sets")
-    by_layer = {} if isinstance(heads, Mapping) else chosen_heads(view, heads, removed)
-    if at is not None and removed.at is not None:
-        raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give a part without at")
-    listed = listed_positions(at) if removed.at is None else [removed.at]
-    if others:
-        require_comparable(view, removed, listed, control, draws, sets or by_layer)
-    swept = [Swept.of(view, chosen_task, [removed], listed)]
-    for other in others.values():
-        try:
-            swept.append(Swept.of(view, other, [removed], listed))
-        except ValueError as error:
-            raise ValueError(f"off_target {other.label!r}: {error}") from error
-    require_one_replacement((one.sequences.name, part) for one in swept for part in one.placed)
-    sequences, asked, placed = swept[0].sequences, swept[0].asked, swept[0].placed
-    if control is None:
-        per_head = 0
-    elif sets is not None:
-        per_head = draws or SETS
-    else:
-        per_head = _draws(view, by_layer, placed[0], draws or (FEWEST_DRAWS if others else None))
-    name = removed.name
-    # A part of the caller's own is known by its code and fields: another one of that name has other files.
-    file_name = name if is_own_code(removed) else f"{name}-{content_digest(removed)[:16]}"
-    positions: dict[str, Any] = {}
-    if asked:
-        positions = {"at": [called for called, _ in asked], "positions": [one.tolist() for _, one in asked]}
-    identities = [{"task": one.sequences.name, **sequences_identity(one.sequences, one.task)} for one in swept]
-    measurement = Measurement(
-        with_off_target(ABLATION_SWEEP, others),
-        {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
-        origin=view.origin(processing=removed.acts_on == "z"),
-        identity={
-            "screen": screen,
-            "weights": view.weights_digest,
-            **identities[0],
-            "draws": draws if control else None,  # as given, so that parts with other numbers by default share a folder
-            "heads": sets or ("every" if heads is None else [[at, head] for at in by_layer for head in by_layer[at]]),
-            **({"off_target": identities[1:]} if others else {}),
-        },
-        folder=folder,
-        score=lambda: np.concatenate([metric_value_of(view, one.sequences).per_sequence for one in swept]),
-        n_jobs=n_jobs,
-    )
-    estimated = None
-    if screen == "gradient":
+    with measured(model) as view:
+        removed = part_of(part)
+        sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None
+        by_layer = {} if isinstance(heads, Mapping) else chosen_heads(view, heads, removed)
+        chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
+        sequences = task_sequences(view, chosen_task)
 
-        def estimates() -> pd.DataFrame:
-            screens = [
-                gradient_screen(view, sequences, by_layer, one).assign(place=at) for at, one in enumerate(placed)
-            ]
-            table = pd.concat(screens, ignore_index=True)
-            _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
-            return table
+        draws = _check(removed, control, draws, screen)
+        if sets is not None and screen is not None:
+            raise ValueError("screen='gradient' estimates heads one by one: leave it out for sets")
+        if at is not None and removed.at is not None:
+            raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give a part without at")
+        listed = listed_positions(at) if removed.at is None else [removed.at]
+        asked, placed = placed_parts(view, sequences, [removed], listed)
+        if control is None:
+            per_head = 0
+        elif sets is not None:
+            per_head = draws or SETS
+        else:
+            per_head = _draws(view, by_layer, placed[0], draws)
 
-        estimated = measurement.first(Job(f"{file_name}_screen", estimates))
-    chosen = [by_layer] * len(placed)
-    if estimated is not None:
-        kept = estimated[estimated["measured"] != ""]
-        chosen = [heads_by_layer(view, kept[kept["place"] == index]) for index in range(len(placed))]
-    labels = [file_name, *(f"{file_name}_off{number}" for number in range(1, len(swept)))]
-    jobs = [
-        one.jobs(label, number, at is not None, sets or chosen, per_head, seed)
-        for number, (label, one) in enumerate(zip(labels, swept, strict=True))
-    ]
-    tables = measurement.made(
-        [job for of_task in jobs for _, job in of_task],
-        description=f"sweep {name}",
-        unit="head" if sets is None else "set",
-        prepare=partial(
-            IntactRuns,
-            view,
-            [one.sequences for one in swept],
-            sorted({layer for one in (sets.values() if sets else chosen) for layer in one}),
-        ),
-    )
-    by_task = [[tables[job.name].assign(place=place) for place, job in of_task] for of_task in jobs]
-    table, attrs = _joined(by_task[0], dict(zip(others, by_task[1:], strict=True)), estimated, sequences)
-    place = table.pop("place")
-    if at is not None:
-        table = table.assign(position=[str(asked[index][0]) for index in place]).sort_values(
-            ["layer", "head"], kind="stable", ignore_index=True
+        name = removed.name
+        # A part of the caller's own is known by its code and fields: another one of that name has other files.
+        file_name = name if is_own_code(removed) else f"{name}-{content_digest(removed)[:16]}"
+        positions: dict[str, Any] = {}
+        if asked:
+            positions = {"at": [called for called, _ in asked], "positions": [one.tolist() for _, one in asked]}
+        measurement = Measurement(
+            ABLATION_SWEEP,
+            {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
+            origin=view.origin(processing=removed.acts_on == "z"),
+            identity={
+                "screen": screen,
+                "weights": view.weights_digest,
+                **sequences_identity(sequences, chosen_task),
+                "draws": draws
+                if control
+                else None,  # as given, so that parts with other numbers by default share a folder
+                "heads": sets
+                or ("every" if heads is None else [[at, head] for at in by_layer for head in by_layer[at]]),
+            },
+            folder=folder,
+            score=lambda: metric_value_of(view, sequences).per_sequence,
+            n_jobs=n_jobs,
         )
-    table["part"] = part if isinstance(part, str) else name
-    found = measurement.table(
-        table,
-        **attrs,
-        **placed[0].noted,
-        draws=per_head,
-        **_said(view, sequences),
-    )
-    if others:
-        found.attrs["off_target"] = {
-            spelled(called): {"task": called, **intact_attrs(tables[0], one.sequences), **_said(view, one.sequences)}
-            for called, tables, one in zip(others, by_task[1:], swept[1:], strict=True)
-        }
-        found.attrs["least_z_difference"] = least_z_differences(found, others)
-    return found
+
+        estimated = None
+        if screen == "gradient":
+
+            def estimates() -> pd.DataFrame:
+                screens = [
+                    gradient_screen(view, sequences, by_layer, one).assign(place=at) for at, one in enumerate(placed)
+                ]
+                table = pd.concat(screens, ignore_index=True)
+                _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
+                return table
+
+            estimated = measurement.first(Job(f"{file_name}_screen", estimates))
+        chosen = [by_layer] * len(placed)
+        if estimated is not None:
+            kept = estimated[estimated["measured"] != ""]
+            chosen = [heads_by_layer(view, kept[kept["place"] == index]) for index in range(len(placed))]
+        jobs = sweep_jobs(file_name, sequences, placed, sets or chosen, per_head, seed, numbered=at is not None)
+        tables = measurement.made(
+            [job for _, job in jobs],
+            description=f"sweep {name}",
+            unit="head" if sets is None else "set",
+            prepare=partial(
+                intact_values,
+                view,
+                sequences,
+                sorted({layer for one in (sets.values() if sets else chosen) for layer in one}),
+            ),
+        )
+
+        table, attrs = _joined([tables[job.name].assign(place=place) for place, job in jobs], estimated, sequences)
+        place = table.pop("place")
+        if at is not None:
+            table = table.assign(position=[str(asked[index][0]) for index in place]).sort_values(
+                ["layer", "head"], kind="stable", ignore_index=True
+            )
+        table["part"] = part if isinstance(part, str) else name
+        return measurement.table(
+            table,
+            **attrs,
+            **placed[0].noted,
+            **({} if sets is None else {"sets": {called: _names(one) for called, one in sets.items()}}),
+            draws=per_head,
+            **_said(view, sequences),
+        )
 
 
-@dataclass(frozen=True)
-class Swept:
-    """A task on the model, and the parts as they are removed there: once, or at each of the positions `asked`."""
-
-    task: Task
-    sequences: TaskSequences
-    asked: list[tuple[str | int, Int[Tensor, "sequences"]]]
-    placed: list[Part]
-
-    @classmethod
-    def of(cls, view: AttentionView, task: Task, removed: Sequence[Part], listed: list[Any] | None) -> Swept:
-        """Settle the parts on the prompts of the task, each at every listed position. Raises as `asked_positions`."""
-        sequences = task_sequences(view, task)
-        asked = [] if listed is None else asked_positions(sequences, listed)
-        placed = [part.placed(one) for part in removed for _, one in asked] or removed
-        return cls(task, sequences, asked, [one.fixed(view, sequences) for one in placed])
-
-    def jobs(
-        self,
-        label: str,
-        number: int,
-        positioned: bool,
-        chosen: Mapping[str, dict[int, list[int]]] | list[dict[int, list[int]]],
-        per_head: int,
-        seed: int,
-    ) -> list[tuple[int, Job]]:
-        """Return the jobs on task `number`, each with the index among `placed` of what it removes.
-
-        `chosen` are sets by name, or the heads by layer of each of `placed`.
-        """
-        found: list[tuple[int, Job]] = []
-        for index, one in enumerate(self.placed):
-            shared, called = (one, self.sequences, per_head, seed), f"{label}_at{index}" if positioned else label
-            if isinstance(chosen, Mapping):
-                for at, (name, heads) in enumerate(chosen.items()):
-                    make = partial(_on_task, number, partial(set_table, *shared, name, heads))
-                    found.append((index, Job(f"{called}_set{at:03d}", make)))
-                continue
-            for group in layers_together(chosen[index], self.sequences, one.at, per_head):
-                layers = "-".join(f"{layer:03d}" for layer in dict.fromkeys((min(group), max(group))))
-                make = partial(_on_task, number, partial(_table, *shared, group))
-                found.append((index, Job(f"{called}_L{layers}", make, items=sum(map(len, group.values())))))
-        return found
+def _listed(by_layer: dict[int, list[int]]) -> list[list[int]]:
+    """Return layer and head of each head."""
+    return [[layer, head] for layer, heads in by_layer.items() for head in heads]
 
 
-@dataclass
-class IntactRuns:
-    """Runs of the tasks without ablation. The latest is kept, since one holds the residual streams of all layers."""
+def placed_parts(
+    view: AttentionView, sequences: TaskSequences, removed: Sequence[Part], listed: list[Any] | None
+) -> tuple[list[tuple[str | int, Int[Tensor, "sequences"]]], list[Part]]:
+    """Settle parts on the prompts of a task, each at every listed position. Raises as `asked_positions`.
 
-    view: AttentionView
-    tasks: list[TaskSequences]
-    layers: list[int]
-    latest: tuple[int, Any] = (-1, None)
-
-    def of(self, number: int) -> tuple[IntactRun, Float64[np.ndarray, "sequences"]]:
-        """Return the intact run of a task, and the value of each sequence."""
-        if self.latest[0] != number:
-            self.latest = -1, None  # freed before the next one is run
-            self.latest = number, intact_values(self.view, self.tasks[number], self.layers)
-        return self.latest[1]
+    Returns:
+        The positions, with the names that tables print, and the parts: at each position the first part, then the next.
+    """
+    asked = [] if listed is None else asked_positions(sequences, listed)
+    placed = [part.placed(one) for part in removed for _, one in asked] or [*removed]
+    return asked, [part.fixed(view, sequences) for part in placed]
 
 
-def _on_task(number: int, make: Callable[..., pd.DataFrame], runs: IntactRuns) -> pd.DataFrame:
-    return make(runs.of(number))
+def sweep_jobs(
+    label: str,
+    sequences: TaskSequences,
+    placed: Sequence[Part],
+    chosen: Mapping[str, dict[int, list[int]]] | list[dict[int, list[int]]],
+    per_head: int,
+    seed: int,
+    *,
+    numbered: bool,
+) -> list[tuple[int, Job]]:
+    """Return the jobs of a sweep, each with the index among `placed` of the part that it removes.
+
+    `chosen` are sets by name, or the heads by layer of each of `placed`. `numbered`: names hold the index.
+    """
+    jobs: list[tuple[int, Job]] = []
+    for index, part in enumerate(placed):
+        shared, called = (part, sequences, per_head, seed), f"{label}_at{index}" if numbered else label
+        if isinstance(chosen, Mapping):
+            jobs += [
+                (index, Job(f"{called}_set{number:03d}", partial(set_table, *shared, name, heads)))
+                for number, (name, heads) in enumerate(chosen.items())
+            ]
+            continue
+        for group in layers_together(chosen[index], sequences, part.at, per_head):
+            layers = "-".join(f"{layer:03d}" for layer in dict.fromkeys((min(group), max(group))))
+            make = partial(_table, *shared, group)
+            jobs.append((index, Job(f"{called}_L{layers}", make, items=sum(map(len, group.values())))))
+    return jobs
+
+
+def _names(by_layer: Mapping[int, list[int]]) -> list[str]:
+    return [f"L{layer}H{head}" for layer, heads in by_layer.items() for head in heads]
 
 
 def _check(part: Part, control: Any, draws: Any, screen: Any) -> int | None:
@@ -478,45 +434,40 @@ def _effects(
     part: Part, sequences: TaskSequences, draws: int, seed: int, by_layer: dict[int, list[int]], intact: IntactRun
 ) -> dict[int, LayerEffects]:
     """Ablate each of some heads in turn, and random parts in their place, or other heads of their layers."""
-    view, others, measured = intact.view, dict[int, list[list[int]]](), by_layer
+    view, others, ablated = intact.view, dict[int, list[list[int]]](), by_layer
     if draws and part.beside_heads:
         others = {layer: other_heads(view, layer, heads, draws, seed) for layer, heads in by_layer.items()}
-        measured = {
+        ablated = {
             layer: [*heads, *sorted({other for drawn in others[layer] for other in drawn}.difference(heads))]
             for layer, heads in by_layer.items()
         }
         draws = 0
-    bound = bound_parts(part, view, measured, every=True)
+    bound = bound_parts(part, view, ablated, every=True)
     at = part.at
     run = None if at is None else continued_run(intact, int(at.min()))
     if at is None or run is None:
         effects = {
             layer: layer_effects(intact, sequences, layer, heads, bound[layer], draws=draws, seed=seed)
-            for layer, heads in measured.items()
+            for layer, heads in ablated.items()
         }
     else:
         jobs = [
-            LayerReplays(view, sequences, layer, heads, bound[layer], draws, seed) for layer, heads in measured.items()
+            LayerReplays(view, sequences, layer, heads, bound[layer], draws, seed) for layer, heads in ablated.items()
         ]
-        effects = dict(zip(measured, effects_at_position(run, sequences, at, jobs), strict=True))
+        effects = dict(zip(ablated, effects_at_position(run, sequences, at, jobs), strict=True))
     return {
-        layer: beside_heads(one, measured[layer], others[layer]) if others else one for layer, one in effects.items()
+        layer: beside_heads(one, ablated[layer], others[layer]) if others else one for layer, one in effects.items()
     }
 
 
 def _joined(
-    tables: list[pd.DataFrame],
-    others: dict[str, list[pd.DataFrame]],
-    estimated: pd.DataFrame | None,
-    sequences: TaskSequences,
+    tables: list[pd.DataFrame], estimated: pd.DataFrame | None, sequences: TaskSequences
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Return the rows of all layers, beside other tasks and estimates of a screen, and what is said of them."""
+    """Return the rows of all layers, beside the estimates of a screen, and the `attrs` of the table."""
     if not tables:
         raise ValueError("no heads were given, so there is nothing to sweep")
     attrs: dict[str, Any] = {**intact_attrs(tables[0], sequences), "screen": None}
     table = stacked(tables)
-    if others:
-        table = beside_off_target(table, {task: stacked(of_task) for task, of_task in others.items()})
     if estimated is None:
         per_layer = [layer_table.attrs["sums_per_sequence"] for layer_table in tables]
         attrs["sums_per_sequence"] = {
