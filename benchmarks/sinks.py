@@ -16,7 +16,7 @@ import torch
 import typer
 
 import tlspectral as tls
-from tlspectral.heads.detectors.heads import rows_at_once
+from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.sinks import LEAST, found_sinks
 from tlspectral.heads.detectors.spread import Spread
 from tlspectral.models.reading import attention_view
@@ -39,7 +39,7 @@ def measure(model_name: str) -> None:
     torch.set_num_threads(1)
     view = attention_view(tls.load_model(model_name))
     prompts = even_rows(text_tokens(view, None, n_sequences=SEQUENCES, sequence_length=LENGTH))
-    at_once = rows_at_once(view, LENGTH)
+    at_once = sequences_at_once(view, LENGTH)
     sinks = found_sinks(view, prompts, view.layers, at_once)
     spreads = {least: Spread(view, prompts, None, replace(sinks, least=least)) for least in THRESHOLDS}
 

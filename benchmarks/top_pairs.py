@@ -13,7 +13,7 @@ import typer
 from measuring import seconds
 
 import tlspectral as tls
-from tlspectral.heads.detectors.heads import rows_at_once
+from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.top_pairs import LENGTH, SEQUENCES
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.text import text_tokens
@@ -31,7 +31,7 @@ def main(
     last = view.hook_names(view.layers[-1])["pattern"]
 
     def bare() -> None:
-        for batch in tokens.split(rows_at_once(view, LENGTH)):
+        for batch in tokens.split(sequences_at_once(view, LENGTH)):
             view.run(batch, [], last=last)
 
     bare()  # the first pass of a process takes longer, and the first call imports what it needs

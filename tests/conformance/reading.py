@@ -253,12 +253,12 @@ def heads_biases_and_mlp_sum_to_what_a_layer_adds(row):
         z = z_of(in_float64(row.run[layer, "z"]), writes.w_o)
         scale = writes.token_scale(z)
         with torch.no_grad():
-            added = writes.of(z, scale).sum(0) + writes.of_biases(scale) + in_float64(row.run[layer, "mlp_out"])
+            added = writes.written(z, scale).sum(0) + writes.of_biases(scale) + in_float64(row.run[layer, "mlp_out"])
         expected = in_float64(row.run[layer, "residual_after"] - row.run[layer, "residual"])
         # Measured: 4e-7 of the largest value. A norm behind, a bias or a multiplier that is left out moves it by 1e-2.
         torch.testing.assert_close(added, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
-        some = writes.of(z[:, :, [1, 0]], scale, [1, 0])
-        torch.testing.assert_close(some, writes.of(z, scale)[[1, 0]], rtol=0, atol=1e-12)  # the same products
+        some = writes.written(z[:, :, [1, 0]], scale, [1, 0])
+        torch.testing.assert_close(some, writes.written(z, scale)[[1, 0]], rtol=0, atol=1e-12)  # the same products
 
 
 @asked(lambda row: not row.latent and once(row), every=3, forms=True, encoders=True)

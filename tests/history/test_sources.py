@@ -12,7 +12,7 @@ from streamed_checkpoints import NOT_STREAMED
 import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.history import recording, sources, suite_checkpoints
-from tlspectral.history.sources import PYTHIA_STEPS, identity_of, labelled_checkpoints, source_of
+from tlspectral.history.sources import PYTHIA_STEPS, labelled_checkpoints, loader_identity, source_of
 
 pytestmark = pytest.mark.lowest
 
@@ -220,13 +220,13 @@ def test_a_gguf_file_is_known_by_its_bytes(tmp_path):
     file = tmp_path / "step1.gguf"
     file.write_bytes(b"GGUF and weights")
     load = partial(tls.load_model, file)
-    before = identity_of(load)
-    assert before == identity_of(load)
+    before = loader_identity(load)
+    assert before == loader_identity(load)
     assert not source_of(load).streams
     file.write_bytes(b"GGUF and others")
-    assert identity_of(load) != before
-    assert identity_of(lambda: load()) is None
-    assert identity_of(partial(tls.load_model, file, dtype="float64")) is None
+    assert loader_identity(load) != before
+    assert loader_identity(lambda: load()) is None
+    assert loader_identity(partial(tls.load_model, file, dtype="float64")) is None
 
 
 @pytest.mark.parametrize("kind", ["adapter", "spectral", "spectral_hooked"])
@@ -234,14 +234,14 @@ def test_an_adapter_and_a_spectral_model_are_known_by_their_files(tmp_path, kind
     (tmp_path / f"{kind}_config.json").write_text("{}")
     (tmp_path / f"{kind}_model.safetensors").write_bytes(b"weights")
     load = partial(tls.load_model, tmp_path)
-    before = identity_of(load)
+    before = loader_identity(load)
     (tmp_path / "trainer_state.json").write_text("{}")
-    assert identity_of(load) == before
+    assert loader_identity(load) == before
     (tmp_path / f"{kind}_model.safetensors").write_bytes(b"other weights")
-    after = identity_of(load)
+    after = loader_identity(load)
     assert after != before
     (tmp_path / f"{kind}_config.json").write_text('{"rank": 2}')
-    assert identity_of(load) not in (before, after)
+    assert loader_identity(load) not in (before, after)
 
 
 def test_a_revision_of_a_hub_model_is_read_from_its_files_and_known_by_its_commit(hub, suite, tmp_path):

@@ -59,7 +59,7 @@ def sources_of(view, layer, found):
         names, writes = view.hook_names(earlier), head_writes(view, earlier, in_float64)
         z = z_of(in_float64(found[names["z"]]), writes.w_o)
         scale = writes.token_scale(z)
-        written |= {f"L{earlier}H{head}": value[0] for head, value in enumerate(writes.of(z, scale).detach())}
+        written |= {f"L{earlier}H{head}": value[0] for head, value in enumerate(writes.written(z, scale).detach())}
         written[f"L{earlier}MLP"] = in_float64(found[names["mlp_out"]])[0]
         written["attention biases"] = written["attention biases"] + writes.of_biases(scale)[0].detach()
     return written

@@ -95,7 +95,7 @@ def _layer_changes(
     with raw_layer(a, index, "query-key") as raw_a, raw_layer(b, index, "query-key") as raw_b:
         _require_one_size(raw_a, raw_b, index, names)
         for group_a, group_b in _groups(raw_a, raw_b):  # one in float64 at a time
-            factors = [_Factors.of(fold_attention(group, index)) for group in (group_a, group_b)]
+            factors = [_Factors.of_layer(fold_attention(group, index)) for group in (group_a, group_b)]
             qk.append(_squares(*factors))
             biases.append(_bias_square(*factors) / qk[-1][0])
         other = _settings_that_differ(raw_a, raw_b)
@@ -150,7 +150,7 @@ class _Factors:
     still: tuple[Float64[Tensor, "heads queries columns"], Float64[Tensor, "heads keys columns"]]
 
     @classmethod
-    def of(cls, layer: AttentionLayer) -> "_Factors":
+    def of_layer(cls, layer: AttentionLayer) -> "_Factors":
         wide = replace(
             layer,
             w_q=torch.cat([layer.w_q, layer.b_q[:, None]], dim=1),

@@ -24,7 +24,7 @@ from tlspectral.history.checkpoint_tables import (
     population_medians,
     require_order,
 )
-from tlspectral.history.sources import Label, called, check_labels, identity_of, labelled_checkpoints, source_of
+from tlspectral.history.sources import Label, called, check_labels, labelled_checkpoints, loader_identity, source_of
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading.weight_files import file_name
 from tlspectral.models.reading import attention_view
@@ -190,14 +190,14 @@ class _Step:
         with _naming(self.label):
             table = measure(opened)
         if self.folder is not None:
-            table.attrs["identity"] = identity_of(self.load)
+            table.attrs["identity"] = loader_identity(self.load)
             table.attrs["weights"] = opened.weights_digest() if isinstance(opened, AttentionView) else None
         self._require_same_shape(table)
         return table
 
     def require_same_model(self, table: pd.DataFrame) -> None:
         """Compare a stored table with the checkpoint, which is loaded only if its weights cannot be told otherwise."""
-        stored, identity = table.attrs["identity"], identity_of(self.load)
+        stored, identity = table.attrs["identity"], loader_identity(self.load)
         if stored is not None and identity is not None:
             same = stored == identity
         else:

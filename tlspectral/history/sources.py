@@ -108,7 +108,7 @@ def source_of(load: Callable[[], Any]) -> Source | None:
     return find_source(*load.args, **load.keywords) if named else None
 
 
-def identity_of(load: Callable[[], Any]) -> str | None:
+def loader_identity(load: Callable[[], Any]) -> str | None:
     """Return what names the weights without loading them; None of a function, and of what this package holds."""
     source = source_of(load)
     if source is None or source.kind == "tiny":

@@ -10,15 +10,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tlspectral.algebra.rotary import per_pair, widened
+from tlspectral.algebra.rotary import per_pair
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, side
+from tlspectral.models.attention.head_scores import HeadScores, Rotation, keys_read
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.hooks_on_model import Hook, holding
-from tlspectral.models.reading.latent import HeadInputs, Latent
-from tlspectral.models.reading.layer import AttentionLayer, folded_bias, projection, require_even_scale, softcapped
-from tlspectral.models.reading.norms import QueryKeyNorm
+from tlspectral.models.reading.layer import AttentionLayer, require_even_scale, softcapped
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import head_name
 
@@ -71,7 +69,7 @@ class HeadCapture:
             )
         return seen.pop(point)
 
-    def selected(self, whole: Tensor, *, heads_axis: int, heads: list[int] | None = None) -> Tensor:
+    def selected(self, whole: Tensor, heads: list[int] | None = None, *, heads_axis: int) -> Tensor:
         """Select the heads of a tensor. In a stacked batch, head i is taken from copy i."""
         heads = self.heads if heads is None else heads
         copy, head = head_indices(tuple(heads), whole.device)
@@ -96,42 +94,10 @@ class HeadCapture:
 
     def scores_of(self, q: Tensor, k: Tensor, rotation: Rotation | None) -> HeadScores:
         """Return the heads' scores from what passes `hook_q` and `hook_k`."""
-        layer = self.layer
-        require_even_scale(layer, layer.layer, q.shape[1])
-        kv_heads = [layer.kv_head(head) for head in self.heads]
-        b_q, b_k, q_norm, k_norm, read = layer.b_q, layer.b_k, layer.q_norm, layer.k_norm, layer
-        if torch.is_grad_enabled():  # folded biases depend on the weights, and gradients go through them and the gains
-            raw = self.view.raw(layer.layer)
-            b_q, b_k = (folded_bias(*projection(raw, what, lambda weight: weight), raw.norm) for what in ("q", "k"))
-            q_norm, k_norm, read = raw.q_norm, raw.k_norm, raw
-        query, key = read.inputs("query", q), read.inputs("key", k)
-        query = self._side(query, self.heads, self.heads, b_q, q_norm, rotation, queries=True)
-        key = self._side(key, self.key_heads(key.projected), kv_heads, b_k, k_norm, rotation)
-        return HeadScores(layer, self.heads, query, key)
-
-    def _side(
-        self,
-        captured: HeadInputs,
-        indices: list[int],
-        heads: list[int],
-        bias: Tensor,
-        norm: QueryKeyNorm | Latent | None,
-        rotation: Rotation | None,
-        *,
-        queries: bool = False,
-    ) -> Side:
-        """Return one side of the heads: `indices` index the captured tensor, `heads` the weights."""
-        selected = self.selected(captured.projected, heads_axis=2, heads=indices)
-        scale = captured.token_scale
-        if norm is not None and norm.over_heads:  # its mean runs over other heads too
-            scale = norm.token_scale(widened(captured.projected))
-        scale = None if scale is None else self.selected(scale, heads_axis=2, heads=indices)
-        return side(selected, bias[heads], norm and norm.of_heads(heads), rotation, queries=queries, token_scale=scale)
-
-    def key_heads(self, captured: Tensor) -> list[int]:
-        """Return the heads to select from a key or value tensor, which is grouped or repeated per query head."""
-        grouped = captured.shape[2] == self.layer.n_kv_heads
-        return [self.layer.kv_head(head) for head in self.heads] if grouped else self.heads
+        require_even_scale(self.layer, self.layer.layer, q.shape[1])
+        # Folded biases depend on the weights, and gradients go through them and the gains.
+        layer = self.view.raw(self.layer.layer) if torch.is_grad_enabled() else self.layer
+        return HeadScores.of_run(layer, self.heads, q, k, rotation, select=partial(self.selected, heads_axis=2))
 
     def rotation(self, n_positions: int) -> Rotation | None:
         """Return the rotation that this run applied to the heads; None without rotary positions."""
@@ -196,7 +162,8 @@ class HeadCapture:
     def values(self, captured: Tensor, like: Tensor) -> Float[Tensor, "batch heads pos d_head"]:
         """Return the values that the heads read, from what passes `hook_v`, in the type and on the device of `like`."""
         by_head = self.layer.values(captured)
-        return self.selected(by_head, heads_axis=2, heads=self.key_heads(by_head)).transpose(1, 2).to(like)
+        heads = keys_read(self.heads, self.layer.n_heads, by_head.shape[2])
+        return self.selected(by_head, heads, heads_axis=2).transpose(1, 2).to(like)
 
     def visible(self, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         """Return which of the layer's scores are of keys that the query sees."""

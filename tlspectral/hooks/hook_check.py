@@ -271,7 +271,7 @@ def _changed_heads(view: AttentionView, layer: int, under: dict[str, Tensor], pl
     writes, name = head_writes(view, layer, in_float64), view.hook_names(layer)["z"]
     before, after = (z_of(in_float64(run[name]), writes.w_o) for run in (plain, under))
     scale = writes.token_scale(before)
-    before, after = (writes.of(z, scale) for z in (before, after))
+    before, after = (writes.written(z, scale) for z in (before, after))
     taken = before - after
     largest, left, most = (each.norm(dim=-1).amax((1, 2)) for each in (before, after, taken))
     unit = largest.where(largest > 0, 1.0)  # by the largest token, so that a change of one token is seen

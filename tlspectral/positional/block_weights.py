@@ -36,7 +36,7 @@ from tlspectral.positional.scores import SwapScores, block_means, score_correlat
 from tlspectral.tables.measurement import stacked
 from tlspectral.tasks.block_prompt import BlockPrompt
 
-Mode = Literal["prompt", "key"]
+SwapMode = Literal["prompt", "key"]
 """What swaps: blocks of the prompt, each in a run of its own, or the keys of one run."""
 Swap = tuple[int, int]
 
@@ -139,7 +139,7 @@ class BlockReading:
     view: AttentionView
     prompts: list[BlockPrompt]
     swaps: list[Swap]
-    mode: Mode
+    mode: SwapMode
     logit_scale: float | None = None
     per_frequency: bool = False
     heads: dict[int, list[int]] | None = None

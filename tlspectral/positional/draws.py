@@ -16,7 +16,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.positional.answers import answers_table
 from tlspectral.positional.block_task import BlockDraw, BlockTask, asked_blocks, bos_text, questions_of, swapped_blocks
-from tlspectral.positional.block_weights import BlockReading, Mode, Swap, joined_columns, query_scores
+from tlspectral.positional.block_weights import BlockReading, Swap, SwapMode, joined_columns, query_scores
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import bundled, unbundled
 from tlspectral.tables.resume_folder import ResumeFolder
@@ -56,7 +56,9 @@ class DrawnPrompts:
         return sorted({swap for of_query in self.swaps for swap in of_query})
 
 
-def prompts_of_task(view: AttentionView, task: BlockTask, swaps: Swaps, mode: Mode, seed: int) -> list[DrawnPrompts]:
+def prompts_of_task(
+    view: AttentionView, task: BlockTask, swaps: Swaps, mode: SwapMode, seed: int
+) -> list[DrawnPrompts]:
     """Return all draws of a task as token ids of a model, checked before anything is measured.
 
     Raises:
@@ -79,7 +81,7 @@ def prompts_of_task(view: AttentionView, task: BlockTask, swaps: Swaps, mode: Mo
 
 
 def prompts_given(
-    view: AttentionView, prompts: Iterable[BlockPrompt], swaps: Swaps, mode: Mode, seed: int, *, every_query: bool
+    view: AttentionView, prompts: Iterable[BlockPrompt], swaps: Swaps, mode: SwapMode, seed: int, *, every_query: bool
 ) -> list[DrawnPrompts]:
     """Return prompts as token ids, with queries for each: the last token, or all of the suffix. Raises ValueError."""
     found = []

@@ -171,7 +171,7 @@ def _hold_context(held: ContextKeys, layer: int, point: str, activation: Tensor,
     held[layer, point] = one.clone()  # keys may be a view into queries, keys and values of all positions
 
 
-Reduce = Callable[[int, int, LastQuery, Tensor], None]
+LastQueryCallback = Callable[[int, int, LastQuery, Tensor], None]
 
 
 @dataclass
@@ -189,7 +189,7 @@ class LastQueryReader:
 
     view: AttentionView
     layers: dict[int, RawAttention]
-    reduce: Reduce
+    reduce: LastQueryCallback
     context: ContextKeys = field(default_factory=dict)
     copies: int = 1
     seen: dict[str, Tensor] = field(default_factory=dict)

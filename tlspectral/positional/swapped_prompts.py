@@ -20,7 +20,7 @@ from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.models.running.prompts import equality_notes, numbered
 from tlspectral.positional.block_task import BlockTask, asked_blocks, swapped_blocks
-from tlspectral.positional.block_weights import SCORES, WITH_ERRORS, Mode
+from tlspectral.positional.block_weights import SCORES, WITH_ERRORS, SwapMode
 from tlspectral.positional.draws import (
     DrawnPrompts,
     draw_parts,
@@ -37,7 +37,7 @@ from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks.block_prompt import BlockPrompt
 
-By = Literal["query", "draw"]
+RowsBy = Literal["query", "draw"]
 """Rows of scores in place of their mean over prompts: one per query, or one per draw."""
 
 SCORE_COLUMNS = columns("""
@@ -76,11 +76,11 @@ def positional_symbolic(
     model: Any,
     prompt: Any,
     *,
-    mode: Mode = "prompt",
+    mode: SwapMode = "prompt",
     tau: float | None = None,
     per_frequency: bool = False,
     logit_scale: float | None = None,
-    by: By | None = None,
+    by: RowsBy | None = None,
     swaps: str | Iterable[Sequence[int]] = "kept",
     heads: Heads | None = None,
     folder: str | os.PathLike[str] | None = None,
@@ -263,13 +263,13 @@ def require_settings(mode: str, by: str | None = None, **positive: float | None)
     for name, value in positive.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, or None for the default; found {value}")
-    for name, value, known in (("mode", mode, get_args(Mode)), ("by", by, (None, *get_args(By)))):
+    for name, value, known in (("mode", mode, get_args(SwapMode)), ("by", by, (None, *get_args(RowsBy)))):
         if value not in known:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; not {value!r}")
 
 
 def averaged(
-    draws: list[dict[int, pd.DataFrame]], by: By | None, distinct: Int[np.ndarray, "draws"] | None = None
+    draws: list[dict[int, pd.DataFrame]], by: RowsBy | None, distinct: Int[np.ndarray, "draws"] | None = None
 ) -> pd.DataFrame:
     """Average every score over the queries of each draw; return mean and standard error over draws, row by row.
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
-from tlspectral.stats.correlations import Method, PartialCorrelation, partial_correlation, residual_correlation
+from tlspectral.stats.correlations import PartialCorrelation, RankMethod, partial_correlation, residual_correlation
 from tlspectral.stats.jackknife import FEWEST_CLUSTERS, jackknife
 from tlspectral.stats.values import (
     as_names,
@@ -72,7 +72,7 @@ def layer_bootstrap(
     y: str = "prev",
     controls: str | Sequence[str] = ("dir_frac",),
     *,
-    method: Method = "hybrid",
+    method: RankMethod = "hybrid",
     draws: int = 2000,
     level: float = 0.95,
     seed: int = 0,
@@ -104,7 +104,7 @@ def layer_bootstrap(
     significance where columns drift with depth: layers are taken as independent. If neighbouring ones correlate by 0.7,
     p rejects 9.6 to 14.6 % at nominal 5 %, and `partial_spearman(layers=)` does not (docs/statistics.md).
     """
-    require_known("method", method, get_args(Method))
+    require_known("method", method, get_args(RankMethod))
     _check_resampling(draws, level)
     variables, clusters = _complete(heads, [x, y, *as_names(controls)])
     observed = partial_correlation(variables, method)
@@ -179,7 +179,7 @@ def attenuation(
     x: str = "D_head",
     y: str = "prev",
     base: str | Sequence[str] = ("dir_frac",),
-    method: Method = "hybrid",
+    method: RankMethod = "hybrid",
     draws: int = 0,
     level: float = 0.95,
     seed: int = 0,
@@ -208,7 +208,7 @@ def attenuation(
     `partial_spearman`: a curve leaves a correlation to attenuate where there is none. All these columns come from the
     same weights: it says how much variance they share, not which of them does the work.
     """
-    require_known("method", method, get_args(Method))
+    require_known("method", method, get_args(RankMethod))
     if not controls:
         raise ValueError("name at least one control to add")
     if draws:

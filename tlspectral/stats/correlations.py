@@ -15,7 +15,7 @@ from tlspectral.stats.residuals import correlation_within_layers, residuals
 from tlspectral.stats.values import Values, as_controls, as_values, complete_rows, require_aligned, require_known
 from tlspectral.tables.html_summary import html_summary
 
-Method = Literal["hybrid", "rank"]
+RankMethod = Literal["hybrid", "rank"]
 """Ranks are taken of what the controls leave of the raw values (`hybrid`), or of all values first (`rank`)."""
 
 
@@ -48,7 +48,12 @@ class PartialCorrelation:
 
 
 def partial_spearman(
-    x: Values, y: Values, controls: Values | pd.DataFrame, *, method: Method = "hybrid", layers: Values | None = None
+    x: Values,
+    y: Values,
+    controls: Values | pd.DataFrame,
+    *,
+    method: RankMethod = "hybrid",
+    layers: Values | None = None,
 ) -> PartialCorrelation:
     """Return the rank correlation of x and y, the controls taken out of both (FP sections 5 to 7, Tables 2 and 3).
 
@@ -76,7 +81,7 @@ def partial_spearman(
     control has been taken out in full if it is noisy, or if x follows it by a curve: `"hybrid"` then rejects up to
     99.9 % of simulated tables without a relation, `"rank"` at most 8.7 % (docs/results/error_rates.md, last table).
     """
-    require_known("method", method, get_args(Method))
+    require_known("method", method, get_args(RankMethod))
     require_aligned(x=x, y=y, controls=controls, layers=layers)
     columns = as_values(x, "x"), as_values(y, "y"), as_controls(controls)
     if len({len(column) for column in columns}) > 1:
@@ -92,7 +97,9 @@ def partial_spearman(
 
 
 def partial_correlation(
-    variables: Float64[np.ndarray, "rows variables"], method: Method, layers: Int64[np.ndarray, "rows"] | None = None
+    variables: Float64[np.ndarray, "rows variables"],
+    method: RankMethod,
+    layers: Int64[np.ndarray, "rows"] | None = None,
 ) -> PartialCorrelation:
     """Compute `partial_spearman` of a matrix whose columns are x, y and then the controls. A layer of -1 is none."""
     complete = complete_rows(variables)
@@ -114,7 +121,7 @@ def partial_correlation(
 
 
 def residual_correlation(
-    variables: Float64[np.ndarray, "rows variables"], method: Method
+    variables: Float64[np.ndarray, "rows variables"], method: RankMethod
 ) -> tuple[float, int, str | None]:
     """Return the statistic, the number of independent controls, and why the statistic is NaN. Rows have no NaN."""
     if len(variables) < 3:

@@ -61,7 +61,7 @@ class JobFailure:
     raised_in: str
 
     @classmethod
-    def of(cls, error: Exception) -> "JobFailure":
+    def of_error(cls, error: Exception) -> "JobFailure":
         """Describe an exception that was caught."""
         frames = traceback.extract_tb(error.__traceback__)
         raised_in = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""

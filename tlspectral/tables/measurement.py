@@ -234,7 +234,7 @@ def _missing(
         except Exception as error:
             if failed is None:
                 raise
-            failed(job.name, JobFailure.of(error))
+            failed(job.name, JobFailure.of_error(error))
         else:
             if table is None:
                 yield job
@@ -271,7 +271,7 @@ def _made(
                 return job.name, table
         if not goes_on:
             raise
-        return job.name, JobFailure.of(error)
+        return job.name, JobFailure.of_error(error)
     if folder is None or folder.write(job.name, table):
         return job.name, table
     return _made(job, folder, goes_on, *prepared)  # another process has stored other numbers first: they are read

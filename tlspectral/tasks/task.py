@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tlspectral.containers import column_names, columns_of
 from tlspectral.models.running.batches import TokenMask, positions_by_place
-from tlspectral.models.running.given import chosen_prompts, given_prompts, prompts_given
+from tlspectral.models.running.given import chosen_prompts, given_prompts, n_prompts_of
 from tlspectral.tasks.metrics import LogitDifference, next_token_loss
 from tlspectral.tasks.repeated import RepeatedSegments
 from tlspectral.tasks.text_rows import TextRows
@@ -114,7 +114,7 @@ class Task:
             }
         for name, value in by_place.items():
             object.__setattr__(self, name, value)
-        n = prompts_given(self.prompts)
+        n = n_prompts_of(self.prompts)
         if isinstance(self.metric, LogitDifference) and n is not None:
             self.metric.require_answers(n)
 
@@ -159,7 +159,7 @@ class Task:
         >>> len(fit.prompts), len(held_out.prompts)
         (2, 2)
         """
-        n, other = prompts_given(self.prompts), self.counterfactual
+        n, other = n_prompts_of(self.prompts), self.counterfactual
         other = other.prompts if isinstance(other, Task) else other
         unknown = n is None or hasattr(self.prompts, "packed") or hasattr(other, "packed")
         if unknown or not hasattr(self.metric, "of_prompts"):
@@ -197,7 +197,7 @@ class Task:
             labels = labels.iloc[chosen(range(len(labels)), "labels")]
         if other is not None:
             prompts = other.prompts if isinstance(other, Task) else other
-            chosen(range(prompts_given(prompts) or 0), "counterfactual")
+            chosen(range(n_prompts_of(prompts) or 0), "counterfactual")
             other = other._of(rows, n) if isinstance(other, Task) else chosen_prompts(other, rows)
         return replace(
             self,
@@ -212,7 +212,7 @@ class Task:
         )
 
     def __repr__(self) -> str:
-        n = prompts_given(self.prompts)
+        n = n_prompts_of(self.prompts)
         return f"Task({self.label}, {repr(self.prompts) if n is None else f'{n} prompts'})"
 
 

@@ -16,7 +16,7 @@ from tlspectral.models.reading import measured
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.reading.layer import RawAttention
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
-from tlspectral.positional.block_weights import Mode
+from tlspectral.positional.block_weights import SwapMode
 from tlspectral.positional.readout import LastQuery, Moved, normed, read_prompt
 from tlspectral.positional.scores import block_means
 from tlspectral.positional.swapped_prompts import require_settings
@@ -60,7 +60,7 @@ def attention_traces(
     *,
     swaps: Iterable[tuple[int, int]],
     frequencies: Iterable[int] | None = None,
-    mode: Mode = "prompt",
+    mode: SwapMode = "prompt",
 ) -> pd.DataFrame:
     """Mean attention of the last query to each block, before and after each swap of two blocks.
 

@@ -12,7 +12,7 @@ from zoo import prompt, shared
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import Mode
-from tlspectral.models.attention.head_scores import scores_of_stream
+from tlspectral.models.attention.head_scores import HeadScores
 from tlspectral.models.reading import attention_view
 
 PROMPT = prompt(2)
@@ -99,7 +99,7 @@ def test_random_directions_lie_in_the_columns_of_w_q():
     layer = view.layer(1)
     frame = torch.linalg.qr(torch.randn(layer.d_head, layer.d_head, dtype=torch.float64)).Q[None]
     residual = torch.randn(1, 9, view.d_model, dtype=torch.float64)
-    scores = scores_of_stream(layer, residual, layer.rotary.position_tables(9)).of_head(1)
+    scores = HeadScores.of_stream(layer, residual, layer.rotary.position_tables(9)).of_head(1)
     every = Mode(range(layer.d_head)).on(view, {1: [1]})[1]
     np.testing.assert_allclose(-every.drawn(scores, [0], frame), every.of(scores, None), rtol=0, atol=1e-9)
     one = Mode(0).on(view, {1: [1]})[1]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from tlspectral.heads.detectors.heads import rows_at_once
+from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.sinks import found_sinks
 from tlspectral.models.reading import measured
 from tlspectral.models.running.prompts import packed_prompts
@@ -55,7 +55,7 @@ def attention_sinks(model: Any, prompts: Any) -> pd.DataFrame:
     """
     with measured(model) as view:
         packed = packed_prompts(view, prompts)
-        at_once = rows_at_once(view, packed.tokens.shape[1])
+        at_once = sequences_at_once(view, packed.tokens.shape[1])
         sinks = found_sinks(view, packed, view.layers, at_once)
         rows = [
             (

@@ -245,7 +245,7 @@ def detect_heads(
                     'sinks="found" adds columns on how widely heads attend to prompts of your own, and repeated '
                     "segments [BOS, r, r] have no such columns: give prompts= of another kind, or leave sinks out"
                 )
-            found = found_sinks(view, sequences, view.layers, rows_at_once(view, sequences.tokens.shape[1]))
+            found = found_sinks(view, sequences, view.layers, sequences_at_once(view, sequences.tokens.shape[1]))
             found.require(view.layers)
         table = measured_detectors(
             view,
@@ -283,7 +283,7 @@ def measured_detectors(
     copies = None if distinct is None else torch.tensor(np.bincount(distinct)[distinct]).double()
     halves = torch.arange(len(tokens)) if distinct is None else torch.tensor(distinct)  # by even and odd numbers
     length = None if on_prompts else segment_length_of(tokens)
-    attrs: dict[str, Any] = {"batch": rows_at_once(view, tokens.shape[1])}
+    attrs: dict[str, Any] = {"batch": sequences_at_once(view, tokens.shape[1])}
     if length is None:
         no_key = torch.zeros(tokens.shape[1], tokens.shape[1])
         patterns: dict[str, Any] = {"prev": "previous_token", "dup": "duplicate"}
@@ -380,7 +380,7 @@ class _Statistics(NamedTuple):
     n_run: int
 
 
-def rows_at_once(view: AttentionView, width: int) -> int:
+def sequences_at_once(view: AttentionView, width: int) -> int:
     """Return how many sequences of a width run together where attention alone is read."""
     return max(1, min(BATCH, 2 * batch_on(view.device).tokens // width))  # no logits are made
 
@@ -413,7 +413,7 @@ def _statistics(
 
     hooks = [(view.hook_names(layer)["pattern"], partial(reduce, layer)) for layer in view.layers]
     n_sequences, width = sequences.tokens.shape
-    at_once = rows_at_once(view, width)
+    at_once = sequences_at_once(view, width)
     by_half = square = sizes = torch.zeros(1, dtype=torch.float64)  # [2 halves, scores, heads], but sizes without heads
     by_row: list[Any] = [0.0] * 4  # scores and their squares times copies, copies, and distinct rows
     n_heads: list[int] = []

@@ -10,7 +10,7 @@ WINDOW = 8
 """How far back `"local"` reaches."""
 
 Marked = Bool[Tensor, "batch query key"]
-Pattern = Callable[[Int[Tensor, "batch pos"]], Marked]
+TokenPattern = Callable[[Int[Tensor, "batch pos"]], Marked]
 
 
 def _behind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "1 query key"]:
@@ -19,7 +19,7 @@ def _behind(tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "1 query key"]:
     return (position[:, None] - position)[None]
 
 
-def _back(nearest: int, farthest: int) -> Pattern:
+def _back(nearest: int, farthest: int) -> TokenPattern:
     """Mark the tokens from `nearest` to `farthest` before the query; negative ones lie behind it."""
 
     def marked(tokens: Int[Tensor, "batch pos"]) -> Marked:
@@ -45,7 +45,7 @@ def _first_token(tokens: Int[Tensor, "batch pos"]) -> Marked:
     return (at_start[None, None, :] & (_behind(tokens) > 0)).expand(len(tokens), -1, -1)
 
 
-PATTERNS: dict[str, Pattern] = {
+PATTERNS: dict[str, TokenPattern] = {
     "previous_token": _back(1, 1),
     "next_token": _back(-1, -1),
     "duplicate": _duplicate,

@@ -22,7 +22,7 @@ from torch import Tensor
 from tlspectral.algebra.nulls import haar_frame
 from tlspectral.errors import ScoreMismatch
 from tlspectral.heads.detectors.targets import Reduce
-from tlspectral.models.attention.head_scores import HeadScores, key_side, rotation_tables, scores_of_stream
+from tlspectral.models.attention.head_scores import HeadScores, key_side, rotation_tables
 from tlspectral.models.attention.run_scores import visible_keys
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.hooks_on_model import holding
@@ -149,7 +149,8 @@ def _fixed_queries(
     residual, n_positions = captured[names["residual"]].cpu().double(), pattern.shape[-1]
     hidden = ~visible_keys(view, index, n_positions, captured).cpu().all(1, keepdim=True)
     require_even_scale(layer, index, n_positions)
-    scores = scores_of_stream(layer, residual, rotation_tables(view, layer.rotary, index, n_positions, captured))
+    tables = rotation_tables(view, layer.rotary, index, n_positions, captured)
+    scores = HeadScores.of_stream(layer, residual, tables)
     rebuilt = scores.own()
     observed = rebuilt.masked_fill(hidden, -torch.inf).softmax(-1)
     # Attention differs by no more than the scores do.

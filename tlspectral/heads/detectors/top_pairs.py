@@ -15,7 +15,7 @@ from jaxtyping import Float32, Int32
 from torch import Tensor
 
 from tlspectral.errors import UnsupportedArchitecture, warn_caller
-from tlspectral.heads.detectors.heads import rows_at_once
+from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
 from tlspectral.models.reading import measured
@@ -146,7 +146,7 @@ def top_pairs(
         for note in equal:
             warn_caller(note.message)
         packed = replace(packed, notes=(*packed.notes, *equal))
-        at_once = rows_at_once(view, packed.tokens.shape[1])
+        at_once = sequences_at_once(view, packed.tokens.shape[1])
         found = found_sinks(view, packed, chosen, at_once) if without_sinks else None
         if found is not None:
             found.require(chosen)

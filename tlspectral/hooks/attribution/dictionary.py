@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tlspectral.hooks.attribution.dictionary_origin import DictionaryOrigin
-from tlspectral.hooks.attribution.stream_terms import Terms
+from tlspectral.hooks.attribution.stream_terms import StreamTerms
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import whole_number
 from tlspectral.user_functions import not_finite, require_call, returned_tensor
@@ -153,13 +153,13 @@ class Dictionary:
             raise ValueError(f"{said}, which are finite; found {value} for feature {feature} of token {token}")
         return activations.detach().cpu().to(torch.float64, copy=True)
 
-    def terms(self, stream: Float64[Tensor, "d_model"], activations: Float64[Tensor, "features"]) -> Terms:
+    def terms(self, stream: Float64[Tensor, "d_model"], activations: Float64[Tensor, "features"]) -> StreamTerms:
         """Return what each active feature writes to a stream, the bias, and the error."""
         active, features = self.written(activations)
         bias = self.bias.detach().cpu().double()[None]
         error = stream[None] - features.sum(0, keepdim=True) - bias
         names = [*(f"feature {number}" for number in active), DICTIONARY_BIAS, ERROR]
-        return Terms(names, torch.cat([features, bias, error]))
+        return StreamTerms(names, torch.cat([features, bias, error]))
 
     def written(self, activations: Float64[Tensor, "features"]) -> tuple[list[int], Float64[Tensor, "active d_model"]]:
         """Return the features that are active and what each of them writes."""

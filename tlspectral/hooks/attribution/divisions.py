@@ -21,13 +21,13 @@ from tlspectral.hooks.attribution.score_terms import (
     removed_key_terms,
     removed_pairs,
 )
-from tlspectral.hooks.attribution.stream_terms import Terms, TracedRun, source_terms, traced_run
+from tlspectral.hooks.attribution.stream_terms import StreamTerms, TracedRun, source_terms, traced_run
 from tlspectral.models.attention.head_scores import rotation_tables
 from tlspectral.models.attention.modes import query_key_modes
 from tlspectral.models.reading.layer import fold_attention, require_even_scale, require_own_projections
 from tlspectral.models.reading.view import AttentionView
 
-By = Literal["source", "mode", "frequency"]
+DividedBy = Literal["source", "mode", "frequency"]
 
 BIAS, ALIBI = "bias", "alibi"
 
@@ -47,8 +47,8 @@ class DividedScore:
     run: TracedRun
     form: HeadForm
     row: QueryRow
-    query: Terms
-    key: Terms
+    query: StreamTerms
+    key: StreamTerms
     names: tuple[list[str], list[str]]
     pairs: Int[Tensor, "rows two"]
     parts: Float64[Tensor, "parts rows"]
@@ -92,7 +92,7 @@ class DividedScore:
 
 
 def divided_score(
-    view: AttentionView, head: tuple[int, int], asked: AskedScore, by: By, dictionary: Dictionary | None = None
+    view: AttentionView, head: tuple[int, int], asked: AskedScore, by: DividedBy, dictionary: Dictionary | None = None
 ) -> DividedScore:
     """Divide one score of a run among sources, features, modes or frequencies. Raises as `qk_attribution`."""
     if by == "frequency":
@@ -106,7 +106,7 @@ def divided_score(
         at_query, at_key = map(dictionary.terms, run.residual[:2], activations[:2])
     elif by == "source":
         names, written = source_terms(view, run)
-        at_query, at_key = Terms(names, written[0]), Terms(names, written[1])
+        at_query, at_key = StreamTerms(names, written[0]), StreamTerms(names, written[1])
     else:
         at_query, at_key = _modes(view, head, run)
     parts, biased = pair_parts(form, at_query.written, at_key.written, run.residual[:2])
@@ -133,7 +133,7 @@ def _by_frequency(view: AttentionView, head: tuple[int, int], asked: AskedScore)
     names = [f"frequency {number}" for number in range(rotary.n_pairs)]
     if len(rotary.still_columns):
         columns, names = torch.cat([columns, 1.0 - columns.sum(0, keepdim=True)]), [*names, "no rotation"]
-    at_query, at_key = (Terms(["stream"], run.residual[[token]]) for token in (0, 1))
+    at_query, at_key = (StreamTerms(["stream"], run.residual[[token]]) for token in (0, 1))
     parts, _ = pair_parts(form, at_query.written, at_key.written, run.residual, columns)
     parts = parts.sum((-2, -1)).mT
     pairs = torch.arange(len(names))[:, None].expand(-1, 2)
@@ -159,8 +159,8 @@ def _with_alibi(
     run: TracedRun,
     form: HeadForm,
     row: QueryRow,
-    at_query: Terms,
-    at_key: Terms,
+    at_query: StreamTerms,
+    at_key: StreamTerms,
     names: tuple[list[str], list[str]],
     pairs: Tensor,
     parts: Tensor,
@@ -172,7 +172,7 @@ def _with_alibi(
     return DividedScore(run, form, row, at_query, at_key, names, pairs, parts)
 
 
-def _modes(view: AttentionView, head: tuple[int, int], run: TracedRun) -> tuple[Terms, Terms]:
+def _modes(view: AttentionView, head: tuple[int, int], run: TracedRun) -> tuple[StreamTerms, StreamTerms]:
     """Return the components of the two streams along the singular vectors of M, and what is left of the streams.
 
     The head reads nothing of what is left, but where M has a lower rank than W_Q or W_K. With the tokens exchanged it
@@ -184,5 +184,5 @@ def _modes(view: AttentionView, head: tuple[int, int], run: TracedRun) -> tuple[
     terms = []
     for stream, vectors in zip(run.residual[:2], (modes.query, modes.key), strict=True):
         written = (stream @ vectors)[:, None] * vectors.T
-        terms.append(Terms([*names, "no mode"], torch.cat([written, (stream - written.sum(0))[None]])))
+        terms.append(StreamTerms([*names, "no mode"], torch.cat([written, (stream - written.sum(0))[None]])))
     return terms[0], terms[1]

@@ -209,7 +209,7 @@ def _rows(
     dictionary: Dictionary | None,
 ) -> pd.DataFrame:
     """Return the rows of the heads of a layer, without tokens."""
-    measure = _Measure.of(view, write, vector)
+    measure = _Measure.of_write(view, write, vector)
     if by == "source":
         value = _values_of_stream(view, write.layer)
         pieces = [measure.frame(*terms) for terms in _source_rows(view, run, write, value, measure, dictionary)]
@@ -234,7 +234,7 @@ class _Measure:
     centred: bool
 
     @classmethod
-    def of(cls, view: AttentionView, write: HeadWrite, vector: Float64[Tensor, "d_model"] | None) -> "_Measure":
+    def of_write(cls, view: AttentionView, write: HeadWrite, vector: Float64[Tensor, "d_model"] | None) -> "_Measure":
         centred = view.raw(write.layer).norm.kind == "LN"
         if vector is None:
             return cls(write, torch.diag_embed(write.gate), False, centred)

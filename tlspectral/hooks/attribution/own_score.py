@@ -12,8 +12,8 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import ScoreMismatch
 from tlspectral.hooks.attribution.score_terms import HeadForm
 from tlspectral.hooks.attribution.stream_terms import TracedRun
-from tlspectral.models.attention.head_scores import Tables
-from tlspectral.models.attention.run_scores import require_own_pattern, row_scores
+from tlspectral.models.attention.head_scores import HeadScores, Tables
+from tlspectral.models.attention.run_scores import require_own_pattern
 from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, noise_of, require_close
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.models.reading.view import AttentionView
@@ -84,7 +84,8 @@ def query_row(
     """
     layer, names, raw = run.layer, view.hook_names(run.layer), view.raw(run.layer)
     q, k = (in_float64(run.captured[names[point]]).cpu() for point in ("query", "key"))
-    of_run = row_scores(raw, form.head, q, k, tables, torch.tensor([[query]])).whole()[0, 0, 0]
+    rows = torch.tensor([[query]])
+    of_run = HeadScores.of_rows(raw, form.head, q[:, [query]], k, tables, rows).whole()[0, 0, 0]
     if form.slope is not None:
         of_run = of_run + form.slope * torch.arange(len(of_run), dtype=of_run.dtype)
     if "scores" in names:

@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int
 from tlspectral.hooks.attribution.asked_scores import AskedScores, asked_scores
 from tlspectral.hooks.attribution.dictionary import Dictionary, require_division
 from tlspectral.hooks.attribution.dictionary_null import dictionary_notes
-from tlspectral.hooks.attribution.divisions import By, DividedScore, divided_score
+from tlspectral.hooks.attribution.divisions import DividedBy, DividedScore, divided_score
 from tlspectral.hooks.attribution.score_terms import PARTS
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, one_head, require_stream
@@ -57,7 +57,7 @@ def qk_attribution(
     query: Any = None,
     key: Any = None,
     *,
-    by: By = "source",
+    by: DividedBy = "source",
     dictionary: Dictionary | None = None,
     top: int | None = None,
     remove: int | None = None,
@@ -147,7 +147,7 @@ def qk_attribution(
         distinct = asked.distinct
         first = np.unique(distinct, return_index=True)[1]
         divided = [divided_score(view, (layer, index), asked.scores[place], by, dictionary) for place in first]
-        mean = _MeanScore.of(divided, np.bincount(distinct))
+        mean = _MeanScore.of_scores(divided, np.bincount(distinct))
         frame = mean.frame(top, by_source=by == "source" and dictionary is None, several=asked.several)
         settings = {"head": head_name(layer, index), "by": by if dictionary is None else "feature", "top": top}
         attrs = _attrs(view, asked, mean)
@@ -172,7 +172,7 @@ class _MeanScore:
     parts: Float64[np.ndarray, "parts rows scores"]
 
     @classmethod
-    def of(cls, divided: list[DividedScore], counts: np.ndarray) -> "_MeanScore":
+    def of_scores(cls, divided: list[DividedScore], counts: np.ndarray) -> "_MeanScore":
         rows: dict[tuple[str, str], int] = {}
         places = []
         for each in divided:

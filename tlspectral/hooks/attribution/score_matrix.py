@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -11,7 +12,7 @@ from tlspectral.hooks.attribution.score_terms import readable_group
 from tlspectral.hooks.attribution.stream_terms import traced_run
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts, change_of
-from tlspectral.models.attention.head_scores import HeadScores, rotation_tables, scores_of_stream
+from tlspectral.models.attention.head_scores import HeadScores, rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import fold_attention, require_even_scale, softcapped
@@ -73,8 +74,8 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
         if tables is not None and group.rotary is not None and group.rotary.per_head:
             rows = slice(first, first + len(group.w_q))
             tables = tables[0][rows], tables[1][rows]
-        of_group = scores_of_stream(fold_attention(group, layer), run.residual[None], tables).of_head(index - first)
-        of_head = HeadScores(raw, [index], of_group.query, of_group.key)
+        of_group = HeadScores.of_stream(fold_attention(group, layer), run.residual[None], tables)
+        of_head = replace(of_group.of_head(index - first), layer=raw, heads=[index])
         whole = of_head.whole()[0, 0]
         if raw.alibi is not None:
             whole = whole + raw.alibi.bias(torch.arange(length))[index].to(whole)

@@ -19,8 +19,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from tlspectral.algebra.rotary import with_gain_and_phase
-from tlspectral.models.attention.head_scores import HeadScores, Rotation, Side, Tables
+from tlspectral.models.attention.head_scores import HeadScores, Tables
 from tlspectral.models.reading.latent import Latent
 from tlspectral.models.reading.layer import LayerSettings, RawAttention, fold_attention, key_value_groups
 from tlspectral.models.reading.norms import QueryKeyNorm
@@ -34,23 +33,22 @@ PARTS = ("symmetric", "antisymmetric", "phase", "outside_m")
 class StreamSide:
     """The queries or keys of a head, of heads that share its query/key norm where the norm's mean runs over them.
 
-    `reads` and `bias` are the folded projection of the residual stream, `query_key_norm` is behind it.
+    `reads` is the folded projection of the residual stream, `query_key_norm` is behind it.
     """
 
     reads: LayerReads
-    bias: Float64[Tensor, "heads d_head"]
     query_key_norm: QueryKeyNorm | Latent | None
     head: int
 
-    def of(self, x: Float64[Tensor, "*batch d_model"], *, bias: bool = True) -> Float64[Tensor, "*batch d_head"]:
+    def row(self, x: Float64[Tensor, "*batch d_model"], *, bias: bool = True) -> Float64[Tensor, "*batch d_head"]:
         """Return the head's query or key of whole streams, all norms taken at them."""
-        every = self._projected(x, bias)
+        every = (self.reads if bias else replace(self.reads, bias=None)).of(x)
         return (every if self.query_key_norm is None else self.query_key_norm.applied(every))[..., self.head, :]
 
     def scale(self, x: Float64[Tensor, "d_model"]) -> Float64[Tensor, ""] | None:
         """Return the factor 1/rms of the query/key norm at a stream; None without such a norm."""
         norm = self.query_key_norm
-        return None if norm is None else norm.token_scale(self._projected(x, bias=True))[..., self.head]
+        return None if norm is None else norm.token_scale(self.reads.of(x))[..., self.head]
 
     def of_terms(
         self, written: Float64[Tensor, "terms d_model"], x: Float64[Tensor, "d_model"], scale: Tensor | None
@@ -61,7 +59,8 @@ class StreamSide:
 
     def own_bias(self, scale: Tensor | None) -> Float64[Tensor, "one d_head"]:
         """Return the bias of the head behind its query/key norm with its factor as given."""
-        return self._normed(self.bias[self.head][None], scale)
+        assert self.reads.bias is not None
+        return self._normed(self.reads.bias[self.head][None], scale)
 
     def _normed(self, rows: Float64[Tensor, "rows d_head"], scale: Tensor | None) -> Float64[Tensor, "rows d_head"]:
         if self.query_key_norm is None or scale is None:
@@ -71,24 +70,20 @@ class StreamSide:
             norm = norm.of_heads([self.head * len(norm.gain) // len(self.reads.weight)])
         return norm.applied(rows[:, None], scale.expand(len(rows))[:, None])[:, 0]
 
-    def _projected(self, x: Tensor, bias: bool) -> Tensor:
-        heads = self.reads.of(x)
-        return heads + self.bias if bias else heads
-
 
 @dataclass(frozen=True)
 class HeadForm:
     """One head at a query and a key position: how its scaled score, before softcap and mask, depends on two streams.
 
-    `rotation` has cos and sin at the query (row 0) and at the key (row 1), as the model applied them, and gain and
-    phase of a spectral layer; None without rotary positions.
+    `layer` is without its query/key norms, which the two sides have. `tables` are cos and sin at the query (row 0) and
+    at the key (row 1), as the model applied them; None without rotary positions.
     """
 
     layer: LayerSettings
     head: int
     query: StreamSide
     key: StreamSide
-    rotation: Rotation | None
+    tables: Tables | None
 
     @property
     def slope(self) -> float | None:
@@ -99,52 +94,38 @@ class HeadForm:
         self,
         queries: Float64[Tensor, "*batch queries d_head"],
         keys: Float64[Tensor, "*batch keys d_head"],
-        contents: tuple[Tensor, Tensor] | None = None,
+        biases: tuple[Tensor, Tensor] | None = None,
         *,
         exchanged: bool = False,
     ) -> HeadScores:
         """Return the scores of queries, all at the query's position, and keys, all at the key's, one head [*batch, 1].
 
-        `contents` are the two without biases, where they have some. `exchanged`: queries stand at the key's position
-        and keys at the query's.
+        `biases` are the part of each that is a bias. `exchanged`: queries stand at the key's position and keys at the
+        query's.
         """
-        at_query, at_key = self._at(int(exchanged)), self._at(int(not exchanged))
-        sides = []
-        for rows, content, rotation in zip(
-            (queries, keys), contents or (queries, keys), (at_query, at_key), strict=True
-        ):
-            whole, content = rows[..., None, :, :], content[..., None, :, :]
-            if rotation is not None and rows is queries:
-                whole, content = (with_gain_and_phase(part, rotation.geometry) for part in (whole, content))
-            sides.append(Side(whole, content, None, rotation))
-        return HeadScores(self.layer, [self.head], *sides)
+        places = [torch.tensor([row]) for row in ((1, 0) if exchanged else (0, 1))]
+        at_query, at_key = (rows[..., None, :] for rows in (queries, keys))
+        of_bias = None if biases is None else (biases[0][..., None, :], biases[1][..., None, :])
+        return HeadScores.of_rows(self.layer, self.head, at_query, at_key, self.tables, *places, biases=of_bias)
 
     def score(
         self, queries: Float64[Tensor, "rows d_head"], keys: Float64[Tensor, "rows d_head"]
     ) -> Float64[Tensor, "rows"]:
-        """Return the score of each query with the key of its row (both as `StreamSide.of` returns), without ALiBi."""
+        """Return the score of each query with the key of its row (both as `StreamSide.row` returns), without ALiBi."""
         return self.scores(queries[:, None], keys[:, None]).whole()[:, 0, 0, 0]
-
-    def _at(self, row: int) -> Rotation | None:
-        if self.rotation is None:
-            return None
-        return replace(self.rotation, cos=self.rotation.cos[[row]], sin=self.rotation.sin[[row]])
 
 
 def head_form(view: AttentionView, index: int, head: int, query: int, key: int, tables: Tables | None) -> HeadForm:
     """Return the form of one head, given cos and sin as the run applied them (`rotation_tables`)."""
     raw = view.raw(index)
     group, first = readable_group(raw, head)
-    layer, rotation = fold_attention(group, index), None
-    if tables is not None and raw.rotary is not None:
-        cos, sin = ((table[head] if table.ndim == 3 else table)[[query, key]] for table in tables)
-        rotation = Rotation(raw.rotary.of_heads([head]), cos, sin)
+    layer = fold_attention(group, index)
     return HeadForm(
-        raw,
+        replace(raw.without_weights(), q_norm=None, k_norm=None),
         head,
-        StreamSide(LayerReads(layer.norm, layer.w_q), layer.b_q, layer.q_norm, head - first),
-        StreamSide(LayerReads(layer.norm, layer.w_k), layer.b_k, layer.k_norm, layer.kv_head(head - first)),
-        rotation,
+        StreamSide(LayerReads(layer.norm, layer.w_q, layer.b_q), layer.q_norm, head - first),
+        StreamSide(LayerReads(layer.norm, layer.w_k, layer.b_k), layer.k_norm, layer.kv_head(head - first)),
+        None if tables is None else (tables[0][..., [query, key], :], tables[1][..., [query, key], :]),
     )
 
 
@@ -180,14 +161,14 @@ def pair_parts(
             rows * columns[:, None] for rows in (q, k, q_of_key, k_of_query, b_q, b_k)
         )
     whole = [torch.cat(rows, dim=-2) for rows in ((q, b_q), (k, b_k))]
-    content = [torch.cat([rows, torch.zeros_like(bias)], dim=-2) for rows, bias in ((q, b_q), (k, b_k))]
-    there = form.scores(*whole, contents=(content[0], content[1]))
+    biases = [torch.cat([torch.zeros_like(rows), bias], dim=-2) for rows, bias in ((q, b_q), (k, b_k))]
+    there = form.scores(*whole, biases=(biases[0], biases[1]))
     even = there.even()[..., 0, :, :]
     mirrored = torch.zeros_like(even)
     mirrored[..., :-1, :-1] = form.scores(q_of_key, k_of_query, exchanged=True).even()[..., 0, :, :].mT
     outside = there.whole()[..., 0, :, :]
     outside[..., :-1, :-1] = 0.0
-    odd = torch.zeros_like(even) if form.rotation is None else there.phase()[..., 0, :, :]
+    odd = torch.zeros_like(even) if form.tables is None else there.phase()[..., 0, :, :]
     return torch.stack([(even + mirrored) / 2, (even - mirrored) / 2, odd, outside], dim=-3), biased
 
 
@@ -204,7 +185,7 @@ def removed_pairs(
     """
     queries = _without(form.query, residual[0], at_query, pairs[:, 0])
     keys = _without(form.key, residual[1], at_key, pairs[:, 1])
-    query, key = form.query.of(residual[0]).expand_as(queries), form.key.of(residual[1]).expand_as(keys)
+    query, key = form.query.row(residual[0]).expand_as(queries), form.key.row(residual[1]).expand_as(keys)
     score = form.score
     return score(query, key) - score(queries, key) - score(query, keys) + score(queries, keys)
 
@@ -217,9 +198,9 @@ def removed_key_terms(
 ) -> Float64[Tensor, ""]:
     """Return S(x, y) - S(x, y - sum of the terms): what the score loses without all of them in the key."""
     gone = [term for term in terms if term < len(at_key)]
-    key = form.key.of(residual[1] - at_key[gone].sum(0), bias=len(at_key) not in terms)
-    query = form.query.of(residual[0])[None]
-    return (form.score(query, form.key.of(residual[1])[None]) - form.score(query, key[None]))[0]
+    key = form.key.row(residual[1] - at_key[gone].sum(0), bias=len(at_key) not in terms)
+    query = form.query.row(residual[0])[None]
+    return (form.score(query, form.key.row(residual[1])[None]) - form.score(query, key[None]))[0]
 
 
 def _without(
@@ -227,4 +208,4 @@ def _without(
 ) -> Float64[Tensor, "pairs d_head"]:
     removed = torch.cat([written, torch.zeros_like(written[:1])])[terms]
     is_bias = (terms == len(written))[:, None]
-    return torch.where(is_bias, side.of(x, bias=False), side.of(x - removed))
+    return torch.where(is_bias, side.row(x, bias=False), side.row(x - removed))

@@ -22,7 +22,7 @@ _UNDIVIDED = "a score cannot be divided among sources"
 
 
 @dataclass(frozen=True)
-class Terms:
+class StreamTerms:
     """What a residual stream at one token is the sum of."""
 
     names: list[str]
@@ -103,7 +103,7 @@ def source_terms(view: AttentionView, run: TracedRun) -> tuple[list[str], Float6
         if writes is not None:
             z = z_of(in_float64(run.kept[points["z"]]), writes.w_o)
             scale = writes.token_scale(z)
-            heads = writes.of(z, scale)[:, 0].detach().cpu()
+            heads = writes.written(z, scale)[:, 0].detach().cpu()
             names += [head_name(earlier, head) for head in range(len(heads))]
             written += list(heads)
             biases = biases + writes.of_biases(scale)[0].detach().cpu()

@@ -209,7 +209,7 @@ class Stream:
 
     def _note_heads(self, first: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:
         z = z_of(z, writes.w_o)
-        self._note(first, writes.of(z, writes.token_scale(z)))
+        self._note(first, writes.written(z, writes.token_scale(z)))
 
     def _note_mixer(self, layer: int, behind: Literal["residual_after", "middle"], x: Tensor, hook: Any) -> None:
         view = self.graph.view

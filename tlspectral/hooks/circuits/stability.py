@@ -17,10 +17,10 @@ ENOUGH = 8
 _AT_ONCE = 50  # bootstrap samples
 _MOST_UNITS = 1_000_000
 
-Terms = Float64[np.ndarray, "units edges"]
+UnitTerms = Float64[np.ndarray, "units edges"]
 
 
-def estimate_errors(terms: Terms, sizes: Int[np.ndarray, "units"]) -> Float64[np.ndarray, "edges"]:
+def estimate_errors(terms: UnitTerms, sizes: Int[np.ndarray, "units"]) -> Float64[np.ndarray, "edges"]:
     """Return the standard error of each estimate, the sum of its terms, over units; NaN for one unit.
 
     A term is what a unit of so many pairs adds to the mean over all pairs. As `tasks.metric_value.standard_error`.
@@ -32,7 +32,7 @@ def estimate_errors(terms: Terms, sizes: Int[np.ndarray, "units"]) -> Float64[np
     return np.sqrt(n_units / (n_units - 1) * (deviations**2).sum(0))
 
 
-def selected_share(terms: Terms, n: int, seed: int) -> Float64[np.ndarray, "edges"]:
+def selected_share(terms: UnitTerms, n: int, seed: int) -> Float64[np.ndarray, "edges"]:
     """Return the share of bootstrap samples of the units in which an edge is among the n of largest estimate.
 
     An edge whose estimate is 0 in a sample is not chosen. NaN for one unit.
@@ -47,7 +47,7 @@ def selected_share(terms: Terms, n: int, seed: int) -> Float64[np.ndarray, "edge
     return times / DRAWS
 
 
-def overlaps(terms: Terms, n: int, seed: int) -> dict[str, Any]:
+def overlaps(terms: UnitTerms, n: int, seed: int) -> dict[str, Any]:
     """Return how much the n largest edges of two disjoint parts of the units have in common, and what that suggests.
 
     `overlap_half` is the Jaccard index of the sets that two halves choose, mean over splits: the index of samples of
@@ -71,7 +71,7 @@ def overlaps(terms: Terms, n: int, seed: int) -> dict[str, Any]:
     return found
 
 
-def _overlap(terms: Terms, n: int, size: int, rng: np.random.Generator) -> float:
+def _overlap(terms: UnitTerms, n: int, size: int, rng: np.random.Generator) -> float:
     shares = []
     for _ in range(SPLITS):
         order = rng.permutation(len(terms))

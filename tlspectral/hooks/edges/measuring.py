@@ -15,8 +15,8 @@ from tlspectral.heads.composition import composition_into
 from tlspectral.hooks.edges.cut import Cut, readers
 from tlspectral.hooks.edges.reached import Reached
 from tlspectral.hooks.edges.senders import CachedRun, Sender
-from tlspectral.models.attention.head_scores import rotation_tables
-from tlspectral.models.attention.run_scores import require_own_pattern, row_scores, visible_keys
+from tlspectral.models.attention.head_scores import HeadScores, rotation_tables
+from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.hooking.hooks_on_model import Hook
 from tlspectral.models.reading.latent import Latent
 from tlspectral.models.reading.layer import LayerSettings, require_even_scale
@@ -270,8 +270,9 @@ class ReceiverLayer:
         self, head: int, rows: Int[Tensor, "sequences rows"], change: Tensor | None = None
     ) -> Float[Tensor, "*copies sequences rows pos"]:
         of_query, of_key = (change, None) if self.what == "q" else (None, change)
-        scores = row_scores(
-            self.settings, head, self.query, self.key, self.tables, rows, query_change=of_query, key_change=of_key
+        queries = self.query.gather(1, rows[..., None, None].expand(-1, -1, *self.query.shape[2:]))
+        scores = HeadScores.of_rows(
+            self.settings, head, queries, self.key, self.tables, rows, query_change=of_query, key_change=of_key
         )
         allowed = _rows_of(self.allowed.expand(len(rows), -1, -1), rows)
         return scores.own()[..., 0, :, :].masked_fill(~allowed, -torch.inf)

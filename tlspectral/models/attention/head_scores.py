@@ -1,8 +1,9 @@
 """The score of a head: its two sides, queries and keys, and every product of them.
 
-A side is what enters the score behind a query/key norm, gain and phase, before any rotation. It comes from a run's own
-queries and keys (`side`), or from the residual stream and folded weights in float64 (`scores_of_stream`). With `S+` the
-score with the model's own rotations and `S-` the same with every angle negated,
+A side is what enters the score behind a query/key norm, gain and phase, before any rotation. `HeadScores` has three
+makers: `of_stream` reads the residual stream with folded weights in float64, `of_run` takes the queries and keys of a
+run, `of_rows` some rows of queries and keys of one head. With `S+` the score with the model's own rotations and `S-`
+the same with every angle negated,
 
     C = (S+ + S-) / 2     even in the offset: Re(M_t) and columns that do not turn
     D = (S+ - S-) / 2     odd in the offset: Im(M_t)
@@ -12,26 +13,31 @@ gives the C of the two tokens at offset 0, whose parts are the parts of the stat
 tokens, without a loop over frequencies and without a d_model x d_model matrix (FP, sections 5, 8 and 10).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, per_pair, times_phase, widened, with_gain_and_phase
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.attention.tolerances import require_close
-from tlspectral.models.reading.latent import Latent
+from tlspectral.models.reading.latent import HeadInputs, Latent
 from tlspectral.models.reading.layer import (
     AttentionLayer,
     LayerSettings,
+    RawAttention,
     fold_attention,
+    folded_bias,
     key_value_groups,
+    projection,
     require_even_scale,
     softcapped,
 )
-from tlspectral.models.reading.norms import Castable, QueryKeyNorm
+from tlspectral.models.reading.norms import Castable, QueryKeyNorm, double
 from tlspectral.models.reading.view import AttentionView
 
 Tables = tuple[Float[Tensor, "*heads pos pairs"], Float[Tensor, "*heads pos pairs"]]
@@ -72,7 +78,7 @@ class Rotation(Castable):
 
 
 @dataclass(frozen=True)
-class Side(Castable):
+class ScoreSide(Castable):
     """Queries or keys of some heads, as they enter the score before any rotation.
 
     Attributes:
@@ -88,22 +94,22 @@ class Side(Castable):
     token_scale: Float[Tensor, "*batch_heads_rows_columns"] | None
     rotation: Rotation | None
 
-    def first(self) -> "Side":
+    def first(self) -> "ScoreSide":
         """Return the side of the first sequence of a batch."""
         rotation = self.rotation
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
             rotation = rotation.as_(lambda table: table[:1])
         return replace(self.as_(lambda part: part[:1]), rotation=rotation)
 
-    def copied(self) -> "Side":
+    def copied(self) -> "ScoreSide":
         """Return the side on tensors of its own."""
         return replace(self.as_(Tensor.clone), rotation=self.rotation and self.rotation.as_(Tensor.clone))
 
-    def in_float32(self) -> "Side":
+    def in_float32(self) -> "ScoreSide":
         """Return the side in float32."""
         return replace(self.as_(Tensor.float), rotation=self.rotation and self.rotation.as_(Tensor.float))
 
-    def of_head(self, index: int) -> "Side":
+    def of_head(self, index: int) -> "ScoreSide":
         """Return the side of one of the heads, of tensors [batch, heads, ...]."""
         rotation = self.rotation and self.rotation.of_heads([index])
         return replace(self.as_(lambda part: part[:, index : index + 1]), rotation=rotation)
@@ -111,13 +117,13 @@ class Side(Castable):
 
 def side(
     projected: Float[Tensor, "*batch rows heads d_head"],
-    bias: Float[Tensor, "heads d_head"] | None,
+    bias: Float[Tensor, "*rows heads d_head"] | None,
     norm: QueryKeyNorm | Latent | None,
     rotation: Rotation | None,
     *,
     queries: bool = False,
     token_scale: Float[Tensor, "*batch_rows_heads_columns"] | None = None,
-) -> Side:
+) -> ScoreSide:
     """Return a side from queries or keys of some heads, as they are before a query/key norm, in float32 at least.
 
     `bias` is None where there is none to tell apart. A spectral layer's gain and phase, which are in the rotation's
@@ -133,7 +139,88 @@ def side(
     whole, content = whole.transpose(-2, -3), content.transpose(-2, -3)
     if queries and rotation is not None:
         whole, content = (with_gain_and_phase(part, rotation.geometry) for part in (whole, content))
-    return Side(whole, content, token_scale, rotation)
+    return ScoreSide(whole, content, token_scale, rotation)
+
+
+def key_side(
+    layer: AttentionLayer,
+    projected: Float[Tensor, "*batch pos kv_heads d_head"],
+    bias: Float[Tensor, "kv_heads d_head"] | None,
+    rotation: Rotation | None,
+    token_scale: Float[Tensor, "*batch pos heads d_head"] | None = None,
+) -> ScoreSide:
+    """Return the key side of all query heads of a layer from the keys that they share, else as `side`."""
+    keys = side(projected, bias, layer.k_norm, None, token_scale=token_scale)
+    groups = layer.n_heads // layer.n_kv_heads
+    whole, content = (part.repeat_interleave(groups, dim=-3) for part in (keys.whole, keys.content))
+    scale = None if keys.token_scale is None else keys.token_scale.repeat_interleave(groups, dim=-2)
+    return ScoreSide(whole, content, scale, rotation)
+
+
+def _run_side(
+    captured: HeadInputs,
+    places: list[int],
+    heads: list[int],
+    bias: Float[Tensor, "heads d_head"],
+    norm: QueryKeyNorm | Latent | None,
+    *,
+    rotation: Rotation | None,
+    select: Callable[[Tensor, list[int]], Tensor],
+    queries: bool = False,
+) -> ScoreSide:
+    """Return one side of some heads: `places` index the captured tensor, `heads` the weights."""
+    selected, scale = select(captured.projected, places), captured.token_scale
+    if norm is not None and norm.over_heads:  # its mean runs over other heads too
+        scale = norm.token_scale(widened(captured.projected))
+    scale = None if scale is None else select(scale, places)
+    return side(selected, bias[heads], norm and norm.of_heads(heads), rotation, queries=queries, token_scale=scale)
+
+
+def _changed_side(
+    projected: Float[Tensor, "*batch rows heads d_head"],
+    change: Float[Tensor, "*copies rows heads d_head"] | None,
+    head: int,
+    bias: Float[Tensor, "*rows one d_head"] | None,
+    norm: QueryKeyNorm | Latent | None,
+    rotation: Rotation | None,
+    *,
+    queries: bool = False,
+) -> ScoreSide:
+    """Return the side of one head whose queries or keys change before the norm; the other heads keep theirs.
+
+    `projected` and `change` are of all heads: a norm whose mean runs over them is taken again.
+    """
+    changed = projected[..., [head], :] if change is None else projected[..., [head], :] + change[..., [head], :]
+    scale = None
+    if norm is not None and norm.over_heads:
+        every = projected.expand(*changed.shape[:-2], *projected.shape[-2:]).clone()
+        every[..., [head], :] = changed
+        scale = norm.token_scale(every)[..., [head]]
+    if norm is not None and norm.gain is not None and norm.gain.ndim == 2:  # some models repeat keys, gains they do not
+        norm = norm.of_heads([head * len(norm.gain) // projected.shape[-2]])
+    return side(changed, bias, norm, rotation, queries=queries, token_scale=scale)
+
+
+def _rotation_at(geometry: RotaryGeometry, cos: Tensor, sin: Tensor, rows: Tensor | None) -> Rotation:
+    """Return the rotation of one head at some rows, which may differ by sequence (None: at all)."""
+    if rows is None:
+        return Rotation(geometry, cos, sin)
+    if rows.ndim == 1:
+        return Rotation(geometry, cos[rows], sin[rows])
+    return Rotation(geometry, cos[rows][:, None], sin[rows][:, None])
+
+
+def keys_read(heads: list[int], n_heads: int, n_keys: int) -> list[int]:
+    """Return which of the keys or values of a layer some query heads read: shared in groups, or one per query head."""
+    return [head // (n_heads // n_keys) for head in heads]
+
+
+def _heads_of(tensor: Tensor, heads: list[int]) -> Tensor:
+    return tensor[:, :, heads]
+
+
+def _as_stored(weight: Tensor) -> Tensor:
+    return weight
 
 
 @dataclass(frozen=True)
@@ -148,8 +235,104 @@ class HeadScores:
 
     layer: LayerSettings
     heads: list[int]
-    query: Side
-    key: Side
+    query: ScoreSide
+    key: ScoreSide
+
+    @classmethod
+    def of_stream(
+        cls, layer: AttentionLayer, residual: Float64[Tensor, "batch pos d_model"], tables: Tables | None
+    ) -> "HeadScores":
+        """Return the scores of all heads of a folded layer from the residual stream that enters it, in float64.
+
+        `tables` are cos and sin of each pair, of a spectral layer per query head.
+        """
+        n = layer.norm.normalized(residual)
+        rotation = None if tables is None or layer.rotary is None else Rotation(layer.rotary, *tables)
+        q = torch.einsum("bpd,hdk->bphk", n, layer.w_q) + layer.b_q
+        k = torch.einsum("bpd,hdk->bphk", n, layer.w_k) + layer.b_k
+        at_query, at_key = (
+            norm.scale_of(n @ norm.down + norm.bias_or_zero) if isinstance(norm, Latent) else None
+            for norm in (layer.q_norm, layer.k_norm)
+        )
+        return cls(
+            layer,
+            list(range(layer.n_heads)),
+            side(q, layer.b_q, layer.q_norm, rotation, queries=True, token_scale=at_query),
+            key_side(layer, k, layer.b_k, rotation, at_key),
+        )
+
+    @classmethod
+    def of_run(
+        cls,
+        layer: AttentionLayer | RawAttention,
+        heads: list[int],
+        query: Float[Tensor, "*of_queries"],
+        key: Float[Tensor, "*of_keys"],
+        rotation: Rotation | None,
+        *,
+        select: Callable[[Tensor, list[int]], Tensor] | None = None,
+    ) -> "HeadScores":
+        """Return the scores of some heads from what passes the hook points of queries and keys in a run.
+
+        `rotation` is of these heads (`Rotation.of_heads`). Gradients reach biases and gains of a `RawAttention`, while
+        a folded layer has copies. `select(tensor, heads)` takes heads from a tensor [batch, pos, heads, ...]. Default:
+        the same heads from the whole batch.
+        """
+        if isinstance(layer, AttentionLayer):
+            b_q, b_k = layer.b_q, layer.b_k
+        else:
+            b_q, b_k = (folded_bias(*projection(layer, what, _as_stored), layer.norm) for what in ("q", "k"))
+        select = _heads_of if select is None else select
+        queries, keys = layer.inputs("query", query), layer.inputs("key", key)
+        kv_heads = keys_read(heads, len(b_q), len(b_k))
+        key_places = keys_read(heads, len(b_q), keys.projected.shape[2])
+        one_side = partial(_run_side, rotation=rotation, select=select)
+        return cls(
+            layer,
+            heads,
+            one_side(queries, heads, heads, b_q, layer.q_norm, queries=True),
+            one_side(keys, key_places, kv_heads, b_k, layer.k_norm),
+        )
+
+    @classmethod
+    def of_rows(
+        cls,
+        layer: LayerSettings,
+        head: int,
+        query: Float[Tensor, "*batch queries heads d_head"],
+        key: Float[Tensor, "*batch keys kv_heads d_head"],
+        tables: Tables | None,
+        query_rows: Int[Tensor, "*sequences #queries"],
+        key_rows: Int[Tensor, "*sequences #keys"] | None = None,
+        *,
+        query_change: Float[Tensor, "*copies queries heads d_head"] | None = None,
+        key_change: Float[Tensor, "*copies keys kv_heads d_head"] | None = None,
+        biases: tuple[Tensor, Tensor] | None = None,
+    ) -> "HeadScores":
+        """Return the scores of one head between queries and keys that stand at some rows (default: keys at all).
+
+        Args:
+            query, key: before a query/key norm and rotation, of all heads; keys may be repeated per query head. Of this
+                head alone if `layer` has no such norm.
+            tables: cos and sin of each pair at all positions, of a spectral layer per head.
+            query_rows, key_rows: positions of the queries and keys; one position is that of all of them.
+            query_change, key_change: added before the norm, which is taken again.
+            biases: of queries and keys, on which M does not act (default: not told apart).
+        """
+        at_query = at_key = None
+        if tables is not None and layer.rotary is not None:
+            geometry = layer.rotary.of_heads([head])
+            cos, sin = (table[head] if table.ndim == 3 else table for table in tables)
+            at_query, at_key = (_rotation_at(geometry, cos, sin, rows) for rows in (query_rows, key_rows))
+        q_norm, k_norm = (norm and norm.as_(double) for norm in (layer.q_norm, layer.k_norm))
+        n_heads, (b_q, b_k) = query.shape[-2], (None, None) if biases is None else biases
+        place = head if n_heads > 1 else 0
+        return cls(
+            layer,
+            [head],
+            _changed_side(query, query_change, place, b_q, q_norm, at_query, queries=True),
+            _changed_side(key, key_change, place * key.shape[-2] // n_heads, b_k, k_norm, at_key),
+        )
 
     def first(self) -> "HeadScores":
         """Return the scores of the first sequence of a batch."""
@@ -317,51 +500,13 @@ def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor])
         group_tables = tables
         if tables is not None and raw.rotary is not None and raw.rotary.per_head:
             group_tables = (tables[0][heads], tables[1][heads])
-        scores = scores_of_stream(fold_attention(group, index), residual, group_tables)
+        scores = HeadScores.of_stream(fold_attention(group, index), residual, group_tables)
         by_group.append((scores.whole(), scores.inside()))
     whole, inside = (torch.cat(terms, dim=1) for terms in zip(*by_group, strict=True))
     outside = whole - inside
     if raw.alibi is not None:
         outside = outside + raw.alibi.bias(torch.arange(residual.shape[-2]))[:, None]
     return RebuiltScores(softcapped(inside + outside, raw.softcap), inside, outside)
-
-
-def scores_of_stream(
-    layer: AttentionLayer, residual: Float64[Tensor, "batch pos d_model"], tables: Tables | None
-) -> HeadScores:
-    """Return the scores of all heads of a folded layer from the residual stream that enters it, in float64.
-
-    `tables` are cos and sin of each pair, of a spectral layer per query head.
-    """
-    n = layer.norm.normalized(residual)
-    rotation = None if tables is None or layer.rotary is None else Rotation(layer.rotary, *tables)
-    q = torch.einsum("bpd,hdk->bphk", n, layer.w_q) + layer.b_q
-    k = torch.einsum("bpd,hdk->bphk", n, layer.w_k) + layer.b_k
-    at_query, at_key = (
-        norm.scale_of(n @ norm.down + norm.bias_or_zero) if isinstance(norm, Latent) else None
-        for norm in (layer.q_norm, layer.k_norm)
-    )
-    return HeadScores(
-        layer,
-        list(range(layer.n_heads)),
-        side(q, layer.b_q, layer.q_norm, rotation, queries=True, token_scale=at_query),
-        key_side(layer, k, layer.b_k, rotation, at_key),
-    )
-
-
-def key_side(
-    layer: AttentionLayer,
-    projected: Float[Tensor, "*batch pos kv_heads d_head"],
-    bias: Float[Tensor, "kv_heads d_head"] | None,
-    rotation: Rotation | None,
-    token_scale: Float[Tensor, "*batch pos heads d_head"] | None = None,
-) -> Side:
-    """Return the key side of all query heads of a layer from the keys that they share, else as `side`."""
-    keys = side(projected, bias, layer.k_norm, None, token_scale=token_scale)
-    groups = layer.n_heads // layer.n_kv_heads
-    whole, content = (part.repeat_interleave(groups, dim=-3) for part in (keys.whole, keys.content))
-    scale = None if keys.token_scale is None else keys.token_scale.repeat_interleave(groups, dim=-2)
-    return Side(whole, content, scale, rotation)
 
 
 def rotation_tables(

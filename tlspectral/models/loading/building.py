@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.loading.building_hooked import build_hooked
 from tlspectral.models.loading.checks import require_agreement, sound_log_probabilities
-from tlspectral.models.loading.encoders import has_no_head, is_encoder
+from tlspectral.models.loading.encoders import has_no_head, is_encoder_config
 
 _ATTENTION = {"nemotron_h": "mixer", "recurrent_gemma": "temporal_block"}
 # The parts of a layer by the names that they have elsewhere.
@@ -31,7 +31,7 @@ def build_model(
     """Return the TransformerLens model of a Hugging Face model, which is taken apart. Raises as `load_model`."""
     lens = f"TransformerLens {version('transformer-lens')} makes of {name}"
     if backend == "hooked":
-        if is_encoder(pretrained.config):
+        if is_encoder_config(pretrained.config):
             raise UnsupportedArchitecture(f"{name} is an encoder, of which there is a bridge: use backend='bridge'")
         expected = sound_log_probabilities(pretrained, name)
         model = build_hooked(pretrained, tokenizer, name, dtype)

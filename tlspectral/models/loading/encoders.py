@@ -15,7 +15,7 @@ from tlspectral.errors import UnsupportedArchitecture
 _HEADS = {"bert": "cls", "roberta": "lm_head"}  # the module of the head, by model type; its base has the type's name
 
 
-def is_encoder(config: Any) -> bool:
+def is_encoder_config(config: Any) -> bool:
     """Return whether a config describes an encoder that is read."""
     return config.model_type in _HEADS and not config.is_decoder
 
@@ -38,7 +38,7 @@ def with_head(model: Any) -> Any:
     import transformers
 
     config = model.config
-    if not is_encoder(config) or type(model) is not transformers.MODEL_MAPPING[type(config)]:
+    if not is_encoder_config(config) or type(model) is not transformers.MODEL_MAPPING[type(config)]:
         return model
     build: Any = transformers.MODEL_FOR_MASKED_LM_MAPPING[type(config)]
     with torch.device("meta"):
@@ -60,4 +60,4 @@ def require_known_form(model: Any, kind: str) -> None:
 
 def has_no_head(model: Any) -> bool:
     """Return whether a model is an encoder of `with_head`, alone."""
-    return is_encoder(model.config) and isinstance(getattr(model, _HEADS[model.config.model_type]), nn.Identity)
+    return is_encoder_config(model.config) and isinstance(getattr(model, _HEADS[model.config.model_type]), nn.Identity)

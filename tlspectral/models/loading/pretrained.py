@@ -20,7 +20,7 @@ from tlspectral.models.loading.damage import (
     quiet,
     require_room,
 )
-from tlspectral.models.loading.encoders import encoder_class, is_encoder, with_head
+from tlspectral.models.loading.encoders import encoder_class, is_encoder_config, with_head
 from tlspectral.models.loading.gguf import converted_folder
 from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, pinned
 from tlspectral.models.loading.weight_files import WHOLE, refuse_adapter, stored_tensor, stored_tensors
@@ -49,7 +49,7 @@ def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -
     if not stored:
         raise FileNotFoundError(f"{name} cannot be loaded: {folder} holds no weights, such as {WHOLE}")
     auto, given = transformers.AutoModelForCausalLM, {}
-    if is_encoder(config):
+    if is_encoder_config(config):
         auto, given = encoder_class(config, stored)
     with misfit(source.record):
         empty = empty_model(config, tensors=len(stored), file=f"config.json of {name}", auto=auto, **given)
@@ -85,7 +85,7 @@ def check_config(config: Any, name: str) -> Any:
     encodes = getattr(config, "is_decoder", None) is False and type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
     what = "an encoder-decoder model" if getattr(config, "is_encoder_decoder", False) else "not a causal language model"
     causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and "encoder" not in what and not encodes
-    if not causal and not is_encoder(config):
+    if not causal and not is_encoder_config(config):
         raise UnsupportedArchitecture(
             f"{name} is {what} (model type {config.model_type}); causal language models are read, and of encoders BERT "
             "and RoBERTa."

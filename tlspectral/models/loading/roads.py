@@ -16,7 +16,7 @@ from tlspectral.models.loading.adapters import load_merged
 from tlspectral.models.loading.building import build_model
 from tlspectral.models.loading.copies import copy_of_object, note_given
 from tlspectral.models.loading.damage import download_bars, misfit, quiet
-from tlspectral.models.loading.encoders import is_encoder, require_known_form, with_head
+from tlspectral.models.loading.encoders import is_encoder_config, require_known_form, with_head
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config, load_pretrained
 from tlspectral.models.loading.weight_files import snapshot_commit
@@ -109,7 +109,7 @@ def _checked_name(given: Any) -> str:
         raise TypeError(f"load_model takes a name, a folder or a model of transformers, and found {kind}; {advice}")
     name = str(given.config._name_or_path or kind)
     causal: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    if is_encoder(given.config):
+    if is_encoder_config(given.config):
         require_known_form(given, kind)
     elif type(given.config) in causal and not isinstance(given, causal[type(given.config)]):
         raise UnsupportedArchitecture(f"this {kind} is no causal language model; load it by AutoModelForCausalLM")

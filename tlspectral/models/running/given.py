@@ -74,7 +74,7 @@ def given_prompts(prompts: Any) -> Any:
     return [_row(prompt, index) for index, prompt in enumerate(listed)]
 
 
-def prompts_given(prompts: Any) -> int | None:
+def n_prompts_of(prompts: Any) -> int | None:
     """Return the number of prompts in a form of `given_prompts`; None where it is known with the model alone."""
     listed = prompts["input_ids"] if isinstance(prompts, dict) else prompts
     return len(listed) if hasattr(listed, "__len__") else None

@@ -31,7 +31,7 @@ WRITE_POINTS = ("residual", "middle", "residual_after", "attention_out", "mlp_ou
 """The hook points of a layer that show what it writes, by their names in `AttentionView.hook_names`."""
 
 Cast = Callable[[Tensor], Tensor]
-Heads = slice | list[int]
+HeadIndex = slice | list[int]
 _ALL = slice(None)
 
 
@@ -62,7 +62,7 @@ class HeadWrites:
         total = torch.einsum("bphd,hdm->bpm", self.cast(z), self.w_o)
         return self.norm.token_scale(total if self.b_o is None else total + self.b_o)
 
-    def of(
+    def written(
         self,
         z: Float[Tensor, "batch pos chosen d_head"],
         scale: Float[Tensor, "batch pos"],
@@ -213,7 +213,7 @@ class LayerReads:
         return projected if self.bias is None else projected + self.bias
 
     def change(
-        self, x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"], heads: Heads = _ALL
+        self, x: Float[Tensor, "*batch d_model"], removed: Float[Tensor, "*copies d_model"], heads: HeadIndex = _ALL
     ) -> Float[Tensor, "*copies chosen d_head"]:
         """Return what heads read of `x - removed` less what they read of `x`, the norms taken again; 0 if 0 is removed.
 
@@ -226,7 +226,10 @@ class LayerReads:
         return (after - before) * of_x - after * of_removed
 
     def change_of_each(
-        self, x: Float[Tensor, "batch pos d_model"], removed: Float[Tensor, "receivers batch pos d_model"], heads: Heads
+        self,
+        x: Float[Tensor, "batch pos d_model"],
+        removed: Float[Tensor, "receivers batch pos d_model"],
+        heads: HeadIndex,
     ) -> Float[Tensor, "batch pos chosen d_head"]:
         """Return `change` of heads of which each has its own `removed`; `x` is projected once."""
         x, removed = self._centred(x, removed)
@@ -258,7 +261,7 @@ class LayerReads:
         by_head = captured.reshape(*captured.shape[:2], -1, self.before + d_head + self.behind)
         return by_head[..., self.before : self.before + d_head]
 
-    def heads_of(self, receivers: list[int]) -> Heads:
+    def heads_of(self, receivers: list[int]) -> HeadIndex:
         """Return the heads of some receivers of the layer."""
         if self.joint or receivers == list(range(len(self.weight))):
             return _ALL

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from tlspectral.plots.content_direction import plane
 from tlspectral.plots.style import BLUE, GREY, INK, ORANGE, PALE, dress, legend_below, new_figure
 from tlspectral.stats import attenuation
-from tlspectral.stats.correlations import Method
+from tlspectral.stats.correlations import RankMethod
 from tlspectral_studies.fingerprint.constrained import formation, rerouting
 from tlspectral_studies.fingerprint.constrained.presets import loss_threshold
 from tlspectral_studies.fingerprint.figures.checkpoints import checkpoint_acts
@@ -119,7 +119,7 @@ def attenuation_bars(heads: Mapping[str, pd.DataFrame]) -> Figure:
     figure = new_figure(max(3.4, 1.2 * len(heads) + 1.4), 3.6)
     axes = figure.subplots()
     width, positions = 0.36, np.arange(len(heads))
-    bars_of: tuple[tuple[float, Method, str, str | None], ...] = (
+    bars_of: tuple[tuple[float, RankMethod, str, str | None], ...] = (
         (-width / 2, "hybrid", BLUE, None),
         (width / 2, "rank", ORANGE, "//"),
     )

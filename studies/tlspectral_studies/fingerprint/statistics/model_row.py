@@ -16,7 +16,7 @@ from tlspectral.stats import (
     partial_spearman,
     top_head_percentile,
 )
-from tlspectral.stats.correlations import Method
+from tlspectral.stats.correlations import RankMethod
 from tlspectral.stats.top_heads import TopHeadPercentile
 from tlspectral.tables.schema import Schema, columns
 from tlspectral_studies.fingerprint.statistics.placebos import permuted_pairing, placebo_attenuation, pseudo_rope
@@ -24,7 +24,7 @@ from tlspectral_studies.fingerprint.statistics.rank_tests import hypergeometric_
 from tlspectral_studies.fingerprint.statistics.reasons import REASONS, reasons_as_objects
 from tlspectral_studies.fingerprint.statistics.weight_noise import statistic_noise, weight_noise_draws
 
-_METHODS: tuple[Method, ...] = ("hybrid", "rank")
+_METHODS: tuple[RankMethod, ...] = ("hybrid", "rank")
 
 ANOTHER_MODEL = Schema(
     "another_model",
@@ -180,6 +180,6 @@ def _row(
     }
 
 
-def _partial(heads: pd.DataFrame, method: Method, *, within_layers: bool) -> PartialCorrelation:
+def _partial(heads: pd.DataFrame, method: RankMethod, *, within_layers: bool) -> PartialCorrelation:
     layers = heads["layer"] if within_layers else None
     return partial_spearman(heads["D_head"], heads["prev"], heads["dir_frac"], method=method, layers=layers)
