@@ -434,7 +434,6 @@ WITHOUT_A_FILE = {
     "stats.top_heads": "top_head_percentile",
     "tables.head_columns": "describe_columns",
     "tasks.embedding": "embedding_change",
-    "tasks.repeated": "repeated_sequences",
     "tasks.metric_value": "Effect, MetricValue, paired_effect",
 }
 """Public functions and classes whose module has no file of tests in its room: others ask of them."""
