@@ -3,10 +3,15 @@
 One thread is the faster choice on tiny matrices, and several test processes share the cores.
 """
 
+import os
+
+# Tests look at bars, whatever the caller wants of them. tqdm reads its variables when it is imported, which torch does.
+for variable in [name for name in os.environ if name.startswith("TQDM_")]:
+    del os.environ[variable]
+
 import contextlib
 import functools
 import gc
-import os
 import shutil
 import socket
 
@@ -119,6 +124,17 @@ def spied(monkeypatch):
         return seen
 
     return spy
+
+
+@pytest.fixture
+def batch_size(monkeypatch):
+    """Let a pass on the CPU hold less: `batch_size(tokens=18)`, by the fields of `models.running.batches.Batch`."""
+    from tlspectral.models.running import batches
+
+    def hold(**sizes):
+        monkeypatch.setattr(batches, "ON_CPU", batches.ON_CPU._replace(**sizes))
+
+    return hold
 
 
 @pytest.fixture

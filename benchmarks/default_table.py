@@ -15,7 +15,8 @@ import torch
 import typer
 
 import tlspectral
-from tlspectral.heads.detectors.heads import DETECTORS, FIRST_STOP
+from tlspectral.heads.detectors.heads import FIRST_STOP
+from tlspectral.tables.detector_columns import DETECTORS
 
 FULL: dict[str, Any] = {"n_sequences": 200, "max_se": None, "null_draws": 300, "null_dtype": "float64"}
 NULL = ("D_head", "imag_mass", "henrici")

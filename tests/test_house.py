@@ -419,40 +419,32 @@ def test_no_two_files_of_the_core_have_one_name():
     assert [stem for stem in sorted(set(stems)) if stems.count(stem) > 1] == []
 
 
-WITHOUT_A_FILE = {
-    "heads.frequencies": "frequency_table",
-    "history.checkpoint_tables": "HeadHistory",
-    "hooks.parts.content_position": "Content, Interaction, Position",
-    "hooks.parts.long_range": "LongRange",
-    "hooks.parts.query_key": "Antisymmetric, Band, QueryKeyPart, RopePhase, Symmetric",
-    "plots.circuits": "circuit, faithfulness",
-    "positional.answers": "task_answers",
-    "positional.block_task": "BlockDraw, BlockTask, Question",
-    "spectral_rope.loading": "load_spectral",
-    "spectral_rope.merge": "merge",
-    "spectral_rope.meter": "OmegaMeter, omega_shift",
-    "stats.top_heads": "top_head_percentile",
-    "tables.head_columns": "describe_columns",
-    "tasks.embedding": "embedding_change",
-    "tasks.repeated": "repeated_sequences",
-    "tasks.metric_value": "Effect, MetricValue, paired_effect",
-}
-"""Public functions and classes whose module has no file of tests in its room: others ask of them."""
+def misplaced(files: Iterable[Path]) -> list[str]:
+    """Files of tests that stand in the folder of no room, or are named after a module of another one."""
+    rooms = {path.stem: path.parent.relative_to(PACKAGE) for path in FILES if path.stem not in ENTRANCES}
+    found = []
+    for file in files:
+        folder, name = file.parent, file.stem.removeprefix("test_")
+        if not (PACKAGE / folder).is_dir() or rooms.get(name, folder) != folder != Path(*folder.parts[:-1], name):
+            found.append(str(file))
+    return found
 
 
-def test_modules_of_public_functions_have_a_file_of_tests_but_those_that_are_listed():
-    """`tests/<room>/test_<module>.py`, where the name of the file may say more in front of that of the module."""
-    faces = [getattr(tlspectral, room) for room in (*IN_ROOMS, "history", "plots", "tables")]
-    named = [getattr(face, name) for face in (tlspectral, *faces) for name in face.__all__]
-    missing: dict[str, list[str]] = {}
-    for one in {one for one in named if inspect.isroutine(one) or inspect.isclass(one)}:
-        module = inspect.getmodule(one).__name__.removeprefix("tlspectral.")
-        *room, stem = module.split(".")
-        tests = PACKAGE.parent / "tests"
-        found = {*tests.joinpath(*room).glob(f"test_*{stem}.py"), *tests.joinpath(*room, stem).glob("test_*.py")}
-        if not found:
-            missing.setdefault(module, []).append(one.__name__)
-    assert {module: ", ".join(sorted(names)) for module, names in missing.items()} == WITHOUT_A_FILE
+def test_files_of_tests_stand_in_the_folder_of_their_room():
+    tests = PACKAGE.parent / "tests"
+    files = [file.relative_to(tests) for file in tests.rglob("test_*.py")]
+    assert len(files) > 100
+    assert misplaced(files) == []
+    wrong = [Path("attic/test_chance.py"), Path("plots/test_chance.py")]
+    right = [Path("plots/test_refusals.py"), Path("models/loading/test_loading.py")]  # of several modules, of a package
+    assert misplaced([*wrong, *right]) == list(map(str, wrong))
+
+
+def test_the_tests_of_a_public_function_are_found_by_its_name():
+    named = {name for name, call in public_calls() if inspect.isfunction(call) and "." not in name}
+    assert len(named) > 40
+    files = (PACKAGE.parent / "tests").rglob("test_*.py")
+    assert named - {word for file in files for word in re.findall(r"\w+", file.read_text(encoding="utf-8"))} == set()
 
 
 def versions(requirements: Iterable[str], operator: str) -> dict[str, Version]:

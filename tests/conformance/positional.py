@@ -11,13 +11,11 @@ from positional_measurements import (
     PLACES,
     agreement_of_shared_prefill,
     block_prompt,
-    components,
     differ,
-    explicit_key_scores,
     hidden,
     measured,
-    tables_of,
 )
+from positional_recomputation import components, explicit_key_scores, tables_of
 from reference_keys import KeysInPlaces
 
 import tlspectral as tls

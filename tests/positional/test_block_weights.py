@@ -9,7 +9,6 @@ import zoo
 from positional_measurements import agreement_of_shared_prefill, block_prompt, differ, measure_queries, modes, tiny
 from zoo import shared
 
-from tlspectral.models.running import batches
 from tlspectral.positional.block_weights import QueryPasses
 from tlspectral.positional.exclusion import swapped_key_means
 
@@ -21,7 +20,7 @@ def test_native_models_keep_no_cache_and_are_run_in_full(mode):
 
 
 @pytest.mark.slow
-def test_small_batches_give_what_large_ones_do(monkeypatch, spied):
+def test_small_batches_give_what_large_ones_do(batch_size, spied):
     suffix = block_prompt().suffix
     measure = partial(measure_queries, shared("bridge", "gemma2"), [suffix, suffix.flip(0), zoo.prompt(1, 2)[0]])
     large = measure(per_frequency=True)
@@ -29,7 +28,7 @@ def test_small_batches_give_what_large_ones_do(monkeypatch, spied):
     measure(per_frequency=True)
     assert [len(batch) for batch in contexts] == [1, 6]
     contexts.clear()
-    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(held=2))
+    batch_size(held=2)
     small = measure(per_frequency=True)
     assert [len(batch) for batch in contexts] == [1] * 7
     for first, second in zip(large, small, strict=True):

@@ -14,7 +14,8 @@ from ablation_runs import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from positional_measurements import EQUAL_BLOCKS, PLACES, block_prompt, components, cut_prompt, hidden, tables_of, tiny
+from positional_measurements import EQUAL_BLOCKS, PLACES, block_prompt, cut_prompt, hidden, tiny
+from positional_recomputation import components, tables_of
 from zoo import shared
 
 import tlspectral as tls

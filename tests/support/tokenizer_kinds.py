@@ -38,6 +38,6 @@ def save_tokenized(name, path, **options):
     tokenizer.save_pretrained(path)
     if name == "gpt2":
         (path / "tokenizer.json").unlink()
-        (path / "vocab.json").write_text(json.dumps(vocabulary))
-        (path / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges))
+        (path / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+        (path / "merges.txt").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8")
     return path

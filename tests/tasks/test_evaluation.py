@@ -13,7 +13,6 @@ from zoo import shared
 import tlspectral.tasks.task_sequences as scoring
 from tlspectral.hooks import ablate
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running import batches
 from tlspectral.models.running.text import packaged_text, text_tokens
 from tlspectral.tasks import MetricValue, induction, induction_loss, language_loss, paired_effect
 from tlspectral.tasks.metric_value import sign_flip_floor, sign_flip_p
@@ -48,9 +47,9 @@ def test_an_active_ablation_and_a_users_hook_act():
     np.testing.assert_array_equal(induction_loss(model, **SMALL).per_sequence, intact.per_sequence)
 
 
-def test_logits_do_not_pile_up(monkeypatch):
+def test_logits_do_not_pile_up(batch_size):
     """Scored positions alone are unembedded, and a batch's logits are gone when the next batch's come."""
-    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=3 * 21))
+    batch_size(tokens=3 * 21)
     model, seen = shared("bridge", "llama"), []
 
     def count(logits, hook):

@@ -15,7 +15,6 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running import batches
 from tlspectral.positional import BlockPrompt
 from tlspectral.tasks import MetricValue, paired_effect
 from tlspectral.tasks.metrics import _token_id, next_token_loss
@@ -103,9 +102,9 @@ def test_text_past_the_context_is_refused_and_not_cut(tmp_path, backend):
             tls.evaluate(model, tls.logit_difference(["w3", text], "w3", "w5"))
 
 
-def test_a_metric_gets_all_prompts_at_once_in_their_order(monkeypatch):
+def test_a_metric_gets_all_prompts_at_once_in_their_order(batch_size):
     """So that answers of each prompt may be closed over, however the model is run."""
-    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=5))  # one prompt at a time
+    batch_size(tokens=5)  # one prompt at a time
     answers, sizes = torch.tensor([3, 5, 7]), []
 
     def metric(logits, tokens, mask):

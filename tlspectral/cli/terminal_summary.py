@@ -23,15 +23,15 @@ def read_heads(path: Path) -> "pd.DataFrame":
 
 def summary(heads: "pd.DataFrame", top: int) -> str:
     """Return the text of `show`: the model, top heads per detector, the heads furthest from their null, odd rows."""
-    from tlspectral.report.head_data import DETECTORS
+    from tlspectral.tables.detector_columns import DETECTORS
     from tlspectral.tables.head_columns import column_title
 
     parts = [_provenance(heads), *random_heads(heads)]
-    for name, kind in DETECTORS.items():
+    for name, detector in DETECTORS.items():
         scored = heads.dropna(subset=[name]).nlargest(top, name) if name in heads else heads.iloc[:0]
         if len(scored):
             spectrum = ["D_head", "D_head_null_mean", "D_head_null_pct", "dir_frac", "rope_imag_frac"]
-            parts.append(f"{kind} heads, by {name}\n{_rows(scored, [name, f'{name}_se', *spectrum])}")
+            parts.append(f"{detector.title} heads, by {name}\n{_rows(scored, [name, f'{name}_se', *spectrum])}")
     if not any(name in heads and heads[name].notna().any() for name in DETECTORS):
         parts.append("No detector scores in this table.")
     rotational = column_title("D_head")

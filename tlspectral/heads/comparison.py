@@ -14,6 +14,7 @@ from tlspectral.heads.analysis import analyze_heads
 from tlspectral.heads.operator_changes import OperatorChanges, operator_changes
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.tables.detector_columns import DETECTORS
 from tlspectral.tables.head_columns import COLUMNS, HEAD
 from tlspectral.tables.meanings import CHANGES, MEANINGS, followed, other_meanings
 from tlspectral.tables.same_model import layers_apart
@@ -23,14 +24,13 @@ from tlspectral.tables.schema import Column, Schema, columns, require
 COMPARED_COLUMNS = (
     "outside_m", "rank", "dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos_frac", "self_match",
     "cond_eig", "spectral_radius", "prin_angle_mean", "prin_angle_max", "dir_frac_z", "D_head_z", "imag_mass_z",
-    "henrici_z", "rope_imag_frac", "freq_centroid", "hi_freq_dir", "prev", "dup", "ind", "copying", "positivity",
-    "D_head_pct",
+    "henrici_z", "rope_imag_frac", "freq_centroid", "hi_freq_dir", *DETECTORS, "copying", "positivity", "D_head_pct",
 )
 """The columns of which `compare_heads` gives the difference."""
 
 # fmt: on
 
-RANKED_COLUMNS = {"behaviour": ("prev", "dup", "ind"), "spectrum": ("dir_frac", "D_head", "henrici")}
+RANKED_COLUMNS = {"behaviour": tuple(DETECTORS), "spectrum": ("dir_frac", "D_head", "henrici")}
 """The columns by which `compare_heads` ranks heads, by family: those with a band, all of which run from 0 to 1."""
 
 CHANGE_FLOOR = 0.02
@@ -40,7 +40,6 @@ _HEAD = ["layer", "head"]
 _ARCHITECTURE = ("kv_head", "bilinear", "rotary_fraction")
 _SETTINGS = ("seed", "null_draws", "null_blocks")
 _DETECTOR_SETTINGS = ("max_se", "segment_length", "bos", "seed")
-_DETECTORS = ["prev", "dup", "ind"]
 _ORIGIN = ("model", "revision", "sha256", "commit", "weights_sha256")
 _WIDTH = 2.0  # standard deviations
 
@@ -318,7 +317,7 @@ def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     settings = {key: _same_value(key, a.attrs[key], b.attrs[key]) for key in _SETTINGS}
     _same_value("extra content_scale, which changes M,", *("content_scale" in table for table in (a, b)))
     detectors = a.attrs["detectors"], b.attrs["detectors"]
-    if any(table.attrs["detectors"] is None and bool(table[_DETECTORS].isna().to_numpy().all()) for table in (a, b)):
+    if any(table.attrs["detectors"] is None and bool(table[[*DETECTORS]].isna().to_numpy().all()) for table in (a, b)):
         return {**settings, "detectors": None}
     if None in detectors:
         return {**settings, "detectors": _same_value("detectors", *detectors)}

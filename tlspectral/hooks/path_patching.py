@@ -34,7 +34,7 @@ from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import Task
 from tlspectral.tasks.identity import sequences_identity
 from tlspectral.tasks.metric_value import CONTROL_COLUMNS
-from tlspectral.tasks.repeated import RepeatedSegments, detector_offsets, segment_length_of
+from tlspectral.tasks.repeated import RepeatedSegments, detector_pairs, segment_length_of
 from tlspectral.tasks.task import task_of
 from tlspectral.tasks.task_sequences import TaskSequences, intact_values, metric_value_of, task_sequences
 
@@ -379,8 +379,8 @@ def _queried(ends: list[Reached], sequences: TaskSequences, task: Task, measure:
             f"measure={measure!r} is of repeated sequences [BOS, r, r], and these are others: give "
             "measure='attention' or 'task'"
         )
-    queries = torch.arange(length + 1, 2 * length + 1).expand(len(sequences.tokens), -1)
-    return QueryKeyPairs(queries, queries - detector_offsets(length)[measure])
+    queries, keys = (torch.tensor(one).expand(len(sequences.tokens), -1) for one in detector_pairs(measure, length))
+    return QueryKeyPairs(queries, keys)
 
 
 def _require_senders(edges: list[Edge], ends: list[Reached]) -> None:

@@ -9,14 +9,12 @@ import pandas as pd
 from jaxtyping import Float64
 
 from tlspectral.report.head_pages import page_address
+from tlspectral.tables.detector_columns import DETECTORS
 from tlspectral.tables.head_columns import COLUMNS, null_band
 from tlspectral.tables.schema import columns_of
 
 NULL_METRICS = ("dir_frac", "D_head", "imag_mass", "henrici")
 """Columns that `analyze_heads` compares with the random null."""
-
-DETECTORS = {"prev": "Previous-token", "dup": "Duplicate-token", "ind": "Induction"}
-"""Detector columns and what their heads are called."""
 
 BAND_DEVIATIONS = 2.0
 """Half the width of a drawn null band, in null standard deviations."""

@@ -8,7 +8,8 @@ import pandas as pd
 
 from tlspectral.report.card_sections import Html, listing
 from tlspectral.report.drawings import Rows, kernel_drawing
-from tlspectral.report.head_data import BAND_DEVIATIONS, DETECTORS, NULL_METRICS, detector_chance
+from tlspectral.report.head_data import BAND_DEVIATIONS, NULL_METRICS, detector_chance
+from tlspectral.tables.detector_columns import DETECTORS
 from tlspectral.tables.head_columns import COLUMNS, column_title, null_band
 from tlspectral.tables.schema import Column, columns_of
 
@@ -30,8 +31,8 @@ def detector_tables(heads: pd.DataFrame) -> str:
     if not _has_detectors(heads):
         return ""
     return "".join(
-        f"<div><h3>{title} heads <code>{name}</code></h3>{_detector_table(heads, name)}</div>"
-        for name, title in DETECTORS.items()
+        f"<div><h3>{one.title} heads <code>{name}</code></h3>{_detector_table(heads, name)}</div>"
+        for name, one in DETECTORS.items()
     )
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
+from tlspectral.tables.detector_columns import DETECTORS, Detector
 from tlspectral.tables.schema import Column, Schema, columns, columns_of
 
 # fmt: off
@@ -60,43 +61,32 @@ def _null_columns(metric: str) -> tuple[Column, ...]:
     )
 
 
-_DETECTOR_MEANING = {
-    "prev": ("previous-token", "the token before it", "previous-token score"),
-    "dup": ("duplicate-token", "the same token in the first copy", "duplicate-token score"),
-    "ind": (
-        "induction",
-        "the token after the same token in the first copy",
-        "induction score, prefix matching (Olsson et al. 2022)",
-    ),
-}
-
-
-def _detector_columns(name: str) -> tuple[Column, Column]:
-    label, target, other = _DETECTOR_MEANING[name]
+def _detector_columns(one: Detector) -> tuple[Column, Column]:
     return (
-        Column(name,
-            f"Mean attention from each query of the second copy to {target}, on random sequences [BOS, r, r]. The "
+        Column(one.name,
+            f"Mean attention from each query of the second copy to {one.target}, on random sequences [BOS, r, r]. The "
             "chance level is in df.attrs.", "attention probability", range="0 .. 1", source="FP 3 (detectors)",
-            also_known_as=other, label=f"{label} score ({name})",
+            also_known_as=one.also_known_as, label=f"{one.kind} score ({one.name})",
             does_not_establish="Behaviour on random repeated tokens: not on text, not in a circuit, and not that "
             "the output depends on it."),
-        Column(f"{name}_se", f"Standard error of {name} over sequences.", "attention probability", range="0 .. inf",
-            label=f"{label} score, standard error",
+        Column(f"{one.name}_se", f"Standard error of {one.name} over sequences.", "attention probability",
+            range="0 .. inf", label=f"{one.kind} score, standard error",
             does_not_establish="Sampling of sequences only: neither another task nor another seed of the model."),
     )
 
 
 
 def _read() -> Iterator[Column]:
-    """Yield the columns of the file in their order; a line of several names stands for what is made of each."""
-    made = {"null of ": _null_columns, "detectors ": _detector_columns}
-    known, limit = "also known as: ", "does not establish: "
+    """Yield the columns of the file in their order; the lines of nulls and of detectors stand for several."""
+    null_of, known, limit = "null of ", "also known as: ", "does not establish: "
     text = files("tlspectral.tables").joinpath("head_columns.txt").read_text(encoding="utf-8")
     for entry in re.split(r"\n(?=[^ #])", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)):
         head, _, body = entry.partition("\n")
-        kind = next((kind for kind in made if head.startswith(kind)), None)
-        if kind is not None:
-            yield from (column for name in head.removeprefix(kind).split(", ") for column in made[kind](name))
+        if head == "detectors":
+            yield from (column for one in DETECTORS.values() for column in _detector_columns(one))
+            continue
+        if head.startswith(null_of):
+            yield from (column for name in head.removeprefix(null_of).split(", ") for column in _null_columns(name))
             continue
         name, unit, span, source, label = (cell.strip() for cell in f"{head} |".split("|")[:5])
         parts = re.split(f"({known}|{limit})", " ".join(body.split()))

@@ -13,6 +13,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_rows, refuse_padding
 from tlspectral.selection import counted
+from tlspectral.tables.detector_columns import DETECTORS
 
 SMALL_VOCABULARY = 64
 
@@ -97,22 +98,21 @@ def segment_length_of(tokens: Int[Tensor, "sequences pos"]) -> int | None:
     return length if torch.equal(tokens[:, 1 : 1 + length], tokens[:, 1 + length :]) else None
 
 
-def detector_offsets(length: int) -> dict[str, int]:
-    """Return how far behind a query of the second copy the key of each detector lies, for segments of L tokens."""
-    return {"prev": 1, "dup": length, "ind": length - 1}
+def detector_pairs(name: str, length: int) -> tuple[list[int], list[int]]:
+    """Return the queries of a detector, all of the second copy of L tokens, and the key that it scores for each."""
+    queries = list(range(length + 1, 2 * length + 1))
+    return queries, [DETECTORS[name].key(query, length) for query in queries]
 
 
 def repeated_marks(length: int, causal: bool) -> dict[str, Bool[Tensor, "query key"]]:
-    """Return the keys that queries are scored on, by score; in an encoder `next` too.
-
-    An encoder has none for `ind`: what follows a token is seen there, not remembered.
-    """
-    copy = range(length + 1, 2 * length + 1)
-    wanted = {name: (copy, back) for name, back in detector_offsets(length).items()}
-    wanted["prev_first"] = range(2, length + 1), 1
+    """Return the keys that queries are scored on, by score; in an encoder `next` too, and no key for some detectors."""
+    wanted = {
+        name: detector_pairs(name, length) if causal or one.in_encoders else ([], []) for name, one in DETECTORS.items()
+    }
+    wanted["prev_first"] = [*range(2, length + 1)], [*range(1, length)]
     if not causal:
-        wanted |= {"ind": (copy[:0], 0), "next": (copy[:-1], -1)}
+        wanted["next"] = [*range(length + 1, 2 * length)], [*range(length + 2, 2 * length + 1)]
     marks = {name: torch.zeros(2 * length + 1, 2 * length + 1, dtype=torch.bool) for name in wanted}
-    for name, (queries, back) in wanted.items():
-        marks[name][list(queries), [query - back for query in queries]] = True
+    for name, (queries, keys) in wanted.items():
+        marks[name][queries, keys] = True
     return marks

@@ -9,9 +9,9 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.heads.detectors.chance import one_or_by_layer
-from tlspectral.heads.detectors.heads import DETECTORS
 from tlspectral.heads.detectors.spread import MEASURES, WITHOUT_SINKS
 from tlspectral.models.reading import attention_view
+from tlspectral.tables.detector_columns import DETECTORS
 
 # TransformerLens 4 says of layers that delegate their attention that the output does not follow a changed pattern.
 pytestmark = pytest.mark.filterwarnings("ignore:A hook on .* returned a modified tensor")

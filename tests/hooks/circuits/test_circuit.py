@@ -16,7 +16,6 @@ from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import Stream, pairs_of, run_with, written_by
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running import batches
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.selection import Receiver
 
@@ -153,13 +152,13 @@ def test_any_set_of_edges_is_that_of_nested_loops(double, name):
     assert np.abs(found[:2, None] - pairs.plain_values()).min() > 1e-4  # neither end
 
 
-def test_several_batches_give_what_one_does(monkeypatch):
+def test_several_batches_give_what_one_does(batch_size):
     """The answers of each prompt are those of its row, whichever batch it is in."""
     pairs = pairs_of(attention_view(zoo.shared("bridge", "llama")), task_of(6))
     edges, kept = np.argwhere(pairs.graph.possible)[::9], some_edges(pairs, 0.8)
     results = []
     for size in (2**29, 11 * 11 * 48 * 4 * 2):
-        monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(held=size))
+        batch_size(held=size)
         results.append(
             (edge_estimates(pairs, "EAP-IG").terms.sum(0)[0], pairs.circuit_values([kept]), single_cuts(pairs, edges))
         )

@@ -16,7 +16,6 @@ from tlspectral.hooks.circuits.pairs import pairs_of
 from tlspectral.hooks.circuits.query_key_estimates import taken_anew
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running import batches
 
 
 def pairs_for(model, n=4):
@@ -125,10 +124,10 @@ def test_it_is_nearer_to_the_effects_of_a_saturated_softmax():
     assert off["EAP-QK"] < 0.5 * min(off["EAP"], off["EAP-IG"])
 
 
-def test_parts_of_the_senders_and_of_the_pairs_give_what_all_do(monkeypatch):
+def test_parts_of_the_senders_and_of_the_pairs_give_what_all_do(batch_size):
     pairs, found = pairs_for(zoo.shared("bridge", "llama")), []
     for size in (2**29, 2**14):
-        monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(held=size))
+        batch_size(held=size)
         found.append(edge_estimates(pairs, "EAP-QK").terms)
     assert pairs.rows_at_once == 1
     np.testing.assert_allclose(found[1], found[0], atol=2e-6)  # float32 in other batches: 1e-7, estimates of 1e-2

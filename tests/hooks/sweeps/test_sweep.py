@@ -19,7 +19,6 @@ from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Antisymmetric, LongRange, Mode, Output, QueryKeyPart, Symmetric
 from tlspectral.hooks.parts.removal import root_mean_square
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running import batches
 from tlspectral.models.running.partial_runs import intact_run, logits_at
 from tlspectral.tasks import evaluate, induction, induction_loss
 from tlspectral.tasks.repeated import repeated_sequences
@@ -40,12 +39,12 @@ def parts_of(name):
 
 
 @pytest.mark.parametrize(("backend", "name"), [MODELS[0], *HOOKED, *zoo.also_slow(*MODELS[1:3])])
-def test_a_sweep_is_one_ablated_forward_per_head(backend, name, monkeypatch):
+def test_a_sweep_is_one_ablated_forward_per_head(backend, name, batch_size):
     """Two heads share a run (42 tokens at a time hold two sequences, and the last sequence is alone).
 
     Each part is compared at one head of every layer, another head for each part.
     """
-    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=2 * 21))
+    batch_size(tokens=2 * 21)
     model, tokens = shared(backend, name), drawn(count=3)
     n_heads, n_layers = attention_view(model).n_heads(0), attention_view(model).n_layers
     for number, part in enumerate(parts_of(name)):
@@ -170,13 +169,13 @@ def test_a_random_part_is_as_large_as_the_one_removed(name, part):
 
 
 @pytest.mark.slow
-def test_a_control_is_seeded_and_leaves_the_effects_alone(monkeypatch):
+def test_a_control_is_seeded_and_leaves_the_effects_alone(batch_size):
     model, tokens = shared("bridge", "llama"), drawn()
     plain = sweep(model, "rope_phase", task=induction(tokens))
     table = sweep(model, "rope_phase", task=induction(tokens), control="random")
     assert list(table) == [*COLUMNS, *CONTROL]
     pd.testing.assert_frame_equal(table[COLUMNS], plain, rtol=0, atol=1e-6)
-    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=3 * 21 * 5))
+    batch_size(tokens=3 * 21 * 5)
     stacked = sweep(model, "rope_phase", task=induction(tokens), control="random")
     pd.testing.assert_frame_equal(stacked, table, rtol=0, atol=1e-5)
     other = sweep(model, "rope_phase", task=induction(tokens), control="random", seed=1)

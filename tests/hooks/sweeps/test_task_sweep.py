@@ -11,7 +11,6 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.hooks.parts import Band, LongRange, Output, RopePhase, Symmetric
-from tlspectral.models.running import batches
 
 UNEQUAL = [[1, 4, 9, 3], [1, 5, 2], [1, 8, 2, 6, 7], [1, 3, 3, 9]]
 EQUAL = [[1, 4, 9, 3], [1, 5, 2, 7], [1, 8, 2, 6], [1, 3, 3, 9]]
@@ -66,10 +65,10 @@ def test_a_sweep_of_a_task_is_a_loop_of_ablations(backend, name, prompts, part, 
     ],
     ids=["control", "resample", "far"],
 )
-def test_batches_do_not_change_a_sweep(part, options, monkeypatch):
+def test_batches_do_not_change_a_sweep(part, options, batch_size):
     model = shared("bridge", "llama")
     whole = sweep(model, part, heads=["L0H1", "L1H2"], **options)
-    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=10))  # two prompts at a time
+    batch_size(tokens=10)  # two prompts at a time
     found = sweep(model, part, heads=["L0H1", "L1H2"], **options)
     pd.testing.assert_frame_equal(found, whole, atol=NOISE, rtol=0)
 
@@ -110,10 +109,10 @@ def test_filling_is_not_counted_in_the_size_of_an_edit():
 
 
 @pytest.mark.slow
-def test_a_screen_estimates_the_effect_on_the_task(monkeypatch):
+def test_a_screen_estimates_the_effect_on_the_task(batch_size):
     """The derivative is that of a small step along the same edit."""
     model, task = shared("bridge", "llama"), margin_task()
-    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=40))  # several batches of the backward pass
+    batch_size(tokens=40)  # several batches of the backward pass
     screened = sweep(model, screen="gradient")
     intact = tls.evaluate(model, task).value
     row = screened.loc[screened["estimate"].abs().idxmax()]

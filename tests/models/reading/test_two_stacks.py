@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import zoo
-from positional_measurements import components, cut_prompt
+from positional_measurements import cut_prompt
+from positional_recomputation import components
 
 import tlspectral as tls
 from tlspectral import parts

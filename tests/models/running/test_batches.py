@@ -132,13 +132,13 @@ def test_no_number_moves_where_memory_ran_out_in_the_middle_of_a_pass(what, monk
     pd.testing.assert_frame_equal(*numbers, rtol=0, atol=5e-6)
 
 
-def test_the_batch_is_noted_and_tables_of_different_batches_are_one_measurement(monkeypatch, tmp_path):
+def test_the_batch_is_noted_and_tables_of_different_batches_are_one_measurement(batch_size, tmp_path):
     model = zoo.shared("bridge", "llama")
     options = {"task": TASK, "heads": ["L0H1", "L1H2"], "folder": tmp_path}
     whole = tls.ablation_sweep(model, "output", **options)
     assert whole.attrs["batch"] == 2**11 // 9
     (tmp_path / "output_L001.parquet").unlink()
-    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=18))
+    batch_size(tokens=18)
     resumed = tls.ablation_sweep(model, "output", **options)  # is not refused
     assert resumed.attrs["batch"] == 2
     pd.testing.assert_frame_equal(resumed, whole, rtol=0, atol=1e-6)  # float32 in other batches: 1e-7

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 import tlspectral as tls
 from tlspectral.hooks.sweeps import sweep as sweep_module
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running import batches, continued_runs
+from tlspectral.models.running import continued_runs
 from tlspectral.models.running.continued_runs import continued_run, rows_at_once
 from tlspectral.models.running.key_value_cache import prefill
 from tlspectral.models.running.partial_runs import intact_run
@@ -83,19 +83,19 @@ def test_a_sweep_goes_on_from_the_position_and_computes_no_query_before_it(part,
     assert all(rows <= 5 for rows, length in seen if length > 1)
 
 
-def test_several_batches_of_prompts_share_one_cache(monkeypatch):
+def test_several_batches_of_prompts_share_one_cache(batch_size, monkeypatch):
     model, task = zoo.shared("bridge", "llama"), tls.Task(CLEAN, TASK.metric, predict=slice(None))
     every = lambda logits, tokens, mask: logits.double().log_softmax(-1)[..., 7].mean(1)  # noqa: E731
     task = tls.Task(CLEAN, every, predict=[2, 6, -1])
     expected = whole(monkeypatch, model, task=task, at=[4, [5, 6, 4, 3, 7]])
-    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=9))
+    batch_size(tokens=9)
     found = sweep(model, task=task, at=[4, [5, 6, 4, 3, 7]])
     assert len(continued_run(run_of(model), 4).read.tokens) == 5
     pd.testing.assert_series_equal(found["value"], expected["value"], rtol=0, atol=1e-6)
     assert found["delta"].abs().max() > 1e-3
     run = continued_run(run_of(model), 8)
     assert rows_at_once(run) == 9
-    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(held=3 * run.bytes_kept))
+    batch_size(held=3 * run.bytes_kept)
     assert rows_at_once(run) == 3
 
 

@@ -6,6 +6,7 @@
 that most later queries of a layer attend to.
 """
 
-from tlspectral.heads.detectors.heads import DETECTORS, detect_heads
+from tlspectral.heads.detectors.heads import detect_heads
+from tlspectral.tables.detector_columns import DETECTORS
 
 __all__ = ["DETECTORS", "detect_heads"]

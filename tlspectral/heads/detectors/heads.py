@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,19 +29,19 @@ from tlspectral.models.running.batches import PackedTokens, batch_on, even_rows
 from tlspectral.models.running.given import given_prompts
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, packed_rows
 from tlspectral.selection import counted
+from tlspectral.tables.detector_columns import DETECTORS
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Column, Schema, columns
 from tlspectral.tasks.metric_value import draws_floor
 from tlspectral.tasks.repeated import (
-    detector_offsets,
+    detector_pairs,
     repeated_ids,
     repeated_marks,
     repeated_sequences,
     segment_length_of,
 )
 
-DETECTORS = ("prev", "dup", "ind")
 BATCH = 25
 FIRST_STOP = 25
 """Sequences after which the standard errors are first compared with `max_se`; then after twice as many, and so on."""
@@ -69,9 +70,10 @@ DETECT_HEADS = Schema(
     "detect_heads",
     (
         *HEAD,
-        *_scored("prev", "Mean attention from each query of the copy to the token before it."),
-        *_scored("dup", "Mean attention from each query of the copy to the same token in the segment."),
-        *_scored("ind", "Mean attention from each query of the copy to the token after the same one in the segment."),
+        *chain.from_iterable(
+            _scored(one.name, f"Mean attention from each query of the copy to {one.target_in_copy}.")
+            for one in DETECTORS.values()
+        ),
         *_scored("prev_first", "prev on the queries of the segment, the first one left out."),
         *_at_times("next", _NEXT),
         *_PATTERN,
@@ -82,11 +84,7 @@ DETECT_HEADS_ON_PROMPTS = Schema(
     "detect_heads.prompts",
     (
         *HEAD,
-        *_scored("prev", "Mean attention from each query to the token before it. NaN where no query counts."),
-        *_scored("dup", "Mean attention to earlier tokens equal to the query's, where there are any; else NaN."),
-        *_scored(
-            "ind", "Mean attention to the tokens behind these, where there are any; else, and in an encoder, NaN."
-        ),
+        *chain.from_iterable(_scored(one.name, one.on_prompts) for one in DETECTORS.values()),
         *_scored("self", "Mean attention from each query to its own token. NaN where no query counts."),
         *_at_times("next", _NEXT),
         *_PATTERN,
@@ -286,8 +284,10 @@ def measured_detectors(
     attrs: dict[str, Any] = {"batch": sequences_at_once(view, tokens.shape[1])}
     if length is None:
         no_key = torch.zeros(tokens.shape[1], tokens.shape[1])
-        patterns: dict[str, Any] = {"prev": "previous_token", "dup": "duplicate"}
-        patterns |= {"ind": "induction" if view.causal else no_key, "self": "self"}
+        patterns: dict[str, Any] = {
+            name: one.pattern if view.causal or one.in_encoders else no_key for name, one in DETECTORS.items()
+        }
+        patterns["self"] = "self"
         patterns |= {} if view.causal else {"next": "next_token"}
     else:
         attrs |= {"max_se": max_se, "segment_length": length, "bos": int(tokens[0, 0]), "seed": seed}
@@ -345,10 +345,9 @@ def measured_detectors(
 
 def _chance_of_detectors(length: int, seen: SeenKeys) -> dict[str, ByLayer]:
     """Return what uniform attention puts on the one key of each detector, averaged over the copy of L tokens."""
-    copy = np.arange(length + 1, 2 * length + 1)
     chance: dict[str, ByLayer] = {}
-    for name, back in detector_offsets(length).items():
-        on_key = [one[copy, copy - back] for one in seen.uniform().numpy()]
+    for name in DETECTORS:
+        on_key = [one[detector_pairs(name, length)] for one in seen.uniform().numpy()]
         # A mean of equal numbers, as in an encoder, can differ from them in the last bit.
         chance[name] = seen.by_layer([float(one.mean() if np.ptp(one) else one[0]) for one in on_key])
     return chance

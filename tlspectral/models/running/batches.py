@@ -183,7 +183,7 @@ class Batch(NamedTuple):
 
 
 # Measured on two cores: more tokens are no faster, and 2^26 logits are 256 MB in float32.
-_ON_CPU = Batch(tokens=2**11, logits=2**26, held=2**29, copied=2**20)
+ON_CPU = Batch(tokens=2**11, logits=2**26, held=2**29, copied=2**20)
 
 
 def batch_on(device: torch.device) -> Batch:
@@ -193,7 +193,7 @@ def batch_on(device: torch.device) -> Batch:
     elif device.type == "mps":
         total = torch.mps.recommended_max_memory()
     else:
-        return _ON_CPU
+        return ON_CPU
     memory = 2 ** (int(total).bit_length() - 1)
     return Batch(tokens=memory // 2**21, logits=memory // 2**6, held=memory // 2**3, copied=memory // 2**5)
 
