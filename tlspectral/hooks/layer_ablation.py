@@ -46,21 +46,17 @@ class LayerAblation(HeadCapture):
         part: what is removed, bound to these heads by `Part.on`.
         alter: function of a `Removal` that returns what is added in place of its `difference`. With it, values that do
             not change need not be equal to the bit. Not for `LongRange`, which adds nothing.
-        n_run: how often the layer has run in the pass so far, of a part that replaces outputs run by run.
     """
 
     part: Bound
     alter: Callable[[Removal], Tensor] | None = None
-    n_run: int = 0
 
     def hooks(self) -> list[Hook]:
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
         self.prove()
         names = self.names
         if isinstance(self.part, Replacement):
-            # Every pass passes the embedding once, first.
-            begun = [("hook_embed", self._begin)] if self.view.two_stacks and self.part.z is not None else []
-            return [*begun, (names["z"], self._edit_output)]
+            return [(names["z"], self._edit_output)]
         shown = self._tokens_shown()
         if "scores" not in names:
             if self.view.reweighs(self.layer.layer):
@@ -104,8 +100,7 @@ class LayerAblation(HeadCapture):
                 f"{part.name}: this run shows no tokens to compare with the prompt of the part, since it begins "
                 "behind the embedding (from embeddings, or by start_at_layer): run token ids"
             )
-        if not self.view.two_stacks:  # there a layer runs several times in a pass
-            del seen["tokens"]
+        del seen["tokens"]
 
     def change_of_head_output(
         self, z: Float[Tensor, "batch pos heads d_head"]
@@ -208,15 +203,11 @@ class LayerAblation(HeadCapture):
         require_close(off, off, pattern.dtype, "live pattern", *self.not_of_own_keys("pattern"), EditNotHonored)
         return self.with_replaced(pattern, torch.where(before == after, selected, after.to(pattern)), heads_axis=1)
 
-    def _begin(self, embedded: Tensor, hook: Any) -> None:
-        self.n_run = 0
-
     def _edit_output(self, z: Tensor, hook: Any) -> Tensor:
         assert isinstance(self.part, Replacement)
         by_head = z.reshape(*z.shape[:2], self.layer.n_heads, -1)  # bridges of latent attention split it otherwise
         selected = self.selected(by_head, heads_axis=2)
-        edited = replaced_z(self.part, selected, self.heads, self.n_run)
-        self.n_run += 1
+        edited = replaced_z(self.part, selected, self.heads)
         if self.alter is not None:
             edited = selected + self._altered(Removal((edited - selected).transpose(1, 2), None, None)).transpose(1, 2)
         return self.with_replaced(by_head, edited, heads_axis=2).reshape(z.shape)

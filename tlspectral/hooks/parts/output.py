@@ -258,7 +258,7 @@ def _from_reference(
     for batch, captured in in_batches(len(sequences.tokens) if by_layer else 0, rows, captured_of):
         for layer, heads in by_layer.items():
             z = z_of(captured[names[layer]], view.raw(layer).w_o)[:, :, heads]
-            z = z.unflatten(0, (view.blocks[layer].runs, -1))
+            z = z[None]
             if how == "mean":
                 real = sequences.real[batch, :, None, None].to(z.device)
                 z = (widened(z) * real).sum(1 if even else (1, 2), keepdim=True)

@@ -25,7 +25,6 @@ class Block(NamedTuple):
 
     name: str
     module: Any
-    runs = 1
 
 
 def blocks_of(model: Any) -> list[Block]:

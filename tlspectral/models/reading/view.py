@@ -148,8 +148,6 @@ class AttentionView:
         """Whether a norm stands behind the embedding, as in BLOOM."""
         return hasattr(self.model, "embed_ln") or bool(getattr(self.model.cfg, "post_embedding_ln", False))
 
-    two_stacks = False
-
     @cached_property
     def layers(self) -> list[int]:
         """Layers whose heads can be read. Raises UnsupportedArchitecture for a model without one."""
