@@ -144,6 +144,7 @@ REFUSED = """\
 gains of queries and keys is equal within each rotary pair |
 | deepseek_v4 | keys that summarise several tokens, and several residual streams: no score is a form of two tokens |
 | jetmoe | a matrix per head: which experts make the queries of a token is the router's choice |
+| hrm_text | a table by run: its layers run several times in one pass, so a head has several attention patterns |
 | zamba2 | operators twice as wide: M acts on the stream beside the embedding |
 | gemma3n, gemma4: layers with keys of an earlier layer | operators of two streams: `n_i` of one, `n_j` of another |
 | layers that clip queries and keys; Falcon with ALiBi | a bilinear score: these have none in the published form |

@@ -14,7 +14,7 @@ from tlspectral.heads.operators.verification import check_prompt, verify_scores
 from tlspectral.models.reading import attention_view
 from tlspectral.models.stream.writes import INPUT_POINTS, checked_writes, layer_reads, z_of
 
-from .rows import Row, asked, once, right
+from .rows import Row, asked, of_heads_alone, right
 
 NO_BIAS = ("llama", "llama3", "yarn", "mistral", "qwen3", "gemma2", "gemma3", "smollm3", "olmo2",
            "deepseek_v2", "deepseek_v2_lite", "gemma3n", "gemma4", "glm5", "llama4", "nanochat",
@@ -216,7 +216,7 @@ def expected_frequencies(name, index):
         stretch = config.max_position_embeddings / parameters["original_max_position_embeddings"]
         scaling = (1 + torch.log(torch.tensor(stretch)) / torch.log(torch.tensor(32.0))).sqrt()
         return standard_frequencies(10000.0, d_head) / factors, float(scaling)
-    rotary_dim = {"neox": 4, "phi": d_head // 2, "gptj": 8, "codegen": 8, "qwen3": 16, "gemma2": 16, "hrm": 16,
+    rotary_dim = {"neox": 4, "phi": d_head // 2, "gptj": 8, "codegen": 8, "qwen3": 16, "gemma2": 16,
                   "llama4": 16}.get(name, d_head)  # fmt: skip
     rotary_dim = 8 if name in zoo.LATENTS else rotary_dim
     base = 10000.0 if name in ("gptj", "codegen") else config.rope_parameters["rope_theta"]
@@ -261,7 +261,7 @@ def heads_biases_and_mlp_sum_to_what_a_layer_adds(row):
         torch.testing.assert_close(some, writes.written(z, scale)[[1, 0]], rtol=0, atol=1e-12)  # the same products
 
 
-@asked(lambda row: not row.latent and once(row), every=3, forms=True, encoders=True)
+@asked(of_heads_alone, every=3, forms=True, encoders=True)
 @torch.no_grad()
 def a_changed_stream_changes_queries_keys_and_values_as_the_model_has_it(row):
     layer, view = 1, row.view

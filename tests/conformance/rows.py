@@ -27,7 +27,7 @@ KINDS = {
 }
 
 # Architectures of which there are bridges alone.
-OF_BRIDGES = ("codegen", "gemma3n", "gemma4", "hrm", "llama4", "nanochat")
+OF_BRIDGES = ("codegen", "gemma3n", "gemma4", "llama4", "nanochat")
 # Latent attention with and without a latent of queries, with biases, with an indexer. What is refused of it is asked in
 # test_latent.py.
 LATENTS = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm5")
@@ -38,8 +38,6 @@ NOT_ASKED = {
     **dict.fromkeys(("gemma3n", "gemma4"), SUMS | LEARNED),
     # What to_spectral refuses: latents, queries that are rotated inside the wrapped module, or by negative angles.
     **dict.fromkeys((*LATENTS, "llama4", "nanochat"), LEARNED),
-    # A layer runs several times in a pass, so that a head has no one score of a pair of tokens.
-    "hrm": SUMS | LEARNED | {"conformance.positional"},
 }
 
 
@@ -122,11 +120,6 @@ def right(row: Row, *case: Any) -> bool:
 def of_heads_alone(row: Row, *case: Any) -> bool:
     """Whether every head has queries and keys of its own, so that its score can be written as a sum."""
     return not row.latent
-
-
-def once(row: Row, *case: Any) -> bool:
-    """Whether each layer runs once in a pass."""
-    return row.name != "hrm"
 
 
 def rotating(row: Row, *case: Any) -> bool:

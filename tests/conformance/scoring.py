@@ -15,7 +15,7 @@ from tlspectral.heads import relative_position_kernel
 from tlspectral.tasks import induction_loss, language, language_loss
 from tlspectral.tasks.repeated import repeated_sequences
 
-from .rows import asked, once, right, rotating_right
+from .rows import asked, right, rotating_right
 
 SMALL = {"n_sequences": 7, "segment_length": 10}
 SCORES = ["prev", "dup", "ind"]
@@ -149,7 +149,7 @@ def attends_to(back):
     return patch
 
 
-@asked(once, every=6)
+@asked(every=6)
 def a_head_made_by_a_users_hook_has_its_known_scores(row):
     plain, last = tls.detect_heads(row.model, **SMALL), row.layers[-1]
     for score, back in (("prev", 1), ("dup", 10), ("ind", 9), (None, 2)):
@@ -163,7 +163,7 @@ def a_head_made_by_a_users_hook_has_its_known_scores(row):
     assert (plain.loc[plain["layer"] == last, SCORES] < 0.9).all(axis=None)
 
 
-@asked(once, every=3, encoders=True)
+@asked(every=3, encoders=True)
 def a_run_stops_before_the_last_mlp_and_the_unembedding(row):
     # A bridge's MLP is called whole or, in OPT, by its parts.
     first, last = (getattr(block.mlp, "out", block.mlp) for block in (row.model.blocks[0], row.model.blocks[-1]))
@@ -199,7 +199,7 @@ def assert_exact(table):
     assert spread.max() > 0.1
 
 
-@asked(lambda row: rotating_right(row) and once(row), every=3)
+@asked(rotating_right, every=3)
 def constant_queries_and_keys_are_predicted_exactly(row):
     table = relative_position_kernel(row.model, None, one_token(), reference=one_token())
     assert_described(table)

@@ -5,9 +5,8 @@ from ablation_runs import recorded
 
 
 def kept_patterns(model, tokens):
-    """Patterns of all layers, [sequence, head, query, key], from one run that keeps everything; in HRM their means."""
-    kept = recorded(model, ("pattern",), tokens).values()
-    return [pattern.double().unflatten(0, (-1, len(tokens))).mean(0).numpy() for pattern in kept]
+    """Patterns of all layers, [sequence, head, query, key], from one run that keeps everything."""
+    return [pattern.double().numpy() for pattern in recorded(model, ("pattern",), tokens).values()]
 
 
 def marked_keys(row, *, prompts=False, causal=True):

@@ -75,15 +75,11 @@ def a_part(name):
 
 @contextmanager
 def recording(model, names):
-    """What passes the named hook points, as it is when every hook entered so far has acted.
-
-    In HRM the batch is that of every time that a layer runs in a pass, one after the other.
-    """
-    seen, several = {}, hasattr(model, "L_blocks")
+    """What passes the named hook points, as it is when every hook entered so far has acted."""
+    seen = {}
 
     def keep(activation, hook, name):
-        runs = [seen[name]] if several and name in seen else []
-        seen[name] = torch.cat([*runs, activation.detach()])
+        seen[name] = activation.detach().clone()
 
     with model.hooks(fwd_hooks=[(name, functools.partial(keep, name=name)) for name in names]):
         yield seen

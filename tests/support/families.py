@@ -147,10 +147,6 @@ def _loaded_table(folder: str) -> Any:
     # Of a hybrid transformers returns the patterns of some layers, or None in between.
     whole = expected.attentions if len(expected.attentions) == view.n_layers else None
     theirs = expected.attentions if whole is None else [whole[index] for index in view.layers]
-    if view.two_stacks:  # HRM: a pass goes several times through one stack, once through the other, and begins again
-        runs = torch.stack(theirs).unflatten(0, (reference.config.H_cycles, -1, view.n_layers // 2))
-        stacks = [*runs[:, :-1].flatten(0, 1).unbind(1), *runs[:, -1].unbind(1)]
-        theirs = [of_layer.flatten(0, 1) for of_layer in stacks]
     for name, pattern in zip(names, theirs, strict=True):
         if float((patterns[name] - pattern).abs().max()) > 1e-5:
             raise _Differs(f"{name} is not the attention of transformers")

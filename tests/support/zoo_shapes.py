@@ -241,7 +241,7 @@ MORE_SHAPES: dict[str, Shape] = {
             "full_attention": _rope("proportional", partial_rotary_factor=0.67),
         },
     ),
-    # A layer in each of two stacks, of which a pass runs one four times and the other twice.
+    # A layer in each of two stacks, of which a pass runs one four times and the other twice: refused.
     "hrm": _of(
         "HrmTextForCausalLM",
         _WITHOUT_GROUPS,

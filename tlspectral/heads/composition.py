@@ -17,7 +17,7 @@ from tlspectral.heads.operators.factored import centred_output
 from tlspectral.models.checkpoints.layers import layer_named
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading.layer import RawAttention, fold_attention, key_value_groups
-from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_one_run
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.stream.writes import Input
 from tlspectral.selection import Head, Receiver, head_name, head_receiver
 from tlspectral.tables.head_columns import HEAD
@@ -87,8 +87,6 @@ def k_composition(model: Any, receiver: Head | Receiver | None = None) -> pd.Dat
     """
     end = None if receiver is None else head_receiver(receiver)
     with open_layers(model) as source:
-        if isinstance(source, AttentionView):
-            require_one_run(source, "no layer is earlier than all runs of another")
         chosen = heads_by_layer(source, None if end is None else [end])
         what: Input = "k" if end is None else end.input
         matrices: Matrices = "output" if what == "v" else "query-key"

@@ -222,7 +222,7 @@ def _key_contrast(
     if pairs is None:
         raise ValueError("the task has no attention=: give the query and the key position of each prompt")
     names = view.hook_names(layer.layer)
-    total, runs = torch.zeros(layer.d_head, layer.d_head, dtype=torch.float64), view.blocks[layer.layer].runs
+    total = torch.zeros(layer.d_head, layer.d_head, dtype=torch.float64)
     points = [names[point] for point in ("query", "key", "scores") if point in names]
     for start in range(0, len(prompts.tokens), BATCH):
         rows = slice(start, start + BATCH)
@@ -234,7 +234,7 @@ def _key_contrast(
         if layer.rotary is not None:
             q = with_gain_and_phase(q[:, None], layer.rotary.of_heads([head]))[:, 0]
         visible = visible_keys(view, layer.layer, k.shape[1], captured).expand(len(k), layer.n_heads, -1, -1)
-        for row, (query, key) in enumerate(runs * pairs[rows].tolist()):
+        for row, (query, key) in enumerate(pairs[rows].tolist()):
             seen = visible[row, head, query].cpu()
             others = seen.clone()
             others[key] = False
@@ -244,7 +244,7 @@ def _key_contrast(
                     f"attention of sequence {start + row}: in layer {layer.layer} the query at {query} {what}"
                 )
             total += torch.outer(q[row, query], k[row, key] - k[row, others].mean(0))
-    return total / (runs * len(prompts.tokens)), len(prompts.tokens)
+    return total / len(prompts.tokens), len(prompts.tokens)
 
 
 def _largest(values: Float64[Tensor, " r"], count: int, tolerance: float) -> tuple[list[float], slice]:

@@ -165,8 +165,7 @@ class ReadStreams:
     def normalized(self, layer: AttentionLayer) -> Float64[Tensor, "batch pos d_model"]:
         """Return what a layer reads behind its norm, without gain and bias; 0 where a prompt is filled up."""
         residual = self.residuals[self.view.hook_names(layer.layer)["residual"]]
-        real = self.real.repeat(self.view.blocks[layer.layer].runs, 1)
-        return layer.norm.normalized(residual.cpu().double()) * real[..., None]
+        return layer.norm.normalized(residual.cpu().double()) * self.real[..., None]
 
     def score_asymmetry(self, layer: AttentionLayer) -> Float64[np.ndarray, "heads"]:
         """Return, per head, `mean ||S - S^T|| / mean ||S||` over prompts, `S = n M n^T` (FP section 4).

@@ -31,21 +31,17 @@ class LayerAblation(HeadCapture):
         part: what is removed, bound to these heads by `Part.on`.
         alter: function of a `Removal` that returns what is added in place of its `difference`. With it, values that do
             not change need not be equal to the bit. Not for a part of the mask, which adds nothing.
-        n_run: how often the layer has run in the pass so far, of a part of z.
     """
 
     part: Part
     alter: Callable[[Removal], Tensor] | None = None
-    n_run: int = 0
 
     def hooks(self) -> list[Hook]:
         """Return a `fwd_hooks` list whose edits are proved to reach the output, else raise EditNotHonored."""
         self.prove()
         names = self.names
         if self.part.acts_on == "z":
-            # Every pass passes the embedding once, first.
-            begun = [("hook_embed", self._begin)] if self.view.two_stacks else []
-            return [*begun, (names["z"], self._edit_output)]
+            return [(names["z"], self._edit_output)]
         shown = self._tokens_shown()
         if "scores" not in names:
             if self.view.reweighs(self.layer.layer):
@@ -89,8 +85,7 @@ class LayerAblation(HeadCapture):
                 f"{self.part.name}: this run shows no tokens to compare with the prompt of the part, since it begins "
                 "behind the embedding (from embeddings, or by start_at_layer): run token ids"
             )
-        if not self.view.two_stacks:  # there a layer runs several times in a pass
-            del seen["tokens"]
+        del seen["tokens"]
 
     def change_of_head_output(
         self, z: Float[Tensor, "batch pos heads d_head"]
@@ -193,22 +188,18 @@ class LayerAblation(HeadCapture):
         require_close(off, off, pattern.dtype, "live pattern", *self.not_of_own_keys("pattern"), EditNotHonored)
         return self.with_replaced(pattern, torch.where(before == after, selected, after.to(pattern)), heads_axis=1)
 
-    def _begin(self, embedded: Tensor, hook: Any) -> None:
-        self.n_run = 0
-
     def _edit_output(self, z: Tensor, hook: Any) -> Tensor:
         by_head = z.reshape(*z.shape[:2], self.layer.n_heads, -1)  # bridges of latent attention split it otherwise
         selected = self.selected(by_head, heads_axis=2)
-        edited = self._replaced(selected, self.n_run % self.view.blocks[self.layer.layer].runs)
-        self.n_run += 1
+        edited = self._replaced(selected)
         if self.alter is not None:
             edited = selected + self._altered(Removal((edited - selected).transpose(1, 2), None, None)).transpose(1, 2)
         return self.with_replaced(by_head, edited, heads_axis=2).reshape(z.shape)
 
-    def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"], run: int = 0) -> Tensor:
+    def _replaced(self, z: Float[Tensor, "batch pos chosen d_head"]) -> Tensor:
         """Return z of the heads without the part, which is z itself where the part does not act."""
         acts = self.part.acts(*z.shape[:2])
-        replaced = replaced_z(self.part, z, self.heads, run)
+        replaced = replaced_z(self.part, z, self.heads)
         return replaced if acts is None else torch.where(acts[..., None, None].to(z.device), replaced, z)
 
     def _difference(self, scores: HeadScores, allowed: Tensor) -> Tensor:

@@ -62,6 +62,7 @@ def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Che
     proofs = _Proofs() if acting else _proofs.setdefault(view.model, defaultdict(_Proofs))[route]
     if layer in proofs.layers:
         return
+    view.require_single_runs()
     with without_hooks(view.model, view.hook_points), evaluating(view.model), torch.no_grad():
         if proofs.layers and not proofs.together:
             proofs.together = True

@@ -26,7 +26,7 @@ from tlspectral.models.attention.run_scores import require_own_pattern, visible_
 from tlspectral.models.reading.alibi import Alibi
 from tlspectral.models.reading.layer import RawAttention, require_every_key, softcapped
 from tlspectral.models.reading.norms import QueryKeyNorm, double
-from tlspectral.models.reading.view import AttentionView, Hook, require_one_run
+from tlspectral.models.reading.view import AttentionView, Hook
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 
@@ -198,9 +198,9 @@ class LastQueryReader:
     def hooks(self) -> list[Hook]:
         """Return a TransformerLens `fwd_hooks` list, for any number of runs in turn.
 
-        Raises UnsupportedArchitecture for two stacks.
+        Raises UnsupportedArchitecture for a model that runs a layer several times in a pass.
         """
-        require_one_run(self.view, "a head has several logits of a key, and no scores of their swaps are defined")
+        self.view.require_single_runs()
         hooks: list[Hook] = []
         for layer in self.view.layers:
             names = self.view.hook_names(layer)

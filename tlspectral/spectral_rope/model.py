@@ -19,7 +19,6 @@ from tlspectral.models.loading.checks import avoid_lost_cache
 from tlspectral.models.loading.copies import deep_copy, other_parameters
 from tlspectral.models.loading.roads import load_other
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.view import require_one_run
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import module_hooks, require_gradients
 from tlspectral.selection import Heads
@@ -223,7 +222,7 @@ def to_spectral(
     of_transformers = hasattr(model, "get_input_embeddings") and not hasattr(model, "run_with_hooks")
     view = attention_view(_bridge_of(model) if of_transformers else model)
     require_gradients(view, "to_spectral")
-    require_one_run(view, "one rotation would learn from all, and the first record no gradient")
+    view.require_single_runs()
     layers = spectral_layers(
         view,
         scope=scope,

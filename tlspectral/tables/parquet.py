@@ -5,9 +5,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
-from importlib import import_module
-from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +24,6 @@ _DIGEST_KEY = b"tlspectral_sha256"
 _FORMAT = 2  # from 2 on with a digest of the file
 # Stands for the digest while the file is hashed.
 _NO_DIGEST = hashlib.sha256(b"").hexdigest().encode()
-# A table that is larger than both in memory was made to fill it: a row with one measured number takes some 8 bytes of
-# the file, so that it would need 4,000 bytes, or 500 columns.
-_MEMORY, _GROWTH = 2**30, 500
 # What pyarrow and pandas raise for values that parquet cannot hold.
 _NO_PARQUET = (pa.ArrowException, TypeError, ValueError, OverflowError, NotImplementedError)
 
@@ -194,13 +188,12 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
         FileNotFoundError: there is no such file.
         ValueError: the file is not one of ours (not parquet, damaged, or without our metadata), its metadata fit no
             table, or a newer version of this package wrote it. Damage is found by checksum, down to a single bit; files
-            of version 0.1.0 have none. Nor is a table read that would take more than 1 GiB of memory and 500 times the
-            size of its file, which no table of measured numbers does.
+            of version 0.1.0 have none.
     """
     described, table = _open(Path(path).expanduser())
     try:
         frame = _frame_of(table)
-        frame.attrs = deepcopy(described["provenance"])  # as pandas does at each step, and nesting may be too deep for
+        frame.attrs = described["provenance"]
         remember(frame.attrs.get("table"), described.get("columns"))
     except MemoryError:
         raise
@@ -236,33 +229,9 @@ def _open(path: Path) -> tuple[dict[str, Any], pa.Table]:
         if hashlib.sha256(_with_digest(data, digest, _NO_DIGEST)).hexdigest().encode() != digest:
             raise _damaged(path, "its checksum differs")
     try:
-        _require_memory(path, data, file)
         return described, file.read()
     except (pa.ArrowException, OSError) as error:
         raise _damaged(path, error) from error
-
-
-def _require_memory(path: str | os.PathLike[str], data: bytes, file: pq.ParquetFile) -> None:
-    """Refuse a file whose table would take far more memory than any table that was measured. The table is not read."""
-    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-    chunks = [(group, group.column(index)) for group in groups for index in range(group.num_columns)]
-    rows = [max(group.num_rows, chunk.num_values) for group, chunk in chunks]
-    sizes = [chunk.total_uncompressed_size for _, chunk in chunks]
-    size = sum(max(8 * count, stored) for count, stored in zip(rows, sizes, strict=True))
-    most = max(_MEMORY, _GROWTH * len(data))
-    texts = [field.name for field in file.schema_arrow if field.type in (pa.string(), pa.large_string(), pa.binary())]
-    if size <= most < sum(map(mul, rows, sizes)) and texts:
-        # A text is stored once and may be repeated in every row: read without repeating it.
-        compute: Any = import_module("pyarrow.compute")  # its functions are made when it is imported
-        encoded = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts).read(columns=texts)
-        for chunk in (chunk for column in encoded.columns for chunk in column.chunks):
-            lengths = compute.binary_length(chunk.dictionary)
-            size += compute.sum(lengths.take(chunk.indices)).as_py() or 0
-    if size > most:
-        raise ValueError(
-            f"{path} has {len(data):,} bytes and its table would take some {size:,} in memory, more than {_GROWTH} "
-            "times as many, as no table of measured numbers does: it is damaged or forged; write the table again"
-        )
 
 
 def _unreadable(path: str | os.PathLike[str], error: Exception) -> ValueError:

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 _NAMES = ("model", "revision", "commit", "sha256")
-_ORIGIN = (*_NAMES, "backend", "weights_sha256", "weights_by_layer", "n_layers", "skipped_layers", "stacks")
+_ORIGIN = (*_NAMES, "backend", "weights_sha256", "weights_by_layer", "n_layers", "skipped_layers")
 
 
 def origin_of(attrs: Mapping[Any, Any]) -> dict[str, Any]:

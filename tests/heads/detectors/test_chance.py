@@ -51,7 +51,7 @@ def assert_chance_is_measured(model, table, names):
 ROWS = ["llama", "mistral", "gemma3", "llama4", "bert"]
 
 
-@pytest.mark.parametrize("name", [*ROWS, *zoo.also_slow("gpt2", "gptneo", "gemma3n", "gemma4", "hrm")])
+@pytest.mark.parametrize("name", [*ROWS, *zoo.also_slow("gpt2", "gptneo", "gemma3n", "gemma4")])
 def test_on_prompts_chance_is_what_uniform_heads_have(name):
     """No window, one on all layers, on some, chunks, an encoder; prompts of unequal length, and a pattern."""
     model, encoder = shared("bridge", name), name in zoo.ENCODERS

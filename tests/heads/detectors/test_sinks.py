@@ -42,7 +42,7 @@ def judged(pattern, seen, encoder):
     return np.array(found).T
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "bert", *zoo.also_slow("gptneo", "llama4", "hrm", "mistral")])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "bert", *zoo.also_slow("gptneo", "llama4", "mistral")])
 @pytest.mark.parametrize("least", [0.05, 0.3])
 def test_sinks_are_those_of_a_loop_over_queries(name, least):
     """Grouped heads, a window of 8 on a layer, in which no key is decided, an encoder; prompts of unequal length."""

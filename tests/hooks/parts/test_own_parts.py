@@ -16,7 +16,6 @@ import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks.parts import LongRange, Output, Part, QueryKeyPart
 from tlspectral.models.reading import attention_view
-from tlspectral.models.running import batches
 from tlspectral.models.stream.writes import z_of
 
 HEADS = [(0, 1), (1, 2)]
@@ -278,7 +277,7 @@ class OfPrompts(Added):
         return replace(super().of_rows(rows), vector=self.vector[rows])
 
 
-def test_a_part_that_keeps_something_for_each_prompt_is_told_of_batches(monkeypatch):
+def test_a_part_that_keeps_something_for_each_prompt_is_told_of_batches(batch_size):
     model = shared("bridge", "llama")
     part = OfPrompts(torch.linspace(-2, 2, 5 * 12).reshape(5, 12))
     prompts = tls.Task(zoo.prompt(batch=5), lambda logits, *_: logits[:, -1, 3], predict=-1)
@@ -286,7 +285,7 @@ def test_a_part_that_keeps_something_for_each_prompt_is_told_of_batches(monkeypa
     with tls.ablate(model, [(0, 2)], part):
         without = tls.evaluate(model, prompts)
     assert table.loc[2, "value"] == pytest.approx(without.value, abs=1e-5)
-    monkeypatch.setattr(batches, "_ON_CPU", batches._ON_CPU._replace(tokens=2 * zoo.PROMPT_LENGTH))
+    batch_size(tokens=2 * zoo.PROMPT_LENGTH)
     batched = tls.ablation_sweep(model, part, heads="L0", task=prompts)
     assert batched.attrs["batch"] < table.attrs["batch"]
     # float32 of batches of other sizes: measured 1e-7; effects are 1e-2 and more.

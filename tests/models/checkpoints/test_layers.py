@@ -16,7 +16,6 @@ from tlspectral.errors import ScoreMismatch
 from tlspectral.models.checkpoints import layers as checkpoints
 from tlspectral.models.reading import bridge as reader
 
-# HRM's files hold queries, keys, values and a gate in one matrix: it is loaded.
 REFUSED = ("falcon_alibi", "gemma3_with_softcap", "glm5_selecting", "hrm", "mpt_clipped")
 NAMES = [name for name in (*zoo.RIGHT, *zoo.LENGTH_DEPENDENT, *MORE_SHAPES) if name not in REFUSED]
 # What differs in how a layer is found: lists per layer, packed projections, norms of queries and keys. `test_families`

@@ -24,7 +24,7 @@ from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
 from tlspectral.heads.detectors.spread import Spread
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import AttentionView, require_one_run
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, batch_on, even_rows
 from tlspectral.models.running.given import given_prompts
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, packed_rows
@@ -167,8 +167,7 @@ def detect_heads(
     need a correction, `tls.stats.benjamini_hochberg`.
 
     For an encoder, whose queries see later keys, there is also the mass on the token after the query (`next`), on the
-    same queries. `ind` has no meaning there and is NaN: what follows a token is seen, not remembered. In HRM a score is
-    the mean over the times that the layer runs in a pass.
+    same queries. `ind` has no meaning there and is NaN: what follows a token is seen, not remembered.
 
         tls.detect_heads(model, pattern=lambda row: torch.eye(len(row)).roll(2, 0).tril())  # two tokens back
 
@@ -220,8 +219,6 @@ def detect_heads(
     require_max_se(max_se)
     without_sinks = asked_for_sinks(sinks)
     with measured(model) as view:
-        if null_draws:
-            require_one_run(view, "a draw is compared with one pattern of a head, so leave null_draws out")
         if prompts is None:
             repeated = repeated_sequences(view, n_sequences, segment_length, seed=seed)
             sequences, distinct = even_rows(repeated), None
@@ -402,11 +399,11 @@ def _statistics(
     the standard error below which no more sequences are run, and the scores whose errors have to be below it. `spread`
     reads the same patterns.
     """
-    of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads], mean over the times that the layer runs
+    of_batch: dict[int, Tensor] = {}  # by layer, [scores, batch, heads]
     reduce_batch: Reduce
 
     def reduce(layer: int, pattern: Tensor, hook: Any) -> None:
-        of_batch[layer] = reduce_batch(pattern) / view.blocks[layer].runs + of_batch.get(layer, 0)
+        of_batch[layer] = reduce_batch(pattern)
         if spread is not None:
             spread.read(layer, pattern, rows)
 

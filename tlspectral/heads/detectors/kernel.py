@@ -107,9 +107,9 @@ def relative_position_kernel(
     Returns:
         DataFrame, offsets ascending. Columns: `layer, head, name, offset, score, predicted`. There is no prediction in
         layers without rotary positions, whose mean query and key give the same score at every distance (ALiBi's slope
-        and learned positions are left out); in HRM, whose layers run several times in a pass; where a prompt is longer
-        than frequencies or score scale hold; and for one distinct prompt without a reference. `attrs` say which model
-        and weights, `n_reference`, how many distinct prompts the means are over, and `n_judged`, how many gave none.
+        and learned positions are left out); where a prompt is longer than frequencies or score scale hold; and for one
+        distinct prompt without a reference. `attrs` say which model and weights, `n_reference`, how many distinct
+        prompts the means are over, and `n_judged`, how many gave none.
 
     Raises:
         BadHead: a head that does not exist.

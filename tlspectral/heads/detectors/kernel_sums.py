@@ -87,7 +87,7 @@ class LayerKernels:
         names = self.view.hook_names(self.layer)
         hooks: Hooks = []
         counted = real & averaged[:, None]
-        if self.rotary is not None and not self.view.two_stacks and bool(averaged.any()):
+        if self.rotary is not None and bool(averaged.any()):
             self.n_tokens += int(counted.sum())
             hooks += [(names[side], partial(self._add_mean, side, counted)) for side in ("query", "key")]
             hooks += [(names[table], partial(self._keep, names[table])) for table in ("cos", "sin") if table in names]

@@ -92,8 +92,7 @@ def asked_for_sinks(sinks: str | None, *, sink: bool = False) -> bool:
 def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int], at_once: int) -> Sinks:
     """Run the prompts, `at_once` in a batch, and return the sinks of some layers.
 
-    In a layer that runs several times in a pass the attention is the mean over these runs. Raises
-    UnsupportedArchitecture for a layer that exposes no pattern.
+    Raises UnsupportedArchitecture for a layer that exposes no pattern.
     """
     layers, (n_prompts, width) = sorted(layers), packed.tokens.shape
     share = {layer: torch.zeros(n_prompts, width, dtype=torch.float64) for layer in layers}
@@ -112,11 +111,9 @@ def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int]
         fired.add(layer)
         counted = judging[layer] & packed.real[rows][:, :, None]
         attention = pattern.detach().float().mean(1).cpu().double()
-        share[layer][rows] += attention.masked_fill(~counted, 0.0).sum(1) / view.blocks[layer].runs
+        share[layer][rows] = attention.masked_fill(~counted, 0.0).sum(1)
 
     def run(rows: slice) -> int:
-        for layer in layers:
-            share[layer][rows] = 0.0
         hooks = [(view.hook_names(layer)["pattern"], partial(add, layer, rows)) for layer in layers]
         view.run(packed.tokens[rows], hooks, last=hooks[-1][0])
         return rows.stop - rows.start

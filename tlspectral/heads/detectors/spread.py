@@ -48,12 +48,12 @@ class Spread:
         self._sums: dict[int, Tensor] = {}  # by layer, [N, D, then N N, N D, D D times copies; measures; heads]
 
     def read(self, layer: int, pattern: Float[Tensor, "batch heads query key"], rows: slice) -> None:
-        """Add what a layer attends to in a batch; of a layer that runs several times in a pass the mean."""
+        """Add what a layer attends to in a batch."""
         parts = _parts(pattern, self.queries[rows])
         if self.sinks is not None:
             counted = self._queries_without_sinks(layer)[rows]
             parts = torch.cat([parts, _parts_without(pattern, counted, self.sinks.found[layer][rows])], dim=1)
-        self._of_batch[layer] = parts / self.view.blocks[layer].runs + self._of_batch.get(layer, 0)
+        self._of_batch[layer] = parts
 
     def _queries_without_sinks(self, layer: int) -> Bool[Tensor, "sequences query"]:
         assert self.sinks is not None

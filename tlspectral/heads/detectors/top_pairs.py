@@ -19,7 +19,7 @@ from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.patterns import PATTERNS
 from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_one_run
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import PackedTokens, even_rows, in_batches
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, repeated_queries
 from tlspectral.models.running.text import text_tokens, token_text
@@ -124,8 +124,7 @@ def top_pairs(
         ValueError: `n` below 1; no prompts, and the model has no tokenizer; sink=True with `sinks`, or `sinks` where no
             key is decided.
         TypeError, ValueError: prompts that cannot be read (see `Task`).
-        UnsupportedArchitecture: the model exposes no attention pattern, or its layers run several times in a pass
-            (HRM).
+        UnsupportedArchitecture: the model exposes no attention pattern.
 
     What it does not establish: that the model needs what the head attends to, or that a head does on other text what it
     does here. The largest pairs are the extremes of thousands: `detect_heads(prompts=)` gives means with errors. A kind
@@ -135,7 +134,6 @@ def top_pairs(
     n = counted(n, 1, "n is how many pairs get a rank")
     without_sinks = asked_for_sinks(sinks, sink=sink)
     with measured(model) as view:
-        require_one_run(view, "a pair has one attention of a head in each, so there is no largest pair")
         chosen = heads_by_layer(view, heads)
         if prompts is None:
             packed = even_rows(text_tokens(view, None, n_sequences=SEQUENCES, sequence_length=LENGTH))

@@ -39,10 +39,10 @@ def verify_scores(model: Any, prompts: Any = None) -> pd.Series:
     >>> bool(tls.verify_scores(tls.load_model("tiny-rope")).max() < 1e-4)
     True
 
-    The input of each layer is taken from a pass of the model, in HRM of each time that the layer runs in it; norm,
-    biases, M, rotation (the model's own cos and sin tables), scale and softcap are ours, in float64. Masked entries are
-    left out. Where a bridge exposes no scores, the softmax is compared with the model's pattern. ALiBi is compared up
-    to a shift of each query's row, which the softmax does not see.
+    The input of each layer is taken from a pass of the model; norm, biases, M, rotation (the model's own cos and sin
+    tables), scale and softcap are ours, in float64. Masked entries are left out. Where a bridge exposes no scores, the
+    softmax is compared with the model's pattern. ALiBi is compared up to a shift of each query's row, which the softmax
+    does not see.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -78,10 +78,7 @@ def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerChe
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for points_of_layer in names.values() for point, name in points_of_layer.items() if point in points]
     captured = view.capture(packed.tokens, wanted, last=names[max(names)]["pattern"])
-    return {
-        index: _check_layer(view, index, names[index], captured, packed.real.repeat(view.blocks[index].runs, 1))
-        for index in names
-    }
+    return {index: _check_layer(view, index, names[index], captured, packed.real) for index in names}
 
 
 def checked_prompts(view: AttentionView, prompts: Any) -> PackedTokens:

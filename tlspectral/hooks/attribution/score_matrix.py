@@ -16,7 +16,7 @@ from tlspectral.models.attention.head_scores import HeadScores, rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import fold_attention, require_even_scale, softcapped
-from tlspectral.models.reading.view import one_head, require_one_run
+from tlspectral.models.reading.view import one_head
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
 from tlspectral.selection import Head, head_name
@@ -61,7 +61,6 @@ def scores(model: Any, prompt: Any, head: Head, part: Part | PartName | None = N
             "Band, without at"
         )
     with measured(model) as view:
-        require_one_run(view, "scores are of one of them")
         layer, index = one_head(view, head)
         tokens = packed_prompts(view, prompt).tokens
         if len(tokens) != 1:

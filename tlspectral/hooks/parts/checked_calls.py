@@ -159,13 +159,13 @@ def hidden_keys(
 
 
 def replaced_z(
-    part: Any, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int], run: int = 0
+    part: Any, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int]
 ) -> Float[Tensor, "batch pos chosen d_head"]:
     """Return `part.of`. Raises ValueError unless it is a finite z of these heads."""
     if not _is_users(part, "of"):
-        return part.of(z, heads, run)
+        return part.of(z, heads, 0)
     said = f"of() of the part {part.name!r} returns what replaces z, [batch, pos, heads, d_head]"
-    found = part.of(z.clone(), [*heads], run)
+    found = part.of(z.clone(), [*heads], 0)
     replaced = returned_tensor(found, tuple(z.shape), said, kind="floating-point numbers", like=z)
     wrong = not_finite(replaced)
     if wrong is not None:

@@ -156,7 +156,7 @@ class Output(Part):
         return _from_reference(view, by_layer, self, reference)
 
     def of(self, z: Float[Tensor, "batch pos chosen d_head"], heads: list[int], run: int = 0) -> Tensor:
-        """Return what replaces the z of these heads the `run`-th time that their layer runs, a constant for gradients.
+        """Return what replaces the z of these heads, a constant for gradients.
 
         Raises ValueError for a run of one sequence that is its own reference, or of another length than the sequences
         that it is resampled from.
@@ -172,7 +172,7 @@ class Output(Part):
                 )
             reference = z.detach()
         else:
-            reference = bound.z[run % len(bound.z)][:, :, [bound.heads.index(head) for head in heads]]
+            reference = bound.z[:, :, [bound.heads.index(head) for head in heads]]
         if self.replace == "mean":
             mean = widened(reference).mean(0, keepdim=True)
             if mean.shape[1] != z.shape[1]:
@@ -213,13 +213,13 @@ class _Reference:
 class _OfHeads:
     """What an output bound to heads of a layer takes from its reference.
 
-    `z` is the z of the reference, of `heads` in order, each time that the layer runs in a pass; for `"mean"` its mean
-    over sequences, with one position where these are of unequal length. `donors` are the reference's sequence for each
+    `z` is the z of the reference, of `heads` in order; for `"mean"` its mean over sequences, with one position where
+    these are of unequal length. `donors` are the reference's sequence for each
     sequence of the run; None draws them as the model runs.
     """
 
     heads: list[int]
-    z: Float[Tensor, "runs sequences pos heads d_head"]
+    z: Float[Tensor, "sequences pos heads d_head"]
     donors: Int[Tensor, "rows"] | None
 
 
@@ -280,15 +280,14 @@ def _from_reference(
     for batch, captured in in_batches(len(sequences.tokens) if by_layer else 0, rows, captured_of):
         for layer, heads in by_layer.items():
             z = z_of(captured[names[layer]], view.raw(layer).w_o)[:, :, heads]
-            z = z.unflatten(0, (view.blocks[layer].runs, -1))
             if how == "mean":
                 real = sequences.real[batch, :, None, None].to(z.device)
-                z = (widened(z) * real).sum(1 if even else (1, 2), keepdim=True)
+                z = (widened(z) * real).sum(0 if even else (0, 1), keepdim=True)
             outputs[layer].append(z)
-    found = {layer: torch.cat(batches, dim=1) for layer, batches in outputs.items()}
+    found = {layer: torch.cat(batches) for layer, batches in outputs.items()}
     if how == "mean":
         count = len(sequences.tokens) if even else int(sequences.lengths.sum())
-        found = {layer: z.sum(1, keepdim=True) / count for layer, z in found.items()}
+        found = {layer: z.sum(0, keepdim=True) / count for layer, z in found.items()}
     return {
         layer: replace(part, reference=reference, bound=_OfHeads(heads, found[layer], reference.donors))
         for layer, heads in by_layer.items()

@@ -157,7 +157,7 @@ def _score_products(
 
     for found in sequences.in_batches(view, products_of):
         total += found
-    return (total / (len(sequences.tokens) * view.blocks[layer.layer].runs)).numpy()
+    return (total / len(sequences.tokens)).numpy()
 
 
 # --- other heads ---

@@ -34,8 +34,8 @@ class LayerEffects:
     """Values of a metric with a layer's heads ablated; `controls` with a random part of equal size removed instead.
 
     `score_rms` is the root mean square of the removed part, over the unmasked pairs of a sequence and then over
-    sequences, in HRM also over the times that the layer runs; NaN for a part of the mask or of z. Controls that were
-    not found are NaN, and `control_columns` say more of them, by name.
+    sequences; NaN for a part of the mask or of z. Controls that were not found are NaN, and `control_columns` say more
+    of them, by name.
     """
 
     values: Float64[np.ndarray, "heads sequences"]
@@ -134,7 +134,7 @@ class LayerReplays:
         """Return the values of all replays by head."""
         shape = (len(self.heads), self.drawn + 1, len(self.sequences.tokens))
         by_head = values.view(shape).numpy()
-        sizes = (self.squares / self.view.blocks[self.layer].runs).view(shape).mean(-1).sqrt().numpy()
+        sizes = self.squares.view(shape).mean(-1).sqrt().numpy()
         if not self.sets:
             return LayerEffects(by_head[:, 0], sizes[:, 0], by_head[:, 1:])
         found = [len(one.masks) for one in self.sets.values()]

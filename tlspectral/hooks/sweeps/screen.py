@@ -14,7 +14,7 @@ from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.parts.removal import Removal, root_mean_square
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.hooks.sweeps.controls import unpadded
-from tlspectral.models.reading.view import AttentionView, require_one_run
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import logits_at, require_gradients
 from tlspectral.tasks.task_sequences import TaskSequences
 
@@ -38,7 +38,6 @@ def gradient_screen(
     Return a DataFrame `layer, head, estimate, score_rms`; the last is NaN for a part of the mask or of z. Raises
     ValueError for a metric that has no gradient, and where PyTorch records none (inference mode).
     """
-    require_one_run(view, "the first runs record no gradient, so leave screen= out")
     require_gradients(view, "screen='gradient'")
     gates: dict[int, Tensor] = {}
     squares = {layer: torch.zeros(len(heads), dtype=torch.float64) for layer, heads in by_layer.items()}

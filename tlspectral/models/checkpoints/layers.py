@@ -19,10 +19,10 @@ from tlspectral.models.loading.damage import check_settings, download_bars, empt
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config
 from tlspectral.models.reading import attention_view
-from tlspectral.models.reading.blocks import SkippedLayer, kind_of, read_layers, unread
+from tlspectral.models.reading.blocks import SkippedLayer, kind_of, read_layers, require_no_repeats, unread
 from tlspectral.models.reading.bridge import shared_keys
 from tlspectral.models.reading.digests import recorded_weights
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, note_single_runs
 
 Matrices = Literal["query-key", "output", "positions"]
 """The weights of a layer to read: queries and keys, values and output, or queries, keys and learned positions."""
@@ -94,6 +94,7 @@ class WeightFiles:
             whole = from_files(AutoConfig.from_pretrained, source, folder)
         except (BadWeights, UnsupportedArchitecture) as error:
             raise self._unsupported(f"its config.json is not understood ({str(error).rstrip('.')})") from error
+        require_no_repeats(whole, self.files.name)
         try:
             with misfit(source.record):
                 whole = check_config(whole, self.files.name)
@@ -214,6 +215,7 @@ class WeightFiles:
                 bridge = build_bridge(model, None, self.files.name)
             except UnsupportedArchitecture as error:
                 raise UnsupportedArchitecture(f"layer {index}: {error}") from error
+        note_single_runs(bridge)  # of a family that is known, and a whole pass would need its MLP's weights
         view = attention_view(bridge)
         try:
             yield view

@@ -24,6 +24,7 @@ from tlspectral.models.loading.encoders import encoder_class, is_encoder_config,
 from tlspectral.models.loading.gguf import converted_folder
 from tlspectral.models.loading.hub import SETTINGS, VOCABULARIES, fetch_tokenizer, fetch_weights, pinned
 from tlspectral.models.loading.weight_files import WHOLE, refuse_adapter, stored_tensor, stored_tensors
+from tlspectral.models.reading.blocks import require_no_repeats
 
 
 def load_pretrained(source: Source, dtype: torch.dtype, tokenizer: Any = None) -> tuple[Any, Any, dict[str, Any]]:
@@ -77,7 +78,8 @@ def check_config(config: Any, name: str) -> Any:
     """Return the config that a model is built by: for Gemma 3n one without its towers, which need the package timm.
 
     Anything but a causal language model, BERT or RoBERTa in plain floating point is refused.
-    Raises UnsupportedArchitecture for another encoder or an encoder-decoder model, BadWeights for quantised weights.
+    Raises UnsupportedArchitecture for another encoder, an encoder-decoder model or one that runs its layers several
+    times in a pass, BadWeights for quantised weights.
     """
     import transformers
 
@@ -90,6 +92,7 @@ def check_config(config: Any, name: str) -> Any:
             f"{name} is {what} (model type {config.model_type}); causal language models are read, and of encoders BERT "
             "and RoBERTa."
         )
+    require_no_repeats(config, name)
     quantised = getattr(config, "quantization_config", None)
     if not quantised:
         if quantised is not None:  # empty: transformers would look for a method in it

@@ -20,6 +20,7 @@ from tlspectral.models.loading.encoders import is_encoder_config, require_known_
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config, load_pretrained
 from tlspectral.models.loading.weight_files import snapshot_commit
+from tlspectral.models.reading import attention_view
 
 
 def load_other(
@@ -53,6 +54,7 @@ def load_other(
             place = device or anchor.device, dtype or anchor.dtype
             model = build_model(pretrained, own_tokenizer, record["model"], backend, *place)
     model.tlspectral_source = record
+    attention_view(model).require_single_runs()
     if source is None:
         note_given(model, given)
     return model

@@ -1,7 +1,6 @@
 """The layers of a model, and the names of their hook points by what passes there.
 
-They are one list, or the two of HRM, through which a pass goes several times. Some have no heads to read, such as the
-state-space layers of a hybrid.
+Some layers have no heads to read, such as the state-space layers of a hybrid.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,25 +16,40 @@ MIXERS = ("linear_attn", "mamba", "mixer", "ssm", "conv", "temporal_block")
 _MLP_PARTS = ("shared_mlp", "moe")  # of Granite, whose sum passes no hook point
 
 
+_REPEATING = ("H_cycles", "L_cycles", "total_ut_steps", "mean_recurrence")
+"""Fields of a config that say how often a pass repeats its layers: of HRM, Ouro and Huginn."""
+
+
 class Block(NamedTuple):
-    """A layer of a model: its name there, its module, and how often it runs in a pass."""
+    """A layer of a model: its name there, and its module."""
 
     name: str
     module: Any
-    runs: int
 
 
 def blocks_of(model: Any) -> list[Block]:
-    """Return the layers of a model as they are numbered: in HRM the fast stack L's, then the slow stack H's."""
-    runs = {"blocks": 1}
-    if hasattr(model, "L_blocks"):
-        cycles = model.original_model.config
-        runs = {"L_blocks": cycles.H_cycles * cycles.L_cycles, "H_blocks": cycles.H_cycles}
-    return [
-        Block(f"{stack}.{index}", module, count)
-        for stack, count in runs.items()
-        for index, module in enumerate(getattr(model, stack, ()))
-    ]
+    """Return the layers of a model as they are numbered."""
+    return [Block(f"blocks.{index}", module) for index, module in enumerate(getattr(model, "blocks", ()))]
+
+
+def refuse_repeated(name: str, what: str) -> UnsupportedArchitecture:
+    """Return the error for a model that runs a layer several times in one pass; `what` says how that was found."""
+    return UnsupportedArchitecture(
+        f"{name} runs its layers several times in one pass ({what}), so a head has several attention patterns and no "
+        "single one: use a model that runs each layer once"
+    )
+
+
+def require_no_repeats(config: Any, name: str) -> None:
+    """Refuse a model whose config says that its layers run several times. Raises UnsupportedArchitecture."""
+    if config is None:
+        return
+    counts = {field: getattr(config, field, None) for field in _REPEATING}
+    repeated = {field: count for field, count in counts.items() if isinstance(count, int) and count > 1}
+    if repeated:
+        kind = getattr(config, "model_type", type(config).__name__)
+        said = ", ".join(f"{field}={count}" for field, count in repeated.items())
+        raise refuse_repeated(name, f"model type {kind}, {said}")
 
 
 class SkippedLayer(NamedTuple):
@@ -166,7 +180,7 @@ def hook_names(layer: Block) -> dict[str, str]:
     all points of attention where it has none. `middle` is the stream in front of the MLP of a layer with a mixer.
     `gate` is what a gated attention makes its gate of; where queries share its projection they stand in front, by head.
     """
-    here, block, _ = layer
+    here, block = layer
     attention, inside = getattr(block, "attn", None), f"{here}.attn"
     names = {
         "residual": f"{here}.hook_resid_pre",

@@ -206,7 +206,7 @@ def rotary_tables(
 
     Raises UnsupportedArchitecture for a layer with rotary geometry whose tables were not applied in the run.
     """
-    name, block, _ = blocks_of(model)[layer]
+    name, block = blocks_of(model)[layer]
     cos, sin = (captured.get(f"{name}.attn.hook_{part}") for part in ("cos", "sin"))
     if cos is not None and sin is not None:
         return cos, sin

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -12,7 +13,14 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.hooking.hooks_on_model import Hook, checked_at_end, evaluating, hooks_on, send_captures_by_name
+from tlspectral.models.hooking.hooks_on_model import (
+    Hook,
+    checked_at_end,
+    evaluating,
+    hooks_on,
+    send_captures_by_name,
+    without_hooks,
+)
 from tlspectral.models.hooking.user_hooks import user_hooks, warn_of_hooks
 from tlspectral.models.reading import bridge, hooked_transformer
 from tlspectral.models.reading.blocks import (
@@ -24,6 +32,8 @@ from tlspectral.models.reading.blocks import (
     kind_of,
     output_map,
     read_layers,
+    refuse_repeated,
+    require_no_repeats,
     skipped_among,
     writes_more,
 )
@@ -45,6 +55,9 @@ from tlspectral.selection import Head, Heads, from_end, head_name, head_pair, na
 
 READERS: dict[str, Reader] = {"bridge": bridge, "hooked": hooked_transformer}
 """The module of this room that reads each kind of model."""
+
+_single_runs: WeakSet[Any] = WeakSet()
+"""Models of which it is known that a pass runs each layer once."""
 
 
 class _ForwardStopped(Exception):
@@ -97,13 +110,10 @@ class AttentionView:
         `user_hooks`: how much of the user's acts in the model now, by hook point, module or where else it stands, if
         there is anything: hooks, those of all modules included, replaced forwards and modules, parametrized weights.
         `skipped_layers`: `layer, kind, reason` of each layer without heads that can be read, if there are any.
-        `stacks`: `layer, name, runs` of each layer, the last how often it runs in a pass, in a model of two stacks.
         """
         name = getattr(self.model.cfg, "model_name", None)
         known = getattr(self.model, "tlspectral_source", None) or {"model": name, "revision": None}
         others = {"user_hooks": user_hooks(self.model), "skipped_layers": [one._asdict() for one in self.skipped]}
-        blocks = enumerate(self.blocks if self.two_stacks else ())
-        others["stacks"] = [{"layer": index, "name": one.name, "runs": one.runs} for index, one in blocks]
         return {**known, "backend": self.backend, **{name: value for name, value in others.items() if value}}
 
     @property
@@ -139,11 +149,6 @@ class AttentionView:
     def has_embedding_norm(self) -> bool:
         """Whether a norm stands behind the embedding, as in BLOOM."""
         return hasattr(self.model, "embed_ln") or bool(getattr(self.model.cfg, "post_embedding_ln", False))
-
-    @property
-    def two_stacks(self) -> bool:
-        """Whether the model is HRM: two stacks of layers, through which a pass goes several times."""
-        return hasattr(self.model, "L_blocks")
 
     @cached_property
     def layers(self) -> list[int]:
@@ -231,7 +236,7 @@ class AttentionView:
 
         Raises UnsupportedArchitecture for a norm that cannot be read, or without such a hook point.
         """
-        name, block, _ = self.blocks[index]
+        name, block = self.blocks[index]
         if block._modules.get("mlp") is None:
             return None
         point, norm = self.reader.read_mlp_input(self.model, index)
@@ -432,16 +437,16 @@ class AttentionView:
     def run(self, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook], *, last: str) -> None:
         """Run the model on `tokens` under `hooks`, without gradients, and stop once the hook point `last` has fired.
 
-        A model of two stacks is not stopped, and hooks fire each time that their layer runs. Hooks that are already on
-        the model stay in force and act first. The run is in evaluation mode. Raises as `logits`.
+        Hooks that are already on the model stay in force and act first. The run is in evaluation mode. Raises as
+        `logits`, and UnsupportedArchitecture for a model that runs a layer several times.
         """
         self._require_positions(tokens)
+        self.require_single_runs()
         fired = []
 
         def stop(activation: Tensor, hook: Any) -> None:
             fired.append(last)
-            if not self.two_stacks:
-                raise _ForwardStopped
+            raise _ForwardStopped
 
         placed = self.hooks_on([*hooks, (last, stop)])
         with checked_at_end(), torch.no_grad(), evaluating(self.model), placed, suppress(_ForwardStopped):
@@ -453,17 +458,36 @@ class AttentionView:
             )
 
     def capture(self, tokens: Int[Tensor, "batch pos"], names: Iterable[str], *, last: str) -> dict[str, Tensor]:
-        """Return what passes the named hook points in such a `run`; points that did not fire are missing.
-
-        Where layers run several times in a pass, the batch is one copy of `tokens` for each time, in their order.
-        """
-        captured: dict[str, list[Tensor]] = {}
+        """Return what passes the named hook points in such a `run`; points that did not fire are missing."""
+        captured: dict[str, Tensor] = {}
 
         def keep(name: str, activation: Tensor, hook: Any) -> None:
-            captured.setdefault(name, []).append(activation.detach())
+            captured[name] = activation.detach()
 
         self.run(tokens, [(name, partial(keep, name)) for name in names if name in self.hook_points], last=last)
-        return {name: torch.cat(runs) if self.two_stacks else runs[-1] for name, runs in captured.items()}
+        return captured
+
+    def require_single_runs(self) -> None:
+        """Prove by a short run, once per model, that a pass runs each layer and its attention once.
+
+        The run is without the user's hooks at hook points. Raises UnsupportedArchitecture for a layer that runs several
+        times, and for two layers that share one attention.
+        """
+        if self.model in _single_runs:
+            return
+        fired: set[str] = set()
+
+        def once(name: str, activation: Tensor, hook: Any) -> None:
+            if name in fired:
+                raise refuse_repeated(self.source["model"], f"{name} fires several times")
+            fired.add(name)
+
+        names = [names.get(what) for names in map(self.hook_names, range(self.n_layers)) for what in ("residual", "z")]
+        hooks = [(name, partial(once, name)) for name in names if name in self.hook_points]
+        tokens = torch.zeros(1, min(2, self.n_ctx), dtype=torch.long)
+        with without_hooks(self.model, self.hook_points), torch.no_grad(), self.hooks_on(hooks):
+            self.logits(tokens)
+        _single_runs.add(self.model)
 
     def _require_positions(self, tokens: Tensor) -> None:
         # Rotary positions can be computed past the context; tables of positions and ALiBi end there.
@@ -481,7 +505,8 @@ def _fired(point: Callable[[Tensor], Tensor], activation: Tensor, hook_label: st
 def attention_view(model: Any) -> AttentionView:
     """Return the view of a TransformerBridge or HookedTransformer, however loaded, folded or raw.
 
-    Raises TypeError for another object, UnsupportedArchitecture for a bridge of an encoder with a decoder.
+    Raises TypeError for another object, UnsupportedArchitecture for a bridge of an encoder with a decoder, and for a
+    model whose config says that its layers run several times in one pass.
     """
     if getattr(model, "only_weights", False):
         raise TypeError(
@@ -490,8 +515,9 @@ def attention_view(model: Any) -> AttentionView:
         )
     if hasattr(model, "original_model") and hasattr(model, "adapter"):
         backend = "bridge"
+        require_no_repeats(getattr(model.original_model, "config", None), type(model.original_model).__name__)
         if not blocks_of(model):
-            lists = ", ".join(name for name in model.adapter.component_mapping if "blocks" in name) or "none"
+            lists = ", ".join(name for name in model.adapter.component_mapping if "block" in name) or "none"
             raise UnsupportedArchitecture(
                 f"{type(model.original_model).__name__} has no list of layers that is read (its lists: {lists})"
             )
@@ -511,6 +537,11 @@ def attention_view(model: Any) -> AttentionView:
         d_vocab=int(cfg.d_vocab),
         n_ctx=bridge.context_length(model) if backend == "bridge" else int(cfg.n_ctx),
     )
+
+
+def note_single_runs(model: Any) -> None:
+    """Take it as known that a model runs each of its layers once in a pass."""
+    _single_runs.add(model)
 
 
 @contextmanager
@@ -550,19 +581,10 @@ def require_causal(view: AttentionView, why: str) -> None:
         raise UnsupportedArchitecture(f"{view.source['model']} is an encoder, whose tokens see later ones too: {why}")
 
 
-def require_one_run(view: AttentionView, why: str) -> None:
-    """Refuse a model whose layers run several times in a pass, with the reason. Raises UnsupportedArchitecture."""
-    if view.two_stacks:
-        name, _, runs = view.blocks[0]
-        raise UnsupportedArchitecture(
-            f"{view.source['model']}, layer 0 ({name}) runs {runs} times in a pass, each time on another stream: {why}"
-        )
-
-
 def require_stream(view: AttentionView) -> None:
     """Refuse a model in which writes to the residual stream are not told apart. Raises UnsupportedArchitecture."""
     require_causal(view, "its norms act on the residual stream, which is no sum of what heads and MLPs write")
-    require_one_run(view, "what a head writes goes through norms between the runs, so no later layer reads a sum of it")
+    view.require_single_runs()
 
 
 def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:

@@ -100,13 +100,12 @@ class IntactRun:
 def begins_whole(view: AttentionView) -> bool:
     """Return whether later blocks need more of earlier ones than a residual stream.
 
-    That is their keys (Gemma 3n and 4), the keys that their indexer picks (GLM 5), several streams (Gemma 3n), or
-    another run (HRM).
+    That is their keys (Gemma 3n and 4), the keys that their indexer picks (GLM 5), or several streams (Gemma 3n).
     """
     config: Any = getattr(getattr(view.model, "original_model", None), "config", None)
     config = getattr(config, "text_config", config)
     modes = (mode for name in ("kv_sharing_modes", "indexer_types") for mode in getattr(config, name, None) or ())
-    return view.two_stacks or hasattr(config, "altup_num_inputs") or not {"reuse", "shared"}.isdisjoint(modes)
+    return hasattr(config, "altup_num_inputs") or not {"reuse", "shared"}.isdisjoint(modes)
 
 
 def intact_run(
