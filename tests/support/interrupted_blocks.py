@@ -21,8 +21,9 @@ import torch
 import zoo
 
 from tlspectral.hooks import ablate, ablation_hooks
-from tlspectral.models.hooking import hooks_on_model
-from tlspectral.models.hooking.hooks_on_model import evaluating, hooks_on, without_hooks
+from tlspectral.models.hooking import deferred_checks
+from tlspectral.models.hooking.exclusive import evaluating
+from tlspectral.models.hooking.placing import hooks_on, without_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import methods_replaced, unembedding_only
 
@@ -67,7 +68,7 @@ class Blocks:
             hooks_on(self.model, self.points, self.prepared),
             methods_replaced(self.model, {"generate": print}),
             evaluating(self.model),
-            hooks_on_model.checked_at_end(),
+            deferred_checks.checked_at_end(),
             unembedding_only(self.view, slice(-1, None)),
             methods_replaced(self.model, {"generate": print, "generate_stream": print}),
         ):
@@ -87,7 +88,7 @@ class Blocks:
             left.append("state")
         if not torch.equal(logits(self.model), self.plain):
             left.append("outputs")
-        if hooks_on_model._waiting:
+        if deferred_checks._waiting:
             left.append("checks")
         if signal.getsignal(signal.SIGINT) is not handler:
             left.append("handler")

@@ -15,7 +15,7 @@ from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.heads.operators.verification import check_scores
 from tlspectral.heads.weight_columns import NullSettings, measure_heads, of_heads, position_directions, with_null
 from tlspectral.models.checkpoints.layers import WeightFiles, layer_named
-from tlspectral.models.hooking.hooks_on_model import refuse_autocast
+from tlspectral.models.hooking.exclusive import refuse_autocast
 from tlspectral.models.loading.damage import download_bars, misfit
 from tlspectral.models.reading.layer import fold_attention, key_value_groups
 from tlspectral.tables.job import Job

@@ -14,14 +14,16 @@ import torch
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.capture import HeadCapture
-from tlspectral.hooks.edges.cut import EdgeReceiver, EdgeRun, EdgeSender
 from tlspectral.hooks.edges.reached import Reached, reached, refuse_order, warn_of_other_heads
+from tlspectral.hooks.edges.receiving import EdgeReceiver, EdgeRun, EdgeSender
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Part, PartName, part_of
 from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.probe import require_writes
-from tlspectral.models.hooking.hooks_on_model import Hook, OfQueries, exclusive, hooks_on, open_contexts, seen_at
+from tlspectral.models.hooking.exclusive import exclusive, open_contexts
+from tlspectral.models.hooking.gated_queries import OfQueries, seen_at
 from tlspectral.models.hooking.interrupts import interruptible, uninterrupted_context
+from tlspectral.models.hooking.placing import Hook, hooks_on
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
 from tlspectral.models.running.key_value_cache import generating_without_cache

@@ -15,7 +15,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, keys_read
 from tlspectral.models.attention.tolerances import require_close
-from tlspectral.models.hooking.hooks_on_model import Hook, holding
+from tlspectral.models.hooking.placing import Hook, holding
 from tlspectral.models.reading.layer import AttentionLayer, require_even_scale, softcapped
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.selection import head_name

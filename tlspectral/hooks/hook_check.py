@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.models.attention.tolerances import Quantity, noise_of
-from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.hooking.user_hooks import acting_in, listed, without_user_hooks
 from tlspectral.models.loading.copies import given_for
 from tlspectral.models.reading import measured

@@ -18,7 +18,7 @@ from tlspectral.hooks.parts.removal import Removal
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.head_scores import HeadScores, key_weights
 from tlspectral.models.attention.tolerances import require_close
-from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.user_functions import not_finite, returned_tensor
 

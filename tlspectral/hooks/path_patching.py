@@ -17,9 +17,9 @@ from tlspectral.errors import warn_caller
 from tlspectral.hooks.circuits.estimates import STEPS, Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.circuits.stability import ENOUGH, estimate_errors, overlaps, selected_share
-from tlspectral.hooks.edges.cut import refuse_open_receivers
 from tlspectral.hooks.edges.measuring import Edge, Prepared, QueryKeyPairs, edge_columns, edges_between
 from tlspectral.hooks.edges.reached import Reached, reached
+from tlspectral.hooks.edges.receiving import refuse_open_receivers
 from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_senders
 from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.screening import agreement, missed_edges, screened_edges

@@ -18,7 +18,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from tlspectral.errors import IncompatibleCheckpoint, UnsupportedArchitecture, warn_caller
-from tlspectral.models.hooking.hooks_on_model import evaluating
+from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.loading.copies import copy_of_object
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.key_value_cache import HeldLayers, beyond_rounding

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import with_gain_and_phase
 from tlspectral.errors import UnsupportedArchitecture
-from tlspectral.models.hooking.hooks_on_model import without_hooks
+from tlspectral.models.hooking.placing import without_hooks
 from tlspectral.models.loading import load_model
 from tlspectral.models.loading.copies import deep_copy
 from tlspectral.models.loading.packaged import hooked_transformer_class

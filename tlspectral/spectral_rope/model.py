@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tlspectral.algebra.rotary import Frequencies, RotaryGeometry
 from tlspectral.errors import EditNotHonored, ScoreMismatch
-from tlspectral.models.hooking.hooks_on_model import without_hooks
 from tlspectral.models.hooking.interrupts import uninterrupted
+from tlspectral.models.hooking.placing import without_hooks
 from tlspectral.models.loading.checks import avoid_lost_cache
 from tlspectral.models.loading.copies import deep_copy, other_parameters
 from tlspectral.models.loading.roads import load_other

@@ -15,7 +15,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from tlspectral.errors import IncompatibleCheckpoint
-from tlspectral.models.hooking.hooks_on_model import evaluating, without_hooks
+from tlspectral.models.hooking.exclusive import evaluating
+from tlspectral.models.hooking.placing import without_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.bridge import stated_context
 from tlspectral.models.reading.checkpoint_weights import checkpoint_weights

@@ -76,11 +76,17 @@ def _detector_columns(one: Detector) -> tuple[Column, Column]:
 
 
 
-def _read() -> Iterator[Column]:
-    """Yield the columns of the file in their order; the lines of nulls and of detectors stand for several."""
-    null_of, known, limit = "null of ", "also known as: ", "does not establish: "
+def _sections() -> dict[str, tuple[Column, ...]]:
+    """Return the columns of the file by the heading that they stand under, such as `[latent]`."""
     text = files("tlspectral.tables").joinpath("head_columns.txt").read_text(encoding="utf-8")
-    for entry in re.split(r"\n(?=[^ #])", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)):
+    _, *pieces = re.split(r"^\[(\w+)\]\n", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    return {name: tuple(_columns(body.rstrip("\n"))) for name, body in zip(pieces[::2], pieces[1::2], strict=True)}
+
+
+def _columns(section: str) -> Iterator[Column]:
+    """Yield the columns of a section in their order; the lines of nulls and of detectors stand for several."""
+    null_of, known, limit = "null of ", "also known as: ", "does not establish: "
+    for entry in re.split(r"\n(?=[^ #])", section):
         head, _, body = entry.partition("\n")
         if head == "detectors":
             yield from (column for one in DETECTORS.values() for column in _detector_columns(one))
@@ -96,14 +102,15 @@ def _read() -> Iterator[Column]:
             also_known_as=said.get(known, ""), does_not_establish=said.get(limit, ""))
 
 
-_ALL = tuple(_read())
-HEAD_COLUMNS: tuple[Column, ...] = _ALL[:-9]
+_SECTIONS = _sections()
+
+HEAD_COLUMNS: tuple[Column, ...] = _SECTIONS["head"]
 """The columns of `analyze_heads`, in their order."""
 
-LATENT_COLUMNS: tuple[Column, ...] = tuple(replace(column, always=False) for column in _ALL[-9:-3])
+LATENT_COLUMNS: tuple[Column, ...] = tuple(replace(column, always=False) for column in _SECTIONS["latent"])
 """What follows them for a model with latent attention."""
 
-EXTRA_COLUMNS: tuple[Column, ...] = _ALL[-3:]
+EXTRA_COLUMNS: tuple[Column, ...] = _SECTIONS["extra"]
 """What `analyze_heads(extras=...)` adds."""
 
 HEAD = HEAD_COLUMNS[:3]

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import warn_caller
-from tlspectral.models.hooking.hooks_on_model import Hook, evaluating
+from tlspectral.models.hooking.exclusive import evaluating
+from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.batches import (
     Note,

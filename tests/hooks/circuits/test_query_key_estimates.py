@@ -66,8 +66,8 @@ class Direct:
         removed = self.differences[column].clone()
         if at is not None:
             removed[:, [place for place in range(removed.shape[1]) if place != at]] = 0.0
-        readers = (one for kind, one in graph.readers if kind == (layer, what))
-        points = [one.point for one in readers if one.reads.point != "gate"]
+        inputs = (one for kind, one in graph.receiver_inputs if kind == (layer, what))
+        points = [one.point for one in inputs if one.reads.point != "gate"]
         entering = self.seen({}, [names["residual"]])[names["residual"]]
         put_in = self.seen({names["residual"]: entering - removed.to(entering)}, points)
         pattern = self.seen(put_in, [names["pattern"]])[names["pattern"]]

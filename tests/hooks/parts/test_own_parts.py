@@ -302,7 +302,7 @@ def test_an_edge_of_ones_own_part_is_the_plain_recomputation(acts_on, backend, n
     model, part = shared(backend, name), KINDS[acts_on]
     senders, layer, head = edge_of(attention_view(model))
     found = ablated(model, senders, part, into=f"L{layer}H{head}.q")
-    # float32, as in tests/hooks/edges/test_cut.py: noise below 1e-6, edges above 1e-3.
+    # float32, as in tests/hooks/edges/test_receiving.py: noise below 1e-6, edges above 1e-3.
     assert furthest(found, recomputed(model, senders, part, layer, head, "q")) < 1e-5
     assert furthest(found, intact(backend, name)) > 1e-3
     where = ablated(model, senders, part.placed(9), into=f"L{layer}H{head}.q")

@@ -8,7 +8,7 @@ from same_function import built, drawn
 import tlspectral as tls
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored, UnsupportedArchitecture
-from tlspectral.hooks.edges.cut import Cut, readers
+from tlspectral.hooks.edges.cut import Cut, receiver_inputs
 from tlspectral.models.reading import attention_view
 from tlspectral.models.stream.mlp import mlp_reads
 
@@ -56,8 +56,8 @@ def test_an_mlp_reads_a_stream_without_what_is_removed(kind):
     plain, seen = run(model, [])
     x = seen["hook_resid_pre"] if model.cfg.parallel_attn_mlp else seen["hook_resid_mid"]
     removed = torch.randn(x.shape, generator=zoo.generator()) * x.std()
-    (reader,) = readers(view, 1, "mlp")
-    with view.hooks_on(reader.hooks(lambda: [Cut([0], slice(None), removed[None])])):
+    (mlp_input,) = receiver_inputs(view, 1, "mlp")
+    with view.hooks_on(mlp_input.hooks(lambda: [Cut([0], slice(None), removed[None])])):
         cut, _ = run(model, [])
     with torch.no_grad():
         if "original_architecture" in CASES[kind]:

@@ -25,7 +25,7 @@ from tlspectral.heads.detectors.targets import Reduce
 from tlspectral.models.attention.head_scores import HeadScores, key_side, rotation_tables
 from tlspectral.models.attention.run_scores import visible_keys
 from tlspectral.models.attention.tolerances import require_close
-from tlspectral.models.hooking.hooks_on_model import holding
+from tlspectral.models.hooking.placing import holding
 from tlspectral.models.reading.latent import Latent
 from tlspectral.models.reading.layer import AttentionLayer, require_even_scale
 from tlspectral.models.reading.view import AttentionView

@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64
-from tlspectral.models.hooking.hooks_on_model import holding
+from tlspectral.models.hooking.placing import holding
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, mixed, require_equal_streams, z_of
 from tlspectral.selection import head_name

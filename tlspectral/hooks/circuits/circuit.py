@@ -17,7 +17,7 @@ from tlspectral.hooks.circuits.estimates import Method, edge_estimates
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.circuits.pairs import Mask, Pairs, pairs_of
 from tlspectral.hooks.removed_off_target import refuse_off_target
-from tlspectral.models.hooking.hooks_on_model import naming_open_contexts
+from tlspectral.models.hooking.exclusive import naming_open_contexts
 from tlspectral.models.reading import measured
 from tlspectral.selection import counted, naming_nodes
 from tlspectral.stats.ratio import ratio_interval, unseen_share

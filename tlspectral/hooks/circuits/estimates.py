@@ -23,10 +23,10 @@ from tlspectral.hooks.circuits.query_key_estimates import (
     gradient_of_attention,
     taken_anew,
 )
-from tlspectral.hooks.edges.cut import Reader
+from tlspectral.hooks.edges.cut import ReceiverInput
 from tlspectral.hooks.edges.measuring import ReceiverLayer
 from tlspectral.hooks.edges.senders import READ_POINTS
-from tlspectral.models.hooking.hooks_on_model import Hook, holding
+from tlspectral.models.hooking.placing import Hook, holding
 from tlspectral.models.running.partial_runs import logits_at, require_gradients
 from tlspectral.models.stream.writes import Input, LayerReads
 from tlspectral.tables.progress import bar
@@ -159,9 +159,10 @@ def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs predict
 class _Reading:
     """One run with gradients, from the clean embedding without what is `removed`.
 
-    `anew` are the kinds of receivers whose attention is taken anew. `read` is what passed where each of the others of
-    `Graph.readers` reads, by its place there, and `z` the z of layers; `gradient` is of these once `run` has returned.
-    `passed` are streams that receivers read, or their parts, and what attention read, by hook point.
+    `anew` are the kinds of receivers whose attention is taken anew. `read[i]` is the activation at the i-th of
+    `Graph.receiver_inputs`, unless its attention is taken anew; `z[layer]` is the z of a layer. `gradient` holds their
+    gradients once `run` has returned. `passed` are streams that receivers read, or their parts, and what attention
+    read, by hook point.
     """
 
     pairs: Pairs
@@ -192,7 +193,7 @@ class _Reading:
     def of_streams(self) -> Iterator[tuple[slice, Float[Tensor, "receivers batch pos d_model"]]]:
         """Yield places of receivers and the gradients in the streams that these read, a part for each hook point."""
         for place, read in self.read.items():
-            kind, one = self.pairs.graph.readers[place]
+            kind, one = self.pairs.graph.receiver_inputs[place]
             gradient = self.gradient["read", place]
             gradient = torch.zeros_like(read) if gradient is None else gradient
             yield self.pairs.graph.kinds[kind], one.gradient(widened(gradient), self.passed)
@@ -210,19 +211,20 @@ class _Reading:
 
     def _hooks(self) -> list[Hook]:
         view, layers = self.pairs.view, list(dict.fromkeys(layer for layer, _ in self.anew))
-        readers = [(at, one) for at, (kind, one) in enumerate(self.pairs.graph.readers) if not self._is_anew(kind, one)]
-        passing = dict.fromkeys(one.names[point] for _, one in readers for point in one.streams)
+        every = enumerate(self.pairs.graph.receiver_inputs)
+        inputs = [(place, one) for place, (kind, one) in every if not self._is_anew(kind, one)]
+        passing = dict.fromkeys(one.names[point] for _, one in inputs for point in one.streams)
         names = [view.hook_names(layer) for layer in layers]
         passing |= dict.fromkeys(each[point] for each in names for point in (*READ_POINTS, "value") if point in each)
         return [
             (view.hook_names(0)["residual"], self._start),
             *holding(self.passed, passing),
-            *((one.point, partial(self._keep, self.read, place)) for place, one in readers),
+            *((one.point, partial(self._keep, self.read, place)) for place, one in inputs),
             *((each["z"], partial(self._keep, self.z, layer)) for layer, each in zip(layers, names, strict=True)),
         ]
 
-    def _is_anew(self, kind: Any, one: Reader) -> bool:
-        """Return whether a reader is in the attention that is taken anew: a gate of queries is not."""
+    def _is_anew(self, kind: Any, one: ReceiverInput) -> bool:
+        """Return whether an input is in the attention that is taken anew: a gate of queries is not."""
         return kind in self.anew and isinstance(one.reads, LayerReads) and one.reads.point != "gate"
 
     def _start(self, x: Tensor, hook: Any) -> Tensor:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from tlspectral.algebra.rotary import widened
 from tlspectral.containers import are_columns, column_names, columns_of, named_fields, values
 from tlspectral.errors import BadHead
-from tlspectral.hooks.edges.cut import Reader, readers
+from tlspectral.hooks.edges.cut import ReceiverInput, receiver_inputs
 from tlspectral.hooks.edges.measuring import Edge
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.hooks.edges.senders import EMBEDDING, SENDER_FORMS, Sender, other_sender
@@ -97,9 +97,9 @@ class Graph:
         return found
 
     @cached_property
-    def readers(self) -> list[tuple[tuple[int, str], Reader]]:
+    def receiver_inputs(self) -> list[tuple[tuple[int, str], ReceiverInput]]:
         """How the receivers of each kind in a layer read, at each hook point."""
-        return [(kind, one) for kind in self.kinds for one in readers(self.view, *kind)]
+        return [(kind, one) for kind in self.kinds for one in receiver_inputs(self.view, *kind)]
 
     @cached_property
     def writes(self) -> list[HeadWrites | None]:

@@ -22,7 +22,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.edges.cut import Cut
 from tlspectral.models.attention.tolerances import require_close
-from tlspectral.models.hooking.hooks_on_model import Hook, holding
+from tlspectral.models.hooking.placing import Hook, holding
 from tlspectral.models.reading.layer import require_every_key
 from tlspectral.models.reading.view import AttentionView, require_stream
 from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
@@ -192,7 +192,7 @@ class Stream:
             if mlp is not None:
                 found.append((names["mlp_out"], partial(self._note, place[f"L{layer}MLP"])))
         if self.cut is not None:
-            acting = ((kind, one) for kind, one in self.graph.readers if self._places(kind))
+            acting = ((kind, one) for kind, one in self.graph.receiver_inputs if self._places(kind))
             found += [hook for kind, one in acting for hook in one.hooks(partial(self._cuts, kind))]
         return found
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64_on_cpu, summed
 from tlspectral.heads.composition import composition_into
-from tlspectral.hooks.edges.cut import Cut, readers
+from tlspectral.hooks.edges.cut import Cut, receiver_inputs
 from tlspectral.hooks.edges.reached import Reached
 from tlspectral.hooks.edges.senders import CachedRun, Sender
 from tlspectral.models.attention.head_scores import HeadScores, rotation_tables
 from tlspectral.models.attention.run_scores import require_own_pattern, visible_keys
-from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.reading.latent import Latent
 from tlspectral.models.reading.layer import LayerSettings, require_even_scale
 from tlspectral.models.reading.view import AttentionView
@@ -157,7 +157,7 @@ def _task_deltas(edges: list[Edge], sequences: TaskSequences, draws: int, prepar
     """Return the value with each edge cut, less the intact one."""
     assert prepared.intact is not None
     intact, values = prepared.intact
-    reading = readers(intact.view, edges[0].end.receiver.layer, edges[0].end.receiver.input)
+    reading = receiver_inputs(intact.view, edges[0].end.receiver.layer, edges[0].end.receiver.input)
     # In this order what senders of one layer wrote is computed once.
     replays = sorted(product(range(-1, draws), range(len(edges))), key=lambda one: (one[0], edges[one[1]].sender))
 

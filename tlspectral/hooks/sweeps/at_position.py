@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.hooks.sweeps.layer_effects import LayerEffects, LayerReplays
-from tlspectral.models.hooking.hooks_on_model import Hook, evaluating
+from tlspectral.models.hooking.exclusive import evaluating
+from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.running.continued_runs import ContinuedRun
 from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
 

@@ -20,7 +20,7 @@ from tlspectral.hooks.parts import Part
 from tlspectral.hooks.parts.checked_calls import bound_parts, control_of
 from tlspectral.hooks.parts.removal import Removal, root_mean_square
 from tlspectral.hooks.sweeps.controls import FrequencySets, HeadSet, frequency_sets, head_sets, unpadded
-from tlspectral.models.hooking.hooks_on_model import Hook
+from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.partial_runs import IntactRun

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.models.hooking.hooks_on_model import judged, naming_open_contexts
+from tlspectral.models.hooking.deferred_checks import judged
+from tlspectral.models.hooking.exclusive import naming_open_contexts
 
 Quantity = Literal[
     "scores", "pattern", "term sum", "rotation", "live scores", "live reads", "live pattern", "live z", "stream",

@@ -17,7 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tlspectral.errors import warn_caller
-from tlspectral.models.hooking.hooks_on_model import exclusive, model_name, modules_of
+from tlspectral.models.hooking.exclusive import exclusive, model_name, modules_of
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
 
 _NAMED = 6  # places in a warning

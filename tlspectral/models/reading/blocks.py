@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
-from tlspectral.models.hooking.hooks_on_model import GatedQueries
+from tlspectral.models.hooking.gated_queries import GatedQueries
 
 _ENCODERS = ("BertAttention", "RobertaAttention")  # attention of the encoders that are read
 _NO_OPERATOR = "it has no query-key operator"

@@ -13,14 +13,9 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.hooking.hooks_on_model import (
-    Hook,
-    checked_at_end,
-    evaluating,
-    hooks_on,
-    send_captures_by_name,
-    without_hooks,
-)
+from tlspectral.models.hooking.deferred_checks import checked_at_end
+from tlspectral.models.hooking.exclusive import evaluating
+from tlspectral.models.hooking.placing import Hook, hooks_on, send_captures_by_name, without_hooks
 from tlspectral.models.hooking.user_hooks import user_hooks, warn_of_hooks
 from tlspectral.models.reading import bridge, hooked_transformer
 from tlspectral.models.reading.blocks import (

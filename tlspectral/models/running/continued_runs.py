@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tlspectral.models.hooking.hooks_on_model import checked_at_end, evaluating
+from tlspectral.models.hooking.deferred_checks import checked_at_end
+from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.user_hooks import user_hooks
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import batch_on, in_batches

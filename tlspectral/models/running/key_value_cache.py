@@ -19,8 +19,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.hooking.hooks_on_model import Hook, checked_at_end, evaluating, without_hooks
+from tlspectral.models.hooking.deferred_checks import checked_at_end
+from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.interrupts import uninterrupted
+from tlspectral.models.hooking.placing import Hook, without_hooks
 from tlspectral.models.hooking.user_hooks import acts_inside
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import probe_tokens

@@ -15,8 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tlspectral.models.hooking.hooks_on_model import Hook, checked_at_end, evaluating, model_name
+from tlspectral.models.hooking.deferred_checks import checked_at_end
+from tlspectral.models.hooking.exclusive import evaluating, model_name
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
+from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import in_batches
 

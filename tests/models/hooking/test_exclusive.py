@@ -13,8 +13,8 @@ from model_state import assert_unchanged, state_of
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks, ablation_sweep
-from tlspectral.models.hooking import hooks_on_model, user_hooks
-from tlspectral.models.hooking.hooks_on_model import evaluating, modules_of
+from tlspectral.models.hooking import exclusive, user_hooks
+from tlspectral.models.hooking.exclusive import evaluating, modules_of
 from tlspectral.models.reading import attention_view
 from tlspectral.tasks import induction
 
@@ -134,7 +134,7 @@ def test_a_model_is_walked_through_as_often_for_many_heads_as_for_one(spied):
     task = induction(repetitions("smollm3", count=3))
     sweep = partial(ablation_sweep, model, "output", task=task)
     sweep(heads=["L0", "L1", "L2"])  # what is proved once per model is proved now
-    walks = spied(hooks_on_model, "modules_of")
+    walks = spied(exclusive, "modules_of")
     looks = spied(user_hooks, "modules_of")
     counts = []
     for heads in ("L1H0", "L1", ["L1H0", "L2H0"], ["L1", "L2"]):

@@ -9,8 +9,8 @@ import zoo
 
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablation_hooks
-from tlspectral.models.hooking import hooks_on_model
-from tlspectral.models.hooking.hooks_on_model import checked_at_end, judged
+from tlspectral.models.hooking import deferred_checks
+from tlspectral.models.hooking.deferred_checks import checked_at_end, judged
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import LAST, last_logits, logits_at
 
@@ -46,7 +46,7 @@ def test_checks_of_a_pass_are_made_when_it_ends_in_their_order(monkeypatch):
     assert copies == [torch.float32]  # of six tensors
     with pytest.raises(Refused, match="1: 2"):
         passing(0.5, 2.0, 3.0)
-    assert not hooks_on_model._waiting
+    assert not deferred_checks._waiting
 
 
 def test_numbers_keep_their_shape_type_and_values():
@@ -66,7 +66,7 @@ def test_what_a_check_refuses_comes_before_an_error_of_the_pass():
         passing(1.0, error=failed)
     with pytest.raises(KeyboardInterrupt):
         passing(2.0, error=KeyboardInterrupt())
-    assert not hooks_on_model._waiting
+    assert not deferred_checks._waiting
 
 
 def test_a_pass_within_a_pass_makes_its_own_checks():
@@ -74,7 +74,7 @@ def test_a_pass_within_a_pass_makes_its_own_checks():
         with pytest.raises(Refused, match="0: 2"):
             passing(2.0)
         judged((torch.tensor(1.0),), partial(small, "outer"))
-        assert len(hooks_on_model._waiting) == 1
+        assert len(deferred_checks._waiting) == 1
 
 
 def test_a_pass_of_one_thread_does_not_keep_checks_of_another():
@@ -100,4 +100,4 @@ def test_no_pass_of_the_library_hands_on_logits_before_its_checks(run):
         call = partial(view.logits, tokens) if run == "logits" else partial(logits_at, view, tokens, LAST)
         with refused, torch.no_grad(), view.hooks_on([*hooks, *late]):
             call()
-    assert not hooks_on_model._waiting
+    assert not deferred_checks._waiting

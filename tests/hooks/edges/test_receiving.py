@@ -31,8 +31,8 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks import ablate, ablation_hooks
-from tlspectral.hooks.edges.cut import EdgeRun
 from tlspectral.hooks.edges.reached import reached
+from tlspectral.hooks.edges.receiving import EdgeRun
 from tlspectral.hooks.parts import Band, LongRange, Output, RopePhase, Symmetric
 from tlspectral.models.reading import attention_view
 
