@@ -1,7 +1,7 @@
 """What hooks hold of some heads of one layer during a run: queries, keys, values, and the scores and z they give."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from threading import get_ident
 from typing import Any
@@ -96,8 +96,9 @@ class HeadCapture:
         """Return the heads' scores from what passes `hook_q` and `hook_k`."""
         require_even_scale(self.layer, self.layer.layer, q.shape[1])
         # Folded biases depend on the weights, and gradients go through them and the gains.
-        layer = self.view.raw(self.layer.layer) if torch.is_grad_enabled() else self.layer
-        return HeadScores.of_run(layer, self.heads, q, k, rotation, select=partial(self.selected, heads_axis=2))
+        read = self.view.raw(self.layer.layer) if torch.is_grad_enabled() else self.layer
+        of_run = HeadScores.of_run(read, self.heads, q, k, rotation, select=partial(self.selected, heads_axis=2))
+        return replace(of_run, layer=self.layer)  # with and without gradients a part sees the same layer
 
     def rotation(self, n_positions: int) -> Rotation | None:
         """Return the rotation that this run applied to the heads; None without rotary positions."""
