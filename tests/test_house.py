@@ -428,7 +428,6 @@ WITHOUT_A_FILE = {
     "plots.circuits": "circuit, faithfulness",
     "positional.answers": "task_answers",
     "positional.block_task": "BlockDraw, BlockTask, Question",
-    "spectral_rope.loading": "load_spectral",
     "spectral_rope.merge": "merge",
     "spectral_rope.meter": "OmegaMeter, omega_shift",
     "stats.top_heads": "top_head_percentile",

@@ -18,7 +18,7 @@ import tlspectral as tls
 from tlspectral.errors import IncompatibleCheckpoint
 from tlspectral.spectral_rope import SpectralHookedTransformer, load_spectral, merge, to_spectral
 
-WEIGHTS, CONFIG = "model.safetensors", "spectral_hooked_config.json"
+WEIGHTS, CONFIG = "model.safetensors", "spectral_config.json"
 
 
 @pytest.fixture(scope="module")

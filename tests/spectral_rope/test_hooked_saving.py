@@ -143,7 +143,7 @@ def test_a_tokenizer_is_saved_and_found_again(tmp_path):
     assert_same(loaded, model)
     model.tokenizer = None
     model.save_pretrained(tmp_path / "moved")
-    assert sorted(os.listdir(tmp_path / "moved")) == ["model.safetensors", "spectral_hooked_config.json"]
+    assert sorted(os.listdir(tmp_path / "moved")) == ["model.safetensors", "spectral_config.json"]
     assert tls.load_model(tmp_path / "moved").tokenizer is None
 
 
@@ -164,7 +164,7 @@ def test_an_earlier_save_is_replaced_and_other_files_stay(tmp_path):
     save_spectral(model, tmp_path / "spectral.safetensors")
     model.save_pretrained(tmp_path)
     assert_same(tls.load_model(tmp_path), model)
-    names = ["log.txt", "model.safetensors", "spectral.safetensors", "spectral_hooked_config.json"]
+    names = ["log.txt", "model.safetensors", "spectral.safetensors", "spectral_config.json"]
     assert sorted(os.listdir(tmp_path)) == names
 
 
@@ -191,7 +191,7 @@ def test_a_save_that_is_interrupted_leaves_the_earlier_or_the_new_model(tmp_path
             model.save_pretrained(tmp_path)
         monkeypatch.undo()
         assert torch.equal(logits(tls.load_model(tmp_path)), expected[min(at, 1)])
-        assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "spectral_hooked_config.json"]
+        assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "spectral_config.json"]
 
 
 def test_files_of_two_saves_are_refused(tmp_path):
@@ -240,7 +240,7 @@ OTHERS = {
     "pickle": (file("pytorch_model.bin"), r"holds another model \(pytorch_model.bin\)"),
     "gguf": (file("some.gguf"), r"holds another model \(some.gguf\)"),
     "spectral config": (file("spectral_config.json", "{}"), r"holds another model \(spectral_config.json\)"),
-    "foreign config": (file("spectral_hooked_config.json", "{}"), r"spectral_hooked_config.json is not replaced"),
+    "foreign config": (file("spectral_config.json", "{}"), r"spectral_hooked_config.json is not replaced"),
     "more layers": (lambda at: spectral_of({"n_layers": 3}).save_pretrained(at), "holds another SpectralHooked"),
     "other heads": (
         lambda at: spectral_of(heads=[(0, 0), (0, 1)]).save_pretrained(at), "another SpectralHookedTransformer",
@@ -289,7 +289,7 @@ def test_other_saves_refuse_its_folder(tmp_path):
     assert held(tmp_path) == before
 
 
-@pytest.mark.parametrize(("size", "named"), [(500, "spectral_hooked_config.json"), (20_000, "model.safetensors")])
+@pytest.mark.parametrize(("size", "named"), [(500, "spectral_config.json"), (20_000, "model.safetensors")])
 def test_a_full_disk_names_the_file_and_leaves_the_folder_as_it_was(tmp_path, file_size_limit, size, named):
     spectral_of().save_pretrained(tmp_path)
     before, model = held(tmp_path), spectral_of(seed=1)
@@ -344,7 +344,7 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path, what):
 def test_one_file_has_all_tensors_and_the_config(tmp_path):
     model = spectral_of(scope="model")
     model.save_pretrained(tmp_path)
-    stored = json.loads((tmp_path / "spectral_hooked_config.json").read_text())
+    stored = json.loads((tmp_path / "spectral_config.json").read_text())
     assert stored["hooked_transformer"]["dtype"] == "float32"
     assert not {"device", "n_devices"} & stored["hooked_transformer"].keys()
     assert stored["spectral"]["scope"] == "model"
