@@ -15,7 +15,7 @@ import torch
 import transformers
 import zoo
 from conformance.spectral_models import gradients
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from spectral_saves import WAYS, largest_change
 from spectral_training import trainer_of
 from spectral_zoo import assert_on_its_own, greedy, move
@@ -276,6 +276,29 @@ def test_a_model_that_was_saved_over_spectral_parameters_is_not_replaced(model, 
     with pytest.raises(FileExistsError, match=r"run holds another model \(config.json\)"):
         to_spectral(model).save_pretrained(tmp_path / "run")
     assert held(tmp_path) == before
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_weights_that_took_the_place_of_the_parameters_stay(model, tmp_path, share):
+    to_spectral(model).save_pretrained(tmp_path / "run")
+    save_file({"w": torch.ones(1)}, tmp_path / "run" / "model.safetensors")
+    before = held(tmp_path)
+    with pytest.raises(FileExistsError, match=r"run holds another model \(model.safetensors\)"):
+        to_spectral(model, share_weights=share).save_pretrained(tmp_path / "run")
+    assert held(tmp_path) == before
+
+
+@pytest.mark.parametrize("named", [["..", "mine.txt/../mine.txt", 3, "\0"], "mine.txt", 5])
+def test_a_config_that_was_edited_takes_away_no_other_file(model, tmp_path, named):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    to_spectral(model).save_pretrained(tmp_path / "run")
+    path = tmp_path / "run" / "spectral_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "files": named}))
+    before = held(tmp_path / "model")
+    to_spectral(model).save_pretrained(tmp_path / "run")
+    assert held(tmp_path / "model") == before
+    assert (tmp_path / "run" / "mine.txt").read_text() == "mine"
 
 
 def test_a_second_stage_in_the_folder_of_the_first_is_refused(tmp_path):

@@ -33,8 +33,8 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
     Raises:
         TypeError: no path, such as a model in its place.
         FileNotFoundError: there is no such file.
-        IncompatibleCheckpoint: not such a file; made for a model of other layers, heads, inverse frequencies or
-            weights; or with parameters that are missing, of another shape or not finite.
+        IncompatibleCheckpoint: not such a file, a damaged one, or one of another version; made for a model of other
+            layers, heads, inverse frequencies or weights; or with parameters that are not finite.
         UnsupportedArchitecture: the model has no rotary positions, or a layer cannot be read.
         EditNotHonored: the model does not use queries or keys that are rotated at its hook points.
         ScoreMismatch: the logits at the start are not the model's own.
