@@ -110,6 +110,9 @@ def test_from_pretrained_loads_a_save_too(tmp_path):
         SpectralHookedTransformer.from_pretrained(tmp_path / "run", fold_ln=False)
     with pytest.raises(ValueError, match="elsewhere not found"):  # of TransformerLens
         SpectralHookedTransformer.from_pretrained("elsewhere")
+    spectral_parameters(tmp_path / "other")  # of another class
+    with pytest.raises(ValueError, match="other not found"):
+        SpectralHookedTransformer.from_pretrained(str(tmp_path / "other"))
 
 
 def test_rotary_tables_that_a_long_run_made_longer_change_nothing(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from tlspectral.models.reading import hooked_transformer as reader
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.module import Scope
 from tlspectral.spectral_rope.points import place
-from tlspectral.spectral_rope.saving import ROTARY_TABLES, SPECTRAL_CONFIG, save_folder
+from tlspectral.spectral_rope.saving import ROTARY_TABLES, read_config, save_folder
 from tlspectral.spectral_rope.spectral_file import HOOKED, first_not_finite, on_their_own, options_of
 from tlspectral.spectral_rope.spectral_layers import by_layer, spectral_geometry, spectral_layers
 from tlspectral.spectral_rope.weights_identity import identity_of
@@ -110,7 +110,8 @@ class SpectralHookedTransformer(_Base):
     @classmethod
     def from_pretrained(cls, model_name: str | os.PathLike[str], *given: Any, **named: Any) -> Any:
         """Return the model of a folder of `save_pretrained`, as `load_model`; of another name, HookedTransformer's."""
-        if isinstance(model_name, str | os.PathLike) and (Path(model_name).expanduser() / SPECTRAL_CONFIG).is_file():
+        config = read_config(Path(model_name).expanduser()) if isinstance(model_name, str | os.PathLike) else None
+        if config is not None and config.get("model") == SpectralHookedTransformer.__name__:
             return load_model(model_name, *given, **named)
         require_hooked_transformer()
         return super().from_pretrained(model_name, *given, **named)
