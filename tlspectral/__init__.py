@@ -88,26 +88,21 @@ __all__ = [
 ]
 
 
+def _is_spectral(given: Any) -> bool:
+    """Return whether an object is a spectral model, or a Path a save of one: a folder, or the file that is in one."""
+    if not isinstance(given, Path):
+        return hasattr(given, "spectral_parameters")
+    if (given / "spectral_config.json").is_file():
+        return True
+    if (given / "config.json").is_file():  # of transformers
+        return False
+    return import_module("tlspectral.spectral_rope.spectral_file").spectral_file_of(given) is not None
+
+
 # A loader of what stands above `models` is known by what it claims, and imported when it loads.
 LOADERS["spectral"] = Loader(
-    lambda at: (at / "spectral_config.json").is_file() if isinstance(at, Path) else hasattr(at, "spectral_parameters"),
+    _is_spectral,
     lambda given, **options: import_module("tlspectral.spectral_rope.loading").load_claimed(given, **options),
-)
-
-# Unlike that one, it holds the weights.
-LOADERS["spectral_hooked"] = Loader(
-    lambda at: isinstance(at, Path) and (at / "spectral_hooked_config.json").is_file(),
-    lambda source, **options: import_module("tlspectral.spectral_rope.loading_hooked").load_saved(source, **options),
-)
-
-# Parameters without a base are no model: whoever loads them is told which function does.
-LOADERS["spectral_file"] = Loader(
-    lambda at: (
-        isinstance(at, Path)
-        and not (at / "config.json").is_file()
-        and import_module("tlspectral.spectral_rope.saving").spectral_file_of(at) is not None
-    ),
-    lambda source, **options: import_module("tlspectral.spectral_rope.loading").refuse_parameters(source),
 )
 
 # No folder claims it: `load_model(weights="files")` asks for it.

@@ -102,8 +102,9 @@ def test_all_layers_are_proved_by_the_runs_of_two(spied, part):
     model = zoo.bridge("smollm3")  # four layers
     logits(model)
     rows = [len(tokens) for tokens in runs(spied, model, lambda: ablation_hooks(model, EVERY_LAYER, part))]
-    # The first layer with and without its edit. Then all: what is checked of scores, and two rows of each.
-    assert rows == ([1, 1, 1, 8] if part == "symmetric" else [1, 1, 8])
+    # Whether each layer runs once. The first layer with and without its edit. Then all: what is checked of scores, and
+    # two rows of each.
+    assert rows == ([1, 1, 1, 1, 8] if part == "symmetric" else [1, 1, 1, 8])
     assert runs(spied, model, lambda: ablation_hooks(model, EVERY_LAYER, part)) == []
 
 
@@ -180,7 +181,7 @@ def test_of_all_layers_the_one_that_fails_its_check_is_refused_alone(monkeypatch
 
     monkeypatch.setattr(AttentionView, "layer", failing)
     passes = runs(spied, model, lambda: ablation_hooks(model, ["L0", "L1", "L3"], "symmetric"))
-    assert len(passes) == 4  # of the first layer, and of all
+    assert len(passes) == 5  # whether each layer runs once, of the first layer, and of all
     with pytest.raises(error, match=message):
         ablation_hooks(model, "L2", "symmetric")
 

@@ -15,7 +15,7 @@ import torch
 import transformers
 import zoo
 from conformance.spectral_models import gradients
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from spectral_saves import WAYS, largest_change
 from spectral_training import trainer_of
 from spectral_zoo import assert_on_its_own, greedy, move
@@ -238,9 +238,9 @@ WHERE = {  # a name of the folder that is saved to, and what is said of it
     "base": ("model", "model is the folder of the base"),
     "relative": ("../{work}/model/.", "is the folder of the base"),
     "link": ("link", "link is the folder of the base"),
-    "link-to-another": ("linked", r"linked holds a model \(config.json\)"),
+    "link-to-another": ("linked", r"linked holds another model \(config.json\)"),
     **{
-        kind: ("other", rf"other holds a model \({file}\)")
+        kind: ("other", rf"other holds another model \({file}\)")
         for kind, file in (
             ("shards", "config.json"), ("pickle", "pytorch_model.bin"), ("gguf", "some.gguf"),
             ("adapter", "adapter_model.bin"), ("config", "config.json"),
@@ -273,9 +273,32 @@ def test_a_model_that_was_saved_over_spectral_parameters_is_not_replaced(model, 
         to_spectral(model, share_weights=share).save_pretrained(tmp_path / "run")
     zoo.save_folder("llama", tmp_path / "run", seed=1)
     before = held(tmp_path)
-    with pytest.raises(FileExistsError, match=r"run holds a model \(config.json\)"):
+    with pytest.raises(FileExistsError, match=r"run holds another model \(config.json\)"):
         to_spectral(model).save_pretrained(tmp_path / "run")
     assert held(tmp_path) == before
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_weights_that_took_the_place_of_the_parameters_stay(model, tmp_path, share):
+    to_spectral(model).save_pretrained(tmp_path / "run")
+    save_file({"w": torch.ones(1)}, tmp_path / "run" / "model.safetensors")
+    before = held(tmp_path)
+    with pytest.raises(FileExistsError, match=r"run holds another model \(model.safetensors\)"):
+        to_spectral(model, share_weights=share).save_pretrained(tmp_path / "run")
+    assert held(tmp_path) == before
+
+
+@pytest.mark.parametrize("named", [["..", "mine.txt/../mine.txt", 3, "\0"], "mine.txt", 5])
+def test_a_config_that_was_edited_takes_away_no_other_file(model, tmp_path, named):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    to_spectral(model).save_pretrained(tmp_path / "run")
+    path = tmp_path / "run" / "spectral_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "files": named}))
+    before = held(tmp_path / "model")
+    to_spectral(model).save_pretrained(tmp_path / "run")
+    assert held(tmp_path / "model") == before
+    assert (tmp_path / "run" / "mine.txt").read_text() == "mine"
 
 
 def test_a_second_stage_in_the_folder_of_the_first_is_refused(tmp_path):
@@ -306,7 +329,7 @@ def test_a_base_inside_of_the_folder_stays(tmp_path):
     assert_bridge_of(tls.load_model(tmp_path / "run"), second)
     with torch.no_grad():
         second.model.embed_tokens.weight.mul_(2.0)
-    with pytest.raises(FileExistsError, match="base is the folder of the base, which a save of other weights"):
+    with pytest.raises(FileExistsError, match="base is the folder of the base"):
         second.save_pretrained(tmp_path / "run")
     assert held(tmp_path / "run" / "base") == base
 
@@ -314,7 +337,7 @@ def test_a_base_inside_of_the_folder_stays(tmp_path):
 def test_a_folder_base_of_the_users_own_stays(model, tmp_path):
     zoo.save_folder("llama", tmp_path / "run" / "base", seed=1)
     before = held(tmp_path / "run" / "base")
-    with pytest.raises(FileExistsError, match="is not of an earlier save of spectral parameters"):
+    with pytest.raises(FileExistsError, match="base, which a save there would replace, is not of an earlier save"):
         to_spectral(model, share_weights=False).save_pretrained(tmp_path / "run")
     to_spectral(model).save_pretrained(tmp_path / "run")
     to_spectral(model).save_pretrained(tmp_path / "run")

@@ -24,14 +24,13 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.key_value_cache import HeldLayers, beyond_rounding
 from tlspectral.models.running.partial_runs import methods_replaced
 from tlspectral.spectral_rope.module import SpectralRoPE
-from tlspectral.spectral_rope.saving import save_folder
+from tlspectral.spectral_rope.saving import save_with_base
 from tlspectral.spectral_rope.swapped import Swapped, is_swapped, swap, swap_back
 from tlspectral.spectral_rope.weights_identity import (
     IDENTITY,
     from_tensor,
     logits_of,
-    require_same_function,
-    require_same_weights,
+    require_identity,
 )
 
 _ROTATION = "apply_rotary_pos_emb"
@@ -98,12 +97,12 @@ class SpectralPreTrained(Swapped):
         return self.spectral.parameters()
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **named: Any) -> None:
-        """Write the spectral parameters and the name of the base, or its weights, as `save_folder` has it.
+        """Write the spectral parameters and the name of the base, or its weights, as `save_with_base` has it.
 
         Other arguments have no effect. Raises FileExistsError for a folder that holds another model, OSError for a full
         disk.
         """
-        save_folder(self, save_directory, lambda: plain_object(self), trains_weights=self._trains_weights())
+        save_with_base(self, save_directory, lambda: plain_object(self), trains_weights=self._trains_weights())
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load as the model's own does; the tensors of a file of `save_pretrained` go to the spectral parameters.
@@ -117,11 +116,9 @@ class SpectralPreTrained(Swapped):
         identity = from_tensor(layers.pop(IDENTITY))
         weights_come = identity.get("stored", False) and not strict
         try:
-            if not weights_come:
-                require_same_weights(identity, self, "this state dict")
             loaded = self.spectral.load_state_dict(layers, strict=strict, assign=assign)
             if not weights_come:
-                require_same_function(identity, self, "this state dict")
+                require_identity(identity, self, "this state dict")
         except IncompatibleCheckpoint as error:
             advice = "; its weights are in the folder `base` beside it" if identity.get("stored") else ""
             raise RuntimeError(f"{error}{advice}") from error

@@ -1,30 +1,23 @@
-"""Spectral parameters of a file or folder, put into the ordinary model that they were learned on."""
+"""Saved spectral models: parameters put into the ordinary model that they were learned on, and whole models."""
 
-import json
 import os
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from tlspectral.errors import BadHead, IncompatibleCheckpoint, TlspectralError, UnsupportedArchitecture
 from tlspectral.models.loaders import Source
 from tlspectral.models.loading import load_model
+from tlspectral.models.loading.damage import refusing
 from tlspectral.models.loading.pretrained import find_tokenizer
+from tlspectral.models.loading.roads import copied_tokenizer
+from tlspectral.models.loading.weight_files import WHOLE
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object
 from tlspectral.spectral_rope.model import to_spectral
-from tlspectral.spectral_rope.saving import (
-    FORMAT,
-    HOOKED_FORMAT,
-    OPTIONS,
-    SPECTRAL_CONFIG,
-    parameters_file,
-    record_of,
-    spectral_file_of,
-    tensors_of,
-)
-from tlspectral.spectral_rope.weights_identity import IDENTITY, from_tensor, require_same_function, require_same_weights
+from tlspectral.spectral_rope.saving import SPECTRAL_CONFIG, parameters_file, read_config
+from tlspectral.spectral_rope.spectral_file import HOOKED, options_of, read_file, spectral_file_of
+from tlspectral.spectral_rope.weights_identity import require_identity
 
 
 def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
@@ -40,8 +33,8 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
     Raises:
         TypeError: no path, such as a model in its place.
         FileNotFoundError: there is no such file.
-        IncompatibleCheckpoint: not such a file; made for a model of other layers, heads, inverse frequencies or
-            weights; or with parameters that are missing, of another shape or not finite.
+        IncompatibleCheckpoint: not such a file, a damaged one, or one of another version; made for a model of other
+            layers, heads, inverse frequencies or weights; or with parameters that are not finite.
         UnsupportedArchitecture: the model has no rotary positions, or a layer cannot be read.
         EditNotHonored: the model does not use queries or keys that are rotated at its hook points.
         ScoreMismatch: the logits at the start are not the model's own.
@@ -58,127 +51,116 @@ def load_spectral(model: Any, path: str | os.PathLike[str]) -> Any:
     path = Path(path).expanduser()
     if path.is_dir():
         path = parameters_file(path)
-    tensors, record = _read(path)
-    identity = from_tensor(tensors.pop(IDENTITY))
-    try:
-        spectral = to_spectral(model, **{name: record[name] for name in OPTIONS})
-    except (BadHead, UnsupportedArchitecture, ValueError) as error:
-        raise IncompatibleCheckpoint(f"{path} does not fit this model: {error}") from error
-    made = record_of(spectral)
-    for what in made.keys() - OPTIONS:
-        if record[what] != made[what]:
-            raise IncompatibleCheckpoint(f"{path}: {what} is {record[what]}, but {made[what]} in this model")
-    _check_tensors(path, tensors, tensors_of(spectral))
-    try:
-        spectral.spectral.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise IncompatibleCheckpoint(f"{path}: {error}") from error
-    require_same_weights(identity, model, path)
-    require_same_function(identity, spectral, path)
-    return spectral
-
-
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except SafetensorError as error:
-        raise IncompatibleCheckpoint(f"{path} is not a safetensors file: {error}") from error
-    found = metadata.get("format")
-    if str(found).startswith(HOOKED_FORMAT.rstrip("0123456789")):
+    tensors, record, identity = read_file(path)
+    if HOOKED in record:
         raise IncompatibleCheckpoint(
             f"{path} holds a whole SpectralHookedTransformer with its own weights: load it by load_model, from its "
             "folder"
         )
-    if str(found).startswith(FORMAT.rstrip("0123456789")) and found != FORMAT:
-        number, ours = (name.rpartition(".")[2] for name in (str(found), FORMAT))
-        newer = number.isdecimal() and int(number) > int(ours)
-        raise IncompatibleCheckpoint(
-            f"{path} was saved by {'a newer' if newer else 'an earlier'} version of tlspectral (format {found!r}, "
-            f"expected {FORMAT!r})"
-            + (
-                ": upgrade tlspectral"
-                if newer
-                else ", which kept no digest of the base, so that no model can be known to be it: learn the parameters "
-                "again"
-            )
-        )
-    if found != FORMAT or IDENTITY not in tensors:
-        raise IncompatibleCheckpoint(
-            f"{path} is not a file of spectral parameters that this version reads (format {found!r}, expected "
-            f"{FORMAT!r}); save_spectral writes them"
-        )
-    return tensors, json.loads(metadata["spectral"])
-
-
-def _check_tensors(path: Any, tensors: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    if own.keys() != tensors.keys():
-        missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-        raise IncompatibleCheckpoint(f"{path}: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
-    for name, value in tensors.items():
-        if value.shape != own[name].shape:
-            raise IncompatibleCheckpoint(
-                f"{path}: {name} is {tuple(value.shape)}, but {tuple(own[name].shape)} (rows, pairs) in this model"
-            )
-        if not bool(torch.isfinite(value).all()):
-            raise IncompatibleCheckpoint(f"{path}: {name} has values that are not finite")
+    try:
+        spectral = to_spectral(model, **record)
+    except (BadHead, UnsupportedArchitecture, ValueError) as error:
+        raise IncompatibleCheckpoint(f"{path} does not fit this model: {error}") from error
+    try:
+        spectral.spectral.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise IncompatibleCheckpoint(f"{path}: {error}") from error
+    require_identity(identity, spectral, path)
+    return spectral
 
 
 def load_claimed(given: Any, **options: Any) -> Any:
-    """Return the TransformerLens model of a spectral Hugging Face model, or of the `Source` of a folder of one.
+    """Return the TransformerLens model of a spectral model of transformers, or of the `Source` of a saved one.
 
-    For an object it has copies of the object's weights and parameters; for a folder it is the base with the folder's
-    spectral parameters. `options` are as for `load_model`. Raises TypeError for another spectral model,
-    IncompatibleCheckpoint for a folder whose base is not known or is another one now; and the errors of `load_model`,
-    with the names of folder and base.
+    An object gives copies of its weights and parameters; a folder of a whole model gives that, in evaluation mode and,
+    without a `dtype`, in the types that it was saved in; another the base, with the spectral parameters of the folder.
+    `options` are as for `load_model`.
+
+    Raises:
+        TypeError: a spectral TransformerLens model.
+        ValueError: spectral parameters alone; or backend="bridge" for a whole model, of which there is no bridge.
+        ImportError: a whole model on TransformerLens 4, which has no HookedTransformer.
+        FileNotFoundError: a folder without its file, or whose base is not there.
+        IncompatibleCheckpoint, BadWeights: files that are damaged, of two saves or another version, or a model that
+            computes something else than the one that was saved.
+
+    and, of a base, the errors of `load_model`, with the names of folder and base.
     """
     if isinstance(given, Source):
-        return _load_folder(given, options)
+        return _load_saved(given, options)
     if not is_spectral_object(given):
         raise TypeError(f"this {type(given).__name__} is a spectral TransformerLens model already: use it as it is")
-    record = record_of(given)
-    spectral = to_spectral(load_model(plain_object(given), **options), **{name: record[name] for name in OPTIONS})
+    spectral = to_spectral(load_model(plain_object(given), **options), **options_of(given))
     spectral.spectral.load_state_dict(given.spectral.state_dict())
     return spectral
 
 
-def refuse_parameters(source: Source) -> NoReturn:
-    """Raise ValueError: `source` holds spectral parameters alone, which `load_spectral` loads."""
-    file = spectral_file_of(Path(source.location))
-    raise ValueError(
-        f"{file} holds spectral parameters and no model: load the model that they were learned on, then "
-        f"tls.spectral_rope.load_spectral(model, {str(file)!r})"
-    )
-
-
-def _load_folder(source: Source, options: dict[str, Any]) -> Any:
-    folder = Path(source.location)
-    config = json.loads((folder / SPECTRAL_CONFIG).read_text(encoding="utf-8"))
-    tensors, _ = _read(parameters_file(folder))
-    if config.get("sha256") != from_tensor(tensors[IDENTITY])["sha256"]:
-        raise IncompatibleCheckpoint(
-            f"{folder / SPECTRAL_CONFIG} and {parameters_file(folder)} are of two saves, so that the base is not "
-            "known: save the model again"
+def _load_saved(source: Source, options: dict[str, Any]) -> Any:
+    path = Path(source.location)
+    config = read_config(path)
+    file = spectral_file_of(path) if config is None else parameters_file(path)
+    if file is None or not file.is_file():
+        raise FileNotFoundError(f"{path} holds {SPECTRAL_CONFIG} and no {WHOLE}: copy the whole folder")
+    saved = read_file(file)
+    _, record, identity = saved
+    if HOOKED in record:
+        return _load_whole(source, file, saved, options)
+    if config is None:
+        raise ValueError(
+            f"{file} holds spectral parameters and no model: load the model that they were learned on, then "
+            f"tls.spectral_rope.load_spectral(model, {str(file)!r})"
         )
-    name = _base_of(folder, config)
+    if config.get("sha256") != identity["sha256"]:
+        raise IncompatibleCheckpoint(
+            f"{path / SPECTRAL_CONFIG} and {file} are of two saves, so that the base is not known: save the model again"
+        )
+    name = _base_of(path, config)
     if options["tokenizer"] is None:
-        options = {**options, "tokenizer": find_tokenizer(source, folder, None)}
+        options = {**options, "tokenizer": find_tokenizer(source, path, None)}
     try:
-        base = load_model(name, revision=config["revision"], **options)
+        base = load_model(name, revision=config.get("revision"), **options)
     except (TlspectralError, OSError, ValueError) as error:
-        error.args = (f"{folder} holds spectral parameters of {name}, which cannot be loaded: {error}",)
+        error.args = (f"{path} holds spectral parameters of {name}, which cannot be loaded: {error}",)
         raise
-    spectral = load_spectral(base, folder)
+    spectral = load_spectral(base, file)
     spectral.rotated.tlspectral_source = {**base.tlspectral_source, **source.record, "base": base.tlspectral_source}
     return spectral
 
 
+def _load_whole(source: Source, file: Path, saved: tuple[Any, Any, Any], options: dict[str, Any]) -> Any:
+    # It imports TransformerLens.
+    from tlspectral.spectral_rope.spectral_hooked_transformer import (
+        SpectralHookedTransformer,
+        require_hooked_transformer,
+    )
+
+    require_hooked_transformer(f"{file.parent} holds a SpectralHookedTransformer. ")
+    (tensors, record, identity), dtype, tokenizer = saved, options["dtype"], options["tokenizer"]
+    if options["backend"] == "bridge":
+        raise ValueError(
+            f'{file.parent} holds a SpectralHookedTransformer, of which there is no bridge: leave backend="bridge" out'
+        )
+    tokenizer = find_tokenizer(source, file.parent, None) if tokenizer is None else tokenizer
+    unmade = f"{file} describes no model that this version of TransformerLens makes"
+    with copied_tokenizer(tokenizer) as own_tokenizer, refusing(unmade):
+        model = SpectralHookedTransformer.from_save(record, tensors, own_tokenizer)
+    model.to(options["device"], print_details=False)
+    model.eval()
+    require_identity(identity, model, file)  # before another type rounds what it computes
+    if dtype is not None:
+        for name, module in model.named_children():
+            # Spectral parameters stay in float32 or more, as `to_spectral` makes them.
+            module.to(torch.promote_types(dtype, torch.float32) if name == "spectral" else dtype)
+        model.cfg.dtype = dtype
+    model.tlspectral_source = source.record
+    return model
+
+
 def _base_of(folder: Path, config: dict[str, Any]) -> str:
     """Return the hub id or folder of the base that `spectral_config.json` names."""
-    name = config["base_model_name_or_path"]
+    name = config.get("base_model_name_or_path")
+    if not isinstance(name, str):
+        raise IncompatibleCheckpoint(f"{folder / SPECTRAL_CONFIG} names no base: save the model again")
     if "relative_to" not in config:
         return name
     name = os.path.normpath(os.path.join(os.path.realpath(folder), name))

@@ -6,6 +6,7 @@ bits.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from functools import reduce
 from typing import Any
@@ -34,66 +35,57 @@ _TOLERANCE = {True: 1e-3, False: 0.03}
 
 
 def identity_of(model: Any) -> dict[str, Any]:
-    """Return the identity of a spectral model, as JSON: `form`, `dtype` and `sha256` of its weights without spectral
-    parameters, and `log_probabilities` of the last of `tokens` with them."""
+    """Return the identity of a spectral model, as JSON.
+
+    `form`, `dtype` and `sha256` are of its weights without spectral parameters, `log_probabilities` of the last of
+    `tokens` with them.
+    """
     weights = plain_weights(model)
-    return {"form": _form(model), "sha256": weights_digest(weights), **probe_of(model, weights)}
-
-
-def probe_of(model: Any, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return what a model with these plain weights computes, as JSON: `log_probabilities` of the last of `tokens`, and
-    the `dtype` of the weights."""
-    context = stated_context(model.config) if _of_transformers(model) else attention_view(model).n_ctx
+    context = stated_context(model.config) if of_transformers(model) else attention_view(model).n_ctx
     tokens = probe_tokens(_vocabulary(model), min(_TOKENS, context or _TOKENS))
     return {
+        "form": _form(model),
+        "sha256": weights_digest(weights),
         "dtype": str(_precision(weights)).removeprefix("torch."),
         "tokens": tokens[0].tolist(),
         "log_probabilities": _log_probabilities(model, tokens).tolist(),
     }
 
 
-def require_same_weights(stored: Mapping[str, Any], model: Any, where: Any) -> None:
-    """Refuse a model, spectral or not, by IncompatibleCheckpoint if its weights do not match an identity.
+def require_identity(stored: Mapping[str, Any], model: Any, where: Any) -> None:
+    """Refuse by IncompatibleCheckpoint a spectral model that is not the one of an identity.
 
-    Nothing is said of a model in another form, or of less precision than the weights had.
+    Its weights are compared, but those of another form or of less precision than they had; then its log-probabilities.
     """
     weights, precision = plain_weights(model), getattr(torch, stored["dtype"])
-    if stored["form"] != _form(model) or torch.promote_types(_precision(weights), precision) != _precision(weights):
-        return
-    found = weights_digest(weights)
-    if found != stored["sha256"]:
+    same_form = stored["form"] == _form(model)
+    if same_form and torch.promote_types(_precision(weights), precision) == _precision(weights):
+        found = weights_digest(weights)
+        if found != stored["sha256"]:
+            raise IncompatibleCheckpoint(
+                f"{where} holds spectral parameters that were learned on other weights (SHA-256 "
+                f"{stored['sha256'][:12]}, {found[:12]} in this model): give the base that they were learned on, "
+                "loaded in the same way"
+            )
+    precise = all(dtype.itemsize >= 4 for dtype in (precision, _precision(weights)))
+    worst = _difference(stored, model)
+    expected = max([1.0, *map(abs, stored["log_probabilities"])])
+    if not worst <= _TOLERANCE[precise] * expected:
         raise IncompatibleCheckpoint(
-            f"{where} holds spectral parameters that were learned on other weights (SHA-256 {stored['sha256'][:12]}, "
-            f"{found[:12]} in this model): give the base that they were learned on, loaded in the same way"
+            f"{where} is of another model: log-probabilities of a prompt of {len(stored['tokens'])} tokens are off by "
+            f"{worst:.1e}. Give the base that the parameters were learned on; a function of the model that was "
+            "replaced by hand, or another version of its library, is another model too"
         )
 
 
-def require_same_function(stored: Mapping[str, Any], spectral: Any, where: Any) -> None:
-    """Refuse a spectral model by IncompatibleCheckpoint if its log-probabilities do not match an identity's."""
-    if max(stored["tokens"]) >= _vocabulary(spectral):
-        raise IncompatibleCheckpoint(
-            f"{where} holds spectral parameters of a model that knows more tokens than the {_vocabulary(spectral)} of "
-            "this one: give the base that they were learned on"
-        )
-    worst = function_difference(stored, spectral)
-    if worst is not None:
-        raise IncompatibleCheckpoint(
-            f"{where} holds spectral parameters of another model: log-probabilities of a prompt of "
-            f"{len(stored['tokens'])} tokens are off by {worst:.1e}; give the base that they were learned on"
-        )
-
-
-def function_difference(stored: Mapping[str, Any], spectral: Any) -> float | None:
-    """Return by how much log-probabilities differ from those of a probe, None where rounding can be the reason."""
-    tokens, expected = torch.tensor([stored["tokens"]]), torch.tensor(stored["log_probabilities"]).double()
-    found = _log_probabilities(spectral, tokens)
-    precise = all(
-        dtype.itemsize >= 4 for dtype in (getattr(torch, stored["dtype"]), _precision(plain_weights(spectral)))
-    )
-    worst = float((found - expected).abs().max())
-    allowed = _TOLERANCE[precise] * max(1.0, float(expected.abs().max()))
+def _difference(stored: Mapping[str, Any], model: Any) -> float:
+    """Return by how much log-probabilities differ from those of an identity; 0 where none of either is finite."""
+    if max(stored["tokens"]) >= _vocabulary(model):
+        return math.inf
+    found = _log_probabilities(model, torch.tensor([stored["tokens"]]))
+    expected = torch.tensor(stored["log_probabilities"]).double()
     both_diverged = not bool(found.isfinite().any() or expected.isfinite().any())
-    return None if worst <= allowed or both_diverged else worst
+    return 0.0 if both_diverged else float((found - expected).abs().max())
 
 
 def as_tensor(identity: Mapping[str, Any]) -> Tensor:
@@ -127,6 +119,11 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     return digest_of(part for name in sorted(weights) for part in _hashed(name, _in_float32(weights[name])))
 
 
+def of_transformers(model: Any) -> bool:
+    """Return whether a model, spectral or not, is one of transformers and none of TransformerLens."""
+    return not hasattr(model, "run_with_hooks")
+
+
 def logits_of(model: Any, tokens: Int64[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
     """Return the logits of a model of transformers in evaluation mode."""
     with evaluating(model):
@@ -151,22 +148,18 @@ def _precision(weights: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def _vocabulary(model: Any) -> int:
-    return model.config.get_text_config().vocab_size if _of_transformers(model) else attention_view(model).d_vocab
-
-
-def _of_transformers(model: Any) -> bool:
-    return not hasattr(model, "run_with_hooks")
+    return model.config.get_text_config().vocab_size if of_transformers(model) else attention_view(model).d_vocab
 
 
 def _form(model: Any) -> str:
-    if _of_transformers(model) or (hasattr(model, "original_model") and not model.compatibility_mode):
+    if of_transformers(model) or (hasattr(model, "original_model") and not model.compatibility_mode):
         return "checkpoint"
     return "bridge in compatibility mode" if hasattr(model, "original_model") else "HookedTransformer"
 
 
 @torch.no_grad()
 def _log_probabilities(model: Any, tokens: Int64[Tensor, "1 pos"]) -> Float64[Tensor, "following"]:
-    if _of_transformers(model):
+    if of_transformers(model):
         logits = logits_of(model, tokens)
     else:
         view = attention_view(model)

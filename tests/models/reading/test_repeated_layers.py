@@ -137,6 +137,7 @@ def test_two_layers_with_one_attention_are_refused_in_a_hooked_transformer():
         tls.verify_scores(model)
 
 
+@pytest.mark.filterwarnings("ignore:.*hooks of yours are on the model")
 def test_the_proof_is_made_once_and_out_of_sight():
     model, lengths = zoo.bridge("llama"), []
     passes = []

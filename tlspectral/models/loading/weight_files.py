@@ -26,7 +26,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 # What a model and its tokenizer are made of. Other files beside the weights do not make it another model.
 _MODEL_FILE = re.compile(
-    r".*\.(safetensors|bin|pt|pth|model|index\.json)|((adapter_|spectral_|spectral_hooked_|tokenizer_)?config|tokenizer|special_tokens_map|added_tokens|vocab|tekken)"
+    r".*\.(safetensors|bin|pt|pth|model|index\.json)|((adapter_|spectral_|tokenizer_)?config|tokenizer|special_tokens_map|added_tokens|vocab|tekken)"
     r"\.json|(merges|vocab)\.txt"
 )
 # What transformers or another program takes a folder for a model by.
