@@ -56,7 +56,7 @@ from tlspectral.stats import benjamini_hochberg, model_permutation_test, top_hea
 from tlspectral.stats.jackknife import jackknife
 from tlspectral.stats.ratio import ratio_interval, unseen_share
 from tlspectral.tasks import induction
-from tlspectral.tasks.metric_value import control_test
+from tlspectral.tasks.control_tests import control_test
 from tlspectral.tasks.repeated import repeated_sequences
 
 ROOT = Path(__file__).parents[1]

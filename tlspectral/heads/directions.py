@@ -33,7 +33,7 @@ from tlspectral.selection import Head
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement
 from tlspectral.tables.schema import Schema, columns
-from tlspectral.tasks.metric_value import draws_floor
+from tlspectral.tasks.control_tests import draws_floor
 
 LEVEL = 0.05
 NO_READING = "no reading"

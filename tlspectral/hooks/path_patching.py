@@ -32,8 +32,8 @@ from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, configured_jobs
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import Task
+from tlspectral.tasks.control_tests import CONTROL_COLUMNS
 from tlspectral.tasks.identity import sequences_identity
-from tlspectral.tasks.metric_value import CONTROL_COLUMNS
 from tlspectral.tasks.repeated import RepeatedSegments, detector_pairs, segment_length_of
 from tlspectral.tasks.task import task_of
 from tlspectral.tasks.task_sequences import TaskSequences, intact_values, metric_value_of, task_sequences

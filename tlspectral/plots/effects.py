@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tlspectral.plots.style import GREY, INK, PALE, dress, legend_below, new_figure, one_panel, two_decimals
 from tlspectral.tables.schema import require
-from tlspectral.tasks.metric_value import draws_floor
+from tlspectral.tasks.control_tests import draws_floor
 
 _INTACT, _ABLATED = "#1b6ca8", "#c8102e"
 _COLUMNS = 3

@@ -76,17 +76,16 @@ def _detector_columns(one: Detector) -> tuple[Column, Column]:
 
 
 
-def _sections() -> dict[str, tuple[Column, ...]]:
-    """Return the columns of the file by the heading that they stand under, such as `[latent]`."""
-    text = files("tlspectral.tables").joinpath("head_columns.txt").read_text(encoding="utf-8")
-    _, *pieces = re.split(r"^\[(\w+)\]\n", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
-    return {name: tuple(_columns(body.rstrip("\n"))) for name, body in zip(pieces[::2], pieces[1::2], strict=True)}
+def columns_under_headings(text: str) -> dict[str, tuple[Column, ...]]:
+    """Return the columns of such a file by the heading, as in `[latent]`, under which they stand."""
+    _, *sections = re.split(r"^\[(\w+)\]\n", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    return {heading: tuple(_columns_in(body)) for heading, body in zip(sections[::2], sections[1::2], strict=True)}
 
 
-def _columns(section: str) -> Iterator[Column]:
+def _columns_in(section: str) -> Iterator[Column]:
     """Yield the columns of a section in their order; the lines of nulls and of detectors stand for several."""
     null_of, known, limit = "null of ", "also known as: ", "does not establish: "
-    for entry in re.split(r"\n(?=[^ #])", section):
+    for entry in re.split(r"\n(?=[^ ])", section):
         head, _, body = entry.partition("\n")
         if head == "detectors":
             yield from (column for one in DETECTORS.values() for column in _detector_columns(one))
@@ -102,18 +101,19 @@ def _columns(section: str) -> Iterator[Column]:
             also_known_as=said.get(known, ""), does_not_establish=said.get(limit, ""))
 
 
-_SECTIONS = _sections()
-
-HEAD_COLUMNS: tuple[Column, ...] = _SECTIONS["head"]
+_BY_HEADING = columns_under_headings(
+    files("tlspectral.tables").joinpath("head_columns.txt").read_text(encoding="utf-8")
+)
+HEAD_COLUMNS: tuple[Column, ...] = _BY_HEADING["heads"]
 """The columns of `analyze_heads`, in their order."""
 
-LATENT_COLUMNS: tuple[Column, ...] = tuple(replace(column, always=False) for column in _SECTIONS["latent"])
+LATENT_COLUMNS: tuple[Column, ...] = tuple(replace(column, always=False) for column in _BY_HEADING["latent"])
 """What follows them for a model with latent attention."""
 
-EXTRA_COLUMNS: tuple[Column, ...] = _SECTIONS["extra"]
+EXTRA_COLUMNS: tuple[Column, ...] = _BY_HEADING["extras"]
 """What `analyze_heads(extras=...)` adds."""
 
-HEAD = HEAD_COLUMNS[:3]
+HEAD = tuple(column for column in HEAD_COLUMNS if column.name in ("layer", "head", "name"))
 """Layer, head and name: what a table about heads begins with."""
 
 (PART,) = columns("part | label | What was removed, under the name or the symbol that was asked for.")

@@ -33,7 +33,7 @@ from tlspectral.tables.detector_columns import DETECTORS
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.progress import bar
 from tlspectral.tables.schema import Column, Schema, columns
-from tlspectral.tasks.metric_value import draws_floor
+from tlspectral.tasks.control_tests import draws_floor
 from tlspectral.tasks.repeated import (
     detector_pairs,
     repeated_ids,

@@ -25,7 +25,8 @@ from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.models.stream.mlp import mlp_reads
 from tlspectral.models.stream.writes import Cast, Input, LayerReads, change_of_reads, layer_reads
 from tlspectral.selection import head_name
-from tlspectral.tasks.metric_value import beside_control, draws_floor, standard_error
+from tlspectral.tasks.control_tests import beside_control, draws_floor
+from tlspectral.tasks.metric_value import standard_error
 from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
 
 Deltas = Float64[np.ndarray, "edges draws sequences"]

@@ -25,7 +25,8 @@ from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads
-from tlspectral.tasks.metric_value import beside_control, sign_flip_floor, sign_flip_p, standard_error
+from tlspectral.tasks.control_tests import beside_control
+from tlspectral.tasks.metric_value import sign_flip_floor, sign_flip_p, standard_error
 from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
 
 

@@ -41,8 +41,9 @@ from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked
 from tlspectral.tables.schema import Schema, columns
 from tlspectral.tasks import MetricValue, Task
+from tlspectral.tasks.control_tests import CONTROL_COLUMNS, FEWEST_DRAWS
 from tlspectral.tasks.identity import content_digest, is_own_code, sequences_identity
-from tlspectral.tasks.metric_value import CONTROL_COLUMNS, FEWEST_DRAWS, values_of_rows
+from tlspectral.tasks.metric_value import values_of_rows
 from tlspectral.tasks.task import task_of
 from tlspectral.tasks.task_sequences import TaskSequences, intact_values, metric_value_of, task_sequences
 

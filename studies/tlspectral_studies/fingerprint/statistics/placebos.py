@@ -24,7 +24,7 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 from tlspectral.tables.html_summary import html_summary
 from tlspectral.tables.schema import Schema, columns, require
-from tlspectral.tasks.metric_value import draws_floor
+from tlspectral.tasks.control_tests import draws_floor
 from tlspectral_studies.fingerprint.statistics.tables_with_draws import drawn_columns, tables_with_draws
 
 PHASE_COLUMNS = PhaseMetrics._fields

@@ -1,0 +1,127 @@
+"""Effects beside those of a control on the same sequences: their columns, and the test against random draws."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int
+
+from tlspectral.tables.schema import columns
+from tlspectral.tasks.metric_value import standard_error
+
+CONTROL_COLUMNS = columns("""
+    control_delta?    | of the metric | As delta, for the draws of the control, mean over them.
+    control_delta_se? | of the metric | Standard error of control_delta, over draws and sequences; NaN for one draw.
+    control_excess?   | of the metric | |delta| less the mean over draws of |control effect|.
+    control_p?        | probability   | (1 + draws whose effect is as large as delta) / (1 + draws), in absolute values.
+    control_p_floor?  | probability   | Smallest control_p that any effect could have beside the draws that were found.
+    control_draws?    | numbers       | Effects of the draws of the control, each mean over sequences; control_delta is
+                      |               | their mean. None where nothing was measured.
+    excess_z?         | SD of draws   | delta less the mean of control_draws, over their standard deviation; NaN for
+                      |               | fewer than 19 draws (of a Band: asked for), and where they are equal.
+""")
+"""Columns of effects beside the effects of a control."""
+
+FEWEST_DRAWS = 19
+"""Draws of the control that the column `excess_z` needs: its standard deviation is taken over the draws."""
+
+
+def beside_control(
+    deltas: Float64[np.ndarray, "rows sequences"],
+    controls: Float64[np.ndarray, "rows draws sequences"],
+    distinct: Int[np.ndarray, "sequences"] | None,
+    asked: int | None = None,
+) -> dict[str, Any]:
+    """Return the `CONTROL_COLUMNS` of effects, and of the effects of the draws on the same sequences.
+
+    `distinct` is as for `standard_error`. A draw that was not found is NaN, and is left out. `asked` is how many draws
+    were asked for; None: as many as `controls` has.
+    """
+    n_asked: int = controls.shape[1] if asked is None else asked
+    missing = np.isnan(controls[:, :, 0])
+    if missing.any():
+        nothing = {column.name.rstrip("?"): [np.nan] for column in CONTROL_COLUMNS} | {"control_draws": [[]]}
+        rows = [
+            beside_control(delta[None], drawn[None, ~lacking], distinct, n_asked) if not lacking.all() else nothing
+            for delta, drawn, lacking in zip(deltas, controls, missing, strict=True)
+        ]
+        return {name: [row[name][0] for row in rows] for name in nothing}
+    drawn = controls.mean(2)
+    n_draws = drawn.shape[1]
+    over_sequences = np.array([standard_error(control, distinct) for control in controls.mean(1)])
+    over_draws = drawn.std(1, ddof=1) / np.sqrt(n_draws) if n_draws > 1 else np.nan
+    excess, pvalue = control_test(deltas.mean(1), drawn)
+    error = np.hypot(over_sequences, over_draws)
+    return {
+        "control_delta": drawn.mean(1),
+        "control_delta_se": error,
+        "control_excess": excess,
+        "control_p": pvalue,
+        "control_p_floor": np.full(len(deltas), draws_floor(n_draws)),
+        "control_draws": drawn.tolist(),
+        "excess_z": excess_z(deltas.mean(1), drawn) if n_asked >= FEWEST_DRAWS else np.full(len(deltas), np.nan),
+    }
+
+
+def control_test(
+    delta: Float64[np.ndarray, "rows"], controls: Float64[np.ndarray, "rows draws"]
+) -> tuple[Float64[np.ndarray, "rows"], Float64[np.ndarray, "rows"]]:
+    """Compare the sizes of effects with the sizes of their control effects: return `control_excess` and `control_p`.
+
+    `control_excess` is |delta| less the mean of |control| over draws: positive where the effect is larger than the
+    effect of a random draw on the mean, in either direction. `control_p` is the Monte-Carlo p of "the effect is one of
+    the control's": (1 + draws with |control| >= |delta|) / (1 + draws). Small values say that the effect is larger. No
+    p is below `draws_floor(draws)`, so that .05 takes 19 draws. Where effect and draws are exchangeable, p is .05 or
+    less in at most 5 % of the cases, whatever their distribution.
+
+    >>> import numpy as np
+    >>> excess, pvalue = control_test(np.array([-3.0]), np.array([[1.0, -2.0, 0.5, 4.0]]))
+    >>> float(excess[0]), float(pvalue[0])
+    (1.125, 0.4)
+
+    Args:
+        delta: effects, mean over sequences.
+        controls: effects of the draws on the same sequences, mean over these.
+
+    What it does not establish: that an effect differs from 0, which `paired_effect` tests, or from a control effect of
+    its own size and the other sign.
+    """
+    size, drawn = np.abs(delta), np.abs(controls)
+    as_large = (drawn >= size[..., None]).sum(-1)
+    return size - drawn.mean(-1), (1 + as_large) / (1 + drawn.shape[-1])
+
+
+def excess_z(
+    delta: Float64[np.ndarray, "rows"], controls: Float64[np.ndarray, "rows draws"]
+) -> Float64[np.ndarray, "rows"]:
+    """Return each effect less the mean of its draws, in their standard deviations; NaN for draws that are equal or one.
+
+    It has no unit, so that effects on two tasks can be compared.
+
+    >>> import numpy as np
+    >>> excess_z(np.array([3.0, 3.0]), np.array([[-1.0, 0.0, 1.0], [2.0, 2.0, 2.0]])).tolist()
+    [3.0, nan]
+
+    Args:
+        delta: effects, mean over sequences.
+        controls: effects of the draws on the same sequences, mean over these.
+
+    What it does not establish: a p, which is `control_p`. Draws are few and often skewed, so it is not a normal z.
+    """
+    if controls.shape[1] < 2:
+        return np.full(len(delta), np.nan)
+    with np.errstate(invalid="ignore"):  # of draws that are not finite
+        return np.array(
+            [
+                (effect - drawn.mean()) / drawn.std(ddof=1) if np.ptp(drawn) else np.nan
+                for effect, drawn in zip(delta, np.ascontiguousarray(controls), strict=True)
+            ]
+        )
+
+
+def draws_floor(draws: int) -> float:
+    """Return the smallest p of a test against random draws, (1 + draws that reach the value) / (1 + draws); NaN for 0.
+
+    >>> draws_floor(19), draws_floor(4)
+    (0.05, 0.2)
+    """
+    return 1 / (1 + draws) if draws else float("nan")
