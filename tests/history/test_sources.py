@@ -229,7 +229,7 @@ def test_a_gguf_file_is_known_by_its_bytes(tmp_path):
     assert loader_identity(partial(tls.load_model, file, dtype="float64")) is None
 
 
-@pytest.mark.parametrize("kind", ["adapter", "spectral", "spectral_hooked"])
+@pytest.mark.parametrize("kind", ["adapter", "spectral"])
 def test_an_adapter_and_a_spectral_model_are_known_by_their_files(tmp_path, kind):
     (tmp_path / f"{kind}_config.json").write_text("{}")
     (tmp_path / f"{kind}_model.safetensors").write_bytes(b"weights")
