@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from tlspectral.errors import BadWeights, UnsupportedArchitecture
 from tlspectral.models.hooking.gated_queries import GatedQueries
+from tlspectral.models.reading.special_cases import special_attention
 
-_ENCODERS = ("BertAttention", "RobertaAttention")  # attention of the encoders that are read
 _NO_OPERATOR = "it has no query-key operator"
 
 MIXERS = ("linear_attn", "mamba", "mixer", "ssm", "conv", "temporal_block")
@@ -118,7 +118,7 @@ def is_causal(model: Any, attention: Any) -> bool:
     """
     wrapped = attention.original_component
     causal = getattr(getattr(wrapped, "self", wrapped), "is_causal", True)
-    if type(wrapped).__name__ not in _ENCODERS and (
+    if not special_attention(wrapped).encoder and (
         getattr(model.cfg, "attention_dir", "causal") == "bidirectional" or not getattr(attention, "is_causal", True)
     ):
         return False
@@ -128,8 +128,8 @@ def is_causal(model: Any, attention: Any) -> bool:
 def is_encoder(model: Any) -> bool:
     """Return whether a bridge holds one of the encoders that are read, BERT or RoBERTa."""
     attention = getattr(blocks_of(model)[0].module, "attn", None)
-    kind = type(getattr(attention, "original_component", None)).__name__
-    return kind in _ENCODERS and not is_causal(model, attention)
+    wrapped = getattr(attention, "original_component", None)
+    return special_attention(wrapped).encoder and not is_causal(model, attention)
 
 
 def output_map(block: Any) -> Any:

@@ -24,7 +24,6 @@ from tlspectral.models.reading.latent import (
     adjacent_pairs,
     complex_tables,
     latent_projections,
-    rotates_complex,
     weight_by_head,
 )
 from tlspectral.models.reading.layer import RawAttention, require_readable, require_unclipped
@@ -34,6 +33,7 @@ from tlspectral.models.reading.rotation import (
     frequencies_of_module,
     frequencies_of_stored,
 )
+from tlspectral.models.reading.special_cases import NORMS_ON_STREAM, special_attention
 
 _BEHIND_MLP = "post_feedforward_layernorm"  # OLMo 2 has none in front of it; TransformerLens calls this one ln2
 
@@ -77,8 +77,8 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
     if reason is not None:
         raise UnsupportedArchitecture(f"layer {layer}: {reason}")
     try:
-        if type(wrapped).__name__.startswith("Gemma4"):
-            found = _gemma4_projections(wrapped)
+        if special_attention(wrapped).own_projections:
+            found = _own_projections(wrapped)
         else:
             found = {f"w_{role}": getattr(attention, f"W_{role.upper()}") for role in "qkvo"}
             found |= {f"b_{role}": getattr(attention, f"b_{role.upper()}") for role in "qkv"}
@@ -126,8 +126,9 @@ def shared_keys(config: Any, layer: int) -> str | None:
     )
 
 
-def _gemma4_projections(wrapped: Any) -> dict[str, Any]:
-    # For a layer with keys of its own. Heads that see all tokens have another size, and values may be the keys.
+def _own_projections(wrapped: Any) -> dict[str, Any]:
+    # Of Gemma 4, for a layer with keys of its own. Heads that see all tokens have another size, and values may be the
+    # keys.
     keys_are_values = wrapped.use_alternative_attention
     modules = {"q": wrapped.q_proj, "k": wrapped.k_proj, "v": wrapped.k_proj if keys_are_values else wrapped.v_proj}
     found: dict[str, Any] = {
@@ -213,7 +214,11 @@ def rotary_tables(
     attention, wrapped = block.attn, block.attn.original_component
     if (stored := _stored_tables(model, wrapped)) is not None:
         return stored[0][:n_positions], stored[1][:n_positions]
-    tables = complex_tables(_rotary_module(model, wrapped), n_positions) if rotates_complex(wrapped) else None
+    tables = (
+        complex_tables(_rotary_module(model, wrapped), n_positions)
+        if special_attention(wrapped).rotation == "complex"
+        else None
+    )
     if tables is None and hasattr(attention, "hook_cos"):
         raise UnsupportedArchitecture(
             f"layer {layer}: the layer's rotary tables were never applied although its module carries frequencies"
@@ -315,21 +320,16 @@ def _score_scale(wrapped: Any, d_head: int) -> float:
             return getattr(wrapped, name)
     if getattr(wrapped, "scale_attn", None) is not None:
         return 1.0 / float(wrapped.scale_attn)
-    if type(wrapped).__name__.startswith("GPTNeoSelfAttention"):
-        return 1.0  # GPT-Neo does not divide its scores
-    if type(wrapped).__name__ == "NativeAttention":
-        return 1.0 / float(wrapped.scale)
-    return d_head**-0.5
+    stated = special_attention(wrapped).score_scale
+    return d_head**-0.5 if stated is None else stated(wrapped)
 
 
 def _alibi(model: Any, wrapped: Any, layer: int, n_heads: int) -> Alibi | None:
     if model.cfg.positional_embedding_type != "alibi":
         return None
-    if type(wrapped).__name__.startswith("FalconAttention"):
-        raise UnsupportedArchitecture(
-            f"layer {layer}: Falcon with ALiBi; under eager attention, which shows scores, transformers adds the bias "
-            "twice, so the attention seen is not that of the published model"
-        )
+    refused = special_attention(wrapped).refused_alibi
+    if refused is not None:
+        raise UnsupportedArchitecture(f"layer {layer}: {refused}")
     return Alibi(alibi_slopes(n_heads))
 
 
@@ -344,15 +344,11 @@ def _even_scale_up_to(wrapped: Any) -> int | None:
 
 
 def _softcap(wrapped: Any, layer: int) -> float | None:
-    softcap = getattr(wrapped, "attn_logit_softcapping", None)
-    if softcap and type(wrapped).__name__ == "Gemma3Attention":
-        raise UnsupportedArchitecture(
-            f"layer {layer}: Gemma 3 with attn_logit_softcapping={softcap}, which transformers ignores and the bridge "
-            "of TransformerLens applies, so the attention seen is not that of transformers' model; set it to null in "
-            "config.json if the model was trained without it"
-        )
-    if type(wrapped).__name__ == "NativeAttention":
-        softcap = max(0.0, float(wrapped.attn_scores_soft_cap))  # -1 stands for none
+    special, softcap = special_attention(wrapped), getattr(wrapped, "attn_logit_softcapping", None)
+    if softcap and special.refused_softcap is not None:
+        raise UnsupportedArchitecture(f"layer {layer}: {special.refused_softcap.format(softcap=softcap)}")
+    if special.softcap is not None:
+        softcap = special.softcap(wrapped)
     return float(softcap) if softcap else None
 
 
@@ -384,7 +380,7 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     adjacent = any(getattr(model.cfg, name, False) for name in names) or adjacent_pairs(wrapped)
     rotating = theta.nonzero().flatten()  # most pairs of a full layer of Gemma 4 stand still
     real, imag = (columns[rotating] for columns in pair_columns(2 * len(theta), adjacent=adjacent))
-    if type(wrapped).__name__ == "NanoChatAttention":  # rotates by the negative angle: real and imaginary exchanged
+    if special_attention(wrapped).rotation == "negative":
         real, imag = imag, real
     first = getattr(wrapped, "qk_nope_head_dim", 0)  # columns of a latent come before those that rotate
     return RotaryGeometry(
@@ -418,14 +414,8 @@ def _rotary_module(model: Any, wrapped: Any) -> Any:
 
 def _is_rotated(wrapped: Any) -> bool:
     """Return whether a layer of a rotary model rotates: in some models only layers with a window do."""
-    kind = type(wrapped).__name__
-    if kind == "Exaone4Attention":
-        return wrapped.sliding_window is None or wrapped.is_sliding
-    if kind == "Cohere2Attention":
-        return wrapped.sliding_window is not None
-    if kind == "AfmoeAttention":
-        return wrapped.is_local_attention
-    return bool(getattr(wrapped, "use_rope", True))
+    rotates = special_attention(wrapped).rotates
+    return bool(getattr(wrapped, "use_rope", True)) if rotates is None else rotates(wrapped)
 
 
 def _layer_type(wrapped: Any) -> str | None:
@@ -439,12 +429,11 @@ def _layer_type(wrapped: Any) -> str | None:
 def _stored_tables(model: Any, wrapped: Any) -> tuple[Tensor, Tensor] | None:
     """Return stored cos and sin, [pos, pairs], by which an attention rotates adjacent pairs; None for no such one.
 
-    GPT-J has them in one table, in each attention or, from transformers 5.24 on, in the model's rotary module. A model
-    made by `boot_native` has each twice.
+    GPT-J has them in one table, in each attention or, from transformers 5.24 on, in the model's rotary module.
     """
-    rotary: Any = getattr(wrapped, "rotary", None)
-    if type(rotary).__name__ == "NativeRotary":
-        return rotary.cos_cached[:, 0::2], rotary.sin_cached[:, 0::2]
+    stored = special_attention(wrapped).stored_tables
+    if stored is not None and getattr(wrapped, "rotary", None) is not None:
+        return stored(wrapped)
     tables = (getattr(holder, "embed_positions", None) for holder in (wrapped, _rotary_module(model, wrapped)))
     table = next((table for table in tables if isinstance(table, Tensor)), None)
     if table is None:
@@ -492,7 +481,7 @@ def input_norm(block: Any, model: Any, d_model: int, layer: int) -> Normalizatio
         norm is None
         or _is_behind(norm)
         or norm.name == "attention.output.LayerNorm"
-        or model.cfg.architecture == "OpenAIGPTLMHeadModel"
+        or model.cfg.architecture in NORMS_ON_STREAM
         or getattr(layer_module, "do_layer_norm_before", None) is False
     ):
         return NO_NORM

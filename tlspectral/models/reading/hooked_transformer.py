@@ -13,9 +13,9 @@ from tlspectral.models.reading.alibi import Alibi, alibi_slopes
 from tlspectral.models.reading.layer import RawAttention, require_readable, require_unclipped
 from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, NormalizationKind, QueryKeyNorm
 from tlspectral.models.reading.rotation import frequencies_of_stored
+from tlspectral.models.reading.special_cases import NORMS_BEHIND
 
 _NORM_KINDS: dict[str, NormalizationKind] = {"LayerNorm": "LN", "RMSNorm": "RMS", "Identity": "none"}
-_POST_NORM = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")  # ln1 stands behind the attention, ln2 behind the MLP
 
 
 def read_attention(model: Any, layer: int) -> RawAttention:
@@ -35,7 +35,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
     block = model.blocks[layer]
     attention = block.attn
     grouped = hasattr(attention, "_W_K")
-    post_norm = cfg.original_architecture in _POST_NORM
+    post_norm = cfg.original_architecture in NORMS_BEHIND
     require_readable(attention.W_Q, f"layer {layer}, W_Q")
     return RawAttention(
         w_q=attention.W_Q,
@@ -58,7 +58,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
     """Return b_O, the norm behind the attention, and the factor on what attention and MLP add, which is 1 here."""
     block, cfg = model.blocks[layer], model.cfg
-    norm = block.ln1 if cfg.original_architecture in _POST_NORM else block._modules.get("ln1_post")
+    norm = block.ln1 if cfg.original_architecture in NORMS_BEHIND else block._modules.get("ln1_post")
     behind = NO_NORM if norm is None else read_normalization(norm, cfg, f"layer {layer}, norm behind the attention")
     return block.attn.b_O, behind, 1.0
 
@@ -69,7 +69,7 @@ def read_mlp_input(model: Any, layer: int) -> MlpInput:
     `ln2.hook_normalized` stands in front of the gain and the bias of `ln2`, so the norm up to it has neither.
     """
     block, cfg, where = model.blocks[layer], model.cfg, f"layer {layer}, norm before the MLP"
-    norm = NO_NORM if cfg.original_architecture in _POST_NORM else read_normalization(block.ln2, cfg, where)
+    norm = NO_NORM if cfg.original_architecture in NORMS_BEHIND else read_normalization(block.ln2, cfg, where)
     if norm.kind != "none":
         return MlpInput("ln2.hook_normalized", replace(norm, gain=None, bias=None))
     if not cfg.use_hook_mlp_in:

@@ -23,6 +23,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import in_float64, widened
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading.norms import Castable, Normalization, folded_bias, folded_weight
+from tlspectral.models.reading.special_cases import special_attention
 
 
 class HeadInputs(NamedTuple):
@@ -176,13 +177,8 @@ def _latent_norm(module: Any, rank: int, read_norm: Callable[..., Normalization]
 
 def adjacent_pairs(wrapped: Any) -> bool:
     """Return whether columns form pairs (0, 1), (2, 3), ... by the attention's class: latent attention, and Llama 4."""
-    always = rotates_complex(wrapped) or type(wrapped).__name__.startswith("GlmMoeDsa")
-    return always or (hasattr(wrapped, "kv_b_proj") and bool(getattr(wrapped.config, "rope_interleave", False)))
-
-
-def rotates_complex(wrapped: Any) -> bool:
-    """Return whether an attention rotates complex numbers, past any hook point (DeepSeek V2, Llama 4)."""
-    return type(wrapped).__name__.startswith(("DeepseekV2", "Llama4"))
+    stated = hasattr(wrapped, "kv_b_proj") and bool(getattr(wrapped.config, "rope_interleave", False))
+    return special_attention(wrapped).adjacent_pairs or stated
 
 
 def complex_tables(module: Any, n_positions: int) -> tuple[Tensor, Tensor]:

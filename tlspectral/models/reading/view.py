@@ -46,6 +46,7 @@ from tlspectral.models.reading.layer import (
 )
 from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, is_centred
 from tlspectral.models.reading.reader import Reader
+from tlspectral.models.reading.special_cases import special_attention
 from tlspectral.selection import Head, Heads, from_end, head_name, head_pair, named_heads, which_exist
 
 READERS: dict[str, Reader] = {"bridge": bridge, "hooked": hooked_transformer}
@@ -292,9 +293,9 @@ class AttentionView:
     def unmasked(self, index: int, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
         wrapped: Any = getattr(self.blocks[index].module.attn, "original_component", None)
-        masked = torch.finfo(scores.dtype).min  # some models mask by -inf instead
-        if type(wrapped).__name__ == "CodeGenAttention":  # divides its scores after the mask of its weights' type
-            masked = torch.finfo(wrapped.qkv_proj.weight.dtype).min / float(wrapped.scale_attn)
+        masked_score = special_attention(wrapped).masked_score
+        # Some models mask by -inf instead.
+        masked = torch.finfo(scores.dtype).min if masked_score is None else masked_score(wrapped)
         return scores > masked / 2
 
     @property
