@@ -16,6 +16,7 @@ from measuring import peak, seconds
 
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import capture_until
 from tlspectral.selection import head_pair
 from tlspectral.tasks.repeated import repeated_sequences
 
@@ -49,7 +50,7 @@ def edges_by_attention(model: Any, tokens: torch.Tensor, layers: list[int]) -> N
     typer.echo(f"attention, keys of layers {span}: {n_edges} edges in {spent:.0f} s, {each:.1f} ms each")
     view = attention_view(model)
     names = [name for layer in range(view.n_layers) for name in view.hook_names(layer).values()]
-    cache = view.capture(tokens, [name for name in names if not name.endswith("resid_post")], last=names[-1])
+    cache = capture_until(view, tokens, [name for name in names if not name.endswith("resid_post")], last=names[-1])
     size = sum(value.numel() * value.element_size() for value in cache.values()) / 2**20
     del cache
     typer.echo(f"memory: {peak(into_one):.0f} MiB at most beside the model; a cache of one pass has {size:.0f} MiB")

@@ -29,6 +29,7 @@ from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.parts import Content, Interaction, Position
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.running.passes import whole_logits
 from tlspectral.positional import BlockPrompt
 from tlspectral.tasks.block_places import block_places
 
@@ -83,7 +84,7 @@ def heads_on_the_answer(view: AttentionView, task: Retrieval, n: int) -> pd.Data
 def answered(view: AttentionView, task: Retrieval, hooks: Iterable[Any] = ()) -> tuple[np.ndarray, np.ndarray]:
     """Log-probability of the answer and whether it is the most probable token, by prompt."""
     with torch.no_grad(), view.model.hooks(fwd_hooks=list(hooks)):
-        logits = torch.cat([view.logits(tokens)[:, -1] for tokens in task.tokens.split(8)]).double()
+        logits = torch.cat([whole_logits(view, tokens)[:, -1] for tokens in task.tokens.split(8)]).double()
     right = logits.argmax(-1) == task.answers
     return logits.log_softmax(-1)[torch.arange(len(logits)), task.answers].numpy(), right.double().numpy()
 

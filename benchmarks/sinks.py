@@ -21,6 +21,7 @@ from tlspectral.heads.detectors.sinks import LEAST, found_sinks
 from tlspectral.heads.detectors.spread import Spread
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.batches import even_rows
+from tlspectral.models.running.passes import run_until
 from tlspectral.models.running.text import text_tokens
 
 FOLDER = Path("docs/results/sinks")
@@ -50,7 +51,7 @@ def measure(model_name: str) -> None:
     for start in range(0, SEQUENCES, at_once):
         rows = slice(start, min(start + at_once, SEQUENCES))
         hooks = [(view.hook_names(layer)["pattern"], partial(read, layer, rows)) for layer in view.layers]
-        view.run(prompts.tokens[rows], hooks, last=hooks[-1][0])
+        run_until(view, prompts.tokens[rows], hooks, last=hooks[-1][0])
         for spread in spreads.values():
             spread.end_batch(rows)
     layers = [layer for layer in view.layers for _ in range(view.n_heads(layer))]

@@ -16,6 +16,7 @@ import tlspectral as tls
 from tlspectral.heads.detectors.heads import sequences_at_once
 from tlspectral.heads.detectors.top_pairs import LENGTH, SEQUENCES
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import capture_until, run_until
 from tlspectral.models.running.text import text_tokens
 
 
@@ -32,7 +33,7 @@ def main(
 
     def bare() -> None:
         for batch in tokens.split(sequences_at_once(view, LENGTH)):
-            view.run(batch, [], last=last)
+            run_until(view, batch, [], last=last)
 
     bare()  # the first pass of a process takes longer, and the first call imports what it needs
     tls.top_pairs(model, "L0H0", tokens[:1])
@@ -47,7 +48,7 @@ def main(
     print("kinds of the ranked pairs:", ranked.groupby("kind").size().div(len(ranked)).round(3).to_dict())
     layer = view.layers[len(view.layers) // 2]
     name = view.hook_names(layer)["pattern"]
-    kept = torch.cat([view.capture(batch, [name], last=name)[name] for batch in tokens.split(16)]).float()
+    kept = torch.cat([capture_until(view, batch, [name], last=name)[name] for batch in tokens.split(16)]).float()
     kept[:, :, 0] = 0
     kept[..., 0] = 0
     worst = 0.0

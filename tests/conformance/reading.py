@@ -12,6 +12,7 @@ from tlspectral.algebra.rotary import in_float64
 from tlspectral.heads.operators.factored import QKOperators
 from tlspectral.heads.operators.verification import check_prompt, verify_scores
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import capture_until, run_until
 from tlspectral.models.stream.writes import INPUT_POINTS, checked_writes, layer_reads, z_of
 
 from .rows import Row, asked, of_heads_alone, right
@@ -41,7 +42,7 @@ def what_was_compared_and_allowed_is_told(row):
     assert all(row.check[index].record["layer"] == index for index in row.layers)
     assert all(row.check[index].record["compared"] == compared for index in row.layers)
     points = [view.hook_names(index)[point] for index in row.layers for point in (compared, "pattern")]
-    seen = view.capture(check_prompt(view), list(dict.fromkeys(points)), last=points[-1])
+    seen = capture_until(view, check_prompt(view), list(dict.fromkeys(points)), last=points[-1])
     for index in row.layers:
         pattern = seen[view.hook_names(index)["pattern"]]
         if row.delegated:
@@ -278,7 +279,7 @@ def a_changed_stream_changes_queries_keys_and_values_as_the_model_has_it(row):
     found = {}
     hooks = [(names["residual"], edit)]
     hooks += [(point, lambda value, hook, point=point: found.update({point: value})) for point in points]
-    view.run(zoo.prompt(), hooks, last=names["z"])
+    run_until(view, zoo.prompt(), hooks, last=names["z"])
     for what, point in INPUT_POINTS.items():
         (reads,) = layer_reads(raw, what, in_float64)
         change = reads.change(x, removed)

@@ -12,6 +12,7 @@ from plain_detectors import kept_patterns, marked_keys, scores_of
 
 import tlspectral as tls
 from tlspectral.heads import relative_position_kernel
+from tlspectral.models.running.passes import whole_logits
 from tlspectral.tasks import induction_loss, language, language_loss
 from tlspectral.tasks.repeated import repeated_sequences
 
@@ -31,7 +32,7 @@ PAD = 0
 def plain_losses(row, tokens, first):
     """Per sequence, from all logits of one forward pass."""
     with torch.no_grad():
-        logits = row.view.logits(tokens).double()
+        logits = whole_logits(row.view, tokens).double()
     each = -logits.log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
     return each[:, first:].mean(1).numpy()
 

@@ -13,6 +13,7 @@ from tlspectral.hooks import parts
 from tlspectral.hooks.sweeps import sweep as sweep_module
 from tlspectral.models.running.key_value_cache import prefill
 from tlspectral.models.running.partial_runs import begins_whole, intact_run
+from tlspectral.models.running.passes import whole_logits
 
 from .edits import editable
 from .rows import asked
@@ -24,7 +25,7 @@ def a_replay_is_the_whole_forward(row):
     view, tokens, scored, seen = row.view, zoo.prompt(5, 21), slice(11, 20), {}
     hooks = [(view.hook_names(layer)["residual"], lambda x, hook: x * 1.1) for layer in (0, row.layers[-1])]
     with torch.no_grad(), row.model.hooks(fwd_hooks=hooks):
-        whole = view.logits(tokens)[:, scored]
+        whole = whole_logits(view, tokens)[:, scored]
         keep = lambda now, logits: seen.update({now.start: logits})  # noqa: E731
         intact = intact_run(view, tokens, scored, row.layers, batch=3, reduce=keep)
         assert sorted(seen) == [0, 3]

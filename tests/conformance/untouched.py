@@ -9,6 +9,7 @@ from model_state import assert_unchanged
 
 from tlspectral.errors import ScoreMismatch
 from tlspectral.heads.operators.verification import verify_scores
+from tlspectral.models.running.passes import run_until
 
 from .rows import asked
 
@@ -24,7 +25,7 @@ def nothing_has_changed(row):
     for index in row.layers:
         view.layer(index), view.output(index), view.n_heads(index), view.hook_names(index)
     view.embedding(), view.causal and view.unembedding(), view.position_embedding()
-    view.run(zoo.prompt(), [(names["residual"], lambda x, hook: seen.append(x.shape))], last=names["pattern"])
+    run_until(view, zoo.prompt(), [(names["residual"], lambda x, hook: seen.append(x.shape))], last=names["pattern"])
     with contextlib.suppress(ScoreMismatch):  # Cohere on TransformerLens 3.9
         verify_scores(model)
     assert seen == [(2, zoo.PROMPT_LENGTH, zoo.WIDTH)]

@@ -18,6 +18,7 @@ from tlspectral.errors import BadHead
 from tlspectral.heads import directions
 from tlspectral.heads.operators.factored import ov_operators, qk_operators
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import capture_until
 
 QUICK = {"draws": 200, "n_directions": 3, "n_words": 4}
 BACKENDS = [("bridge", "llama"), ("bridge", "gpt2"), ("bridge", "qwen3"), ("bridge", "bloom")]
@@ -203,7 +204,7 @@ def plain_contrast(model, layer, head, prompts, pairs):
     """By loops over prompts and keys."""
     view = attention_view(model)
     record, names = view.layer(layer), view.hook_names(layer)
-    kept = view.capture(prompts, [names["query"], names["key"]], last=names["pattern"])
+    kept = capture_until(view, prompts, [names["query"], names["key"]], last=names["pattern"])
     sides = []
     for side, norm in (("query", record.q_norm), ("key", record.k_norm)):
         x = kept[names[side]].double()

@@ -10,6 +10,7 @@ from gradient_checks import in_float64, loss_of, slopes
 from tlspectral.hooks import ablate
 from tlspectral.hooks.capture import HeadCapture
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import capture_until
 
 # Each part with and without a norm, biases, adjacent pairs, a delegating layer and a norm behind the attention.
 GRADIENTS = [
@@ -69,7 +70,7 @@ def test_gradients_reach_the_gain_of_a_query_key_norm(backend, side, part):
 def test_a_part_sees_the_folded_layer_with_and_without_gradients(gradients):
     view = attention_view(zoo.shared("bridge", "gpt2"))
     capture, names = HeadCapture(view, view.layer(0), [1, 0]), view.hook_names(0)
-    seen = view.capture(zoo.prompt(), [names["query"], names["key"]], last=names["z"])
+    seen = capture_until(view, zoo.prompt(), [names["query"], names["key"]], last=names["z"])
     with torch.set_grad_enabled(gradients):
         scores = capture.scores_of(seen[names["query"]], seen[names["key"]], None)
     assert scores.layer is capture.layer

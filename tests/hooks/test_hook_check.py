@@ -7,6 +7,8 @@ import zoo
 import tlspectral as tls
 from tlspectral.errors import BadHead
 from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.blocks import output_map
+from tlspectral.models.running.passes import whole_logits
 
 Z = "blocks.0.attn.hook_z"
 MODELS = ("gpt2", "llama", "gemma3", "gptj", "opt")
@@ -120,11 +122,11 @@ def test_a_second_hook_is_seen_at_every_hook_point(backend, name):
     view, tokens, blind, changing = attention_view(model), zoo.prompt(1, 8), [], 0
     head = ("blocks.0.attn.hook_z", zeroed(1, model.cfg.d_head))
     with view.hooks_on([head]):
-        alone = view.logits(tokens)
+        alone = whole_logits(view, tokens)
     for second in second_hooks(view):
         try:
             with view.hooks_on([head, second]):
-                both = view.logits(tokens)
+                both = whole_logits(view, tokens)
         except RuntimeError:  # the model cannot run so (a mask that is scaled)
             continue
         # Rounding is 0 here. The smallest change is 1.3e-5, through the epsilon of a norm whose input is scaled.
@@ -270,7 +272,7 @@ def columns_zeroed(module, given):
 
 
 def before_output(model):
-    return attention_view(model).output_map(0).register_forward_pre_hook(columns_zeroed)
+    return output_map(attention_view(model).blocks[0].module).register_forward_pre_hook(columns_zeroed)
 
 
 def before_bridge(model):
@@ -282,7 +284,7 @@ def before_point(model):
 
 
 def before_all(model):
-    module = attention_view(model).output_map(0)
+    module = output_map(attention_view(model).blocks[0].module)
     return torch.nn.modules.module.register_module_forward_pre_hook(
         lambda each, given: columns_zeroed(each, given) if each is module else None
     )
@@ -290,7 +292,7 @@ def before_all(model):
 
 def behind_output(model):
     """Put what `o_proj` returns without head 1 in the place of what it returned."""
-    module, inside = attention_view(model).output_map(0), []
+    module, inside = output_map(attention_view(model).blocks[0].module), []
 
     def hook(module, given, output):
         if inside:
@@ -308,7 +310,7 @@ class Replaced:
     """A forward of `o_proj` that does without head 1, with the handle of a hook."""
 
     def __init__(self, model):
-        self.module = attention_view(model).output_map(0)
+        self.module = output_map(attention_view(model).blocks[0].module)
         forward = self.module.forward
         self.module.forward = lambda z: forward(columns_zeroed(None, (z,))[0])
 
@@ -386,7 +388,7 @@ def test_a_hook_on_the_model_that_was_copied_is_said_with_its_place_in_the_copy(
         f"hooks are on the LlamaForCausalLM that load_model copied, at {name}: they act there and "
     )
     place = eval(second.rpartition("put them on ")[2], {"model": model})
-    assert getattr(place, "original_component", place) is attention_view(model).output_map(0)
+    assert getattr(place, "original_component", place) is output_map(attention_view(model).blocks[0].module)
     handle = place.register_forward_pre_hook(columns_zeroed)
     assert tls.hooks.check_hook(model, None, "L0H1").exact
     handle.remove()

@@ -13,10 +13,11 @@ from model_state import assert_unchanged, state_of, warm
 
 import tlspectral as tls
 from tlspectral.errors import BadWeights, EditNotHonored, UnsupportedArchitecture
-from tlspectral.hooks import ablate, ablation_hooks
+from tlspectral.hooks import ablate, ablation_hooks, probe
 from tlspectral.hooks.parts import RopePhase
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading import bridge as bridge_reader
+from tlspectral.models.reading.blocks import output_map
 from tlspectral.models.reading.view import AttentionView
 
 DEAF = [
@@ -44,7 +45,7 @@ def test_an_edit_that_is_discarded_since_it_was_proved_is_refused(monkeypatch):
     model = zoo.bridge("llama")
     with ablate(model, "L1H1", "output"):
         intact = zoo.logits(model)
-    module = attention_view(model).output_map(1)
+    module = output_map(attention_view(model).blocks[1].module)
     monkeypatch.setitem(vars(module), "forward", lambda z: module.weight.sum() + 0 * z)
     for _ in range(2):
         with pytest.raises(EditNotHonored, match="does not change the logits"), ablate(model, "L1H1", "output"):
@@ -74,7 +75,7 @@ def test_a_stream_that_is_no_sum_of_writes_since_it_was_checked_is_refused(monke
 @pytest.mark.slow
 def test_the_probe_runs_once_per_layer_and_route(spied):
     model, other = zoo.bridge("llama"), zoo.bridge("llama")
-    runs = spied(AttentionView, "logits")
+    runs = spied(probe, "whole_logits")
 
     def probes(model, heads, part):
         runs.clear()

@@ -6,6 +6,7 @@ from latent_reference import behind_latents
 from tlspectral.algebra.rotary import per_pair
 from tlspectral.models.reading.alibi import alibi_slopes
 from tlspectral.models.reading.latent import Latent
+from tlspectral.models.running.passes import capture_until
 
 
 def normed(x, norm):
@@ -25,7 +26,7 @@ class KeysInPlaces:
 
     def __init__(self, view, layer, tokens):
         names = view.hook_names(layer)
-        captured = view.capture(tokens[None], list(names.values()), last=names["pattern"])
+        captured = capture_until(view, tokens[None], list(names.values()), last=names["pattern"])
         self.raw, self.n = view.raw(layer), len(tokens)
         if isinstance(self.raw.k_norm, Latent):
             module = view.model.blocks[layer].original_component.self_attn

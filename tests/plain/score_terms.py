@@ -6,6 +6,7 @@ import zoo
 
 from tlspectral.algebra.rotary import in_float64, per_pair, with_gain_and_phase
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, side
+from tlspectral.models.running.passes import run_until
 from tlspectral.models.stream.writes import head_writes, z_of
 
 PARTS = ["symmetric", "antisymmetric", "phase", "outside_m"]
@@ -18,7 +19,7 @@ def captured_of(view, layer, tokens=PROMPT, edits=()):
     found = {}
     names = [name for index in range(layer + 1) for name in view.hook_names(index).values()]
     hooks = [(name, lambda value, hook, name=name: found.update({name: value.detach()})) for name in names]
-    view.run(tokens, [*edits, *hooks], last=view.hook_names(layer)["pattern"])
+    run_until(view, tokens, [*edits, *hooks], last=view.hook_names(layer)["pattern"])
     return found
 
 

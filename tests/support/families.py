@@ -26,6 +26,7 @@ import tlspectral as tls
 from tlspectral.errors import TlspectralError
 from tlspectral.models.checkpoints import layers as checkpoint_layers
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import capture_until
 
 TABLE = Path(__file__).parents[2] / "docs" / "site" / f"families-tl{version('transformer-lens')[0]}.csv"
 _QUERY_KEY = ("q_proj", "k_proj", "query", "key", "q_attn", "q_b_proj", "kv_b_proj")
@@ -137,7 +138,7 @@ def _loaded_table(folder: str) -> Any:
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     view, tokens = attention_view(model), prompt()
     names = [view.hook_names(index)["pattern"] for index in view.layers]
-    patterns = view.capture(tokens, names, last=names[-1])
+    patterns = capture_until(view, tokens, names, last=names[-1])
     with torch.no_grad():
         expected, logits = reference(tokens, output_attentions=True), model(tokens, return_type="logits")
     # Measured: at most 6e-7 of the largest logit, and 3e-7 in a pattern. A window, a norm or a multiplier that is not

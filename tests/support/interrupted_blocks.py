@@ -26,6 +26,7 @@ from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.placing import hooks_on, without_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import methods_replaced, unembedding_only
+from tlspectral.models.running.passes import whole_logits
 
 
 def state(model):
@@ -121,7 +122,7 @@ def interrupted_by_a_thread(kind, count):
     done, leaks = threading.Event(), []
     sender = threading.Thread(target=send, daemon=True)
     if kind == "moments":
-        inside = lambda: (logits(blocks.model), blocks.view.logits(zoo.prompt(batch=1, length=8)))  # noqa: E731
+        inside = lambda: (logits(blocks.model), whole_logits(blocks.view, zoo.prompt(batch=1, length=8)))  # noqa: E731
     sender.start()
     for turn in range(count):
         enter = blocks.high if kind == "moments" or turn % 5 == 0 else blocks.low

@@ -12,6 +12,7 @@ from ablation_runs import recorded
 
 import tlspectral as tls
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import whole_logits
 from tlspectral.positional import positional_symbolic
 from tlspectral.positional.block_weights import BlockReading, joined_columns, query_scores
 from tlspectral.tasks.block_places import BlockPlaces
@@ -108,7 +109,7 @@ def agreement_of_shared_prefill(model, mode, per_frequency):
             worst = max(worst, differ(found.frequencies, alone.frequencies))
         worst = max(worst, float((found.last_logits - alone.last_logits).abs().max()))
         tokens = torch.cat([prompt.prefix, *prompt.blocks, suffix])
-        logits = view.logits(tokens[None])[0, -1].detach().double()
+        logits = whole_logits(view, tokens[None])[0, -1].detach().double()
         worst = max(worst, float((found.last_logits - logits).abs().max()))
     return worst
 

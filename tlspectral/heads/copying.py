@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from einops import repeat
 from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
@@ -59,8 +58,7 @@ def copying_of_layer(
         undefined = np.full(len(output.w_o), np.nan)
         return {"copying": undefined, "positivity": undefined.copy()}
     groups = len(output.w_o) // len(output.w_v)
-    w_v = repeat(output.w_v, "kv_head d_model d_head -> (kv_head group) d_model d_head", group=groups)
-    products = output.w_o @ circuit @ w_v
+    products = output.w_o @ circuit @ output.w_v.repeat_interleave(groups, dim=0)
     eigenvalues = torch.linalg.eigvals(products)
     total = eigenvalues.abs().sum(1)
     counted = _above_rounding(eigenvalues, output, products)

@@ -27,6 +27,7 @@ from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView, one_head, vocabulary_chunks
 from tlspectral.models.running.batches import attention_positions
+from tlspectral.models.running.passes import capture_until
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
 from tlspectral.selection import Head
@@ -226,7 +227,7 @@ def _key_contrast(
     points = [names[point] for point in ("query", "key", "scores") if point in names]
     for start in range(0, len(prompts.tokens), BATCH):
         rows = slice(start, start + BATCH)
-        captured = view.capture(prompts.tokens[rows], points, last=names["pattern"])
+        captured = capture_until(view, prompts.tokens[rows], points, last=names["pattern"])
         q, k = (
             in_float64(normed[:, :, head * normed.shape[2] // layer.n_heads]).cpu()  # of the key that the head reads
             for normed in (layer.normed(point, captured[names[point]]) for point in ("query", "key"))

@@ -19,6 +19,7 @@ from tlspectral.heads.operators.verification import checked_prompts
 from tlspectral.models.reading.latent import Latent
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.passes import capture_until
 from tlspectral.selection import counted
 from tlspectral.tables.head_columns import HEAD_COLUMNS
 
@@ -197,7 +198,7 @@ def read_streams(view: AttentionView, prompts: Any) -> ReadStreams:
     """Run the prompts, for None the random one of the self-check; FP uses text."""
     packed = checked_prompts(view, prompts)
     names = [view.hook_names(index)["residual"] for index in view.layers]
-    residuals = view.capture(packed.tokens, names, last=view.hook_names(view.layers[-1])["pattern"])
+    residuals = capture_until(view, packed.tokens, names, last=view.hook_names(view.layers[-1])["pattern"])
     return ReadStreams(view, residuals, packed.real)
 
 

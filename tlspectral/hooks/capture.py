@@ -168,7 +168,7 @@ class HeadCapture:
 
     def visible(self, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
         """Return which of the layer's scores are of keys that the query sees."""
-        return self.view.unmasked(self.layer.layer, scores)
+        return self.view.reader.unmasked(self.view.model, self.layer.layer, scores)
 
     def require_own_z(self, z: Float[Tensor, "batch pos heads d_head"], rebuilt: Tensor, *, delegated: bool) -> None:
         """Refuse a run in which the z of the heads is not `rebuilt` from its own scores. Raises EditNotHonored.

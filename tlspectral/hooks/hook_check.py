@@ -18,10 +18,11 @@ from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.hooking.user_hooks import acting_in, listed, without_user_hooks
 from tlspectral.models.loading.copies import given_for
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import AttentionView, one_head, require_stream
+from tlspectral.models.reading.blocks import output_map
+from tlspectral.models.reading.view import AttentionView, one_head
 from tlspectral.models.running.partial_runs import logits_at, module_hooks
 from tlspectral.models.running.prompts import packed_prompts
-from tlspectral.models.stream.writes import HeadWrites, head_writes, mixed, z_of
+from tlspectral.models.stream.writes import HeadWrites, head_writes, mixed, require_stream, z_of
 from tlspectral.selection import Head, head_name
 from tlspectral.tables.html_summary import html_rows
 from tlspectral.tables.schema import Schema, columns
@@ -222,7 +223,7 @@ def _run(
     reading = [
         (module.register_forward_hook, partial(keep_read, view.hook_names(layer)["z"]))
         for layer in view.layers
-        if (module := view.output_map(layer)) is not None
+        if (module := output_map(view.blocks[layer].module)) is not None
     ]
     with view.hooks_on([*hook, *keeping]), module_hooks(reading):
         seen["logits"] = logits_at(view, tokens, slice(None))

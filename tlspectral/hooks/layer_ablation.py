@@ -19,6 +19,7 @@ from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.head_scores import HeadScores, key_weights
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.placing import Hook
+from tlspectral.models.reading.blocks import expect_edited_pattern, reweighs
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.user_functions import not_finite, returned_tensor
 
@@ -44,7 +45,7 @@ class LayerAblation(HeadCapture):
             return [(names["z"], self._edit_output)]
         shown = self._tokens_shown()
         if "scores" not in names:
-            if self.view.reweighs(self.layer.layer):
+            if reweighs(self.view.blocks[self.layer.layer].module):
                 return [*shown, *self.holders("query", "key"), (names["pattern"], self._edit_pattern)]
             held = [*shown, *self.holders("query", "key", "value"), (names["z"], self._edit_z)]
             # No pattern is read in runs of the library's own, which take parts from copies of a batch or alter them.
@@ -57,8 +58,8 @@ class LayerAblation(HeadCapture):
         of_z = self.part.acts_on == "z"
         if not of_z and "scores" in self.names:
             return self.prove_scores()
-        reweighs = not of_z and self.view.reweighs(self.layer.layer)
-        require_honoured(self.view, self.layer.layer, "pattern" if reweighs else "z")
+        of_pattern = not of_z and reweighs(self.view.blocks[self.layer.layer].module)
+        require_honoured(self.view, self.layer.layer, "pattern" if of_pattern else "z")
 
     def measuring(self) -> list[Hook]:
         """Return a `fwd_hooks` list that changes nothing and holds what `change_of_head_output` needs in a run."""
@@ -138,7 +139,7 @@ class LayerAblation(HeadCapture):
         of_run, cap = self.scores_of_run(), self.layer.softcap
         self.require_lengths(of_run.query.whole.shape[-2], of_run.key.whole.shape[-2], *lengths)
         scores = of_run.whole()
-        allowed = self.view.seen_keys(self.layer.layer, scores.shape[-1]).to(scores.device)
+        allowed = self.view.reader.seen_keys(self.view.model, self.layer.layer, scores.shape[-1]).to(scores.device)
         before = key_weights(softcapped(scores, cap), allowed)
         if self.part.acts_on == "mask":
             allowed = allowed & ~self._beyond(allowed, scores)
@@ -167,7 +168,7 @@ class LayerAblation(HeadCapture):
         if not self.stacked and self.alter is None:
             self.hold("before", before)
             self.hold("after", after)
-            self.view.expect_edited_pattern(self.layer.layer, True)
+            expect_edited_pattern(self.view.blocks[self.layer.layer].module, True)
         change = change.to(z)
         selected = self.selected(z, heads_axis=2)
         edited = torch.where(change == 0, selected, selected + change) if self.alter is None else selected + change
@@ -178,7 +179,7 @@ class LayerAblation(HeadCapture):
 
     def _hand_on_pattern(self, pattern: Tensor, hook: Any) -> Tensor:
         """Hand on the attention that z was edited with."""
-        self.view.expect_edited_pattern(self.layer.layer, False)
+        expect_edited_pattern(self.view.blocks[self.layer.layer].module, False)
         return self._with_weights(pattern, self.taken("before"), self.taken("after"))
 
     def _with_weights(self, pattern: Tensor, before: Tensor, after: Tensor) -> Tensor:
@@ -226,7 +227,8 @@ class LayerAblation(HeadCapture):
 
     def _beyond(self, visible: Tensor, scores: Tensor) -> Tensor:
         acts = self._acts(scores)
-        beyond = hidden_keys(self.part, visible, self.view.seen_keys(self.layer.layer, visible.shape[-1]))
+        own = self.view.reader.seen_keys(self.view.model, self.layer.layer, visible.shape[-1])
+        beyond = hidden_keys(self.part, visible, own)
         return beyond if acts is None else beyond & acts
 
     def _acts(self, scores: Float[Tensor, "batch heads pos pos"]) -> Bool[Tensor, "batch one pos one"] | None:

@@ -24,9 +24,9 @@ from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_
 from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.screening import agreement, missed_edges, screened_edges
 from tlspectral.models.reading import measured
-from tlspectral.models.reading.view import AttentionView, require_stream
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import attention_positions
-from tlspectral.models.stream.writes import INPUT_POINTS
+from tlspectral.models.stream.writes import INPUT_POINTS, require_stream
 from tlspectral.selection import Receivers, whole_number
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, configured_jobs

@@ -22,6 +22,7 @@ from tlspectral.models.hooking.user_hooks import acts_inside
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import LAST, logits_at
+from tlspectral.models.running.passes import capture_until, require_single_runs, whole_logits
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes
 
 Checks = Callable[[int], Iterable[Hook]]
@@ -64,7 +65,7 @@ def require_honoured(view: AttentionView, layer: int, route: str, *, checks: Che
     proofs = _Proofs() if acting else _proofs.setdefault(view.model, defaultdict(_Proofs))[route]
     if layer in proofs.layers:
         return
-    view.require_single_runs()
+    require_single_runs(view)
     with without_hooks(view.model, view.hook_points), evaluating(view.model), torch.no_grad():
         if proofs.layers and not proofs.together:
             proofs.together = True
@@ -78,10 +79,10 @@ def _require_alone(view: AttentionView, layer: int, route: str, checks: Checks |
     tokens = probe_tokens(view.d_vocab, min(4, view.n_ctx))
     name = view.hook_names(layer)[route]
     with view.hooks_on(() if checks is None else checks(layer)):
-        intact = view.logits(tokens)
+        intact = whole_logits(view, tokens)
     for sign in (1.0, -1.0):
         with view.hooks_on([(name, partial(_edited, view, layer, route, slice(None), sign))]):
-            if not torch.equal(intact, view.logits(tokens)):
+            if not torch.equal(intact, whole_logits(view, tokens)):
                 return
     raise EditNotHonored(f"an edit of {name} does not change the logits of this model, so an ablation there cannot")
 
@@ -97,7 +98,7 @@ def _honoured_together(view: AttentionView, route: str, checks: Checks | None) -
     if checks is not None:
         checking = [(name, partial(_noted, failed, one, check)) for one in layers for name, check in checks(one)]
         with view.hooks_on(checking):
-            view.logits(tokens)
+            whole_logits(view, tokens)
     edits = [
         (view.hook_names(layer)[route], partial(_edited, view, layer, route, slice(2 * row, 2 * row + 1), 1.0))
         for row, layer in enumerate(layers)
@@ -128,7 +129,7 @@ def _edited(
     """
     edited = activation.clone()
     chosen = edited[rows]
-    counted = chosen.masked_fill(~view.unmasked(layer, chosen), 0.0) if route == "scores" else chosen
+    counted = chosen.masked_fill(~view.reader.unmasked(view.model, layer, chosen), 0.0) if route == "scores" else chosen
     size = sign * counted.abs().amax().clamp_min(1.0)
     if route == "z":
         chosen += size
@@ -159,7 +160,7 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
     names += [view.hook_names(layer)["residual"] for layer in following]
     last = view.hook_names(max(following, default=missing[-1]))["residual" if following else "residual_after"]
     with without_hooks(view.model, view.hook_points):
-        captured = view.capture(probe_tokens(view.d_vocab, min(4, view.n_ctx)), dict.fromkeys(names), last=last)
+        captured = capture_until(view, probe_tokens(view.d_vocab, min(4, view.n_ctx)), dict.fromkeys(names), last=last)
         for layer in missing:
             checked_writes(view, layer, captured, widened)
             after = captured[view.hook_names(layer)["residual_after"]]

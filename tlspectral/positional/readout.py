@@ -27,6 +27,7 @@ from tlspectral.models.reading.alibi import Alibi
 from tlspectral.models.reading.layer import RawAttention, require_every_key, softcapped
 from tlspectral.models.reading.norms import QueryKeyNorm, double
 from tlspectral.models.reading.view import AttentionView, Hook
+from tlspectral.models.running.passes import require_single_runs, run_until
 
 Moved = tuple[Int[Tensor, "n"], Int[Tensor, "n"]]
 
@@ -200,7 +201,7 @@ class LastQueryReader:
 
         Raises UnsupportedArchitecture for a model that runs a layer several times in a pass.
         """
-        self.view.require_single_runs()
+        require_single_runs(self.view)
         hooks: list[Hook] = []
         for layer in self.view.layers:
             names = self.view.hook_names(layer)
@@ -283,5 +284,5 @@ def read_prompt(
             take(layer, seen)
 
     reader = LastQueryReader(view, layers, checked)
-    view.run(tokens[None], [*hooks, *reader.hooks()], last=view.hook_names(view.layers[-1])["pattern"])
+    run_until(view, tokens[None], [*hooks, *reader.hooks()], last=view.hook_names(view.layers[-1])["pattern"])
     reader.require_all()

@@ -17,6 +17,7 @@ from tlspectral.models.loading.packaged import hooked_transformer_class
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import probe_tokens
+from tlspectral.models.running.passes import whole_logits
 from tlspectral.spectral_rope.hugging_face import is_spectral_object, plain_object
 from tlspectral.spectral_rope.model import PROBE_LENGTH, SpectralModel
 from tlspectral.spectral_rope.module import SpectralRoPE
@@ -69,7 +70,7 @@ def merge(model: Any) -> Any:
         return merged
     given = attention_view(model)
     with without_hooks(merged, target.hook_points), without_hooks(model, given.hook_points):
-        _require_equal(lambda: given.logits(tokens), lambda: target.logits(tokens))
+        _require_equal(lambda: whole_logits(given, tokens), lambda: whole_logits(target, tokens))
     return merged
 
 

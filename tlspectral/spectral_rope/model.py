@@ -21,6 +21,7 @@ from tlspectral.models.loading.roads import load_other
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import module_hooks, require_gradients
+from tlspectral.models.running.passes import require_single_runs, whole_logits
 from tlspectral.selection import Heads
 from tlspectral.spectral_rope.hugging_face import (
     avoid_lost_cache_of_object,
@@ -222,7 +223,7 @@ def to_spectral(
     of_transformers = hasattr(model, "get_input_embeddings") and not hasattr(model, "run_with_hooks")
     view = attention_view(_bridge_of(model) if of_transformers else model)
     require_gradients(view, "to_spectral")
-    view.require_single_runs()
+    require_single_runs(view)
     layers = spectral_layers(
         view,
         scope=scope,
@@ -243,7 +244,13 @@ def to_spectral(
     place(attention_view(rotated), by_layer(layers))
     spectral = SpectralModel(model, rotated, layers)
     with without_hooks(model, view.hook_points):
-        _prove(attention_view(spectral).logits, view.logits, layers, view.d_vocab, not phase_noise)
+        _prove(
+            partial(whole_logits, attention_view(spectral)),
+            partial(whole_logits, view),
+            layers,
+            view.d_vocab,
+            not phase_noise,
+        )
     avoid_lost_cache(spectral)
     return spectral
 

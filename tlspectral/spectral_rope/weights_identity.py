@@ -23,6 +23,7 @@ from tlspectral.models.reading.bridge import stated_context
 from tlspectral.models.reading.checkpoint_weights import checkpoint_weights
 from tlspectral.models.reading.digests import digest_of
 from tlspectral.models.running.batches import probe_tokens
+from tlspectral.models.running.passes import whole_logits
 
 IDENTITY = "base"
 """Name of the tensor that holds an identity in files and state dicts, as the bytes of JSON."""
@@ -164,6 +165,6 @@ def _log_probabilities(model: Any, tokens: Int64[Tensor, "1 pos"]) -> Float64[Te
     else:
         view = attention_view(model)
         with without_hooks(model, view.hook_points):
-            logits = view.logits(tokens)
+            logits = whole_logits(view, tokens)
     of_all = logits[0, :-1].cpu().double().log_softmax(-1)
     return of_all.gather(-1, tokens[0, 1:, None])[:, 0]

@@ -34,7 +34,7 @@ EXACT = {"rtol": 0, "atol": 1e-12}
 def model_is_left_alone(monkeypatch):
     """Nothing here runs a model: the placebos read weights."""
     monkeypatch.setattr(
-        "tlspectral.models.reading.view.AttentionView.run", lambda *_, **__: pytest.fail("the model was run")
+        "tlspectral.models.running.passes.evaluating", lambda *_, **__: pytest.fail("the model was run")
     )
 
 

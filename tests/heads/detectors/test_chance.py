@@ -98,7 +98,7 @@ def test_a_null_sees_the_keys_of_the_window():
 
 def test_keys_that_an_indexer_picks_have_no_chance():
     model = shared("bridge", "glm5_selecting")  # 8 keys for each query
-    assert attention_view(model).selected_keys(0) == 8
+    assert attention_view(model).reader.selected_keys(attention_view(model).model, 0) == 8
     measured = partial(tls.detect_heads, model, n_sequences=2)
     assert isinstance(measured(segment_length=3).attrs["chance"], float)
     assert set(measured(segment_length=10).attrs["chance"].values()) == {None}

@@ -13,6 +13,7 @@ import tlspectral as tls
 from tlspectral.heads import kernel_prediction, relative_position_kernel
 from tlspectral.heads.detectors.kernel import band_shares
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import capture_until
 
 
 def test_a_spectral_model_is_predicted_with_its_gain_and_phase():
@@ -30,7 +31,7 @@ def test_it_is_the_score_of_the_mean_query_with_the_mean_key(name):
     view = attention_view(model)
     layer, head = view.layer(1), 2
     names = view.hook_names(1)
-    kept = view.capture(reference, [names["query"], names["key"]], last=names["pattern"])
+    kept = capture_until(view, reference, [names["query"], names["key"]], last=names["pattern"])
     q, k = kept[names["query"]].double(), kept[names["key"]].double()
     q, k = (x if norm is None else norm.applied(x) for x, norm in ((q, layer.q_norm), (k, layer.k_norm)))
     k = k if k.shape[2] == layer.n_heads else k.repeat_interleave(layer.n_heads // layer.n_kv_heads, dim=2)

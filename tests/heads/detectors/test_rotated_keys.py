@@ -17,6 +17,7 @@ from tlspectral.heads.detectors import heads as detectors_heads
 from tlspectral.heads.detectors import rotated_keys
 from tlspectral.heads.detectors.spread import MEASURES
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import capture_until
 
 SMALL = {"n_sequences": 20, "segment_length": 7}
 FOUR = ["prev", "dup", "ind", "prev_first"]
@@ -176,7 +177,7 @@ def test_a_head_read_through_its_own_frame_has_the_models_pattern(name):
     view, tokens = attention_view(shared("bridge", name)), zoo.prompt(2, 20)
     for index in range(view.n_layers):
         names = view.hook_names(index)
-        captured = view.capture(tokens, names.values(), last=names["pattern"])
+        captured = capture_until(view, tokens, names.values(), last=names["pattern"])
         pattern = captured.pop(names["pattern"])
         fixed, observed = rotated_keys._fixed_queries(view, index, captured, pattern)
         # Measured: 8e-7, float32 against float64; a masked key or another head's frame moves an entry by .1.

@@ -35,7 +35,7 @@ def all_pairs(model, rows, sink):
     for prompt, ids in enumerate(rows):
         for (layer, _), pattern in recorded(model, ("pattern",), ids[None]).items():
             weights = pattern[0].float().numpy()
-            counted = (weights > 0) & (view.seen_keys(layer, len(ids)).sum(1) > 1).numpy()[:, None]
+            counted = (weights > 0) & (view.reader.seen_keys(view.model, layer, len(ids)).sum(1) > 1).numpy()[:, None]
             counted[..., 0] &= sink
             head, query, key = np.nonzero(counted)
             columns = {"name": [f"L{layer}H{one}" for one in head], "prompt": prompt, "query": query, "key": key}

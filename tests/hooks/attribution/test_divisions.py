@@ -13,6 +13,7 @@ from zoo import shared
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import capture_until
 
 OTHER = torch.randint(30, PROMPT.shape, generator=torch.Generator().manual_seed(7)) + 2
 
@@ -56,7 +57,7 @@ def test_without_rotation_a_mode_meets_its_own_alone(name):
         for row in tls.qk_attribution(model, PROMPT, "L1H1", QUERY, KEY, by="mode").itertuples(index=False)
     }
     u, s, v = dense_modes(view, 1, 1)
-    x = view.capture(PROMPT, [view.hook_names(1)["residual"]], last=view.hook_names(1)["pattern"])
+    x = capture_until(view, PROMPT, [view.hook_names(1)["residual"]], last=view.hook_names(1)["pattern"])
     n = view.raw(1).norm.normalized(x[view.hook_names(1)["residual"]][0].double())
     scale = view.raw(1).score_scale
     for k in range(len(s)):

@@ -19,6 +19,7 @@ from tlspectral.hooks.parts.query_key import BANDS
 from tlspectral.hooks.parts.removal import root_mean_square
 from tlspectral.hooks.sweeps.controls import equal_sets
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import run_until
 from tlspectral.tasks import induction, induction_loss
 
 MODELS = ("mistral", "qwen3", "gemma2", "phi", "gptj")  # the last: delegated, adjacent pairs
@@ -44,7 +45,7 @@ def measured_rms(model, tokens, layer, head, pairs):
 
     bound = Band(pairs).on(view, {layer: [head]})[layer]
     hooks = LayerAblation(view, view.layer(layer), [head], bound, alter=alter).hooks()
-    view.run(tokens, hooks, last=view.hook_names(layer)["z"])
+    run_until(view, tokens, hooks, last=view.hook_names(layer)["z"])
     return float(torch.cat(found).double().square().mean().sqrt())
 
 

@@ -9,6 +9,7 @@ import tlspectral as tls
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.models.attention.head_scores import HeadScores, Rotation, rotation_tables
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import capture_until
 from tlspectral.models.stream.writes import layer_reads
 
 LAYER, HEADS = 1, [2, 0, 3]
@@ -26,7 +27,7 @@ class Layer:
         model = move(tls.to_spectral(zoo.bridge("llama"))) if name == "spectral" else zoo.shared("bridge", name)
         view = attention_view(model)
         names, tokens = view.hook_names(LAYER), zoo.prompt()
-        captured = view.capture(tokens, names.values(), last=names["pattern"])
+        captured = capture_until(view, tokens, names.values(), last=names["pattern"])
         self.view, self.captured, self.names = view, captured, names
         self.raw, self.layer = view.raw(LAYER), view.layer(LAYER)
         self.residual = captured[names["residual"]].double()

@@ -15,6 +15,7 @@ import tlspectral as tls
 from tlspectral.errors import ScoreMismatch
 from tlspectral.models.checkpoints import layers as checkpoints
 from tlspectral.models.reading import bridge as reader
+from tlspectral.models.running.passes import capture_until
 
 REFUSED = ("falcon_alibi", "gemma3_with_softcap", "glm5_selecting", "hrm", "mpt_clipped")
 NAMES = [name for name in (*zoo.RIGHT, *zoo.LENGTH_DEPENDENT, *MORE_SHAPES) if name not in REFUSED]
@@ -103,7 +104,7 @@ def kinds_of(path):
     for index in range(layers.n_layers):
         with layers.layer(index) as view:
             name, rotary = view.hook_names(0)["pattern"], view.rotary(0)
-            pattern = view.capture(zoo.prompt(batch=1), [name], last=name)[name]
+            pattern = capture_until(view, zoo.prompt(batch=1), [name], last=name)[name]
             found.append((int((pattern[0, 0, -1] > 0).sum()), None if rotary is None else rotary.theta))
     return found
 

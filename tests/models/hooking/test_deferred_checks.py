@@ -13,6 +13,7 @@ from tlspectral.models.hooking import deferred_checks
 from tlspectral.models.hooking.deferred_checks import checked_at_end, judged
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import LAST, last_logits, logits_at
+from tlspectral.models.running.passes import run_until, whole_logits
 
 
 class Refused(Exception):
@@ -92,12 +93,12 @@ def test_no_pass_of_the_library_hands_on_logits_before_its_checks(run):
     refused = pytest.raises(EditNotHonored, match="layer 0, head 1: the model's scores are not those of this run's")
     if run == "run":
         with refused:
-            view.run(tokens, [*hooks, *late], last=view.hook_names(1)["pattern"])
+            run_until(view, tokens, [*hooks, *late], last=view.hook_names(1)["pattern"])
     elif run == "last_logits":
         with refused:
             last_logits(view, tokens, [*hooks, *late])
     else:
-        call = partial(view.logits, tokens) if run == "logits" else partial(logits_at, view, tokens, LAST)
+        call = partial(whole_logits, view, tokens) if run == "logits" else partial(logits_at, view, tokens, LAST)
         with refused, torch.no_grad(), view.hooks_on([*hooks, *late]):
             call()
     assert not deferred_checks._waiting

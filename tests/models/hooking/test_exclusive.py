@@ -16,6 +16,7 @@ from tlspectral.hooks import ablate, ablation_hooks, ablation_sweep
 from tlspectral.models.hooking import exclusive, user_hooks
 from tlspectral.models.hooking.exclusive import evaluating, modules_of
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import whole_logits
 from tlspectral.tasks import induction
 
 ROUNDS = 6  # of four threads that start together
@@ -62,7 +63,7 @@ def test_while_a_block_is_open_other_threads_are_refused(backend, name):
     with ThreadPoolExecutor(1) as pool:
         with ablate(model, [(0, 0)], "symmetric"):
             expected = logits(model)
-            for act in (enter, lambda: attention_view(model).logits(zoo.prompt()), lambda: logits(model)):
+            for act in (enter, lambda: whole_logits(attention_view(model), zoo.prompt()), lambda: logits(model)):
                 with pytest.raises(EditNotHonored, match=r"another thread.*copy of the model"):
                     pool.submit(act).result()
             assert torch.equal(logits(model), expected)

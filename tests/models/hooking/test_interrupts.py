@@ -22,6 +22,7 @@ from tlspectral.models.hooking.exclusive import exclusive
 from tlspectral.models.hooking.placing import hooks_on, without_hooks
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import methods_replaced
+from tlspectral.models.running.passes import whole_logits
 
 Z = "blocks.0.attn.hook_z"
 
@@ -96,7 +97,9 @@ def test_blocks_that_are_never_left_end_when_they_are_collected(model, first):
     blocks.clear()
     gc.collect()
     with ThreadPoolExecutor(1) as pool:  # the model is free for other threads
-        assert torch.equal(pool.submit(attention_view(model).logits, zoo.prompt()).result(), intact("bridge", "llama"))
+        assert torch.equal(
+            pool.submit(whole_logits, attention_view(model), zoo.prompt()).result(), intact("bridge", "llama")
+        )
 
 
 def test_hooks_that_were_taken_off_meanwhile_are_not_put_back(model):
@@ -132,7 +135,7 @@ def test_what_a_broken_end_leaves_is_taken_off_by_the_next_entry(model, monkeypa
     with pytest.raises(Interrupted):
         block.__exit__(None, None, None)
     assert not torch.equal(logits(model), intact("bridge", "llama"))
-    assert torch.equal(attention_view(model).logits(zoo.prompt()), intact("bridge", "llama"))
+    assert torch.equal(whole_logits(attention_view(model), zoo.prompt()), intact("bridge", "llama"))
 
 
 @pytest.mark.usefixtures("handler")
@@ -180,7 +183,7 @@ def test_who_waits_for_a_model_is_interrupted(model):
         timer.start()
         try:
             with pytest.raises(Interrupted):
-                attention_view(model).logits(zoo.prompt())
+                whole_logits(attention_view(model), zoo.prompt())
         finally:
             done.set()
             timer.join()

@@ -22,6 +22,7 @@ from tlspectral.models.loading import checks, load_model
 from tlspectral.models.loading.finding import find_source
 from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.bridge import stated_context
+from tlspectral.models.running.passes import whole_logits
 
 BACKENDS = ("bridge", "hooked") if zoo.HAS_HOOKED else ("bridge",)
 FAST = (
@@ -238,7 +239,7 @@ def test_a_prompt_longer_than_the_positions_is_refused_in_words():
     with pytest.raises(ValueError, match=f"prompt 0 has {zoo.CONTEXT + 1} tokens, and the model's context is"):
         tls.verify_scores(model, tokens)
     with pytest.raises(ValueError, match=rf"the prompt has {zoo.CONTEXT + 1} tokens, and the model has positions for"):
-        attention_view(model).logits(tokens)
+        whole_logits(attention_view(model), tokens)
 
 
 # --- Falcon ---

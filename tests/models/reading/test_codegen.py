@@ -33,7 +33,7 @@ def test_keys_are_masked_that_the_query_does_not_attend_to(dtype):
     # The masked scores of this model lie above half of the lowest number of their type.
     assert scores.dtype == torch.float32
     assert float(scores.min()) > torch.finfo(torch.float32).min / 2
-    found = view.unmasked(1, scores)
+    found = view.reader.unmasked(view.model, 1, scores)
     assert torch.equal(found[:, :, 5:], expected[:, :, 5:])  # queries of padding attend to anything
     assert not pattern[~found & expected.any(-1, keepdim=True)].any()
 

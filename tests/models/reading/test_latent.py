@@ -18,6 +18,7 @@ from tlspectral.heads.detectors.rotated_keys import _fixed_queries
 from tlspectral.heads.operators.verification import check_prompt, verify_scores
 from tlspectral.models.attention.head_scores import rebuilt_scores
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import capture_until
 from tlspectral.positional.shares import logit_shares
 from tlspectral.tables.head_columns import LATENT_COLUMNS
 
@@ -27,7 +28,7 @@ BLOCKS = cut_prompt(torch.tensor([1, 5, 7, 8, 9, 10, 11, 12, 20, 30, 4, 6]), 6 *
 
 def captured(view, tokens, layer=1):
     names = view.hook_names(layer)
-    return view.capture(tokens, list(names.values()), last=names["pattern"])
+    return capture_until(view, tokens, list(names.values()), last=names["pattern"])
 
 
 @functools.cache

@@ -21,4 +21,4 @@ def test_a_reader_defines_all_functions_with_the_named_arguments(module):
 
 def test_views_know_no_other_reader_and_the_protocol_names_what_views_call():
     assert [*READERS.values()] == [bridge, hooked_transformer]
-    assert len(FUNCTIONS) == 12
+    assert len(FUNCTIONS) == 13

@@ -1,6 +1,5 @@
 """What the view of a model tells: tokens, embeddings, positions, rotary frequencies; nothing in the model changes."""
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +10,10 @@ from attention_models import fresh
 from conformance.reading import standard_frequencies
 from families import save
 from family_configs import forms
-from model_state import assert_unchanged, state_of, warm
+from model_state import assert_unchanged, state_of
 from zoo import shared
 
 import tlspectral as tls
-from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading import attention_view, bridge, measured
 from tlspectral.models.reading.view import AttentionView, vocabulary_chunks
 
@@ -107,7 +105,7 @@ def test_a_long_prompt_does_not_move_the_frequencies_that_are_read(name):
     assert torch.equal(view.layer(0).rotary.theta, before.theta)
 
 
-# --- what is read and run changes nothing ---
+# --- what is read changes nothing ---
 
 
 @pytest.mark.tl4
@@ -123,50 +121,6 @@ def test_what_is_read_is_not_the_models_memory(name, dtype):
     for tensor in (layer.w_q, layer.w_k, layer.b_q, output.w_v, output.w_o, *theta):
         tensor.zero_()
     assert_unchanged(model, before)
-
-
-@pytest.mark.tl4
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
-@pytest.mark.parametrize("error", [None, RuntimeError])
-def test_run_evaluates_and_puts_every_training_flag_back(backend, error):
-    model = warm(fresh(backend, "gpt2"))
-    model.train()
-    getattr(model, "original_model", model).train()  # the embedding's dropout is not among the bridge's own modules
-    model.blocks[0].eval()
-    roots = [model, getattr(model, "original_model", model)]
-    before = state_of(model)
-    view = attention_view(model)
-    names = view.hook_names(1)
-    during = []
-
-    def look(x, hook):
-        during.append(any(module.training for root in roots for module in root.modules()) or torch.is_grad_enabled())
-        if error:
-            raise error("from a hook")
-
-    with pytest.raises(error, match="from a hook") if error else contextlib.nullcontext():
-        view.run(zoo.prompt(), [(names["residual"], look)], last=names["pattern"])
-    assert during == [False]
-    assert any(flags[1] for flags in before[1].values())  # some were in training mode
-    assert_unchanged(model, before)
-
-
-def test_hooks_of_the_user_stay_and_act_first():
-    model = fresh("bridge", "gpt2")
-    view = attention_view(model)
-    names = view.hook_names(0)
-    order = []
-    model.add_hook(names["residual"], lambda x, hook: order.append("user"))
-    view.run(zoo.prompt(), [(names["residual"], lambda x, hook: order.append("ours"))], last=names["pattern"])
-    assert order == ["user", "ours"]
-    assert len(model.hook_dict[names["residual"]].fwd_hooks) == 1
-
-
-def test_a_point_that_never_fires_is_refused():
-    view = attention_view(shared("bridge", "neox"))
-    with pytest.raises(UnsupportedArchitecture, match=r"blocks\.0\.attn\.hook_rot_q never fired"):
-        view.run(zoo.prompt(), [], last="blocks.0.attn.hook_rot_q")
 
 
 # --- what tells weights apart ---
@@ -240,7 +194,9 @@ WINDOWED = ["mistral", "gemma3", "gptneo", "llama4"]
 def assert_seen_keys_have_the_attention(model, length=20):
     view = attention_view(model)
     for (layer, _), pattern in recorded(model, ("pattern",), zoo.prompt(2, length)).items():
-        assert torch.equal(view.seen_keys(layer, length).cpu(), (pattern > 0).any(1).any(0).cpu()), layer
+        assert torch.equal(view.reader.seen_keys(view.model, layer, length).cpu(), (pattern > 0).any(1).any(0).cpu()), (
+            layer
+        )
 
 
 @pytest.mark.parametrize("name", [*WINDOWED, "bert", *zoo.also_slow("gpt2", "gemma2", "gemma3n", "gemma4", "olmo3")])
@@ -268,5 +224,5 @@ def test_windows_of_families_are_read_where_each_keeps_them(family, tmp_path):
     assert_seen_keys_have_the_attention(model)
     view = attention_view(model)
     on_all = family in ("mixtral", "phi3", "starcoder2")
-    n_seen = {int(view.seen_keys(layer, 20).sum(1).max()) for layer in view.layers}
+    n_seen = {int(view.reader.seen_keys(view.model, layer, 20).sum(1).max()) for layer in view.layers}
     assert n_seen == ({zoo.WINDOW} if on_all else {zoo.WINDOW, 20})

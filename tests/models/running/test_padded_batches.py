@@ -87,7 +87,7 @@ def test_dynamic_frequencies_are_others_at_every_length_and_those_of_qwen_1_at_e
         attention, view = model.blocks[0].attn, attention_view(model)
         for length in range(2, 70):
             last = [n for n in range(1, length) if attention._ntk_alpha(n, 8) != attention._ntk_alpha(length, 8)]
-            assert view.frequency_switch(length) == max(last, default=None)
+            assert view.reader.frequency_switch(view.model, length) == max(last, default=None)
 
 
 # --- with a mask ---

@@ -27,9 +27,9 @@ class SeenKeys:
         self.mask_of: dict[int, int] = {}
         self.picked: set[int] = set()
         for layer in view.layers:
-            if (view.selected_keys(layer) or n_positions) < n_positions:
+            if (view.reader.selected_keys(view.model, layer) or n_positions) < n_positions:
                 self.picked.add(layer)
-            mask = view.seen_keys(layer, n_positions).cpu()
+            mask = view.reader.seen_keys(view.model, layer, n_positions).cpu()
             place = next((place for place, known in enumerate(self.masks) if torch.equal(known, mask)), None)
             if place is None:
                 place = len(self.masks)

@@ -27,6 +27,7 @@ from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, batch_on, even_rows
 from tlspectral.models.running.given import given_prompts
+from tlspectral.models.running.passes import run_until
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, packed_rows
 from tlspectral.selection import counted
 from tlspectral.tables.detector_columns import DETECTORS
@@ -419,7 +420,7 @@ def _statistics(
         rows = slice(n_run, min(n_run + at_once, next_look))
         odd = in_odd[rows]
         reduce_batch, counts = scorer(rows)
-        view.run(sequences.tokens[rows], hooks, last=hooks[-1][0])
+        run_until(view, sequences.tokens[rows], hooks, last=hooks[-1][0])
         for layer in view.layers:
             if layer not in of_batch:
                 raise UnsupportedArchitecture(

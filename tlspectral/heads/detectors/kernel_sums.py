@@ -26,6 +26,7 @@ from tlspectral.models.hooking.user_hooks import user_hooks
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
+from tlspectral.models.running.passes import run_until
 
 BATCH = 25
 Hooks = list[tuple[str, Callable[[Tensor, Any], None]]]
@@ -97,7 +98,7 @@ class LayerKernels:
             return [*hooks, (names["scores"], lambda values, hook: self._add_scores(values, real, judged))]
 
         def rebuild(captured: dict[str, Tensor], pattern: Tensor) -> None:
-            mask = ~self.view.seen_keys(self.layer, pattern.shape[-1]).cpu()
+            mask = ~self.view.reader.seen_keys(self.view.model, self.layer, pattern.shape[-1]).cpu()
             scores = rebuilt_scores(self.view, self.layer, captured).total.masked_fill(mask, -torch.inf)
             require_own_pattern(scores, pattern, pattern.dtype, f"layer {self.layer}")
             self._add_scores(scores, real, judged)
@@ -119,7 +120,9 @@ class LayerKernels:
         chosen = scores if every else scores[:, self.heads]
         for row, distance in enumerate(self.back):
             diagonal = chosen.diagonal(-distance, dim1=-2, dim2=-1)  # [batch, heads, queries]
-            unmasked = self.view.unmasked(self.layer, diagonal) & real[:, None, distance:].to(diagonal.device)
+            unmasked = self.view.reader.unmasked(self.view.model, self.layer, diagonal) & real[:, None, distance:].to(
+                diagonal.device
+            )
             sums, counts = summed(diagonal.where(unmasked, 0.0), 2).cpu(), unmasked.sum(2).cpu()
             for part, rows in enumerate((~judged, judged)):
                 self.total[part, 0, row] += sums[rows].sum(0)
@@ -185,7 +188,7 @@ def measured_kernels(
             if hooks:
                 # Queries may pass after keys, and the pattern passes after both.
                 last = hooks[-1][0] if judged_rows is not None else view.hook_names(kernels[-1].layer)["pattern"]
-                view.run(run.tokens[rows], hooks, last=last)
+                run_until(view, run.tokens[rows], hooks, last=last)
     for kernel in kernels:
         kernel.predict(max(run.tokens.shape[1] for run, _, _ in runs), runs[-1][0].tokens.shape[1])
     return kernels

@@ -29,6 +29,7 @@ from tlspectral.models.hooking.placing import holding
 from tlspectral.models.reading.latent import Latent
 from tlspectral.models.reading.layer import AttentionLayer, require_even_scale
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.passes import run_until
 
 TIE = 1e-6
 """Relative difference up to which a draw reaches the observed score. Rounding to float32 is 1e-7, and a score that no
@@ -72,7 +73,7 @@ def rotated_key_pvalues(
         by_layer.append(torch.where(score.isnan(), torch.nan, (1 + reached) / (1 + draws)))
 
     hooks = [hook for index in view.layers for hook in at_pattern(view, index, partial(measure, index))]
-    view.run(tokens, hooks, last=hooks[-1][0])
+    run_until(view, tokens, hooks, last=hooks[-1][0])
     return torch.cat(by_layer, dim=1).numpy()
 
 

@@ -18,6 +18,7 @@ from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.heads.detectors.chance import one_or_by_layer
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, in_batches
+from tlspectral.models.running.passes import run_until
 from tlspectral.tables.progress import bar
 
 LEAST, UNIFORM_TIMES = 0.15, 4.0
@@ -101,9 +102,9 @@ def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int]
     far = (behind if view.causal else behind.abs()) >= DISTANCE
     seen, judging = {}, {}
     for layer in layers:
-        seen[layer] = view.seen_keys(layer, width).cpu()
+        seen[layer] = view.reader.seen_keys(view.model, layer, width).cpu()
         # Which keys a query sees is known as long as an indexer picks all of them.
-        every = seen[layer].sum(1) <= (view.selected_keys(layer) or width)
+        every = seen[layer].sum(1) <= (view.reader.selected_keys(view.model, layer) or width)
         judging[layer] = far & seen[layer] & every[:, None]
     fired: set[int] = set()
 
@@ -115,7 +116,7 @@ def found_sinks(view: AttentionView, packed: PackedTokens, layers: Iterable[int]
 
     def run(rows: slice) -> int:
         hooks = [(view.hook_names(layer)["pattern"], partial(add, layer, rows)) for layer in layers]
-        view.run(packed.tokens[rows], hooks, last=hooks[-1][0])
+        run_until(view, packed.tokens[rows], hooks, last=hooks[-1][0])
         return rows.stop - rows.start
 
     if layers:

@@ -21,6 +21,7 @@ from tlspectral.heads.detectors.sinks import Sinks, asked_for_sinks, found_sinks
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import PackedTokens, even_rows, in_batches
+from tlspectral.models.running.passes import run_until
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, repeated_queries
 from tlspectral.models.running.text import text_tokens, token_text
 from tlspectral.selection import Heads, counted
@@ -185,7 +186,7 @@ def _largest_of_queries(
     (n_prompts, width), first = packed.tokens.shape, 0 if sink or sinks is not None else 1
     shape = {layer: (n_prompts, len(some), width, _OF_ONE_QUERY) for layer, some in chosen.items()}
     found = {layer: (torch.zeros(size), torch.zeros(size, dtype=torch.int32)) for layer, size in shape.items()}
-    choice = {layer: view.seen_keys(layer, width).cpu().sum(1) > 1 for layer in chosen}
+    choice = {layer: view.reader.seen_keys(view.model, layer, width).cpu().sum(1) > 1 for layer in chosen}
     new = packed.real & ~repeated_queries(view, packed)
     fired: set[int] = set()
 
@@ -208,7 +209,7 @@ def _largest_of_queries(
 
     def run(rows: slice) -> int:
         hooks = [(view.hook_names(layer)["pattern"], partial(keep, layer, rows)) for layer in chosen]
-        view.run(packed.tokens[rows], hooks, last=hooks[-1][0])
+        run_until(view, packed.tokens[rows], hooks, last=hooks[-1][0])
         return rows.stop - rows.start
 
     with bar(n_prompts, "top pairs", "seq") as shown:

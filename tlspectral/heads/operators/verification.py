@@ -15,6 +15,7 @@ from tlspectral.models.hooking.user_hooks import not_without_hooks
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, even_rows
+from tlspectral.models.running.passes import capture_until
 from tlspectral.models.running.prompts import packed_prompts
 
 CHECK_LENGTH = 24
@@ -77,7 +78,7 @@ def check_scores(view: AttentionView, prompts: Any = None) -> dict[int, LayerChe
     names = {index: view.hook_names(index) for index in view.layers}
     points = ("residual", "scores", "pattern", "cos", "sin")
     wanted = [name for points_of_layer in names.values() for point, name in points_of_layer.items() if point in points]
-    captured = view.capture(packed.tokens, wanted, last=names[max(names)]["pattern"])
+    captured = capture_until(view, packed.tokens, wanted, last=names[max(names)]["pattern"])
     return {index: _check_layer(view, index, names[index], captured, packed.real) for index in names}
 
 
@@ -108,7 +109,7 @@ def _check_layer(
     if "scores" in names:
         compared: Literal["scores", "pattern"] = "scores"
         theirs = captured[names["scores"]].cpu().double()
-        allowed = allowed & view.unmasked(index, captured[names["scores"]]).cpu()
+        allowed = allowed & view.reader.unmasked(view.model, index, captured[names["scores"]]).cpu()
         scale = theirs[allowed].abs().max()
         if raw.alibi is not None:
             theirs, ours = _centred_rows(theirs, allowed), _centred_rows(ours, allowed)

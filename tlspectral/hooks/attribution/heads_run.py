@@ -16,6 +16,7 @@ from tlspectral.errors import ScoreMismatch, UnsupportedArchitecture
 from tlspectral.hooks.attribution.stream_terms import TracedRun
 from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, nearest_bound
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.passes import run_until, whole_logits
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, layer_reads, z_of
 
 
@@ -84,9 +85,9 @@ def heads_run(
     at_query = None
     if logits:
         with view.hooks_on(hooks):
-            at_query = view.logits(tokens)[0, query].detach()
+            at_query = whole_logits(view, tokens)[0, query].detach()
     else:
-        view.run(tokens, hooks, last=last)
+        run_until(view, tokens, hooks, last=last)
     unseen = [name for layer in layers for name in _seen(view, layer) if name not in kept]
     if unseen:
         raise UnsupportedArchitecture(

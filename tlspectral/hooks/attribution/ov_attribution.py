@@ -22,9 +22,10 @@ from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, nearest_bound
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import require_own_projections
 from tlspectral.models.reading.norms import Normalization, double, folded_bias, folded_weight
-from tlspectral.models.reading.view import AttentionView, heads_by_layer, require_stream
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
+from tlspectral.models.stream.writes import require_stream
 from tlspectral.selection import Heads
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement, stacked

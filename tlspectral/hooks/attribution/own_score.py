@@ -90,12 +90,15 @@ def query_row(
         of_run = of_run + form.slope * torch.arange(len(of_run), dtype=of_run.dtype)
     if "scores" in names:
         exposed = run.captured[names["scores"]]
-        visible = view.unmasked(layer, exposed)
+        visible = view.reader.unmasked(view.model, layer, exposed)
         largest = float(exposed.where(visible, 0.0).abs().max())
         scores = exposed[0, form.head, query].cpu().double()
         unmasked = visible[0, form.head, query].cpu() & (torch.arange(len(scores)) <= query)
     else:
-        scores, unmasked = softcapped(of_run, form.layer.softcap), view.seen_keys(layer, len(of_run))[query].cpu()
+        scores, unmasked = (
+            softcapped(of_run, form.layer.softcap),
+            view.reader.seen_keys(view.model, layer, len(of_run))[query].cpu(),
+        )
         largest = float(scores[unmasked].abs().max())
     if not bool(unmasked[key]):
         first = int(unmasked.nonzero()[0])

@@ -14,6 +14,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.models.hooking.placing import holding
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.passes import run_until
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, mixed, require_equal_streams, z_of
 from tlspectral.selection import head_name
 
@@ -70,7 +71,7 @@ def traced_run(
     hooks += [(name, partial(_keep, kept, name, positions)) for name in entered if name not in dict(hooks)]
     captured: dict[str, Tensor] = {}
     hooks += holding(captured, [names[point] for point in _OF_SCORES if point in names])
-    view.run(tokens, hooks, last=names["pattern"])
+    run_until(view, tokens, hooks, last=names["pattern"])
     residual = in_float64(kept[names["residual"]])[0].cpu()
     return TracedRun(tokens, layer, positions, residual, captured, kept)
 

@@ -28,6 +28,7 @@ from tlspectral.hooks.edges.measuring import ReceiverLayer
 from tlspectral.hooks.edges.senders import READ_POINTS
 from tlspectral.models.hooking.placing import Hook, holding
 from tlspectral.models.running.partial_runs import logits_at, require_gradients
+from tlspectral.models.running.passes import capture_until
 from tlspectral.models.stream.writes import Input, LayerReads
 from tlspectral.tables.progress import bar
 
@@ -147,7 +148,7 @@ def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs predict
 
     def logits(batch: slice) -> Tensor:
         clean, other = (
-            widened(view.capture(side.tokens[batch], [point], last=point)[point])
+            widened(capture_until(view, side.tokens[batch], [point], last=point)[point])
             for side in (pairs.sequences, pairs.other)
         )
         return _Reading(pairs, (1.0 - share) * (clean - other)).logits(batch)

@@ -24,10 +24,10 @@ from tlspectral.hooks.edges.cut import Cut
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.placing import Hook, holding
 from tlspectral.models.reading.layer import require_every_key
-from tlspectral.models.reading.view import AttentionView, require_stream
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
 from tlspectral.models.running.partial_runs import Positions, logits_at
-from tlspectral.models.stream.writes import HeadWrites, mixed, z_of
+from tlspectral.models.stream.writes import HeadWrites, mixed, require_stream, z_of
 from tlspectral.tables.progress import bar
 from tlspectral.tasks import Task
 from tlspectral.tasks.task import task_of

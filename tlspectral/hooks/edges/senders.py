@@ -16,6 +16,7 @@ from tlspectral.errors import BadHead
 from tlspectral.hooks.parts.output import Output
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
+from tlspectral.models.running.passes import capture_until
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, head_writes, mixed, z_of
 from tlspectral.selection import from_end, head_name, named_column, which_exist
 
@@ -186,7 +187,7 @@ def cached_run(
     last = names[below - 1]["residual_after"] if below else names[0]["residual"]
     last = names[max(reading)]["pattern"] if reading else last
     shown = [name for layer in range(below) for point, name in names[layer].items() if point in WRITE_POINTS]
-    first = view.capture(sequences.tokens[:1], shown, last=last)
+    first = capture_until(view, sequences.tokens[:1], shown, last=last)
     for layer in range(below):
         checked_writes(view, layer, first, in_float64_on_cpu)
     kept = {names[0]["residual"]} if EMBEDDING in senders else set()
@@ -198,7 +199,7 @@ def cached_run(
     rows = max(1, batch_on(view.device).tokens // sequences.tokens.shape[1])
 
     def captured(tokens: Tensor, points: set[str]) -> dict[str, Tensor]:
-        runs = [*in_batches(len(tokens), rows, lambda batch: view.capture(tokens[batch], points, last=last))]
+        runs = [*in_batches(len(tokens), rows, lambda batch: capture_until(view, tokens[batch], points, last=last))]
         return {name: runs[0][name] if name in tables else torch.cat([run[name] for run in runs]) for name in runs[0]}
 
     other = None

@@ -15,6 +15,7 @@ from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
 from tlspectral.models.running.given import given_prompts
+from tlspectral.models.running.passes import capture_until
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.stream.writes import z_of
 
@@ -274,7 +275,7 @@ def _from_reference(
     outputs: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}
 
     def captured_of(batch: slice) -> tuple[slice, dict[str, Tensor]]:
-        return batch, view.capture(sequences.tokens[batch], names.values(), last=names[max(names)])
+        return batch, capture_until(view, sequences.tokens[batch], names.values(), last=names[max(names)])
 
     rows = max(1, batch_on(view.device).tokens // sequences.tokens.shape[1])
     for batch, captured in in_batches(len(sequences.tokens) if by_layer else 0, rows, captured_of):

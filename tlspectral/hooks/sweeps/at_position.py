@@ -15,6 +15,7 @@ from tlspectral.hooks.sweeps.layer_effects import LayerEffects, LayerReplays
 from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.running.continued_runs import ContinuedRun
+from tlspectral.models.running.passes import capture_until
 from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
 
 _TOGETHER = 64
@@ -83,7 +84,7 @@ def _written(
             hooks = replays.hooks(chunk, batch, stacked=False)  # whose proofs are whole passes
             with run.intact.skipped(layer, batch, 1), view.hooks_on(hooks):
                 # Some layers hand on an edited pattern behind z.
-                z = view.capture(run.intact.tokens[batch], [names["z"]], last=names["attention_out"])[names["z"]]
+                z = capture_until(view, run.intact.tokens[batch], [names["z"]], last=names["attention_out"])[names["z"]]
             z = z.reshape(*z.shape[:2], view.n_heads(layer), -1)[range(len(z)), at[batch]]
             found = z.new_empty(len(replays.replays), len(z), z.shape[-1]) if found is None else found
             found[chunk] = z[:, replays.heads].transpose(0, 1)

@@ -18,6 +18,7 @@ from tlspectral.hooks.parts import Band, Part
 from tlspectral.hooks.parts.removal import Removal
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.passes import run_until
 from tlspectral.selection import head_name
 from tlspectral.tasks.task_sequences import TaskSequences
 
@@ -152,7 +153,7 @@ def _score_products(
         batch = sequences_run
         of_batch.zero_()
         hooks = LayerAblation(view, layer, heads, every.of_rows(batch), alter=add_products).hooks()
-        view.run(sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
+        run_until(view, sequences.tokens[batch], hooks, last=view.hook_names(layer.layer)["z"])
         return of_batch
 
     for found in sequences.in_batches(view, products_of):

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.passes import capture_until
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
 
@@ -27,7 +28,7 @@ def prompt_patterns(
     if n_sequences != 1 or length > MOST_TOKENS:
         raise ValueError(f"one prompt of up to {MOST_TOKENS} tokens can be drawn; found {n_sequences} of {length}")
     names = {layer: view.hook_names(layer)["pattern"] for layer in sorted(by_layer)}
-    captured = view.capture(packed.tokens, [*names.values()], last=[*names.values()][-1])
+    captured = capture_until(view, packed.tokens, [*names.values()], last=[*names.values()][-1])
     whole = {layer: captured[name].float().mean(0).cpu().numpy() for layer, name in names.items()}
     return (
         [whole[layer][head] for layer in names for head in by_layer[layer]],

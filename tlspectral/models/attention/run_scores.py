@@ -17,7 +17,9 @@ def visible_keys(
     `captured` has these scores, or some of them. Batch and heads are 1 where all are alike.
     """
     name = view.hook_names(index).get("scores")
-    return view.seen_keys(index, n_positions)[None, None] if name is None else view.unmasked(index, captured[name])
+    if name is None:
+        return view.reader.seen_keys(view.model, index, n_positions)[None, None]
+    return view.reader.unmasked(view.model, index, captured[name])
 
 
 def require_own_pattern(

@@ -22,7 +22,8 @@ from tlspectral.models.reading import attention_view
 from tlspectral.models.reading.blocks import SkippedLayer, kind_of, read_layers, require_no_repeats, unread
 from tlspectral.models.reading.bridge import shared_keys
 from tlspectral.models.reading.digests import recorded_weights
-from tlspectral.models.reading.view import AttentionView, note_single_runs
+from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.running.passes import note_single_runs
 
 Matrices = Literal["query-key", "output", "positions"]
 """The weights of a layer to read: queries and keys, values and output, or queries, keys and learned positions."""

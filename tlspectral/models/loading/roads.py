@@ -21,6 +21,7 @@ from tlspectral.models.loading.finding import find_source
 from tlspectral.models.loading.pretrained import check_config, load_pretrained
 from tlspectral.models.loading.weight_files import snapshot_commit
 from tlspectral.models.reading import attention_view
+from tlspectral.models.running.passes import require_single_runs
 
 
 def load_other(
@@ -54,7 +55,7 @@ def load_other(
             place = device or anchor.device, dtype or anchor.dtype
             model = build_model(pretrained, own_tokenizer, record["model"], backend, *place)
     model.tlspectral_source = record
-    attention_view(model).require_single_runs()
+    require_single_runs(attention_view(model))
     if source is None:
         note_given(model, given)
     return model

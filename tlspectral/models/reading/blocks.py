@@ -140,6 +140,26 @@ def output_map(block: Any) -> Any:
     return module
 
 
+# --- layers that delegate their attention to the wrapped module ---
+
+
+def reweighs(block: Any) -> bool:
+    """Return whether a layer that delegates its attention takes up an edit of its pattern (native, from 4.0 on)."""
+    return bool(getattr(block.attn.original_component, "accepts_pattern_fn", False))
+
+
+def expect_edited_pattern(block: Any, expected: bool) -> None:
+    """Let hooks edit the pattern that a wrapped attention hands on next without TransformerLens' warning."""
+    if not expected:
+        block.attn.__dict__.pop("_fire_post_hoc_hook", None)
+    elif hasattr(block.attn, "_fire_post_hoc_hook"):
+        block.attn.__dict__["_fire_post_hoc_hook"] = _fired
+
+
+def _fired(point: Callable[[Any], Any], activation: Any, hook_label: str) -> Any:
+    return point(activation)
+
+
 # --- hook points of a layer ---
 
 

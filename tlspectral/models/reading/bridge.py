@@ -255,6 +255,15 @@ def _window(wrapped: Any) -> int | None:
     return None if window is None else int(window)
 
 
+def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
+    """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
+    wrapped = blocks_of(model)[layer].module.attn.original_component
+    masked_score = special_attention(wrapped).masked_score
+    # Some models mask by -inf instead.
+    masked = torch.finfo(scores.dtype).min if masked_score is None else masked_score(wrapped)
+    return scores > masked / 2
+
+
 def selected_keys(model: Any, layer: int) -> int | None:
     """Return how many keys an indexer picks for each query of a layer (GLM 5); None without an indexer."""
     wrapped = blocks_of(model)[layer].module.attn.original_component

@@ -101,6 +101,11 @@ def seen_keys(model: Any, layer: int, n_positions: int) -> Tensor:
     return seen.triu(1 - model.cfg.window_size) if attention.attn_type == "local" else seen
 
 
+def unmasked(model: Any, layer: int, scores: Tensor) -> Tensor:
+    """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
+    return scores > torch.finfo(scores.dtype).min / 2  # masked ones are -inf
+
+
 def selected_keys(model: Any, layer: int) -> int | None:
     """Return None: no layer of a HookedTransformer has an indexer that picks keys."""
     return None

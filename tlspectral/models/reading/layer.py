@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
-from einops import rearrange, repeat
+from einops import rearrange
 from jaxtyping import Float, Float64
 from torch import Tensor
 
@@ -180,9 +180,7 @@ class AttentionLayer(LayerSettings):
         if self.rotary is not None:
             w_q = with_gain_and_phase(w_q, self.rotary)
         groups = self.n_heads // self.n_kv_heads
-        if groups > 1:
-            w_k = repeat(w_k, "kv_head d_model d_head -> (kv_head group) d_model d_head", group=groups)
-        return w_q, w_k
+        return w_q, w_k if groups == 1 else w_k.repeat_interleave(groups, dim=0)
 
 
 def _query_key_parameters(raw: RawAttention) -> dict[str, Tensor | None]:

@@ -57,6 +57,10 @@ class Reader(Protocol):
         """Return how many of the seen keys an indexer picks for each query; None without an indexer."""
         ...
 
+    def unmasked(self, model: Any, layer: int, scores: Tensor) -> Tensor:
+        """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
+        ...
+
     # --- key/value caches ---
 
     def prefill_cache(self, model: Any, tokens: Tensor) -> Any:

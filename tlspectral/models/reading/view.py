@@ -1,21 +1,18 @@
 """The view of a model: where it came from, its layers one by one, and runs with hooks."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
-from weakref import WeakSet
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
-from tlspectral.models.hooking.deferred_checks import checked_at_end
-from tlspectral.models.hooking.exclusive import evaluating
-from tlspectral.models.hooking.placing import Hook, hooks_on, send_captures_by_name, without_hooks
+from tlspectral.models.hooking.placing import Hook, hooks_on, send_captures_by_name
 from tlspectral.models.hooking.user_hooks import user_hooks, warn_of_hooks
 from tlspectral.models.reading import bridge, hooked_transformer
 from tlspectral.models.reading.blocks import (
@@ -25,9 +22,7 @@ from tlspectral.models.reading.blocks import (
     hook_names,
     is_encoder,
     kind_of,
-    output_map,
     read_layers,
-    refuse_repeated,
     require_no_repeats,
     skipped_among,
     writes_more,
@@ -46,18 +41,10 @@ from tlspectral.models.reading.layer import (
 )
 from tlspectral.models.reading.norms import NO_NORM, MlpInput, Normalization, is_centred
 from tlspectral.models.reading.reader import Reader
-from tlspectral.models.reading.special_cases import special_attention
 from tlspectral.selection import Head, Heads, from_end, head_name, head_pair, named_heads, which_exist
 
 READERS: dict[str, Reader] = {"bridge": bridge, "hooked": hooked_transformer}
 """The module of this room that reads each kind of model."""
-
-_single_runs: WeakSet[Any] = WeakSet()
-"""Models of which it is known that a pass runs each layer once."""
-
-
-class _ForwardStopped(Exception):
-    """Raised by a hook to end a forward pass once all that is measured has been computed."""
 
 
 @dataclass(eq=False)
@@ -263,18 +250,6 @@ class AttentionView:
         """Return whether a layer writes more than its heads and its MLP do: a mixer (`"L2MIX"`), or an unnamed MLP."""
         return writes_more(self.blocks[index].module)
 
-    def reweighs(self, index: int) -> bool:
-        """Return whether a layer that delegates its attention takes up an edit of its pattern (native, from 4.0 on)."""
-        return bool(getattr(self.blocks[index].module.attn.original_component, "accepts_pattern_fn", False))
-
-    def expect_edited_pattern(self, index: int, expected: bool) -> None:
-        """Let hooks edit the pattern that a wrapped attention hands on next without TransformerLens' warning."""
-        attention = self.blocks[index].module.attn
-        if not expected:
-            attention.__dict__.pop("_fire_post_hoc_hook", None)
-        elif hasattr(attention, "_fire_post_hoc_hook"):
-            attention.__dict__["_fire_post_hoc_hook"] = _fired
-
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it exposes none.
 
@@ -290,26 +265,10 @@ class AttentionView:
         cos, sin = (per_pair(table, unchanged) for table in tables)
         return turned_further(cos, sin, geometry.theta - unchanged.theta)
 
-    def unmasked(self, index: int, scores: Float[Tensor, "*shape"]) -> Bool[Tensor, "*shape"]:
-        """Return which of the scores that a layer exposes (or of some of them) are of keys that the query sees."""
-        wrapped: Any = getattr(self.blocks[index].module.attn, "original_component", None)
-        masked_score = special_attention(wrapped).masked_score
-        # Some models mask by -inf instead.
-        masked = torch.finfo(scores.dtype).min if masked_score is None else masked_score(wrapped)
-        return scores > masked / 2
-
     @property
     def causal(self) -> bool:
         """Whether a query sees no later token; False for an encoder."""
         return self.backend != "bridge" or not is_encoder(self.model)
-
-    def seen_keys(self, index: int, n_positions: int) -> Bool[Tensor, "pos pos"]:
-        """Return which keys a layer by itself lets each query see: without padding or a mask of the run."""
-        return self.reader.seen_keys(self.model, index, n_positions)
-
-    def selected_keys(self, index: int) -> int | None:
-        """Return how many of the seen keys an indexer picks for each query, by the tokens; None without an indexer."""
-        return self.reader.selected_keys(self.model, index)
 
     @property
     def tokens_point(self) -> str:
@@ -319,14 +278,6 @@ class AttentionView:
     def passed_by(self, ids: Int[Tensor, "sequences pos"]) -> Tensor:
         """Return what passes `tokens_point` in a run of these token ids, in front of the user's hooks."""
         return ids if self.tokens_point == "embed.hook_in" else self.model.embed(ids)
-
-    def frequency_switch(self, n_positions: int) -> int | None:
-        """Return the largest length below `n_positions` past which a run has other rotary frequencies; None without."""
-        return self.reader.frequency_switch(self.model, n_positions)
-
-    def output_map(self, index: int) -> Any:
-        """Return the module that multiplies a layer's z by W_O, to which hooks of PyTorch can be put; None without."""
-        return output_map(self.blocks[index].module)
 
     def hook_names(self, index: int) -> dict[str, str]:
         """Return the names of a layer's hook points by what passes there; `reading/blocks.py` has a picture."""
@@ -421,82 +372,6 @@ class AttentionView:
             return None
         return self.model.pos_embed.W_pos[-self.n_ctx :]  # OPT stores two rows before position 0
 
-    def logits(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
-        """Return logits of a whole forward pass in evaluation mode, with gradients unless the caller disabled them.
-
-        Raises ValueError for a prompt longer than the positions that the model has.
-        """
-        self._require_positions(tokens)
-        with checked_at_end(), evaluating(self.model):
-            return self.model(tokens.to(self.device), return_type="logits")
-
-    def run(self, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook], *, last: str) -> None:
-        """Run the model on `tokens` under `hooks`, without gradients, and stop once the hook point `last` has fired.
-
-        Hooks that are already on the model stay in force and act first. The run is in evaluation mode. Raises as
-        `logits`, and UnsupportedArchitecture for a model that runs a layer several times.
-        """
-        self._require_positions(tokens)
-        self.require_single_runs()
-        fired = []
-
-        def stop(activation: Tensor, hook: Any) -> None:
-            fired.append(last)
-            raise _ForwardStopped
-
-        placed = self.hooks_on([*hooks, (last, stop)])
-        with checked_at_end(), torch.no_grad(), evaluating(self.model), placed, suppress(_ForwardStopped):
-            self.model(tokens.to(self.device), return_type=None)
-        if not fired:
-            raise UnsupportedArchitecture(
-                f"{last} never fired: the wrapped attention does not return its pattern; "
-                'load the model with attn_implementation="eager"'
-            )
-
-    def capture(self, tokens: Int[Tensor, "batch pos"], names: Iterable[str], *, last: str) -> dict[str, Tensor]:
-        """Return what passes the named hook points in such a `run`; points that did not fire are missing."""
-        captured: dict[str, Tensor] = {}
-
-        def keep(name: str, activation: Tensor, hook: Any) -> None:
-            captured[name] = activation.detach()
-
-        self.run(tokens, [(name, partial(keep, name)) for name in names if name in self.hook_points], last=last)
-        return captured
-
-    def require_single_runs(self) -> None:
-        """Prove by a short run, once per model, that a pass runs each layer and its attention once.
-
-        The run is without the user's hooks at hook points. Raises UnsupportedArchitecture for a layer that runs several
-        times, and for two layers that share one attention.
-        """
-        if self.model in _single_runs:
-            return
-        fired: set[str] = set()
-
-        def once(name: str, activation: Tensor, hook: Any) -> None:
-            if name in fired:
-                raise refuse_repeated(self.source["model"], f"{name} fires several times")
-            fired.add(name)
-
-        names = [names.get(what) for names in map(self.hook_names, range(self.n_layers)) for what in ("residual", "z")]
-        hooks = [(name, partial(once, name)) for name in names if name in self.hook_points]
-        tokens = torch.zeros(1, min(2, self.n_ctx), dtype=torch.long)
-        with without_hooks(self.model, self.hook_points), torch.no_grad(), self.hooks_on(hooks):
-            self.logits(tokens)
-        _single_runs.add(self.model)
-
-    def _require_positions(self, tokens: Tensor) -> None:
-        # Rotary positions can be computed past the context; tables of positions and ALiBi end there.
-        if self.model.cfg.positional_embedding_type != "rotary" and tokens.shape[-1] > self.n_ctx:
-            raise ValueError(
-                f"the prompt has {tokens.shape[-1]} tokens, and the model has positions for {self.n_ctx}; give shorter "
-                "prompts"
-            )
-
-
-def _fired(point: Callable[[Tensor], Tensor], activation: Tensor, hook_label: str) -> Tensor:
-    return point(activation)
-
 
 def attention_view(model: Any) -> AttentionView:
     """Return the view of a TransformerBridge or HookedTransformer, however loaded, folded or raw.
@@ -535,11 +410,6 @@ def attention_view(model: Any) -> AttentionView:
     )
 
 
-def note_single_runs(model: Any) -> None:
-    """Take it as known that a model runs each of its layers once in a pass."""
-    _single_runs.add(model)
-
-
 @contextmanager
 def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView]:
     """Open a measurement: yield the view of a model, which reads each layer at most once until the block ends.
@@ -575,12 +445,6 @@ def require_causal(view: AttentionView, why: str) -> None:
     """Refuse an encoder where only a decoder has an answer, with the reason. Raises UnsupportedArchitecture."""
     if not view.causal:
         raise UnsupportedArchitecture(f"{view.source['model']} is an encoder, whose tokens see later ones too: {why}")
-
-
-def require_stream(view: AttentionView) -> None:
-    """Refuse a model in which writes to the residual stream are not told apart. Raises UnsupportedArchitecture."""
-    require_causal(view, "its norms act on the residual stream, which is no sum of what heads and MLPs write")
-    view.require_single_runs()
 
 
 def heads_by_layer(view: Any, heads: Heads | None) -> dict[int, list[int]]:

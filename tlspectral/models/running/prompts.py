@@ -109,7 +109,7 @@ def check_ids(view: AttentionView, packed: PackedTokens) -> None:
 def _require_one_rotation(view: AttentionView, packed: PackedTokens) -> None:
     """Refuse prompts that rotary frequencies of the longest would rotate in another way than alone. ValueError."""
     longest = int(packed.lengths.argmax())
-    switch = view.frequency_switch(int(packed.lengths[longest]))
+    switch = view.reader.frequency_switch(view.model, int(packed.lengths[longest]))
     shorter = [] if switch is None else (packed.lengths <= switch).nonzero().flatten().tolist()
     if shorter:
         short = shorter[0]

@@ -18,8 +18,9 @@ from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.reading.latent import Latent
 from tlspectral.models.reading.layer import RawAttention, projection
 from tlspectral.models.reading.norms import Normalization, folded_bias, folded_weight
-from tlspectral.models.reading.view import AttentionView
+from tlspectral.models.reading.view import AttentionView, require_causal
 from tlspectral.models.running.batches import batch_on
+from tlspectral.models.running.passes import require_single_runs
 
 Input = Literal["q", "k", "v"]
 """What a head computes from the residual stream: its queries, keys or values."""
@@ -108,6 +109,12 @@ def head_writes(view: AttentionView, index: int, cast: Cast) -> HeadWrites:
 def z_of(captured: Float[Tensor, "batch pos *width"], w_o: Tensor) -> Float[Tensor, "batch pos heads d_head"]:
     """Return z head by head; some bridges hand on all heads side by side."""
     return captured.reshape(*captured.shape[:2], *w_o.shape[:2])
+
+
+def require_stream(view: AttentionView) -> None:
+    """Refuse a model in which writes to the residual stream are not told apart. Raises UnsupportedArchitecture."""
+    require_causal(view, "its norms act on the residual stream, which is no sum of what heads and MLPs write")
+    require_single_runs(view)
 
 
 @torch.no_grad()

@@ -1,0 +1,112 @@
+"""Passes of a whole model: its logits, a run under hooks that stops early, and what passes named hook points.
+
+A pass is in evaluation mode, by one thread at a time, and under the hooks that are on the model already.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tlspectral.errors import UnsupportedArchitecture
+from tlspectral.models.hooking.deferred_checks import checked_at_end
+from tlspectral.models.hooking.exclusive import evaluating
+from tlspectral.models.hooking.placing import Hook, without_hooks
+from tlspectral.models.reading.blocks import refuse_repeated
+from tlspectral.models.reading.view import AttentionView
+
+_single_runs: WeakSet[Any] = WeakSet()
+"""Models of which it is known that a pass runs each layer once."""
+
+
+class _ForwardStopped(Exception):
+    """Raised by a hook to end a forward pass once all that is measured has been computed."""
+
+
+def whole_logits(view: AttentionView, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+    """Return logits of a whole forward pass, with gradients unless the caller disabled them.
+
+    Raises ValueError for a prompt longer than the positions that the model has.
+    """
+    _require_positions(view, tokens)
+    with checked_at_end(), evaluating(view.model):
+        return view.model(tokens.to(view.device), return_type="logits")
+
+
+def run_until(view: AttentionView, tokens: Int[Tensor, "batch pos"], hooks: Iterable[Hook], *, last: str) -> None:
+    """Run the model on `tokens` under `hooks`, without gradients, and stop once the hook point `last` has fired.
+
+    Hooks that are already on the model act first. Raises as `whole_logits`, and UnsupportedArchitecture for a model
+    that runs a layer several times.
+    """
+    _require_positions(view, tokens)
+    require_single_runs(view)
+    fired = []
+
+    def stop(activation: Tensor, hook: Any) -> None:
+        fired.append(last)
+        raise _ForwardStopped
+
+    placed = view.hooks_on([*hooks, (last, stop)])
+    with checked_at_end(), torch.no_grad(), evaluating(view.model), placed, suppress(_ForwardStopped):
+        view.model(tokens.to(view.device), return_type=None)
+    if not fired:
+        raise UnsupportedArchitecture(
+            f"{last} never fired: the wrapped attention does not return its pattern; "
+            'load the model with attn_implementation="eager"'
+        )
+
+
+def capture_until(
+    view: AttentionView, tokens: Int[Tensor, "batch pos"], names: Iterable[str], *, last: str
+) -> dict[str, Tensor]:
+    """Return what passes the named hook points in a run as of `run_until`; points that did not fire are missing."""
+    captured: dict[str, Tensor] = {}
+
+    def keep(name: str, activation: Tensor, hook: Any) -> None:
+        captured[name] = activation.detach()
+
+    run_until(view, tokens, [(name, partial(keep, name)) for name in names if name in view.hook_points], last=last)
+    return captured
+
+
+def require_single_runs(view: AttentionView) -> None:
+    """Prove by a short run, once per model, that a pass runs each layer and its attention once.
+
+    The run is without the user's hooks at hook points. Raises UnsupportedArchitecture for a layer that runs several
+    times, and for two layers that share one attention.
+    """
+    if view.model in _single_runs:
+        return
+    fired: set[str] = set()
+
+    def once(name: str, activation: Tensor, hook: Any) -> None:
+        if name in fired:
+            raise refuse_repeated(view.source["model"], f"{name} fires several times")
+        fired.add(name)
+
+    names = [names.get(what) for names in map(view.hook_names, range(view.n_layers)) for what in ("residual", "z")]
+    hooks = [(name, partial(once, name)) for name in names if name in view.hook_points]
+    tokens = torch.zeros(1, min(2, view.n_ctx), dtype=torch.long)
+    with without_hooks(view.model, view.hook_points), torch.no_grad(), view.hooks_on(hooks):
+        whole_logits(view, tokens)
+    _single_runs.add(view.model)
+
+
+def note_single_runs(model: Any) -> None:
+    """Take it as known that a model runs each of its layers once in a pass."""
+    _single_runs.add(model)
+
+
+def _require_positions(view: AttentionView, tokens: Tensor) -> None:
+    # Rotary positions can be computed past the context; tables of positions and ALiBi end there.
+    if view.model.cfg.positional_embedding_type != "rotary" and tokens.shape[-1] > view.n_ctx:
+        raise ValueError(
+            f"the prompt has {tokens.shape[-1]} tokens, and the model has positions for {view.n_ctx}; give shorter "
+            "prompts"
+        )
