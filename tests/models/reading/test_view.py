@@ -183,6 +183,9 @@ def test_a_measurement_reads_each_layer_once(spied):
     # Twice where a part of the measurement runs with gradients: a layer that is read without them has none.
     assert most(lambda: tls.analyze_heads(model, detectors=False, null_draws=2)) == 1
     assert most(lambda: tls.detect_heads(model, n_sequences=2)) == 1
+    assert most(lambda: tls.ablation_sweep(model, "symmetric", heads="L1H0", task=task, control="random")) <= 2
+    assert most(lambda: tls.heads.frequency_table(model)) == 1
+    assert most(lambda: tls.run_circuit(model, [("L0H3", "L1H0.q")], task)) <= 2
     assert most(lambda: tls.edge_effects(model, "L1H0.q", task=task)) <= 2
     assert most(lambda: tls.edge_effects(model, task=task, screen="gradient")) <= 2
     assert most(lambda: tls.qk_attribution(model, clean[0], "L1H0", 7, 2, by="mode", top=2)) <= 2

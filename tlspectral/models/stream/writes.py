@@ -123,7 +123,7 @@ def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tenso
 
     That is what it read plus what heads, biases and MLP write. In a layer that writes more, a mixer's write is what is
     left, so that only the sum of its heads, and what its MLP adds, are checked. `captured` is what
-    `AttentionView.capture` returns of a run, with the points of `WRITE_POINTS` that the layer has. Raises
+    `capture_until` returns of a run, with the points of `WRITE_POINTS` that the layer has. Raises
     UnsupportedArchitecture.
     """
     names = view.hook_names(index)
