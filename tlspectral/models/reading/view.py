@@ -253,8 +253,8 @@ class AttentionView:
     def rotary_tables(self, index: int, n_positions: int, captured: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the scaled (cos, sin) that the layer applied, [(batch,) pos, columns]; None where it exposes none.
 
-        `captured` is what `capture_until` returns. Tables of a spectral layer are per head and pair, [(batch,) heads, pos,
-        pairs].
+        `captured` is what `capture_until` returns. Tables of a spectral layer are per head and pair, [(batch,) heads,
+        pos, pairs].
         """
         tables = self.reader.rotary_tables(self.model, index, n_positions, captured)
         geometry = None if self._spectral_geometry is None else self._spectral_geometry(index)
