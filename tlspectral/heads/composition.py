@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from einops import rearrange
 from jaxtyping import Float64
 from torch import Tensor
 
@@ -213,6 +214,9 @@ def _scores(written: Float64[Tensor, "heads m d_model"], readings: _Readings) ->
     d_head = readings.triangles[0].shape[-1]
     scores = []
     for read, triangles in zip(times(written, readings.factors).split(d_head, 2), readings.triangles, strict=True):
-        product = times(read, triangles.flatten(0, 1).T).unflatten(2, triangles.shape[:2])
+        joined = rearrange(triangles, "receiver row d_head -> (receiver row) d_head")
+        product = rearrange(
+            times(read, joined.T), "head m (receiver row) -> head m receiver row", receiver=len(triangles)
+        )
         scores.append(torch.linalg.vector_norm(product, dim=(1, 3)).T)
     return torch.cat(scores)

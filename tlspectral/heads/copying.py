@@ -58,7 +58,9 @@ def copying_of_layer(
         undefined = np.full(len(output.w_o), np.nan)
         return {"copying": undefined, "positivity": undefined.copy()}
     groups = len(output.w_o) // len(output.w_v)
-    products = output.w_o @ circuit @ output.w_v.repeat_interleave(groups, dim=0)
+    # A copy also in groups of one, where einops gives a view whose layout moves the last bits of the product.
+    w_v = output.w_v.repeat_interleave(groups, dim=0)
+    products = output.w_o @ circuit @ w_v
     eigenvalues = torch.linalg.eigvals(products)
     total = eigenvalues.abs().sum(1)
     counted = _above_rounding(eigenvalues, output, products)
@@ -79,7 +81,8 @@ def _above_rounding(
     tolerance = rank_tolerance(output.storage_dtype, d_model, d_head)
     spectra = [torch.linalg.svdvals(factor) for factor in (output.w_v, output.w_o)]
     of_values, of_outputs = ((values > tolerance * values[:, :1]).sum(1) for values in spectra)
-    rank = torch.minimum(of_values.repeat_interleave(len(of_outputs) // len(of_values)), of_outputs)
+    of_values = repeat(of_values, "kv_head -> (kv_head group)", group=len(of_outputs) // len(of_values))
+    rank = torch.minimum(of_values, of_outputs)
     size = eigenvalues.abs()
     largest = torch.linalg.matrix_norm(products, ord=2)
     place = size.argsort(dim=1, descending=True).argsort(dim=1)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
+from einops import einsum
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
@@ -175,7 +176,8 @@ class ReadStreams:
         """
         n = self.normalized(layer)
         w_q, w_k = layer.operator_factors()
-        scores = torch.einsum("bpd,hdk->bhpk", n, w_q) @ torch.einsum("bpd,hdk->bhpk", n, w_k).mT
+        by_head = "prompt pos d_model, head d_model d_head -> prompt head pos d_head"
+        scores = einsum(n, w_q, by_head) @ einsum(n, w_k, by_head).mT
         size = torch.linalg.matrix_norm(scores).mean(0)
         return (torch.linalg.matrix_norm(scores - scores.mT).mean(0) / size).numpy()
 

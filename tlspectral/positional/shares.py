@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from einops import einsum, rearrange
 from jaxtyping import Float64
 from torch import Tensor
 
@@ -152,9 +153,14 @@ def _layer_rows(layer: int, heads: list[int], seen: LastQuery, places: BlockPlac
     at = places.tokens().to(seen.contents.device)  # blocks width
     contents = seen.contents[heads][..., at]  # heads coordinates blocks width
     rotations = (seen.places if seen.places.ndim == 2 else seen.places[heads])[..., at]
-    logits = seen.score_scale * torch.einsum("hrkw,hrjw->hwkj", contents, rotations.expand_as(contents))
+    logits = seen.score_scale * einsum(
+        contents,
+        rotations.expand_as(contents),
+        "head coordinate content width, head coordinate place width -> head width content place",
+    )
     if seen.alibi is not None:
-        logits = logits + seen.alibi.bias(at.flatten())[heads].unflatten(1, at.shape).mT[:, :, None]
+        bias = seen.alibi.bias(at.flatten())[heads]
+        logits = logits + rearrange(bias, "head (place width) -> head width 1 place", width=at.shape[1])
     split = LogitSplit(*(squares.sum(-1) for squares in split_logits(logits)))
     visible = bool(seen.visible[at].all())
     shares = split.shares() if visible else torch.full((3, len(heads)), torch.nan)

@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
@@ -283,7 +284,7 @@ def _chosen_heads(
         if index is None:
             raise ValueError(f"head {head} does not exist: heads are {which_exist(head, n_heads)}")
         chosen[index] = True
-    groups = chosen.view(n_kv_heads, -1)
+    groups = rearrange(chosen, "(kv_head group) -> kv_head group", kv_head=n_kv_heads)
     torn = (groups.any(1) & ~groups.all(1)).nonzero().flatten().tolist()
     if torn:
         group = n_heads // n_kv_heads

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from einops import repeat
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
@@ -140,7 +141,8 @@ class LayerKernels:
             return
         rotation_tables(self.view, self.rotary, self.layer, averaged, self.tables)
         query, key = (self.means[side] / self.n_tokens for side in ("query", "key"))
-        key = key.repeat_interleave(len(query) // len(key), dim=0)  # some models repeat grouped keys themselves
+        # Some models repeat grouped keys themselves.
+        key = repeat(key, "kv_head d_head -> (kv_head group) d_head", group=len(query) // len(key))
         rotary, settings = self.rotary.of_heads(self.heads), self.settings
         query, key = with_gain_and_phase(query[self.heads][:, None], rotary)[:, 0], key[self.heads]
         q, k = (torch.complex(x[:, rotary.real_index], x[:, rotary.imag_index]) for x in (query, key))

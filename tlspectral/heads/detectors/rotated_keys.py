@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
@@ -110,7 +111,8 @@ class _FixedQueries:
 
     def pattern(self, frame: Float[Tensor, "dimension rank"]) -> Float[Tensor, "batch heads query key"]:
         """Return the attention of all heads whose keys are read through a frame."""
-        keys = torch.einsum("bpr,hrk->bphk", self.n @ frame, self.core) + self.bias
+        read = self.n @ frame
+        keys = einsum(read, self.core, "batch pos rank, kv_head rank d_head -> batch pos kv_head d_head") + self.bias
         scale = None
         if isinstance(self.layer.k_norm, Latent):
             keys, scale = self.layer.k_norm.inputs(keys[:, :, 0])
@@ -133,8 +135,9 @@ def _core(
 ) -> Float[Tensor, "kv_heads rank d_head"]:
     """Return R of W_K = Q R, its diagonal not negative, for each head, or for all heads as one matrix."""
     if together:
-        joined = _core(weight.transpose(0, 1).flatten(1)[None], together=False)[0]
-        return joined.unflatten(1, (len(weight), -1)).transpose(0, 1)
+        joined = rearrange(weight, "kv_head dimension d_head -> 1 dimension (kv_head d_head)")
+        core = _core(joined, together=False)
+        return rearrange(core, "1 rank (kv_head d_head) -> kv_head rank d_head", kv_head=len(weight))
     factor = torch.linalg.qr(weight, mode="r").R
     return (factor * torch.where(factor.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)[:, :, None]).float()
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from einops import einsum, rearrange
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
@@ -152,12 +153,13 @@ def head_write(view: AttentionView, run: HeadsRun, layer: int, heads: list[int])
     weights = in_float64(run.kept[names["pattern"]])[0, heads].cpu()
     values = raw.values(in_float64(run.kept[names["value"]]))[0].cpu()
     kv_heads = [head * values.shape[1] // len(raw.w_q) for head in heads]
-    values = values[:, kv_heads].transpose(0, 1)
+    values = rearrange(values[:, kv_heads], "key head d_head -> head key d_head")
     gate = torch.ones(len(heads), values.shape[2], dtype=torch.float64)
     if "gate" in names:
         gate = torch.sigmoid(layer_reads(raw, "q", in_float64)[1].by_head(in_float64(run.kept[names["gate"]])))
         gate = gate[0, 0, heads].cpu()
-    own_z, sum_z = z[0, 0, heads].cpu(), torch.einsum("hk,hkd->hd", weights, values) * gate
+    own_z = z[0, 0, heads].cpu()
+    sum_z = einsum(weights, values, "head key, head key d_head -> head d_head") * gate
     off, size = (sum_z - own_z).norm(dim=-1), own_z.norm(dim=-1)
     said = "what it writes is not the sum of pattern times values; they differ"
     nearest_bound(
@@ -169,8 +171,9 @@ def head_write(view: AttentionView, run: HeadsRun, layer: int, heads: list[int])
         LOOK_FOR_HOOKS,
         ScoreMismatch,
     )
-    own = torch.einsum("hd,hdm->hm", own_z, w_o)
-    rest = torch.einsum("hd,hdm->hm", sum_z - own_z, w_o).norm(dim=-1) / own.norm(dim=-1)
+    to_stream = "head d_head, head d_head d_model -> head d_model"
+    own = einsum(own_z, w_o, to_stream)
+    rest = einsum(sum_z - own_z, w_o, to_stream).norm(dim=-1) / own.norm(dim=-1)
     remainder = float(rest.nan_to_num(0.0).max())
     groups = len(raw.w_q) // len(raw.w_v)
     return HeadWrite(

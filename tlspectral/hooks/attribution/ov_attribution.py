@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
+from einops import einsum
 from jaxtyping import Float64, Int
 from torch import Tensor
 
@@ -299,7 +300,7 @@ def _source_rows(
         scale = value.norm.token_scale(traced.residual)
         for names, place, written in groups:
             held = write.weights[:, place] * scale[place - first]
-            terms = held[..., None] * torch.einsum("nm,hmr->hnr", written, weight)
+            terms = held[..., None] * einsum(written, weight, "term d_model, head d_model read -> head term read")
             yield terms, {"source": np.array(names, dtype=object), "position": place.numpy()}
     if bool(value.bias.any()):
         keys = np.arange(run.query + 1)

@@ -7,6 +7,7 @@ scalable method for localizing LLM behaviour to components", section 3.1.1), whi
 """
 
 import torch
+from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
@@ -69,7 +70,9 @@ def gradient_of_attention(
     by_head, of_z = (widened(each).reshape(*each.shape[:2], layer.query.shape[2], -1) for each in (z, of_z))
     values = widened(values).reshape(*values.shape[:2], -1, by_head.shape[3])
     values = values.repeat_interleave(by_head.shape[2] // values.shape[2], dim=2)
-    rebuilt = torch.einsum("bhij,bjhd->bihd", layer.pattern.to(values), values)
+    rebuilt = einsum(
+        layer.pattern.to(values), values, "batch head query key, batch key head d_head -> batch query head d_head"
+    )
     off, size = ((x.flatten(2).norm(dim=-1)) for x in (rebuilt - by_head, by_head))
     require_close(
         off,
@@ -80,7 +83,7 @@ def gradient_of_attention(
         LOOK_FOR_HOOKS,
         ScoreMismatch,
     )
-    return torch.einsum("bihd,bjhd->bhij", of_z, values)
+    return einsum(of_z, values, "batch query head d_head, batch key head d_head -> batch head query key")
 
 
 def attention_effects(

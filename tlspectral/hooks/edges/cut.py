@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor
 
@@ -92,7 +93,12 @@ class ReceiverInput:
         x = self._stream(passed)
         if isinstance(self.reads, MlpReads):
             return self.reads.gradient(of_read, x)[None]
-        by_head = self.reads.by_head(of_read).unflatten(2, (len(self.reads.weight), -1)).sum(3)  # of repeated keys
+        by_head = reduce(  # repeated keys are summed
+            self.reads.by_head(of_read),
+            "batch pos (head copy) d_head -> batch pos head d_head",
+            "sum",
+            head=len(self.reads.weight),
+        )
         return self.reads.gradient(by_head, x)
 
 
@@ -117,10 +123,11 @@ def without(
     Where nothing is removed they are kept to the bit.
     """
     edited = captured.clone(memory_format=torch.contiguous_format)
-    by_head = reads.by_head(edited)
-    size = by_head.shape[2] // len(reads.weight)  # some models repeat keys and values, one per query head
+    by_head = rearrange(  # some models repeat keys and values, one per query head
+        reads.by_head(edited), "batch pos (head copy) d_head -> batch pos head copy d_head", head=len(reads.weight)
+    )
     for receivers, rows, removed in cuts:
-        heads, of_rows = reads.heads_of(receivers), by_head.unflatten(2, (-1, size))[rows]
+        heads, of_rows = reads.heads_of(receivers), by_head[rows]
         stream, removed = x[rows], removed.to(x)
         one = len(removed) == 1
         change = reads.change(stream, removed[0], heads) if one else reads.change_of_each(stream, removed, heads)

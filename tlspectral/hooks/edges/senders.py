@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
@@ -166,7 +167,7 @@ class CachedRun:
             triangles = torch.linalg.qr(maps.mT, mode="r").R
             frames = [haar_frame(maps.shape[2], triangles.shape[1], [self.seed, draw, layer, head]) for head in heads]
             maps = triangles.mT @ torch.stack(frames).mT.to(z)
-        return torch.einsum("bphd,hdm->hbpm", z, maps)
+        return einsum(z, maps, "batch pos head d_head, head d_head d_model -> head batch pos d_model")
 
 
 def cached_run(

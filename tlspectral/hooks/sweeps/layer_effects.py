@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from einops import rearrange
 from jaxtyping import Float64, Int
 from torch import Tensor
 
@@ -133,13 +134,13 @@ class LayerReplays:
 
     def effects(self, values: Float64[Tensor, "replays sequences"]) -> LayerEffects:
         """Return the values of all replays by head."""
-        shape = (len(self.heads), self.drawn + 1, len(self.sequences.tokens))
-        by_head = values.view(shape).numpy()
-        sizes = self.squares.view(shape).mean(-1).sqrt().numpy()
+        of_each = "(head draw) sequence -> head draw sequence"
+        by_head = rearrange(values, of_each, draw=self.drawn + 1).numpy()
+        sizes = rearrange(self.squares, of_each, draw=self.drawn + 1).mean(-1).sqrt().numpy()
         if not self.sets:
             return LayerEffects(by_head[:, 0], sizes[:, 0], by_head[:, 1:])
         found = [len(one.masks) for one in self.sets.values()]
-        controls = np.full((len(self.heads), self.draws, shape[2]), np.nan)
+        controls = np.full((len(self.heads), self.draws, by_head.shape[2]), np.nan)
         for head, n in enumerate(found):
             controls[head, :n] = by_head[head, 1 : n + 1]
         of_sets = {

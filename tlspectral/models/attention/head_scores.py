@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
+from einops import einsum
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
@@ -248,8 +249,9 @@ class HeadScores:
         """
         n = layer.norm.normalized(residual)
         rotation = None if tables is None or layer.rotary is None else Rotation(layer.rotary, *tables)
-        q = torch.einsum("bpd,hdk->bphk", n, layer.w_q) + layer.b_q
-        k = torch.einsum("bpd,hdk->bphk", n, layer.w_k) + layer.b_k
+        by_head = "batch pos d_model, head d_model d_head -> batch pos head d_head"
+        q = einsum(n, layer.w_q, by_head) + layer.b_q
+        k = einsum(n, layer.w_k, by_head) + layer.b_k
         at_query, at_key = (
             norm.scale_of(n @ norm.down + norm.bias_or_zero) if isinstance(norm, Latent) else None
             for norm in (layer.q_norm, layer.k_norm)

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -158,15 +159,22 @@ def correct_packed(adapter: Any, config: Any) -> None:
 
     readers = n_heads // n_kv_heads
 
-    def cut(packed: Float[Tensor, "features *d_model"], part: int | slice) -> nn.Parameter:
-        by_group = packed.detach().unflatten(0, (n_kv_heads, readers + 2, -1))
-        return nn.Parameter(by_group[:, part].reshape(-1, *packed.shape[1:]).clone())
+    def cut(packed: Float[Tensor, "features *d_model"], part: slice) -> nn.Parameter:
+        by_group = rearrange(
+            packed.detach(),
+            "(kv_head part d_head) ... -> kv_head part d_head ...",
+            kv_head=n_kv_heads,
+            part=readers + 2,
+        )
+        chosen = by_group[:, part]
+        return nn.Parameter(rearrange(chosen, "kv_head part d_head ... -> (kv_head part d_head) ...").clone())
 
     def split(attention: Any) -> list[nn.Linear]:
         packed = attention.c_attn if key_for_each else attention.query_key_value
         with torch.device("meta"):
             linears = [nn.Linear(1, 1, bias=False) for _ in range(3)]
-        for linear, part in zip(linears, (slice(readers), readers, readers + 1), strict=True):
+        roles = slice(readers), slice(readers, readers + 1), slice(readers + 1, None)
+        for linear, part in zip(linears, roles, strict=True):
             linear.weight = cut(packed.weight, part)
             linear.out_features, linear.in_features = linear.weight.shape
             if packed.bias is not None:

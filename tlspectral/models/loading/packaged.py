@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from tlspectral.errors import BadWeights
@@ -123,7 +124,9 @@ def _with_adjacent_pairs(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Put columns t and t + d_head/2 of queries and keys side by side, for every t."""
     rotary_parameters = ("attn.W_Q", "attn.W_K", "attn.b_Q", "attn.b_K")
     return {
-        name: torch.stack(value.chunk(2, dim=-1), dim=-1).flatten(-2) if name.endswith(rotary_parameters) else value
+        name: rearrange(value, "... (half pair) -> ... (pair half)", half=2)
+        if name.endswith(rotary_parameters)
+        else value
         for name, value in weights.items()
     }
 
@@ -144,6 +147,10 @@ def _native_parameter(name: str, value: Tensor) -> tuple[str, Tensor]:
     if not module.endswith(".attn"):
         return f"{module}.{'weight' if parameter == 'w' else 'bias'}", value
     kind, role = parameter.split("_")
-    if kind == "W":  # W_Q, W_K, W_V [heads, d_model, d_head]; W_O [heads, d_head, d_model]
-        value = value.flatten(0, 1).T if role == "O" else value.mT.flatten(0, 1)
+    if kind == "W":
+        value = (
+            rearrange(value, "head d_head d_model -> d_model (head d_head)")
+            if role == "O"
+            else rearrange(value, "head d_model d_head -> (head d_head) d_model")
+        )
     return f"{module}.{role.lower()}.{'weight' if kind == 'W' else 'bias'}", value.reshape(-1) if kind == "b" else value

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -60,6 +61,7 @@ class HeadWrites:
         """
         if self.norm.kind == "none":
             return self.cast(z).new_ones(z.shape[:2])
+        # Not einops: it would sum over heads and d_head in the other order, which moves the last bits. So in `sum_of`.
         total = torch.einsum("bphd,hdm->bpm", self.cast(z), self.w_o)
         return self.norm.token_scale(total if self.b_o is None else total + self.b_o)
 
@@ -70,7 +72,11 @@ class HeadWrites:
         heads: list[int] | None = None,
     ) -> Float[Tensor, "chosen batch pos d_model"]:
         """Return what these heads (None: all) add to the residual stream, linear in `z` at a given `token_scale`."""
-        return torch.einsum("bphd,hdm->hbpm", self.cast(z) * scale[..., None, None], self.effective(heads))
+        return einsum(
+            self.cast(z) * scale[..., None, None],
+            self.effective(heads),
+            "batch pos head d_head, head d_head d_model -> head batch pos d_model",
+        )
 
     def effective(self, heads: list[int] | None = None) -> Float[Tensor, "chosen d_head d_model"]:
         """Return W_O of these heads (None: all) with multiplier and gain of the norm behind, centred under LN."""
@@ -250,13 +256,17 @@ class LayerReads:
             of_removed = removed[some].flatten(1, 2) @ weight[some]
             scales = (scale.flatten(1)[..., None] for scale in (after - before, after))
             changes[some] = next(scales) * of_x[some] - next(scales) * of_removed
-        return changes.movedim(0, 1).unflatten(0, x.shape[:2])
+        return rearrange(changes, "head (batch pos) d_head -> batch pos head d_head", batch=len(x))
 
     def gradient(
         self, of_heads: Float[Tensor, "batch pos heads d_head"], x: Float[Tensor, "batch pos d_model"]
     ) -> Float[Tensor, "receivers batch pos d_model"]:
         """Carry a gradient at what the heads read back to the stream of each receiver."""
-        of_input = torch.einsum("bphd,hmd->hbpm", of_heads, self.weight.to(of_heads))
+        of_input = einsum(
+            of_heads,
+            self.weight.to(of_heads),
+            "batch pos head d_head, head d_model d_head -> head batch pos d_model",
+        )
         of_input = self.norm.gradient(of_input.sum(0, keepdim=True) if self.joint else of_input, self._input(x))
         if self.latent is None:
             return of_input
@@ -287,7 +297,7 @@ class LayerReads:
 
 
 def _projected(x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "heads d_in d_head"]) -> Tensor:
-    return torch.einsum("...m,hmd->...hd", x, weight)
+    return einsum(x, weight, "... d_in, head d_in d_head -> ... head d_head")
 
 
 def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> list[LayerReads]:
