@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from einops import repeat
 from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
