@@ -186,13 +186,7 @@ def ablation_sweep(
         per_head = 0 if control is None else _draws(view, None if sets else by_layer, placed[0], draws)
         measurement = Measurement(
             ABLATION_SWEEP,
-            {
-                "task": sequences.name,
-                "control": control,
-                "seed": seed,
-                **placed[0].settings,
-                **_positions(asked),
-            },
+            {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **_positions(asked)},
             origin=view.origin(processing=removed.acts_on == "z"),
             identity={
                 "screen": screen,
@@ -225,9 +219,8 @@ def ablation_sweep(
         table, attrs = _joined([tables[job.name].assign(place=place) for place, job in jobs], estimates, sequences)
         place = table.pop("place")
         if at is not None:
-            table = table.assign(position=[str(asked[index][0]) for index in place]).sort_values(
-                ["layer", "head"], kind="stable", ignore_index=True
-            )
+            table["position"] = [str(asked[index][0]) for index in place]
+            table = table.sort_values(["layer", "head"], kind="stable", ignore_index=True)
         table["part"] = part if isinstance(part, str) else removed.name
         return measurement.table(
             table,
