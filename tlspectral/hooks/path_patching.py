@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tlspectral.errors import warn_caller
@@ -199,37 +200,24 @@ def edge_effects(
     """
     with measured(model) as view:
         require_stream(view)
+        # Before the receivers: where none are given, they are those of the task's pairs.
         chosen_task = task_of("induction" if task is None else task, seed=seed, n_sequences=SEQUENCES)
         of_pairs = chosen_task.counterfactual is not None
         draws = _draws(receivers, measure, replace, control, screen, method, of_pairs)
         most = None if screen is None else MEASURED if screen == "gradient" else int(screen)
-        if receivers is None or replace is None:
-            replace = "counterfactual" if receivers is None or of_pairs else "mean"
-        if replace == "counterfactual" and not of_pairs:
-            raise ValueError("all edges, and edges to a counterfactual, are of pairs: give a Task with counterfactual=")
+        replace = _replaced(receivers, replace, of_pairs)
         pairs = pairs_of(view, chosen_task) if replace == "counterfactual" else None
         sequences = task_sequences(view, chosen_task) if pairs is None else pairs.sequences
-        every = receivers is None
-        if every and pairs is not None:
-            receivers = pairs.graph.receivers
-        ends = [] if receivers is None else reached(view, receivers)
-        if not ends:
-            raise ValueError("no receivers were given: name what reads, such as 'L18H6.k'")
-        repeated = pairs is None and isinstance(chosen_task.prompts, RepeatedSegments)
-        alone = len(ends) == 1 and ends[0].receiver.input in ("q", "k")
-        measure = measure or ("ind" if repeated and alone else "task")
-        queried = None if measure == "task" else _queried(ends, sequences, chosen_task, measure)
-        for receiver in (end.receiver for end in ends if end.receiver.input in INPUT_POINTS):
-            points = [view.hook_points.get(name) for name in view.hook_names(receiver.layer).values()]
-            refuse_open_receivers(points, receiver.input, [receiver.head])
         places = {} if at is None else _places(sequences, at)
-        below = min(view.n_layers, 1 + max(end.receiver.layer - (end.receiver.input in "qkv") for end in ends))
-        writers = chosen_senders(view, senders, below) if pairs is None or senders is not None else pairs.graph.senders
-        if pairs is not None:  # in the order of a forward pass
-            ends = sorted(ends, key=lambda end: pairs.graph.receiver_index[end.receiver])
-            writers = sorted(writers, key=lambda sender: pairs.graph.sender_index[sender.name])
-        edges = edges_between(view, writers, ends, each_head=queried is not None, places=[*places] or [None])
-        _require_senders(edges, ends if pairs is None else [])
+        ends = _ends(view, receivers, pairs)
+        measure = measure or _measure(ends, chosen_task, pairs)
+        queried = None if measure == "task" else _queried(ends, sequences, chosen_task, measure)
+        cuts = _cuts(view, ends, senders, pairs, places, queried, replace)
+        if receivers is None and screen is None and len(cuts.edges) > MOST:
+            raise ValueError(
+                f"{len(cuts.edges):,} edges would be measured one by one: give screen='gradient', which estimates all "
+                f"and measures the {MEASURED} largest and some others, or receivers"
+            )
         measurement = Measurement(
             EDGE_EFFECTS,
             {
@@ -247,76 +235,178 @@ def edge_effects(
                 "weights": view.weights_digest,
                 **sequences_identity(sequences, chosen_task),
                 "pairs": None if pairs is None else pairs.digests,
-                "places": {name: positions.tolist() for name, positions in places.items()},
-                "senders": [sender.name for sender in writers],
-                "receivers": [[end.receiver.name, list(end.asked)] for end in ends],
+                **cuts.identity,
             },
             folder=folder,
             score=lambda: metric_value_of(view, sequences).per_sequence,
             n_jobs=configured_jobs(),
         )
-        estimates, is_measured, stability = {}, np.full(len(edges), True), {}
+        edges, estimates, stability = cuts.edges, {}, {}
         if pairs is not None and most is not None:
             order, estimates, stability = _screened(measurement, pairs, edges, method or "EAP-IG", places, most, seed)
-            edges, is_measured = [edges[row] for row in order], estimates["measured"] != ""
-        elif every and len(edges) > MOST:
-            raise ValueError(
-                f"{len(edges):,} edges would be measured one by one: give screen='gradient', which estimates all "
-                f"and measures the {MEASURED} largest and some others, or receivers"
-            )
-        rows_of: dict[tuple[int, str], list[int]] = {}
-        for row in np.flatnonzero(is_measured):
-            receiver = edges[row].end.receiver
-            rows_of.setdefault((receiver.layer, receiver.input), []).append(int(row))
-        layers = sorted({min(layer, view.n_layers - 1) for layer, _ in rows_of})
-        parts = measurement.made(
-            [
-                Job(
-                    f"{what}_L{layer:03d}",
-                    partial(edge_columns, [edges[row] for row in rows], sequences, draws, queried),
-                    items=len(rows),
-                )
-                for (layer, what), rows in sorted(rows_of.items())
-            ],
-            description="edges",
-            unit="edge",
-            prepare=partial(
-                _prepared, view, sequences, layers, writers, below, queried is not None, replace, seed, places
-            ),
-        )
-        found = pd.concat(
-            [part.set_axis(rows) for (_, rows), part in zip(sorted(rows_of.items()), parts.values(), strict=True)]
-        )
-        table = (
-            pd.DataFrame(
-                [
-                    {**edge.names, **({} if pairs is None else {"eap_name": pairs.graph.eap_name(edge)})}
-                    for edge in edges
-                ]
-            )
-            .assign(**estimates)
-            .join(found)
-        )
+            edges = [edges[row] for row in order]
+        is_measured = estimates["measured"] != "" if estimates else np.full(len(edges), True)
+        effects = _effects(measurement, view, sequences, cuts, edges, is_measured, draws, seed)
+        table = _names(edges, pairs).assign(**estimates).join(effects)
         if draws:
             table["qvalue"] = scipy.stats.false_discovery_control(table["pvalue"])
         made = measurement.table(
             table,
-            n_sequences=len(sequences.tokens),
-            batch=sequences.rows_at_once(view),
-            tokens_sha256=sequences.digest,
-            **sequences.noted,
-            norm_behind_held=[layer for layer in view.layers if layer < below and view.behind(layer)[1].kind != "none"],
-            **({} if pairs is None else {"pairs_sha256": pairs.digests}),
-            **({"positions": [one.tolist() for one in places.values()]} if places else {}),
+            **_said(view, sequences, pairs, cuts),
             **({"n_edges": len(table), **stability} if estimates else {}),
         )
         if estimates:
-            top, drawn = table["measured"] == "top", ~table["measured"].isin(("", "top", "logits"))
-            made.attrs["rank_correlation_top"] = agreement(table.loc[top])[0]
-            made.attrs["rank_correlation_control"] = agreement(table.loc[drawn])[0]
-            large = float(table.loc[top, "delta"].abs().median())
-            made.attrs["missed"] = missed_edges(made).to_dict("records") if large > 0 else []
+            made.attrs.update(_screen_quality(made))
         return made
+
+
+@dataclass(frozen=True)
+class _Cuts:
+    """The edges that a call cuts, and what it takes to cut them."""
+
+    edges: list[Edge]
+    ends: list[Reached]
+    senders: list[Sender]
+    below: int  # the first layer whose writes no receiver reads
+    places: dict[str, Int[Tensor, "sequences"]]
+    queried: QueryKeyPairs | None  # None: the effect is on the task
+    replace: Replaced
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What of the cuts a folder of stored work is bound to."""
+        return {
+            "places": {name: positions.tolist() for name, positions in self.places.items()},
+            "senders": [sender.name for sender in self.senders],
+            "receivers": [[end.receiver.name, list(end.asked)] for end in self.ends],
+        }
+
+
+def _ends(view: AttentionView, receivers: Receivers | None, pairs: Pairs | None) -> list[Reached]:
+    """Return the receivers, in the order of a forward pass for pairs, each with the heads that its cut reaches.
+
+    `receivers` None is every receiver of the pairs. Raises ValueError for an empty list, BadHead for what does not
+    exist, and EditNotHonored for receivers that an open context edits.
+    """
+    if receivers is None and pairs is not None:
+        receivers = pairs.graph.receivers
+    ends = [] if receivers is None else reached(view, receivers)
+    if not ends:
+        raise ValueError("no receivers were given: name what reads, such as 'L18H6.k'")
+    for receiver in (end.receiver for end in ends if end.receiver.input in INPUT_POINTS):
+        points = [view.hook_points.get(name) for name in view.hook_names(receiver.layer).values()]
+        refuse_open_receivers(points, receiver.input, [receiver.head])
+    return ends if pairs is None else sorted(ends, key=lambda end: pairs.graph.receiver_index[end.receiver])
+
+
+def _cuts(
+    view: AttentionView,
+    ends: list[Reached],
+    senders: Any,
+    pairs: Pairs | None,
+    places: dict[str, Int[Tensor, "sequences"]],
+    queried: QueryKeyPairs | None,
+    replace: Replaced,
+) -> _Cuts:
+    """Return the edges from the senders to the receivers. Raises ValueError for receivers that no sender reaches."""
+    # An MLP also reads what heads of its own layer write; queries, keys and values do not.
+    below = min(view.n_layers, 1 + max(end.receiver.layer - (end.receiver.input in "qkv") for end in ends))
+    writers = chosen_senders(view, senders, below) if pairs is None or senders is not None else pairs.graph.senders
+    if pairs is not None:
+        writers = sorted(writers, key=lambda sender: pairs.graph.sender_index[sender.name])
+    edges = edges_between(view, writers, ends, each_head=queried is not None, places=[*places] or [None])
+    # Receivers of pairs are by default all there are, and some may lie before every given sender.
+    _require_senders(edges, ends if pairs is None else [])
+    return _Cuts(edges, ends, writers, below, places, queried, replace)
+
+
+def _effects(
+    measurement: Measurement,
+    view: AttentionView,
+    sequences: TaskSequences,
+    cuts: _Cuts,
+    edges: list[Edge],
+    is_measured: Bool[np.ndarray, "edges"],
+    draws: int,
+    seed: int,
+) -> pd.DataFrame:
+    """Cut the edges that are to be measured, a job per layer and input of receivers.
+
+    Returns their columns, indexed by the edge's place among `edges`.
+    """
+    rows_of: dict[tuple[int, str], list[int]] = {}
+    for row in np.flatnonzero(is_measured):
+        receiver = edges[row].end.receiver
+        rows_of.setdefault((receiver.layer, receiver.input), []).append(int(row))
+    by_layer = sorted(rows_of.items())
+    # Logits count as a layer of their own, and are computed from the last one.
+    layers = sorted({min(layer, view.n_layers - 1) for layer, _ in rows_of})
+    columns_by_job = measurement.made(
+        [
+            Job(
+                f"{what}_L{layer:03d}",
+                partial(edge_columns, [edges[row] for row in rows], sequences, draws, cuts.queried),
+                items=len(rows),
+            )
+            for (layer, what), rows in by_layer
+        ],
+        description="edges",
+        unit="edge",
+        prepare=partial(_prepared, view, sequences, layers, cuts, seed),
+    )
+    return pd.concat([
+        columns.set_axis(rows) for (_, rows), columns in zip(by_layer, columns_by_job.values(), strict=True)
+    ])  # fmt: skip
+
+
+def _names(edges: list[Edge], pairs: Pairs | None) -> pd.DataFrame:
+    """Return the columns that say which edge a row is of."""
+    return pd.DataFrame([
+        {**edge.names, **({} if pairs is None else {"eap_name": pairs.graph.eap_name(edge)})} for edge in edges
+    ])  # fmt: skip
+
+
+def _said(view: AttentionView, sequences: TaskSequences, pairs: Pairs | None, cuts: _Cuts) -> dict[str, Any]:
+    """Return what a table says of the prompts, and the layers whose heads write through a norm that is held."""
+    return {
+        "n_sequences": len(sequences.tokens),
+        "batch": sequences.rows_at_once(view),
+        "tokens_sha256": sequences.digest,
+        **sequences.noted,
+        "norm_behind_held": [
+            layer for layer in view.layers if layer < cuts.below and view.behind(layer)[1].kind != "none"
+        ],
+        **({} if pairs is None else {"pairs_sha256": pairs.digests}),
+        **({"positions": [positions.tolist() for positions in cuts.places.values()]} if cuts.places else {}),
+    }
+
+
+def _screen_quality(made: pd.DataFrame) -> dict[str, Any]:
+    """Return how far estimates and effects agree, and what the screen may have missed, of a table with a screen."""
+    # Of edges to the logits all near the chosen ones are measured: neither the largest nor drawn at random.
+    top, drawn = made["measured"] == "top", ~made["measured"].isin(("", "top", "logits"))
+    # A missed effect counts as large from this median on: where it is 0, every effect would.
+    large = float(made.loc[top, "delta"].abs().median())
+    return {
+        "rank_correlation_top": agreement(made.loc[top])[0],
+        "rank_correlation_control": agreement(made.loc[drawn])[0],
+        "missed": missed_edges(made).to_dict("records") if large > 0 else [],
+    }
+
+
+def _replaced(receivers: Receivers | None, replace: Replaced | None, of_pairs: bool) -> Replaced:
+    """Return what stands in the place of a write. Raises ValueError for pairs that the task does not have."""
+    if receivers is None or replace is None:
+        replace = "counterfactual" if receivers is None or of_pairs else "mean"
+    if replace == "counterfactual" and not of_pairs:
+        raise ValueError("all edges, and edges to a counterfactual, are of pairs: give a Task with counterfactual=")
+    return replace
+
+
+def _measure(ends: list[Reached], task: Task, pairs: Pairs | None) -> Measure:
+    """Return what edges have an effect on where the caller does not say."""
+    repeated = pairs is None and isinstance(task.prompts, RepeatedSegments)
+    return "ind" if repeated and len(ends) == 1 and ends[0].receiver.input in ("q", "k") else "task"
 
 
 def _draws(receivers: Any, measure: Any, replace: Any, control: Any, screen: Any, method: Any, of_pairs: bool) -> int:
@@ -427,16 +517,9 @@ def _screened(
     return order, {**found, "measured": words[order]}, {k: None if pd.isna(v) else v for k, v in stability.items()}
 
 
-def _prepared(
-    view: AttentionView,
-    sequences: TaskSequences,
-    layers: list[int],
-    senders: list[Sender],
-    below: int,
-    reads_attention: bool,
-    replace: Replaced,
-    seed: int,
-    places: dict[str, Int[Tensor, "sequences"]],
-) -> Prepared:
-    run = cached_run(view, sequences, senders, below, layers if reads_attention else (), replace, seed)
-    return Prepared(run, None if reads_attention else intact_values(view, sequences, layers), places)
+def _prepared(view: AttentionView, sequences: TaskSequences, layers: list[int], cuts: _Cuts, seed: int) -> Prepared:
+    """Return the intact run that every job of some layers cuts edges of."""
+    of_task = cuts.queried is None
+    # Attention follows from stored queries and keys of these layers; for the metric the model runs on from them.
+    run = cached_run(view, sequences, cuts.senders, cuts.below, () if of_task else layers, cuts.replace, seed)
+    return Prepared(run, intact_values(view, sequences, layers) if of_task else None, cuts.places)

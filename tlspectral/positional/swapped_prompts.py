@@ -178,11 +178,7 @@ def positional_symbolic(
         if task is not None:
             drawn = prompts_of_task(view, task, swaps, mode, seed)
         else:
-            prompts = _prompts(prompt)
-            if by == "query" and len(prompts) > 1:
-                raise ValueError(
-                    f"by='query' is for one prompt or a task, found {len(prompts)}: their positions differ"
-                )
+            prompts = _prompts(prompt, by)
             drawn = prompts_given(view, prompts, swaps, mode, seed, every_query=by == "query")
         measurement = Measurement(
             POSITIONAL_SYMBOLIC,
@@ -203,54 +199,72 @@ def positional_symbolic(
             n_jobs=n_jobs,
         )
         how = {"mode": mode, "per_frequency": per_frequency, "logit_scale": logit_scale, "heads": chosen}
-        of_draws = [draw_parts(one, how, measurement.kept) for one in drawn]
+        jobs_of = [draw_parts(draw, how, measurement.kept) for draw in drawn]
         made = measurement.made(
-            [part for parts in of_draws for part in parts],
+            [job for jobs in jobs_of for job in jobs],
             description="positional",
             unit="pass",
             prepare=lambda: view,
         )
         tables, correlations, answers = zip(
             *(
-                scored_draw(one, [made[part.name] for part in parts], tau, per_frequency)
-                for one, parts in zip(drawn, of_draws, strict=True)
+                scored_draw(draw, [made[job.name] for job in jobs], tau, per_frequency)
+                for draw, jobs in zip(drawn, jobs_of, strict=True)
             ),
             strict=True,
         )
-        all_prompts = [one for each in drawn for one in (each.prompts if task is not None else each.prompts[-1:])]
-        tokens = [one.tokens() for one in all_prompts]
-        attrs: dict[str, Any] = {
-            "mode": mode,
-            "tau": tau,
-            "per_frequency": per_frequency,
-            "by": by,
-            "n_prompts": len(all_prompts),
-            "n_swaps": _one_or_list([len(of_query) for one in drawn for of_query in one.swaps]),
-            "n_blocks": _one_or_list([len(one.blocks) for one in all_prompts]),
-            "n_tokens": _one_or_list([len(one) for one in tokens]),
-            "tokens_sha256": digest_of(tokens),
-            "correlation": _mean_correlation([one for of_draw in correlations for one in of_draw]),
-        }
-        if task is not None:
-            table = stacked(answers)
-            means = table.assign(first=table["rank"] == 1)[["probability", "first", "relative_probability", "chance"]]
-            attrs |= {
-                "task": task.name,
-                "blocks": list(swapped_blocks(task)),
-                "queries": list(asked_blocks(task)),
-                "draws": len(drawn),
-                "draw_seeds": [one.seed for one in drawn],
-                "answers": means.mean().to_dict(),
-            }
-        distinct = None
-        if task is None:  # draws of a task are independent, also where two are equal
-            numbers = numbered(
-                (one.prompts[-1].tokens().tolist(), one.prompts[0].spans(), one.queries) for one in drawn
-            )
-            for note in equality_notes(numbers):
-                warn_caller(note.message)
-                distinct, attrs["prompt_notes"] = numbers, {note.name: note.value}
-        return measurement.table(averaged(list(tables), by, distinct), **attrs)
+        distinct, notes = (None, {}) if task is not None else _equal_prompts(drawn)
+        return measurement.table(
+            averaged(list(tables), by, distinct),
+            mode=mode,
+            tau=tau,
+            per_frequency=per_frequency,
+            by=by,
+            **_said(drawn, task),
+            correlation=_mean_correlation([correlation for of_draw in correlations for correlation in of_draw]),
+            **({} if task is None else _said_of_task(task, drawn, answers)),
+            **notes,
+        )
+
+
+def _said(drawn: list[DrawnPrompts], task: BlockTask | None) -> dict[str, Any]:
+    """Return what a table says of its prompts: how many, and their sizes."""
+    # A given prompt is cut behind each query, and the last of these is whole.
+    prompts = [prompt for draw in drawn for prompt in (draw.prompts if task is not None else draw.prompts[-1:])]
+    tokens = [prompt.tokens() for prompt in prompts]
+    return {
+        "n_prompts": len(prompts),
+        "n_swaps": _one_or_list([len(swaps) for draw in drawn for swaps in draw.swaps]),
+        "n_blocks": _one_or_list([len(prompt.blocks) for prompt in prompts]),
+        "n_tokens": _one_or_list([len(ids) for ids in tokens]),
+        "tokens_sha256": digest_of(tokens),
+    }
+
+
+def _said_of_task(task: BlockTask, drawn: list[DrawnPrompts], answers: Iterable[pd.DataFrame]) -> dict[str, Any]:
+    """Return what a table says of a task, and how well the model answers it, from a table of answers per draw."""
+    table = stacked(answers)
+    means = table.assign(first=table["rank"] == 1)[["probability", "first", "relative_probability", "chance"]]
+    return {
+        "task": task.name,
+        "blocks": list(swapped_blocks(task)),
+        "queries": list(asked_blocks(task)),
+        "draws": len(drawn),
+        "draw_seeds": [draw.seed for draw in drawn],
+        "answers": means.mean().to_dict(),
+    }
+
+
+def _equal_prompts(drawn: list[DrawnPrompts]) -> tuple[Int[np.ndarray, "draws"] | None, dict[str, Any]]:
+    """Return a number for each given prompt, the same for equal ones, and what a table says of these; warns of them.
+
+    None where all differ. Draws of a task are not asked: they are independent, also where two are equal.
+    """
+    numbers = numbered((draw.prompts[-1].tokens().tolist(), draw.prompts[0].spans(), draw.queries) for draw in drawn)
+    notes = equality_notes(numbers)
+    for note in notes:
+        warn_caller(note.message)
+    return (numbers, {"prompt_notes": {note.name: note.value for note in notes[-1:]}}) if notes else (None, {})
 
 
 def _scored_tokens(task: BlockTask | None, drawn: list[DrawnPrompts]) -> list[Tensor]:
@@ -307,8 +321,8 @@ def mean(values: Any) -> Float64[np.ndarray, "*rest"]:
         return np.nanmean(np.asarray(values), axis=0)
 
 
-def _prompts(given: Any) -> list[BlockPrompt]:
-    """Return a list of prompts. Raises TypeError for anything else, ValueError for none."""
+def _prompts(given: Any, by: RowsBy | None) -> list[BlockPrompt]:
+    """Return a list of prompts. Raises TypeError for anything else, ValueError for none, or queries of several."""
     prompts: list[Any] = list(given) if isinstance(given, Sequence) else [given]
     strange = [type(one).__name__ for one in prompts if not isinstance(one, BlockPrompt)]
     if strange:
@@ -318,6 +332,8 @@ def _prompts(given: Any) -> list[BlockPrompt]:
         )
     if not prompts:
         raise ValueError("the list of prompts is empty: there is nothing to measure")
+    if by == "query" and len(prompts) > 1:
+        raise ValueError(f"by='query' is for one prompt or a task, found {len(prompts)}: their positions differ")
     return prompts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
@@ -190,70 +191,15 @@ def faithfulness(
     null = counted(null, 0, "null is how many circuits of each size are drawn")
     with measured(model) as view:
         pairs = pairs_of(view, task)
-        graph, rng, distinct = pairs.graph, np.random.default_rng(seed), pairs.sequences.distinct
-        every = np.ones(len(pairs.sequences.tokens), dtype=bool)
+        rng = np.random.default_rng(seed)
         if edges is None:
             choices = _bootstrap_choices(pairs, method, draws, rng)
         else:
             _compare(edges, pairs)
-            choices = [(_ranked(graph, edges, rank), every)]
+            every_pair = np.ones(len(pairs.sequences.tokens), dtype=bool)
+            choices = [(_ranked(pairs.graph, edges, rank), every_pair)]
         intact, none = pairs.plain_values()
-        gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
-        n_distinct = len(intact) if distinct is None else int(distinct.max()) + 1
-        if not abs(gap) > scipy.stats.t.ppf(0.975, n_distinct - 1) * gap_se:
-            if not np.isfinite(gap):
-                found = ", which is no number: see what the metric returns on these prompts"
-            elif n_distinct < 2:
-                found = " of one distinct pair, whose error is not known: give two distinct pairs or more"
-            elif gap_se == 0:
-                found = " on every pair: give pairs whose sides the model tells apart"
-            else:
-                found = f" with standard error {gap_se:.2g}: give more pairs, or others that the model tells apart"
-            raise ValueError(
-                f"{pairs.sequences.name}: the value is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
-                f"counterfactual prompts, so that no share of their gap is a number. The gap is {gap:.2g}{found}"
-                f"{naming_open_contexts()}"
-            )
-        total = int(graph.possible.sum())
-        rows: list[dict[str, Any]] = []
-        circuits: list[Mask] = []
-        for share, (number, (order, evaluated)) in product(shares, enumerate(choices)):
-            mask = np.zeros(graph.possible.size, dtype=bool)
-            mask[order[: max(1, round(share * total))]] = True
-            mask = mask.reshape(graph.possible.shape)
-            drawn = [("edges", number, mask)]
-            for draw in range(number * null, (number + 1) * null if share < 1 else 0):
-                drawn += [
-                    ("relabelled", draw, relabelled_circuit(graph, mask, rng)),
-                    ("random", draw, random_circuit(graph, mask, rng)),
-                ]
-            rows += [
-                {"circuit": kind, "draw": n, **_sizes(graph, one), "evaluated": evaluated} for kind, n, one in drawn
-            ]
-            circuits += [one for _, _, one in drawn]
-            if len(drawn) > 1 and all((one == mask).all() for _, _, one in drawn):
-                warn_caller(
-                    f"at a share of {share} every random circuit is the circuit itself, so that there is no null: the "
-                    "model has too few other edges between the same layers"
-                )
-        values = pairs.circuit_values(circuits)
-        whole = intact - none
-        for row, value in zip(rows, values, strict=True):
-            evaluated = row.pop("evaluated")
-            row["value"] = float(value[evaluated].mean())
-            row["faithfulness"] = float((value - none)[evaluated].mean() / whole[evaluated].mean())
-            if row["circuit"] == "edges" and choose is None:
-                carried, of_all = row_sums(value - none, distinct), row_sums(whole, distinct)
-                few = len(of_all) < _FEWEST
-                row["low"], row["high"] = (np.nan, np.nan) if few else ratio_interval(carried, of_all)
-                row["unseen"] = unseen_share(len(of_all))
-                low = row["faithfulness"] if np.isnan(row["low"]) else row["low"]
-                row["worst"] = min(
-                    low, (1 - row["unseen"]) * low
-                )  # pairs that carry nothing do not raise a negative end
-        if choose is not None:
-            rows += _procedure(rows, values, choices, none, whole)
-        table = pd.DataFrame(rows)
+        gap, gap_se = _gap(pairs, intact, none)
         measurement = Measurement(
             FAITHFULNESS,
             {
@@ -262,8 +208,17 @@ def faithfulness(
                 "seed": seed,
                 **({"rank": rank} if choose is None else {"choose": choose, "draws": draws, "method": method}),
             },
-            origin=graph.view.origin(),
+            origin=pairs.view.origin(),
         )
+        circuits = _circuits(pairs.graph, choices, shares, null, rng)
+        values = pairs.circuit_values([circuit.mask for circuit in circuits])
+        rows = [
+            _row(pairs, circuit, value, intact, none, with_interval=choose is None)
+            for circuit, value in zip(circuits, values, strict=True)
+        ]
+        if choose is not None:
+            rows += _procedure(rows, values, choices, none, intact - none)
+        table = pd.DataFrame(rows)
         return measurement.table(
             table,
             n_pairs=len(intact),
@@ -278,7 +233,97 @@ def faithfulness(
         )
 
 
+def _gap(pairs: Pairs, intact: Float64[np.ndarray, "pairs"], none: Float64[np.ndarray, "pairs"]) -> tuple[float, float]:
+    """Return the mean gap between both sides of the pairs, and its standard error.
+
+    Raises ValueError where its 95 % interval holds 0, so that a share of it could be any number.
+    """
+    distinct = pairs.sequences.distinct
+    gap, gap_se = float((intact - none).mean()), standard_error(intact - none, distinct)
+    n_distinct = len(intact) if distinct is None else int(distinct.max()) + 1
+    # Written so that a gap or an error that is NaN, as of one distinct pair, is refused too.
+    if abs(gap) > scipy.stats.t.ppf(0.975, n_distinct - 1) * gap_se:
+        return gap, gap_se
+    if not np.isfinite(gap):
+        reason = ", which is no number: see what the metric returns on these prompts"
+    elif n_distinct < 2:
+        reason = " of one distinct pair, whose error is not known: give two distinct pairs or more"
+    elif gap_se == 0:
+        reason = " on every pair: give pairs whose sides the model tells apart"
+    else:
+        reason = f" with standard error {gap_se:.2g}: give more pairs, or others that the model tells apart"
+    raise ValueError(
+        f"{pairs.sequences.name}: the value is {intact.mean():.3g} on the clean and {none.mean():.3g} on the "
+        f"counterfactual prompts, so that no share of their gap is a number. The gap is {gap:.2g}{reason}"
+        f"{naming_open_contexts()}"
+    )
+
+
 _Choice = tuple[Int[np.ndarray, "edges"], Bool[np.ndarray, "pairs"]]
+
+
+@dataclass(frozen=True)
+class _Circuit:
+    """A circuit that is run, with the columns that are known before, and the pairs on which it is evaluated."""
+
+    names: dict[str, Any]
+    mask: Mask
+    evaluated: Bool[np.ndarray, "pairs"]
+
+
+def _circuits(
+    graph: Graph, choices: list[_Choice], shares: list[float], null: int, rng: np.random.Generator
+) -> list[_Circuit]:
+    """Return the circuit of each share and choice, each with its null circuits. Warns where these are no others."""
+    n_edges = int(graph.possible.sum())
+    circuits: list[_Circuit] = []
+    for share, (number, (order, evaluated)) in product(shares, enumerate(choices)):
+        mask = np.zeros(graph.possible.size, dtype=bool)
+        mask[order[: max(1, round(share * n_edges))]] = True
+        mask = mask.reshape(graph.possible.shape)
+        drawn = [("edges", number, mask)]
+        # All edges are one circuit only, so there is nothing to draw at a share of 1.
+        for draw in range(number * null, (number + 1) * null if share < 1 else 0):
+            drawn += [
+                ("relabelled", draw, relabelled_circuit(graph, mask, rng)),
+                ("random", draw, random_circuit(graph, mask, rng)),
+            ]
+        circuits += [
+            _Circuit({"circuit": kind, "draw": draw, **_sizes(graph, circuit)}, circuit, evaluated)
+            for kind, draw, circuit in drawn
+        ]
+        if len(drawn) > 1 and all((circuit == mask).all() for _, _, circuit in drawn):
+            warn_caller(
+                f"at a share of {share} every random circuit is the circuit itself, so that there is no null: the "
+                "model has too few other edges between the same layers"
+            )
+    return circuits
+
+
+def _row(
+    pairs: Pairs,
+    circuit: _Circuit,
+    value: Float64[np.ndarray, "pairs"],
+    intact: Float64[np.ndarray, "pairs"],
+    none: Float64[np.ndarray, "pairs"],
+    *,
+    with_interval: bool,
+) -> dict[str, Any]:
+    """Return the row of a circuit from its value on each pair; of edges of the caller's table with an interval."""
+    whole, evaluated = intact - none, circuit.evaluated
+    row = {**circuit.names, "value": float(value[evaluated].mean())}
+    row["faithfulness"] = float((value - none)[evaluated].mean() / whole[evaluated].mean())
+    if with_interval and row["circuit"] == "edges":
+        distinct = pairs.sequences.distinct
+        # Equal pairs are one draw: the interval is over their sums.
+        carried, of_all = row_sums(value - none, distinct), row_sums(whole, distinct)
+        few = len(of_all) < _FEWEST
+        row["low"], row["high"] = (np.nan, np.nan) if few else ratio_interval(carried, of_all)
+        row["unseen"] = unseen_share(len(of_all))
+        low = row["faithfulness"] if np.isnan(row["low"]) else row["low"]
+        # Pairs that carry nothing do not raise a negative end.
+        row["worst"] = min(low, (1 - row["unseen"]) * low)
+    return row
 
 
 def _bootstrap_choices(pairs: Pairs, method: Method, draws: int, rng: np.random.Generator) -> list[_Choice]:
@@ -292,11 +337,11 @@ def _bootstrap_choices(pairs: Pairs, method: Method, draws: int, rng: np.random.
             "table of edges"
         )
     number = counted(draws, 1, "draws is how many bootstrap samples choose edges")
-    found = edge_estimates(pairs, method)
-    if found.units != "pairs":
-        raise ValueError(f"choose='bootstrap' draws pairs, and estimates of this task are of {found.units}")
+    estimates = edge_estimates(pairs, method)
+    if estimates.units != "pairs":
+        raise ValueError(f"choose='bootstrap' draws pairs, and estimates of this task are of {estimates.units}")
     flat = np.flatnonzero(pairs.graph.possible)
-    terms = found.terms[:, 0].reshape(n_units, -1)[:, flat]
+    terms = estimates.terms[:, 0].reshape(n_units, -1)[:, flat]
     choices: list[_Choice] = []
     while len(choices) < number:
         times = rng.multinomial(n_units, np.full(n_units, 1 / n_units))
@@ -316,7 +361,7 @@ def _procedure(
     found: list[dict[str, Any]] = []
     of_edges = [(row, value) for row, value in zip(rows, values, strict=True) if row["circuit"] == "edges"]
     out = np.stack([evaluated for _, evaluated in choices])  # [draws, pairs]
-    known = out.any(0)
+    known = out.any(0)  # a pair that every sample holds has no value from a circuit chosen without it
     for start in range(0, len(of_edges), len(choices)):
         some = of_edges[start : start + len(choices)]
         values = np.stack([value for _, value in some])
@@ -359,6 +404,7 @@ def _ranked(graph: Graph, edges: pd.DataFrame, rank: str | None = None) -> Int[n
     effect = np.full(graph.possible.shape, np.nan)
     effect[named["row"], named["place"]] = named["effect"]
     flat, size = np.flatnonzero(graph.possible), np.abs(effect)
+    # Edges that the table lacks come last.
     size = np.where(np.isnan(size), -np.inf, size).ravel()[flat]
     if rank is None:
         return flat[np.argsort(-size, kind="stable")]

@@ -94,11 +94,13 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
                 reading = _Reading(pairs, (1.0 - share) * differences[0], anew)
                 given = None
                 if not sequences.by_rows and batch.stop - batch.start < n:  # the metric gets all prompts at once
+                    # It is the same for all batches of a share, and takes a run of all pairs.
                     if share not in of_logits:
                         of_logits[share] = _logit_gradients(pairs, share)
                     given = of_logits[share][batch]
                 reading.run(batch, given)
                 for rows, gradients in reading.of_streams():
+                    # Senders stand in the order of a forward pass: those that this kind reads come first.
                     before = graph.n_before(graph.receivers[rows.start])
                     for place, mask in enumerate(masks):
                         counted = gradients[:, :, first:] * mask[batch, first:, None].to(gradients)
@@ -196,6 +198,7 @@ class _Reading:
         for place, read in self.read.items():
             kind, one = self.pairs.graph.receiver_inputs[place]
             gradient = self.gradient["read", place]
+            # The metric may depend on nothing that this input leads to.
             gradient = torch.zeros_like(read) if gradient is None else gradient
             yield self.pairs.graph.kinds[kind], one.gradient(widened(gradient), self.passed)
 

@@ -225,6 +225,7 @@ class Stream:
         """Return what is cut from the receivers of a kind; what receivers of one layer share is summed at once."""
         (layer, what), graph = kind, self.graph
         in_layer = graph.n_before_layer[layer]
+        # Queries, keys, values and the MLP of a layer read the same senders, but for those of the layer itself.
         if self._of_layer[0] != layer:
             places = {what: self._places((layer, what)) for what in ("q", "k", "v", "mlp", "logits")
                       if (layer, what) in graph.kinds}  # fmt: skip
@@ -232,6 +233,7 @@ class Stream:
             self._of_layer = layer, dict(zip(places, sums.split([*map(len, places.values())]), strict=True))
         places, removed = self._places(kind), self._of_layer[1][what]
         n = graph.n_before(graph.receivers[places[0]])
+        # An MLP also reads what its own layer has written since these sums were taken.
         if n > in_layer:
             removed = removed + self._sums(places, slice(in_layer, n))
         first = graph.kinds[kind].start

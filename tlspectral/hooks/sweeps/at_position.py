@@ -34,6 +34,7 @@ def layers_together(
     for layer, heads in by_layer.items():
         n_tokens = 0 if at is None else sequences.tokens.shape[1] - int(at.min())
         own = len(heads) * (1 + draws) * len(sequences.tokens) * n_tokens
+        # Without a position runs begin at their own layers and share nothing.
         if at is None or taken + own > _TOGETHER:
             groups.append({})
             taken = 0

@@ -127,6 +127,7 @@ class LayerReplays:
         assert removal.scores is not None
         for index in random:
             head, draw = replays[index]
+            # Of a head with fewer sets than the others some replays stand in for none; `effects` leaves them out.
             if draw < len(self.sets[head].masks):
                 mask = torch.from_numpy(self.sets[head].masks[draw])
                 replaced[:, [index]] = removal.scores.of_head(index).of_pairs(mask).neg_()

@@ -179,90 +179,89 @@ def ablation_sweep(
         by_layer = {} if isinstance(heads, Mapping) else chosen_heads(view, heads, removed)
         chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
         sequences = task_sequences(view, chosen_task)
-
-        draws = _check(removed, control, draws, screen)
-        if sets is not None and screen is not None:
-            raise ValueError("screen='gradient' estimates heads one by one: leave it out for sets")
-        if at is not None and removed.at is not None:
-            raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give a part without at")
+        draws = _check(removed, control, draws, screen, at, of_sets=sets is not None)
+        # A part that has positions of its own is settled at these, and gets no column of positions.
         listed = listed_positions(at) if removed.at is None else [removed.at]
         asked, placed = placed_parts(view, sequences, [removed], listed)
-        if control is None:
-            per_head = 0
-        elif sets is not None:
-            per_head = draws or SETS
-        else:
-            per_head = _draws(view, by_layer, placed[0], draws)
-
-        name = removed.name
-        # A part of the caller's own is known by its code and fields: another one of that name has other files.
-        file_name = name if is_own_code(removed) else f"{name}-{content_digest(removed)[:16]}"
-        positions: dict[str, Any] = {}
-        if asked:
-            positions = {"at": [called for called, _ in asked], "positions": [one.tolist() for _, one in asked]}
+        per_head = 0 if control is None else _draws(view, None if sets else by_layer, placed[0], draws)
         measurement = Measurement(
             ABLATION_SWEEP,
-            {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **positions},
+            {"task": sequences.name, "control": control, "seed": seed, **placed[0].settings, **_positions(asked)},
             origin=view.origin(processing=removed.acts_on == "z"),
             identity={
                 "screen": screen,
                 "weights": view.weights_digest,
                 **sequences_identity(sequences, chosen_task),
-                "draws": draws
-                if control
-                else None,  # as given, so that parts with other numbers by default share a folder
-                "heads": sets
-                or ("every" if heads is None else [[at, head] for at in by_layer for head in by_layer[at]]),
+                # As given, so that parts with other numbers by default share a folder.
+                "draws": draws if control else None,
+                "heads": sets or ("every" if heads is None else _listed(by_layer)),
             },
             folder=folder,
             score=lambda: metric_value_of(view, sequences).per_sequence,
             n_jobs=n_jobs,
         )
-
-        estimated = None
-        if screen == "gradient":
-
-            def estimates() -> pd.DataFrame:
-                screens = [
-                    gradient_screen(view, sequences, by_layer, one).assign(place=at) for at, one in enumerate(placed)
-                ]
-                table = pd.concat(screens, ignore_index=True)
-                _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
-                return table
-
-            estimated = measurement.first(Job(f"{file_name}_screen", estimates))
-        chosen = [by_layer] * len(placed)
-        if estimated is not None:
-            kept = estimated[estimated["measured"] != ""]
-            chosen = [heads_by_layer(view, kept[kept["place"] == index]) for index in range(len(placed))]
-        jobs = sweep_jobs(file_name, sequences, placed, sets or chosen, per_head, seed, numbered=at is not None)
+        # A part of the caller's own is known by its code and fields: another one of that name has other files.
+        label = removed.name if is_own_code(removed) else f"{removed.name}-{content_digest(removed)[:16]}"
+        chosen: dict[str, dict[int, list[int]]] | list[dict[int, list[int]]] = sets or [by_layer] * len(placed)
+        estimates = None
+        if screen is not None:
+            estimates, chosen = _screened(measurement, view, sequences, by_layer, placed, label, seed)
+        jobs = sweep_jobs(label, sequences, placed, chosen, per_head, seed, numbered=at is not None)
+        layers = {
+            layer for of_layers in (chosen.values() if isinstance(chosen, Mapping) else chosen) for layer in of_layers
+        }
         tables = measurement.made(
             [job for _, job in jobs],
-            description=f"sweep {name}",
+            description=f"sweep {removed.name}",
             unit="head" if sets is None else "set",
-            prepare=partial(
-                intact_values,
-                view,
-                sequences,
-                sorted({layer for one in (sets.values() if sets else chosen) for layer in one}),
-            ),
+            prepare=partial(intact_values, view, sequences, sorted(layers)),
         )
-
-        table, attrs = _joined([tables[job.name].assign(place=place) for place, job in jobs], estimated, sequences)
+        table, attrs = _joined([tables[job.name].assign(place=place) for place, job in jobs], estimates, sequences)
         place = table.pop("place")
         if at is not None:
-            table = table.assign(position=[str(asked[index][0]) for index in place]).sort_values(
-                ["layer", "head"], kind="stable", ignore_index=True
-            )
-        table["part"] = part if isinstance(part, str) else name
+            table["position"] = [str(asked[index][0]) for index in place]
+            table = table.sort_values(["layer", "head"], kind="stable", ignore_index=True)
+        table["part"] = part if isinstance(part, str) else removed.name
         return measurement.table(
             table,
             **attrs,
             **placed[0].noted,
-            **({} if sets is None else {"sets": {called: _names(one) for called, one in sets.items()}}),
+            **({} if sets is None else {"sets": {called: _names(of_set) for called, of_set in sets.items()}}),
             draws=per_head,
             **_said(view, sequences),
         )
+
+
+def _positions(asked: list[tuple[str | int, Int[Tensor, "sequences"]]]) -> dict[str, Any]:
+    """Return the settings that name the positions at which a part is removed; none without positions."""
+    if not asked:
+        return {}
+    return {"at": [called for called, _ in asked], "positions": [positions.tolist() for _, positions in asked]}
+
+
+def _screened(
+    measurement: Measurement,
+    view: AttentionView,
+    sequences: TaskSequences,
+    by_layer: dict[int, list[int]],
+    placed: list[Part],
+    label: str,
+    seed: int,
+) -> tuple[pd.DataFrame, list[dict[int, list[int]]]]:
+    """Return the estimate of each head and part, and the heads by layer that each of the parts is measured on."""
+
+    def estimated() -> pd.DataFrame:
+        of_parts = [
+            gradient_screen(view, sequences, by_layer, part).assign(place=place) for place, part in enumerate(placed)
+        ]
+        table = pd.concat(of_parts, ignore_index=True)
+        # The largest of all positions together, so that one position may have more heads than another.
+        _, table["measured"] = screened(table["estimate"].to_numpy(), SCREENED, seed)
+        return table
+
+    estimates = measurement.first(Job(f"{label}_screen", estimated))
+    kept = estimates[estimates["measured"] != ""]
+    return estimates, [heads_by_layer(view, kept[kept["place"] == place]) for place in range(len(placed))]
 
 
 def _listed(by_layer: dict[int, list[int]]) -> list[list[int]]:
@@ -317,7 +316,7 @@ def _names(by_layer: Mapping[int, list[int]]) -> list[str]:
     return [f"L{layer}H{head}" for layer, heads in by_layer.items() for head in heads]
 
 
-def _check(part: Part, control: Any, draws: Any, screen: Any) -> int | None:
+def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *, of_sets: bool = False) -> int | None:
     """Return the draws as a number. Raises ValueError for arguments that do not exist or do not go together."""
     if control not in (None, "random"):
         raise ValueError(f"control must be None or 'random', not {control!r}")
@@ -330,6 +329,10 @@ def _check(part: Part, control: Any, draws: Any, screen: Any) -> int | None:
         raise ValueError(
             "screen='gradient' is for replace='zero' or 'counterfactual', and for parts without blocks: leave it out"
         )
+    if screen is not None and of_sets:
+        raise ValueError("screen='gradient' estimates heads one by one: leave it out for sets")
+    if at is not None and part.at is not None:
+        raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give a part without at")
     return number
 
 
@@ -350,13 +353,18 @@ def intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any
     return {"intact_value": intact.value, "intact_value_se": intact.se}
 
 
-def _draws(view: AttentionView, layers: Iterable[int], part: Part, draws: int | None) -> int:
-    """Return the random parts per head, or the most other heads that a head is compared with."""
+def _draws(view: AttentionView, layers: Iterable[int] | None, part: Part, draws: int | None) -> int:
+    """Return the random parts per head, or the most other heads that a head is compared with.
+
+    `layers` None is of sets: the random sets per set.
+    """
+    if layers is None:
+        return draws or SETS
     if not part.beside_heads:
         return part.draws_of(draws or CONTROL_DRAWS)
     others = {layer: view.n_heads(layer) - 1 for layer in layers}
-    for layer, count in others.items():
-        if count == 0:
+    for layer, n_others in others.items():
+        if n_others == 0:
             raise ValueError(
                 f"layer {layer}: the control of {part.name!r} is other heads of the layer, and there is one head: "
                 "leave control out"
@@ -383,6 +391,7 @@ def chosen_heads(view: AttentionView, heads: Heads | None, part: Part) -> dict[i
         raise UnsupportedArchitecture(
             f"layer {non_rotary[0]}: no rotary positions, so there is no {part.name} to remove"
         )
+    # Every head was asked for: layers without rotary positions, as of SmolLM3, are left out.
     rotary = {layer: indices for layer, indices in chosen.items() if layer not in non_rotary}
     if set(bound_parts(part, view, rotary)) != set(rotary):
         raise ValueError("no frequencies were given, so there is nothing to sweep")
@@ -407,6 +416,7 @@ def _table(
         names = {"layer": layer, "head": by_layer[layer]}
         rows = effect_rows(names, effects.values, deltas, controls, seed, sequences.distinct)
         tables.append(rows.assign(score_rms=effects.score_rms, **effects.control_columns))
+        # Heads from whose scores nothing was removed are in no sum of effects per size.
         sizes = np.where(effects.score_rms > 0, effects.score_rms, np.nan)
         own = {"delta": deltas.sum(0), "delta_per_rms": np.nansum(deltas / sizes[:, None], axis=0)}
         if draws and not beside:
@@ -442,6 +452,7 @@ def _effects(
             layer: [*heads, *sorted({other for drawn in others[layer] for other in drawn}.difference(heads))]
             for layer, heads in by_layer.items()
         }
+        # The control heads are ablated like the others, so no random parts are drawn.
         draws = 0
     bound = bound_parts(part, view, ablated, every=True)
     at = part.at
@@ -477,6 +488,7 @@ def _joined(
         }
         return table, attrs
     table = estimated.drop(columns="score_rms").merge(table, on=["layer", "head", "place"], how="left")
+    # The screen knows the size of what would be removed of heads that were not measured too.
     table["score_rms"] = estimated["score_rms"].to_numpy()
     correlation, pvalue = agreement(table.loc[table["measured"] == "control"])
     attrs["screen"] = {

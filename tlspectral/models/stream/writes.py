@@ -250,6 +250,7 @@ class LayerReads:
         of_x = x.flatten(0, 1) @ weight  # [heads, tokens, d_head]
         changes = torch.empty_like(of_x)
         at_once = max(1, batch_on(x.device).copied // (x.numel() * x.element_size()))
+        # Each head takes a copy of the stream: as many at once as caches hold.
         for first in range(0, len(weight), at_once):
             some = slice(first, first + at_once)
             after = self.norm.scale_of_centred(x - removed[some])
