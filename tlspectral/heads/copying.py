@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from einops import repeat
 from jaxtyping import Bool, Complex128, Float64
 from torch import Tensor
 
@@ -59,9 +58,7 @@ def copying_of_layer(
         undefined = np.full(len(output.w_o), np.nan)
         return {"copying": undefined, "positivity": undefined.copy()}
     groups = len(output.w_o) // len(output.w_v)
-    # A copy also in groups of one, where einops gives a view whose layout moves the last bits of the product.
-    w_v = output.w_v.repeat_interleave(groups, dim=0)
-    products = output.w_o @ circuit @ w_v
+    products = output.w_o @ circuit @ output.w_v.repeat_interleave(groups, dim=0)
     eigenvalues = torch.linalg.eigvals(products)
     total = eigenvalues.abs().sum(1)
     counted = _above_rounding(eigenvalues, output, products)
@@ -82,8 +79,7 @@ def _above_rounding(
     tolerance = rank_tolerance(output.storage_dtype, d_model, d_head)
     spectra = [torch.linalg.svdvals(factor) for factor in (output.w_v, output.w_o)]
     of_values, of_outputs = ((values > tolerance * values[:, :1]).sum(1) for values in spectra)
-    of_values = repeat(of_values, "kv_head -> (kv_head group)", group=len(of_outputs) // len(of_values))
-    rank = torch.minimum(of_values, of_outputs)
+    rank = torch.minimum(of_values.repeat_interleave(len(of_outputs) // len(of_values)), of_outputs)
     size = eigenvalues.abs()
     largest = torch.linalg.matrix_norm(products, ord=2)
     place = size.argsort(dim=1, descending=True).argsort(dim=1)
