@@ -289,4 +289,6 @@ def a_changed_stream_changes_queries_keys_and_values_as_the_model_has_it(row):
         # Measured: 4e-7 of the largest change, by the model's own rounding. A frozen norm is off by a tenth.
         torch.testing.assert_close(change, expected, rtol=0, atol=3e-6 * float(expected.abs().max()))
         assert bool((change[:, 3] == 0).all()), "nothing removed is no change, to the bit"
-        torch.testing.assert_close(reads.of(x - removed) - reads.of(x), change, rtol=0, atol=1e-10)  # float64 rounding
+        torch.testing.assert_close(
+            reads.from_stream(x - removed) - reads.from_stream(x), change, rtol=0, atol=1e-10
+        )  # float64 rounding

@@ -36,7 +36,7 @@ class Layer:
 
     def read(self, what):
         (reads,) = layer_reads(self.raw, what, in_float64)
-        return reads.of(self.residual).detach()
+        return reads.from_stream(self.residual).detach()
 
     def of_stream(self):
         return HeadScores.of_stream(self.layer, self.residual, self.tables)

@@ -24,7 +24,7 @@ def test_the_change_of_a_stream_that_is_nearly_all_removed_is_kept(name, cast, a
     removed = 1e3 * torch.randn(1, 4, view.d_model, generator=generator)
     stream = left + removed
     for exact, reads in zip(layer_reads(raw, "k", in_float64), layer_reads(raw, "k", cast), strict=True):
-        expected = exact.of(in_float64(stream) - in_float64(removed)) - exact.of(in_float64(stream))
+        expected = exact.from_stream(in_float64(stream) - in_float64(removed)) - exact.from_stream(in_float64(stream))
         found = reads.change(cast(stream), cast(removed))
         # Values are up to 8. Measured: 2e-12, and 1e-3 in float32, where a difference of squares (1e6 against 1) is off
         # by 0.17; with a latent half of that.

@@ -42,13 +42,13 @@ class StreamSide:
 
     def row(self, x: Float64[Tensor, "*batch d_model"], *, bias: bool = True) -> Float64[Tensor, "*batch d_head"]:
         """Return the head's query or key of whole streams, all norms taken at them."""
-        every = (self.reads if bias else replace(self.reads, bias=None)).of(x)
+        every = (self.reads if bias else replace(self.reads, bias=None)).from_stream(x)
         return (every if self.query_key_norm is None else self.query_key_norm.applied(every))[..., self.head, :]
 
     def scale(self, x: Float64[Tensor, "d_model"]) -> Float64[Tensor, ""] | None:
         """Return the factor 1/rms of the query/key norm at a stream; None without such a norm."""
         norm = self.query_key_norm
-        return None if norm is None else norm.token_scale(self.reads.of(x))[..., self.head]
+        return None if norm is None else norm.token_scale(self.reads.from_stream(x))[..., self.head]
 
     def of_terms(
         self, written: Float64[Tensor, "terms d_model"], x: Float64[Tensor, "d_model"], scale: Tensor | None

@@ -137,7 +137,7 @@ class EdgeReceiver(HeadCapture):
         by_head = reads.by_head(captured[:1])
         size = by_head.shape[2] // len(reads.weight)  # some models repeat keys per query head
         found = widened(by_head[:, :, [head * size for head in heads]])
-        left = found - reads.of(widened(x[:1]))[:, :, heads]
+        left = found - reads.from_stream(widened(x[:1]))[:, :, heads]
         off = (left - left.mean(1, keepdim=True) if self.what == "v" else left).abs().amax((0, 1, 3))
         largest = found.abs().amax((0, 1, 3))
         require_close(

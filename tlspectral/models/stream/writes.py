@@ -219,7 +219,7 @@ class LayerReads:
     before: int = 0
     behind: int = 0
 
-    def of(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch heads d_head"]:
+    def from_stream(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch heads d_head"]:
         """Return what the heads read of a residual stream."""
         x = self._input(x)
         projected = _projected(self.norm.centred(x) * self.norm.token_scale(x)[..., None], self.weight)
@@ -294,7 +294,7 @@ class LayerReads:
         return self.norm.centred(x), self.norm.centred(removed)
 
     def _input(self, x: Tensor) -> Tensor:
-        return x if self.latent is None else self.latent.of(x)[..., 0, :]
+        return x if self.latent is None else self.latent.from_stream(x)[..., 0, :]
 
 
 def _projected(x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "heads d_in d_head"]) -> Tensor:
