@@ -414,6 +414,8 @@ def _statistics(
     by_half = square = sizes = torch.zeros(1, dtype=torch.float64)  # [2 halves, scores, heads], but sizes without heads
     by_row: list[Any] = [0.0] * 4  # scores and their squares times copies, copies, and distinct rows
     n_heads: list[int] = []
+    # The errors are looked at after FIRST_STOP sequences, then each time that their number has doubled, so that a run
+    # which stops early has looked only a few times.
     next_look = n_sequences if stop is None else min(FIRST_STOP, n_sequences)
     n_run = 0
     while True:
@@ -422,6 +424,7 @@ def _statistics(
         reduce_batch, counts = scorer(rows)
         run_until(view, sequences.tokens[rows], hooks, last=hooks[-1][0])
         for layer in view.layers:
+            # `run_until` has seen the last layer's pattern alone: an earlier layer can hand on none.
             if layer not in of_batch:
                 raise UnsupportedArchitecture(
                     f"layer {layer}: the attention never returned its pattern; "
@@ -431,6 +434,7 @@ def _statistics(
         if spread is not None:
             spread.end_batch(rows)
         scores = torch.cat([of_batch.pop(layer) for layer in view.layers], dim=-1)
+        # Even and odd sequences apart: their difference is the reliability of a score.
         by_half = by_half + torch.stack([scores[:, half].sum(1) for half in (~odd, odd)])
         sizes = sizes + torch.stack([counts[:, half].sum(1) for half in (~odd, odd)])
         square = square + scores.square().sum(1)
@@ -451,6 +455,7 @@ def _statistics(
         if n_run == n_sequences or (stop is not None and bool(((variance / count)[stop[1]] < stop[0] ** 2).all())):
             break
         next_look = min(2 * next_look, n_sequences)
+    # Equal sequences are one observation: the variance is over distinct ones, each weighted by its number of copies.
     if copies is not None:
         first, second, times, n_distinct = by_row[0], by_row[1], by_row[2][:, None], by_row[3].round()[:, None]
         squares = second - 2 * mean * first + mean.square() * times
