@@ -7,13 +7,13 @@ from attention_models import poke
 from torch import nn
 
 from tlspectral.errors import BadWeights
-from tlspectral.models.reading import attention_view, bridge
+from tlspectral.models.reading import attention_view, bridge_norms
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "qwen3"])
 def test_a_norm_is_asked_once_and_its_numbers_are_read_each_time(spied, name):
     model = zoo.bridge(name)
-    asked = spied(bridge, "_norm_errors")
+    asked = spied(bridge_norms, "_norm_errors")
     first = attention_view(model).raw(1)
     assert asked
     asked.clear()
