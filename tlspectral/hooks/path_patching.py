@@ -369,10 +369,7 @@ def _names(edges: list[Edge], pairs: Pairs | None) -> pd.DataFrame:
 def _said(view: AttentionView, sequences: TaskSequences, pairs: Pairs | None, cuts: _Cuts) -> dict[str, Any]:
     """Return what a table says of the prompts, and the layers whose heads write through a norm that is held."""
     return {
-        "n_sequences": len(sequences.tokens),
-        "batch": sequences.rows_at_once(view),
-        "tokens_sha256": sequences.digest,
-        **sequences.noted,
+        **sequences.recorded(view),
         "norm_behind_held": [
             layer for layer in view.layers if layer < cuts.below and view.behind(layer)[1].kind != "none"
         ],

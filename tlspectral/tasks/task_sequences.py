@@ -80,6 +80,11 @@ class TaskSequences(PackedTokens):
         """Return the number of sequences in one run, which bounds its tokens and predicted logits by the device."""
         return max(1, min(batch_on(view.device).tokens // self.tokens.shape[1], self._rows_predicted(view)))
 
+    def recorded(self, view: AttentionView) -> dict[str, Any]:
+        """Return what `attrs` of a table say of the sequences: how many, how many in one run, and which."""
+        counts = {"n_sequences": len(self.tokens), "batch": self.rows_at_once(view)}
+        return {**counts, "tokens_sha256": self.digest, **self.noted}
+
     def _rows_predicted(self, view: AttentionView) -> int:
         return batch_on(view.device).logits // (self.n_predicted * view.d_vocab)
 

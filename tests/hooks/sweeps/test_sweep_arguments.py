@@ -71,6 +71,7 @@ REFUSED = [
     ("output", {"control": "random", "draws": True}, "draws is how many controls .* from 1 up; found True"),
     ("output", {"draws": 19}, "draws=19 is of control='random': give that too"),
     ("symmetric", {"heads": []}, "nothing to sweep"),
+    ("output", {"heads": [], "control": "random"}, "nothing to sweep"),
     ("symmetric", {"task": "language"}, "no tokenizer"),
     (Output("mean"), {"task": margin(ONE)}, "the task has one sequence"),
     (Output("resample"), {"task": margin(UNEQUAL)}, "3 to 5 tokens: give prompts of one length"),

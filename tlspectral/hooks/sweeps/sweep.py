@@ -35,7 +35,7 @@ from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.continued_runs import continued_run
 from tlspectral.models.running.partial_runs import IntactRun
-from tlspectral.selection import Heads, counted
+from tlspectral.selection import Heads, counted, head_name
 from tlspectral.tables.head_columns import HEAD, PART
 from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked
@@ -177,6 +177,8 @@ def ablation_sweep(
         removed = part_of(part)
         sets = chosen_sets(view, heads) if isinstance(heads, Mapping) else None
         by_layer = {} if isinstance(heads, Mapping) else chosen_heads(view, heads, removed)
+        if sets is None and not by_layer:
+            raise ValueError("no heads were given, so there is nothing to sweep")
         chosen_task = task_of(task, seed=seed, n_sequences=SEQUENCES)
         sequences = task_sequences(view, chosen_task)
         draws = _check(removed, control, draws, screen, at, of_sets=sets is not None)
@@ -228,7 +230,8 @@ def ablation_sweep(
             **placed[0].noted,
             **({} if sets is None else {"sets": {called: _names(of_set) for called, of_set in sets.items()}}),
             draws=per_head,
-            **_said(view, sequences),
+            higher_is_better=sequences.higher_is_better,
+            **sequences.recorded(view),
         )
 
 
@@ -264,9 +267,13 @@ def _screened(
     return estimates, [heads_by_layer(view, kept[kept["place"] == place]) for place in range(len(placed))]
 
 
-def _listed(by_layer: dict[int, list[int]]) -> list[list[int]]:
+def _listed(by_layer: Mapping[int, list[int]]) -> list[list[int]]:
     """Return layer and head of each head."""
     return [[layer, head] for layer, heads in by_layer.items() for head in heads]
+
+
+def _names(by_layer: Mapping[int, list[int]]) -> list[str]:
+    return [head_name(*pair) for pair in _listed(by_layer)]
 
 
 def placed_parts(
@@ -312,10 +319,6 @@ def sweep_jobs(
     return jobs
 
 
-def _names(by_layer: Mapping[int, list[int]]) -> list[str]:
-    return [f"L{layer}H{head}" for layer, heads in by_layer.items() for head in heads]
-
-
 def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *, of_sets: bool = False) -> int | None:
     """Return the draws as a number. Raises ValueError for arguments that do not exist or do not go together."""
     if control not in (None, "random"):
@@ -334,17 +337,6 @@ def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *,
     if at is not None and part.at is not None:
         raise ValueError(f"at={at!r} are positions to remove the part at, one by one: give a part without at")
     return number
-
-
-def _said(view: AttentionView, sequences: TaskSequences) -> dict[str, Any]:
-    """Return what a table says of a task's sequences."""
-    return {
-        "higher_is_better": sequences.higher_is_better,
-        "n_sequences": len(sequences.tokens),
-        "batch": sequences.rows_at_once(view),
-        "tokens_sha256": sequences.digest,
-        **sequences.noted,
-    }
 
 
 def intact_attrs(table: pd.DataFrame, sequences: TaskSequences) -> dict[str, Any]:
@@ -476,8 +468,6 @@ def _joined(
     tables: list[pd.DataFrame], estimated: pd.DataFrame | None, sequences: TaskSequences
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Return the rows of all layers, beside the estimates of a screen, and the `attrs` of the table."""
-    if not tables:
-        raise ValueError("no heads were given, so there is nothing to sweep")
     attrs: dict[str, Any] = {**intact_attrs(tables[0], sequences), "screen": None}
     table = stacked(tables)
     if estimated is None:
