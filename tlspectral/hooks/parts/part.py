@@ -202,16 +202,17 @@ class Part(Placed):
     def control(
         self, removal: Removal, which: list[int], seeds: list[list[int]]
     ) -> Float[Tensor, "batch drawn pos pos"]:
-        """Draw what a sweep adds to the scores in place of this part, of equal RMS over the pairs of each sequence.
+        """Return random scores that a sweep removes in place of this part, for each draw.
 
-        Drawn is `q O k^T` of bias-free queries and keys before rotation, O a random orthogonal matrix. A part of the
-        mask or of z is not asked: its control is other heads of the layer, which `control = "heads"` in a class of
-        your own says of a part of the scores.
+        They are `q O k^T`, with bias-free queries and keys before rotation and a random orthogonal matrix O, scaled to
+        the RMS of the part over the pairs of tokens of each sequence. A sweep does not call this for a part of the mask
+        or of z: their control is the same part of other heads of the layer. Write `control = "heads"` in a class of
+        your own to have that control for a part of the scores.
 
         Args:
             removal: the part as it is removed from heads in this run.
-            which: of each draw, the index of its head among those of `removal`.
-            seeds: of each draw.
+            which: for each draw, the index of its head among the heads of `removal`.
+            seeds: for each draw, the seed of its random matrix.
         """
         assert removal.scores is not None
         assert removal.allowed is not None

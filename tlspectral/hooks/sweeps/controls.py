@@ -65,9 +65,9 @@ def frequency_sets(
     draws: int,
     seed: int,
 ) -> list[FrequencySets] | None:
-    """Draw up to `draws` sets of frequencies for each of the heads, see `equal_sets`.
+    """Return up to `draws` random sets of rotary frequencies for each head, with about the RMS of the part.
 
-    None for a part whose control is drawn otherwise.
+    Return None if the part's control is not made of such sets. `equal_sets` says how they are drawn.
     """
     of_heads = part.control_pairs(layer.rotary, heads)
     if of_heads is None:

@@ -311,15 +311,17 @@ class HeadScores:
         key_change: Float[Tensor, "*copies keys kv_heads d_head"] | None = None,
         biases: tuple[Tensor, Tensor] | None = None,
     ) -> "HeadScores":
-        """Return the scores of one head between queries and keys that stand at some rows (default: keys at all).
+        """Return the scores of one head between some queries and keys, each at a position that the caller gives.
 
         Args:
-            query, key: before a query/key norm and rotation, of all heads; keys may be repeated per query head. Of this
-                head alone if `layer` has no such norm.
-            tables: cos and sin of each pair at all positions, of a spectral layer per head.
-            query_rows, key_rows: positions of the queries and keys; one position is that of all of them.
-            query_change, key_change: added before the norm, which is taken again.
-            biases: of queries and keys, on which M does not act (default: not told apart).
+            query, key: queries and keys before the query/key norm and before rotation, of all heads of the layer; keys
+                may be repeated per query head. A layer without such a norm needs this head alone.
+            tables: cos and sin of each rotary pair at all positions; of a spectral layer for each head.
+            query_rows, key_rows: the position of each query and key. One position stands for all of them; without
+                `key_rows` key i stands at position i.
+            query_change, key_change: added to queries and keys in front of the norm, which is computed again.
+            biases: the biases of queries and keys, to keep them apart from what M makes of the stream. Default: they
+                are not kept apart.
         """
         at_query = at_key = None
         if tables is not None and layer.rotary is not None:

@@ -412,14 +412,14 @@ def attention_view(model: Any) -> AttentionView:
 
 @contextmanager
 def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView]:
-    """Open a measurement: yield the view of a model, which reads each layer at most once until the block ends.
+    """Open a measurement: yield the `AttentionView` of a model, which reads each layer once and keeps it in the block.
 
         with measured(model) as view:
             chosen = heads_by_layer(view, heads)
 
-    Nothing in the block may change the model. `report_hooks`: name hooks that a user left on the model in a warning,
-    because they act in the numbers. False for a measurement of weights alone, and for `evaluate`, whose value is meant
-    to be under the caller's hooks. Raises as `attention_view`.
+    Nothing in the block may change the weights. With `report_hooks` a warning names the hooks that a user left on the
+    model, because they change the numbers. Give False for a measurement that does not run the model, and in `evaluate`,
+    whose value is meant to include the caller's hooks. Raises as `attention_view`.
     """
     view = attention_view(model)
     if report_hooks:

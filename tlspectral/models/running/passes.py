@@ -76,10 +76,10 @@ def capture_until(
 
 
 def require_single_runs(view: AttentionView) -> None:
-    """Prove by a short run, once per model, that a pass runs each layer and its attention once.
+    """Refuse a model in which one forward pass runs a layer several times, or two layers share one attention.
 
-    The run is without the user's hooks at hook points. Raises UnsupportedArchitecture for a layer that runs several
-    times, and for two layers that share one attention.
+    A forward pass of two tokens shows it, without the user's hooks at hook points. It runs once per model; a model that
+    passed is remembered. Raises UnsupportedArchitecture.
     """
     if view.model in _single_runs:
         return
