@@ -65,9 +65,9 @@ def frequency_sets(
     draws: int,
     seed: int,
 ) -> list[FrequencySets] | None:
-    """Return up to `draws` random sets of rotary frequencies for each head, with about the RMS of the part.
+    """Return one `FrequencySets` per head: up to `draws` random sets of rotary frequencies with about the part's RMS.
 
-    Return None if the part's control is not made of such sets. `equal_sets` says how they are drawn.
+    Return None for all heads if the part's control is not made of such sets. `equal_sets` says how they are drawn.
     """
     of_heads = part.control_pairs(layer.rotary, heads)
     if of_heads is None:

@@ -311,7 +311,7 @@ class HeadScores:
         key_change: Float[Tensor, "*copies keys kv_heads d_head"] | None = None,
         biases: tuple[Tensor, Tensor] | None = None,
     ) -> "HeadScores":
-        """Return the scores of one head between some queries and keys, each at a position that the caller gives.
+        """Return `HeadScores` of one head, for some queries and keys, each at a position that the caller gives.
 
         Args:
             query, key: queries and keys before the query/key norm and before rotation, of all heads of the layer; keys

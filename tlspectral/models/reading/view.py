@@ -412,12 +412,12 @@ def attention_view(model: Any) -> AttentionView:
 
 @contextmanager
 def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView]:
-    """Open a measurement: yield the `AttentionView` of a model, which reads each layer once and keeps it in the block.
+    """Open a measurement: yield the `AttentionView` of a model, which reads the weights of each layer once.
 
         with measured(model) as view:
             chosen = heads_by_layer(view, heads)
 
-    Nothing in the block may change the weights. With `report_hooks` a warning names the hooks that a user left on the
+    Nothing in the block may change the weights. With `report_hooks` a warning lists the hooks that a user left on the
     model, because they change the numbers. Give False for a measurement that does not run the model, and in `evaluate`,
     whose value is meant to include the caller's hooks. Raises as `attention_view`.
     """
