@@ -205,9 +205,9 @@ class Part(Placed):
         """Return random scores that a sweep removes in place of this part, for each draw.
 
         They are `q O k^T`, with bias-free queries and keys before rotation and one random orthogonal O per draw, scaled
-        to the RMS of the part over the pairs of tokens of each sequence. A sweep does not call this for a part of the mask
-        or of z: their control is the same part of other heads of the layer. Write `control = "heads"` in a class of
-        your own to have that control for a part of the scores.
+        to the RMS of the part over the pairs of tokens of each sequence. A sweep does not call this for a part of the
+        mask or of z: their control is the same part of other heads of the layer. Write `control = "heads"` in your own
+        class to have that control for a part of the scores.
 
         Args:
             removal: the part as it is removed from heads in this run.
