@@ -5,8 +5,8 @@ Run `python benchmarks/gpu.py --minutes 8 -o FOLDER` on the card, with `tests/` 
 device. A step writes a line of JSON to FOLDER/gpu.jsonl when it is over, so that a run that is cut off has said what it
 measured. A step that fails says its error, and the next one goes on; none begins when time is over.
 
-Beside the seconds of a sweep stands the limit of its arithmetic: two operations for each weight of the blocks behind
-the head, and token, at 500 TF/s in bfloat16 and 48 TF/s in float32 (an H100 without TensorFloat-32).
+Beside the seconds of a sweep stands its limit: what its arithmetic takes at the rate that a pass of 16 x 129 tokens
+reaches in the same run. The arithmetic is two operations for each token and weight of the blocks behind the head.
 """
 
 import contextlib
@@ -34,7 +34,6 @@ import typer
 import tlspectral as tls
 
 ROOT = Path(__file__).parents[1]
-RATES = {torch.bfloat16: 500e12, torch.float32: 48e12}
 CONFORMANCE_SHARE = 0.25
 SWEEP = (16, 129)
 
@@ -80,13 +79,22 @@ class Shape:
                     parameter.mul_(enlarged)
         return model
 
-    def sweep_limit(self) -> float:
-        """Return the seconds of arithmetic of a sweep of all heads on `SWEEP` tokens: the blocks behind each head."""
+    @property
+    def block(self) -> float:
+        """Operations of one block for one token."""
         attention = self.d_model * self.d_model * (2 + 2 * self.groups / self.heads)
-        block = 2 * (attention + 3 * self.d_model * self.d_mlp)
-        passes = self.heads * self.layers * (self.layers + 1) / 2
-        logits = 2 * self.d_model * self.vocabulary * self.heads * self.layers
-        return SWEEP[0] * SWEEP[1] * (block * passes + logits) / RATES[self.dtype]
+        return 2 * (attention + 3 * self.d_model * self.d_mlp)
+
+    @property
+    def unembedding(self) -> float:
+        """Operations of the logits at one position."""
+        return 2 * self.d_model * self.vocabulary
+
+    def sweep_in_passes(self, rows: int, tokens: int, scored: int) -> float:
+        """Return the arithmetic of a sweep of all heads, in passes over `SWEEP` tokens: the blocks behind each head."""
+        blocks = self.heads * self.layers * (self.layers + 1) / 2
+        sweep = rows * (tokens * self.block * blocks + scored * self.unembedding * self.heads * self.layers)
+        return sweep / (SWEEP[0] * SWEEP[1] * (self.block * self.layers + self.unembedding))
 
 
 SMALL = (4, 256, 8, 2, 512, 512)
@@ -108,6 +116,7 @@ class Run:
     end: float
     log: TextIO
     began: float = field(default_factory=time.time)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def on_card(self) -> bool:
@@ -126,7 +135,7 @@ class Run:
         return self.end - time.time()
 
     def step(self, name: str, call: Callable[[], Any], **said: Any) -> Any:
-        """Return what a call returns, and note its seconds and peak memory; None where it fails or time is over."""
+        """Return the result of a call, and note its seconds and peak memory; None where it fails or time is over."""
         if self.left() < 0:
             self.note(name, skipped="time is over")
             return None
@@ -144,8 +153,16 @@ class Run:
         if self.on_card:
             torch.cuda.synchronize()
             said["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-        self.note(name, seconds=round(time.time() - began, 3), **said)
+        self.seconds[name] = time.time() - began
+        self.note(name, seconds=round(self.seconds[name], 3), **said)
         return made
+
+    def step_or_estimate(self, name: str, expected: float, call: Callable[[], Any], **said: Any) -> None:
+        """Run a step if the seconds that it is expected to take are left; else note these."""
+        if expected < self.left():
+            self.step(name, call, **said)
+        else:
+            self.note(name, extrapolated=round(expected, 1), **said)
 
 
 def pairs(rows: torch.Tensor, vocabulary: int) -> dict[str, Any]:
@@ -289,17 +306,23 @@ def at_size(run: Run, name: str, shape: Shape) -> None:
     few = tls.logit_difference(rows[:4], right[:4], wrong[:4], counterfactual=answers["counterfactual"][:4])
     ids = torch.randint(5, shape.vocabulary - 5, SWEEP, generator=drawn).to(run.device)
     middle = f"L{shape.layers // 2}"
+    a_pass, a_layer = f"{name}: a pass of 16 x 129 tokens", f"{name}: analyze_heads of a layer, weights only, 100 draws"
+    detectors, a_sweep = (
+        f"{name}: detect_heads, 25 sequences",
+        f"{name}: sweep of a middle layer's outputs, 16 x 129 tokens",
+    )
     with torch.no_grad():
         run.step(f"{name}: a first pass of 16 x 129 tokens", lambda: model(ids, return_type=None))
-        run.step(f"{name}: a pass of 16 x 129 tokens", lambda: model(ids, return_type=None))
-    profiled(
-        run,
-        f"{name}: analyze_heads of a layer, weights only, 100 draws",
-        lambda: tls.analyze_heads(model, heads="L1", detectors=False),
-    )
-    run.step(f"{name}: detect_heads, 25 sequences", lambda: tls.detect_heads(model, n_sequences=25))
-    run.step(f"{name}: sweep of all outputs, one prompt, first", lambda: tls.ablation_sweep(model, "output", task=one))
-    run.step(f"{name}: sweep of all outputs, one prompt, again", lambda: tls.ablation_sweep(model, "output", task=one))
+        run.step(a_pass, lambda: model(ids, return_type=None))
+    profiled(run, a_layer, lambda: tls.analyze_heads(model, heads="L1", detectors=False))
+    run.step(detectors, lambda: tls.detect_heads(model, n_sequences=25))
+    one_limit = run.seconds.get(a_pass, float("nan")) * shape.sweep_in_passes(1, rows.shape[1], 1)
+    for when in ("first", "again"):
+        run.step(
+            f"{name}: sweep of all outputs, one prompt, {when}",
+            lambda: tls.ablation_sweep(model, "output", task=one),
+            limit=round(one_limit, 2),
+        )
     profiled(
         run,
         f"{name}: sweep of one head, one prompt",
@@ -312,21 +335,24 @@ def at_size(run: Run, name: str, shape: Shape) -> None:
     )
     if edges is not None:
         chosen = edges.head(max(1, len(edges) // 100))
-        run.step(f"{name}: a circuit of 1 % of the edges, 4 pairs", lambda: tls.run_circuit(model, chosen, few))
-    began, limit = time.time(), round(shape.sweep_limit(), 1)
-    of_layer = run.step(
-        f"{name}: sweep of a middle layer's outputs, 16 x 129 tokens",
-        lambda: tls.ablation_sweep(model, "output", heads=middle),
-    )
-    expected = shape.layers * (time.time() - began)
-    if of_layer is not None and expected < run.left():
-        run.step(
+        for when in ("first", "again"):
+            run.step(
+                f"{name}: a circuit of 1 % of the edges, 4 pairs, {when}", lambda: tls.run_circuit(model, chosen, few)
+            )
+    run.step(a_sweep, lambda: tls.ablation_sweep(model, "output", heads=middle))
+    if a_sweep in run.seconds and a_pass in run.seconds:
+        run.step_or_estimate(
             f"{name}: sweep of all outputs, 16 x 129 tokens",
+            shape.layers * run.seconds[a_sweep],
             lambda: tls.ablation_sweep(model, "output"),
-            limit=limit,
+            limit=round(run.seconds[a_pass] * shape.sweep_in_passes(*SWEEP, SWEEP[1]), 1),
         )
-    elif of_layer is not None:
-        run.note(f"{name}: sweep of all outputs, 16 x 129 tokens", extrapolated=round(expected, 1), limit=limit)
+    if a_layer in run.seconds and detectors in run.seconds:
+        run.step_or_estimate(
+            f"{name}: analyze_heads of all layers",
+            shape.layers * run.seconds[a_layer] + run.seconds[detectors],
+            lambda: tls.analyze_heads(model),
+        )
 
 
 def main(
