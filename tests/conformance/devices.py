@@ -131,6 +131,7 @@ class PlacedRow(Row):
         missing = set() if self.rotary else {"rope_phase", "rotary_band", "interaction"}
         missing |= set() if self.rotary or self.name == "bloom" else {"position"}
         missing |= {"long_range", *block_parts} if self.name in zoo.ENCODERS else set()
+        missing |= {"mode"} if self.latent else set()  # queries of latents have no singular modes of their own
         return [part for part in one_of_each(BLOCKS) if part not in missing]
 
     def agree(self, expected: torch.Tensor, found: torch.Tensor, said: str = "") -> None:
