@@ -90,7 +90,7 @@ def test_only_the_blocks_that_follow_run():
     assert set(intact.entering) == {2}
     calls.clear()
     with torch.no_grad():
-        assert intact.replay(2, slice(0, 5), 1).shape[1] == 9
+        assert intact.replay([2], slice(0, 5)).shape[1] == 9
     assert calls == [2, 3]
 
 
@@ -103,7 +103,7 @@ def test_an_interrupt_leaves_the_blocks_as_they_were():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), model.hooks(fwd_hooks=[("blocks.1.attn.hook_q", interrupt)]):
-        intact.replay(1, slice(0, 5), 1)
+        intact.replay([1], slice(0, 5))
     torch.testing.assert_close(logits_at(view, drawn(), slice(3, 9)), expected, rtol=0, atol=0)
 
 

@@ -56,10 +56,10 @@ def test_a_replay_from_a_position_is_that_of_the_whole_sequence(scored):
                 return z
 
             with torch.no_grad(), model.hooks(fwd_hooks=[(point, edit)]):
-                replays.append(one.replay(layer, slice(1, 4), 2))
+                replays.append(one.replay([layer] * 2, slice(1, 4)))
         torch.testing.assert_close(*replays, rtol=0, atol=1e-6)  # float32: 1e-7 measured
         with torch.no_grad():
-            unedited = intact.replay(layer, slice(1, 4), 2)
+            unedited = intact.replay([layer] * 2, slice(1, 4))
         # In the last layer a position is read by itself alone.
         assert ((replays[1] - unedited).abs().max() > 1e-3) == (layer == 0 or scored is OF_EACH or scored.start == 2)
 

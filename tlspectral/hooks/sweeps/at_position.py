@@ -4,6 +4,7 @@ What a head writes at the position is computed without the part from one run of 
 then put in the place of what the head writes in runs that begin at that layer and position, several in a batch.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.running.continued_runs import ContinuedRun
 from tlspectral.models.running.passes import capture_until
-from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
+from tlspectral.tasks.task_sequences import Replays, TaskSequences, replayed_values
 
 _TOGETHER = 64
 """Tokens up to which layers share a pass: fewer take about as long, since a pass reads all weights.
@@ -53,21 +54,14 @@ def effects_at_position(
     view = run.view
     with evaluating(view.model):
         written = [_written(run, at, replays) for replays in layers]
-        owners = [(place, index) for place, replays in enumerate(layers) for index in range(len(replays.replays))]
-
-        def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
-            hooks, n = [], len(range(*batch.indices(len(at))))
-            for place in sorted({place for place, _ in owners[chunk]}):
-                own = [(copy, index) for copy, (of, index) in enumerate(owners[chunk]) if of == place]
-                rows = torch.tensor([copy for copy, _ in own])[:, None] * n + torch.arange(n)
-                heads = torch.tensor([layers[place].replays[index][0] for _, index in own])[:, None].expand_as(rows)
-                places = (at[batch] - run.first).expand_as(rows)
-                what = written[place][[index for _, index in own], batch]
-                hooks.append(_putting(view, layers[place].layer, (rows, places, heads), what))
-            return hooks
-
-        starts = [layers[place].layer for place, _ in owners]
-        values = replayed_values(run, sequences, starts, hooks_of).split([len(replays.replays) for replays in layers])
+        values = replayed_values(
+            run,
+            sequences,
+            [
+                Replays(replays.layer, len(replays.replays), partial(_putting, run, at, replays, of_layer))
+                for replays, of_layer in zip(layers, written, strict=True)
+            ],
+        ).split([len(replays.replays) for replays in layers])
     return [replays.effects(of_layer) for replays, of_layer in zip(layers, values, strict=True)]
 
 
@@ -83,7 +77,7 @@ def _written(
         found: Any = None
         for chunk in by_draw:
             hooks = replays.hooks(chunk, batch, stacked=False)  # whose proofs are whole passes
-            with run.intact.skipped(layer, batch, 1), view.hooks_on(hooks):
+            with run.intact.begun(layer, batch), view.hooks_on(hooks):
                 # Some layers hand on an edited pattern behind z.
                 z = capture_until(view, run.intact.tokens[batch], [names["z"]], last=names["attention_out"])[names["z"]]
             z = z.reshape(*z.shape[:2], view.n_heads(layer), -1)[range(len(z)), at[batch]]
@@ -94,13 +88,23 @@ def _written(
     return torch.cat([*replays.sequences.in_batches(view, of_batch)], dim=1)
 
 
-def _putting(view: Any, layer: int, index: tuple[Tensor, Tensor, Tensor], what: Tensor) -> Hook:
-    """Return the hook that puts what heads write at some rows, positions and heads of a layer."""
-    n_heads = view.n_heads(layer)
+def _putting(
+    run: ContinuedRun,
+    at: Int[Tensor, "sequences"],
+    replays: LayerReplays,
+    written: Float[Tensor, "replays sequences d_head"],
+    chunk: slice,
+    batch: slice,
+) -> list[Hook]:
+    """Return the hook that puts what the heads of some replays write at the position of some sequences."""
+    n_heads = run.view.n_heads(replays.layer)
+    what, places = written[chunk, batch].flatten(0, 1), at[batch] - run.first
+    heads = torch.tensor([head for head, _ in replays.replays[chunk]]).repeat_interleave(len(places))
+    places = places.repeat(len(heads) // len(places))
 
     def put(z: Tensor, hook: Any) -> Tensor:
         by_head = z.reshape(*z.shape[:2], n_heads, -1).clone()
-        by_head[index] = what
+        by_head[torch.arange(len(heads)), places, heads] = what
         return by_head.reshape(z.shape)
 
-    return view.hook_names(layer)["z"], put
+    return [(run.view.hook_names(replays.layer)["z"], put)]

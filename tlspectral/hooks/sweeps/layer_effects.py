@@ -28,7 +28,7 @@ from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads
 from tlspectral.tasks.control_tests import beside_control
 from tlspectral.tasks.metric_value import sign_flip_floor, sign_flip_p, standard_error
-from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
+from tlspectral.tasks.task_sequences import Replays, TaskSequences, replayed_values
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def layer_effects(
 ) -> LayerEffects:
     """Ablate each of the heads in turn, on all sequences, by a part that is bound to them: see `LayerReplays`."""
     replays = LayerReplays(intact.view, sequences, layer, heads, part, draws, seed)
-    return replays.effects(replayed_values(intact, sequences, [layer] * len(replays.replays), replays.hooks))
+    return replays.effects(replayed_values(intact, sequences, [Replays(layer, len(replays.replays), replays.hooks)]))
 
 
 def effects_of(
@@ -273,4 +273,4 @@ def _values(
             hooks += LayerAblation(view, view.layer(layer), heads, bound[layer].of_rows(batch)).hooks()
         return hooks
 
-    return replayed_values(intact, sequences, [min(by_layer)], hooks_of).numpy()
+    return replayed_values(intact, sequences, [Replays(min(by_layer), 1, hooks_of)]).numpy()
