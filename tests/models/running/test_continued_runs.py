@@ -77,8 +77,8 @@ def test_a_sweep_goes_on_from_the_position_and_computes_no_query_before_it(part,
     numbers = [table.select_dtypes("number") for table in (found, expected)]
     pd.testing.assert_frame_equal(*numbers, rtol=0, atol=1e-6)
     assert found["delta"].abs().max() > 1e-3
-    # One token of each prompt for each job of both layers, together where they are few, and once under no hook.
-    assert sorted(rows for rows, length in seen if length == 1) == ([5, 60, 60] if options else [5, 40])
+    # One token of each prompt for all heads of both layers, and once under no hook.
+    assert sorted(rows for rows, length in seen if length == 1) == [5, 120 if options else 40]
     # Else the prompts alone: the run without ablation, its reference, their keys, and layer 1 once for each draw.
     assert all(rows <= 5 for rows, length in seen if length > 1)
 

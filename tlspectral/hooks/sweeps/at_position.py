@@ -12,57 +12,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.hooks.sweeps.layer_effects import LayerEffects, LayerReplays
+from tlspectral.hooks.sweeps.layer_effects import LayerEffects, LayerReplays, by_layer
 from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.running.continued_runs import ContinuedRun
 from tlspectral.models.running.passes import capture_until
 from tlspectral.tasks.task_sequences import Replays, TaskSequences, replayed_values
 
-_TOGETHER = 64
-"""Tokens up to which layers share a pass: fewer take about as long, since a pass reads all weights.
-
-It names files of a folder, and is the same on all devices.
-"""
-
-
-def layers_together(
-    by_layer: dict[int, list[int]], sequences: TaskSequences, at: Int[Tensor, "sequences"] | None, draws: int
-) -> list[dict[int, list[int]]]:
-    """Return heads by layer in groups that are run together: of parts at a position, `at`, some layers each."""
-    groups: list[dict[int, list[int]]] = []
-    taken = _TOGETHER + 1
-    for layer, heads in by_layer.items():
-        n_tokens = 0 if at is None else sequences.tokens.shape[1] - int(at.min())
-        own = len(heads) * (1 + draws) * len(sequences.tokens) * n_tokens
-        # Without a position runs begin at their own layers and share nothing.
-        if at is None or taken + own > _TOGETHER:
-            groups.append({})
-            taken = 0
-        groups[-1][layer] = heads
-        taken += own
-    return groups
-
 
 def effects_at_position(
     run: ContinuedRun, sequences: TaskSequences, at: Int[Tensor, "sequences"], layers: list[LayerReplays]
 ) -> list[LayerEffects]:
-    """Ablate heads of some layers in turn, by parts that act at one position of each sequence: see `LayerReplays`.
-
-    The layers are in their order.
-    """
+    """Ablate heads of some layers in turn, by parts that act at one position of each sequence."""
     view = run.view
     with evaluating(view.model):
         written = [_written(run, at, replays) for replays in layers]
-        values = replayed_values(
-            run,
-            sequences,
-            [
-                Replays(replays.layer, len(replays.replays), partial(_putting, run, at, replays, of_layer))
-                for replays, of_layer in zip(layers, written, strict=True)
-            ],
-        ).split([len(replays.replays) for replays in layers])
-    return [replays.effects(of_layer) for replays, of_layer in zip(layers, values, strict=True)]
+        replays = [
+            Replays(one.layer, len(one.replays), partial(_putting, run, at, one, of_layer))
+            for one, of_layer in zip(layers, written, strict=True)
+        ]
+        return by_layer(layers, replayed_values(run, sequences, replays))
 
 
 def _written(
