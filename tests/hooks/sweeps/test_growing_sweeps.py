@@ -1,4 +1,4 @@
-"""A sweep of several layers is one pass, whose rows join at their own layers: the numbers are those of each layer alone."""
+"""A sweep of several layers is one pass, whose rows join at their own layers; the numbers are those of each layer."""
 
 import functools
 

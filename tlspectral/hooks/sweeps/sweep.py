@@ -117,8 +117,9 @@ def ablation_sweep(
     >>> sweep["delta"].round(1).abs().tolist()
     [0.0, 0.0, 0.0, 1.3]
 
-    Residual streams of an intact run are stored, and an ablation in layer l runs only block l and the later ones; the
-    numbers are what whole forward passes under `ablate` give. Hooks on the model stay in force.
+    Residual streams of an intact run are stored, and an ablation in layer l runs only block l and the later ones; those
+    of several layers are rows of one pass, as many as a batch holds. The numbers are what whole forward passes under
+    `ablate` give. Hooks on the model stay in force.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -151,9 +152,9 @@ def ablation_sweep(
             in `control_p_floor`, 1 / (1 + draws): 19 reach .05. `excess_z` needs 19 too.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
-        folder: a folder for one file per layer and part. A sweep that was stopped is resumed from there and gives the
-            same table. Parts may share a folder, other settings may not.
-        n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of
+        folder: a folder for one file per part and layer, or several layers of up to 2,048 tokens together. A sweep that
+            was stopped is resumed from there and gives the same table. Parts may share a folder, other settings not.
+        n_jobs: workers that share these jobs, by joblib (processes, each with a copy of the model) or the backend of
             `joblib.parallel_config`, Dask included.
         seed: of sequences, control draws, the screen's random set and sign flips.
 
