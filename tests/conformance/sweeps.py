@@ -30,9 +30,13 @@ def a_replay_is_the_whole_forward(row):
         intact = intact_run(view, tokens, scored, row.layers, batch=3, reduce=keep)
         assert sorted(seen) == [0, 3]
         for layer in row.layers:
-            again = intact.replay(layer, slice(1, 3), copies=2)
+            again = intact.replay([layer] * 2, slice(1, 3))
             # Measured: 2e-7, another batch size.
             torch.testing.assert_close(again, whole[1:3].repeat(2, 1, 1), rtol=0, atol=1e-5)
+        # Copies that join at every layer, and of layers that do not follow each other: blocks run those that are there.
+        for layers in ([*row.layers], [row.layers[0], *[row.layers[-1]] * 2]):
+            again = intact.replay(layers, slice(1, 3))
+            torch.testing.assert_close(again, whole[1:3].repeat(len(layers), 1, 1), rtol=0, atol=1e-5)
         assert [block.module.__dict__.get("forward") for block in view.blocks] == [None for _ in row.layers]
     torch.testing.assert_close(torch.cat([seen[0], seen[3]]), whole, rtol=0, atol=1e-5)
 

@@ -20,7 +20,7 @@ from zoo import shared
 
 import tlspectral as tls
 from tlspectral.hooks.parts import Content, Interaction
-from tlspectral.hooks.sweeps.layer_effects import layer_effects
+from tlspectral.hooks.sweeps.layer_effects import LayerReplays, layer_effects
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.positional import exclusion_split, logit_shares
@@ -290,7 +290,7 @@ def test_the_size_of_what_is_removed_is_that_over_the_blocks():
     run, _ = intact_values(view, sequences, [1])
     assert isinstance(run, IntactRun)
     part = Content(PROMPT).on(view, {1: [2]})[1]
-    effects = layer_effects(run, sequences, 1, [2], part)
+    (effects,) = layer_effects(run, sequences, [LayerReplays(view, sequences, 1, [2], part)])
     squares = []
     for tokens in task.prompts:
         for query in range(PLACES.stop, 18):

@@ -1,6 +1,5 @@
 """What hooks hold of some heads of one layer during a run: queries, keys, values, and the scores and z they give."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from threading import get_ident
@@ -220,9 +219,3 @@ def head_indices(heads: tuple[int, ...], device: torch.device) -> tuple[Tensor, 
     """Return indices of copies of a batch, and of the head of each. Lists would be copied to a GPU at each use."""
     with torch.inference_mode(False):
         return torch.arange(len(heads), device=device), torch.tensor(heads, dtype=torch.long, device=device)
-
-
-def acts_first(point: Any, edit: Callable[..., Any]) -> bool:
-    """Return whether a hook acts before all other hooks of its hook point."""
-    placed = [handle.user_hook for handle in getattr(point, "fwd_hooks", ())]
-    return bool(placed) and getattr(placed[0], "hook", placed[0]) == edit

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.capture import HeadCapture, acts_first, head_indices
+from tlspectral.hooks.capture import HeadCapture, head_indices
 from tlspectral.hooks.parts import Part
 from tlspectral.hooks.parts.checked_calls import change_of, hidden_keys, replaced_z
 from tlspectral.hooks.parts.removal import Removal
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.head_scores import HeadScores, key_weights
 from tlspectral.models.attention.tolerances import require_close
-from tlspectral.models.hooking.placing import Hook
+from tlspectral.models.hooking.placing import Hook, acts_first
 from tlspectral.models.reading.blocks import expect_edited_pattern, reweighs
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.user_functions import not_finite, returned_tensor

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -364,31 +366,56 @@ def intact_values(
     return intact, values.result()[0].numpy()
 
 
+@dataclass(frozen=True)
+class Replays:
+    """Replays of a model from one layer on.
+
+    Attributes:
+        layer: the first layer in which one of them differs from the intact run.
+        n: how many there are.
+        hooks_of: returns the hooks of some of them on some sequences, to which a batch is whole copies of these
+            sequences, one for each of the replays and one after the other.
+    """
+
+    layer: int
+    n: int
+    hooks_of: Callable[[slice, slice], list[Hook]]
+
+
 def replayed_values(
-    intact: IntactRun | ContinuedRun,
-    sequences: TaskSequences,
-    layers: Sequence[int],
-    hooks_of: Callable[[slice, slice], list[Hook]],
+    intact: IntactRun | ContinuedRun, sequences: TaskSequences, replays: Sequence[Replays]
 ) -> Float64[Tensor, "replays sequences"]:
     """Evaluate every replay on all sequences, the blocks from its layer on run again under its hooks.
 
-    `layers` are the layers of the replays and do not decrease: replays that are run together begin at the first of
-    theirs. As many replays as memory allows are stacked on the batch axis, one copy of the sequences after the other:
-    that changes numbers by rounding only. `hooks_of` returns the hooks of some of the replays on some of the sequences.
+    The values are in the order of `replays`. As many replays as memory allows are stacked on the batch axis, in the
+    order of their layers, one copy of the sequences after the other: that changes numbers by rounding only. All in a
+    batch are one pass, in which the copies of a replay join at its layer.
     """
     view, n = intact.view, len(sequences.tokens)
     rows = max(1, min(rows_at_once(intact), sequences._rows_predicted(view)))
+    ends = np.cumsum([some.n for some in replays])
+    order = sorted(range(len(replays)), key=lambda place: replays[place].layer)
+    queue = [(place, index) for place in order for index in range(replays[place].n)]
 
-    def of_replays(replays: slice) -> Tensor:
-        values = MetricValues(sequences, replays.stop - replays.start)
+    def of_replays(chunk: slice) -> Tensor:
+        taken = queue[chunk]
+        groups = [(place, [*some]) for place, some in groupby(taken, key=itemgetter(0))]
+        values = MetricValues(sequences, len(taken))
 
         def add(batch: slice) -> None:
-            with view.hooks_on(hooks_of(replays, batch)):
-                values.add(batch, intact.replay(layers[replays.start], batch, values.copies))
+            hooks, first = [], 0
+            for place, some in groups:
+                own = slice(some[0][1], some[-1][1] + 1)
+                hooks.append((slice(first, first + len(some)), replays[place].hooks_of(own, batch)))
+                first += len(some)
+            values.add(batch, intact.replay([replays[place].layer for place, _ in taken], batch, hooks))
 
         for _ in in_batches(n, max(1, rows // values.copies), add):
             pass
         return values.result()
 
     with evaluating(view.model), torch.no_grad():
-        return torch.cat([*in_batches(len(layers), max(1, rows // n), of_replays)])
+        found = torch.cat([*in_batches(len(queue), max(1, rows // n), of_replays)])
+    ordered = torch.empty_like(found)
+    ordered[[int(ends[place]) - replays[place].n + index for place, index in queue]] = found
+    return ordered

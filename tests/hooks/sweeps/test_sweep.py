@@ -67,7 +67,7 @@ def test_a_static_part_has_rows_and_files_of_its_own(tmp_path):
     # The keys rotate, so that the parts differ by far more than rounding.
     assert (tables["symmetric"]["delta"] - tables["symmetric_static"]["delta"]).abs().max() > 1e-3
     names = sorted(file.stem for file in tmp_path.glob("*.parquet"))
-    assert names == [f"{part}_L00{layer}" for part in tables for layer in (0, 1)]
+    assert names == [f"{part}_L000-001" for part in tables]
     pd.testing.assert_frame_equal(sweep(model, Symmetric(static=True), **given), tables["symmetric_static"])
     control = sweep(model, "symmetric_static", task=task, heads=[(1, 2)], control="random", draws=2)
     pd.testing.assert_frame_equal(control[COLUMNS], tables["symmetric_static"][1:].reset_index(drop=True))
@@ -90,7 +90,7 @@ def test_only_the_blocks_that_follow_run():
     assert set(intact.entering) == {2}
     calls.clear()
     with torch.no_grad():
-        assert intact.replay(2, slice(0, 5), 1).shape[1] == 9
+        assert intact.replay([2], slice(0, 5)).shape[1] == 9
     assert calls == [2, 3]
 
 
@@ -103,7 +103,7 @@ def test_an_interrupt_leaves_the_blocks_as_they_were():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), model.hooks(fwd_hooks=[("blocks.1.attn.hook_q", interrupt)]):
-        intact.replay(1, slice(0, 5), 1)
+        intact.replay([1], slice(0, 5))
     torch.testing.assert_close(logits_at(view, drawn(), slice(3, 9)), expected, rtol=0, atol=0)
 
 
@@ -296,7 +296,8 @@ def test_a_model_is_sent_to_a_worker_after_a_cached_run():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=[zoo.needs_hooked, pytest.mark.full])])
-def test_workers_give_the_same_table(backend, tmp_path):
+def test_workers_give_the_same_table(backend, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_module, "TOKENS_OF_JOB", 1)  # a job of each layer
     model, tokens = shared(backend, "llama"), drawn()
     with ablate(model, [(0, 1)], "output"):  # the model travels with the hooks that are on it
         expected = sweep(model, "symmetric", task=induction(tokens))

@@ -152,7 +152,9 @@ def test_replay_behind_mixers_or_where_layers_share_keys_is_the_whole_run(family
     intact = intact_run(view, tokens, slice(None), layers, batch=1, reduce=lambda batch, logits: None)
     for layer in layers:
         # Measured: at most 8e-7. A state that is carried from one copy of the batch to the next moves logits by 1e-2.
-        torch.testing.assert_close(intact.replay(layer, slice(None), 2), whole.repeat(2, 1, 1), rtol=0, atol=5e-6)
+        torch.testing.assert_close(intact.replay([layer] * 2, slice(None)), whole.repeat(2, 1, 1), rtol=0, atol=5e-6)
+    replays = intact.replay(layers, slice(None))
+    torch.testing.assert_close(replays, whole.repeat(len(layers), 1, 1), rtol=0, atol=5e-6)
 
 
 @of_hybrids

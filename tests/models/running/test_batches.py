@@ -14,6 +14,7 @@ from pair_prompts import prompt_pairs
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
+from tlspectral.hooks.sweeps import sweep as sweep_module
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running import batches
 from tlspectral.models.running.batches import batch_on, in_batches
@@ -132,7 +133,8 @@ def test_no_number_moves_where_memory_ran_out_in_the_middle_of_a_pass(what, monk
     pd.testing.assert_frame_equal(*numbers, rtol=0, atol=5e-6)
 
 
-def test_the_batch_is_noted_and_tables_of_different_batches_are_one_measurement(batch_size, tmp_path):
+def test_the_batch_is_noted_and_tables_of_different_batches_are_one_measurement(batch_size, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_module, "TOKENS_OF_JOB", 1)  # a job of each layer
     model = zoo.shared("bridge", "llama")
     options = {"task": TASK, "heads": ["L0H1", "L1H2"], "folder": tmp_path}
     whole = tls.ablation_sweep(model, "output", **options)

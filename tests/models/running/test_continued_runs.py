@@ -56,10 +56,10 @@ def test_a_replay_from_a_position_is_that_of_the_whole_sequence(scored):
                 return z
 
             with torch.no_grad(), model.hooks(fwd_hooks=[(point, edit)]):
-                replays.append(one.replay(layer, slice(1, 4), 2))
+                replays.append(one.replay([layer] * 2, slice(1, 4)))
         torch.testing.assert_close(*replays, rtol=0, atol=1e-6)  # float32: 1e-7 measured
         with torch.no_grad():
-            unedited = intact.replay(layer, slice(1, 4), 2)
+            unedited = intact.replay([layer] * 2, slice(1, 4))
         # In the last layer a position is read by itself alone.
         assert ((replays[1] - unedited).abs().max() > 1e-3) == (layer == 0 or scored is OF_EACH or scored.start == 2)
 
@@ -77,8 +77,8 @@ def test_a_sweep_goes_on_from_the_position_and_computes_no_query_before_it(part,
     numbers = [table.select_dtypes("number") for table in (found, expected)]
     pd.testing.assert_frame_equal(*numbers, rtol=0, atol=1e-6)
     assert found["delta"].abs().max() > 1e-3
-    # One token of each prompt for each job of both layers, together where they are few, and once under no hook.
-    assert sorted(rows for rows, length in seen if length == 1) == ([5, 60, 60] if options else [5, 40])
+    # One token of each prompt for all heads of both layers, and once under no hook.
+    assert sorted(rows for rows, length in seen if length == 1) == [5, 120 if options else 40]
     # Else the prompts alone: the run without ablation, its reference, their keys, and layer 1 once for each draw.
     assert all(rows <= 5 for rows, length in seen if length > 1)
 

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
-from tlspectral.hooks.capture import acts_first
-from tlspectral.models.hooking.placing import Hook, holding
+from tlspectral.models.hooking.placing import Hook, acts_first, holding
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.stream.mlp import MlpReads, mlp_reads
 from tlspectral.models.stream.writes import INPUT_POINTS, LayerReads, layer_reads

@@ -27,7 +27,7 @@ from tlspectral.models.stream.writes import Cast, Input, LayerReads, change_of_r
 from tlspectral.selection import head_name
 from tlspectral.tasks.control_tests import beside_control, draws_floor
 from tlspectral.tasks.metric_value import standard_error
-from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
+from tlspectral.tasks.task_sequences import Replays, TaskSequences, replayed_values
 
 Deltas = Float64[np.ndarray, "edges draws sequences"]
 
@@ -170,7 +170,7 @@ def _task_deltas(edges: list[Edge], sequences: TaskSequences, draws: int, prepar
             cuts.append(Cut([max(0, edges[row].end.receiver.head)], rows, removed[None]))
         return [hook for one in reading for hook in one.hooks(lambda: cuts)]
 
-    found = replayed_values(intact, sequences, [reading[0].layer] * len(replays), hooks_of).numpy() - values
+    found = replayed_values(intact, sequences, [Replays(reading[0].layer, len(replays), hooks_of)]).numpy() - values
     deltas = np.empty((len(edges), draws + 1, len(values)))
     for (draw, row), effect in zip(replays, found, strict=True):
         deltas[row, draw + 1] = effect

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
-from tlspectral.hooks.capture import HeadCapture, acts_first
+from tlspectral.hooks.capture import HeadCapture
 from tlspectral.hooks.edges.cut import Cut, without
 from tlspectral.hooks.layer_ablation import LayerAblation
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.exclusive import naming_open_contexts
-from tlspectral.models.hooking.placing import Hook
+from tlspectral.models.hooking.placing import Hook, acts_first
 from tlspectral.models.stream.writes import INPUT_POINTS, Input, LayerReads, head_writes, layer_reads, z_of
 from tlspectral.selection import Receiver
 

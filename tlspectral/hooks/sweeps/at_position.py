@@ -4,6 +4,7 @@ What a head writes at the position is computed without the part from one run of 
 then put in the place of what the head writes in runs that begin at that layer and position, several in a batch.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,64 +12,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tlspectral.hooks.probe import require_honoured
-from tlspectral.hooks.sweeps.layer_effects import LayerEffects, LayerReplays
+from tlspectral.hooks.sweeps.layer_effects import LayerEffects, LayerReplays, by_layer
 from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.running.continued_runs import ContinuedRun
 from tlspectral.models.running.passes import capture_until
-from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
-
-_TOGETHER = 64
-"""Tokens up to which layers share a pass: fewer take about as long, since a pass reads all weights.
-
-It names files of a folder, and is the same on all devices.
-"""
-
-
-def layers_together(
-    by_layer: dict[int, list[int]], sequences: TaskSequences, at: Int[Tensor, "sequences"] | None, draws: int
-) -> list[dict[int, list[int]]]:
-    """Return heads by layer in groups that are run together: of parts at a position, `at`, some layers each."""
-    groups: list[dict[int, list[int]]] = []
-    taken = _TOGETHER + 1
-    for layer, heads in by_layer.items():
-        n_tokens = 0 if at is None else sequences.tokens.shape[1] - int(at.min())
-        own = len(heads) * (1 + draws) * len(sequences.tokens) * n_tokens
-        # Without a position runs begin at their own layers and share nothing.
-        if at is None or taken + own > _TOGETHER:
-            groups.append({})
-            taken = 0
-        groups[-1][layer] = heads
-        taken += own
-    return groups
+from tlspectral.tasks.task_sequences import Replays, TaskSequences, replayed_values
 
 
 def effects_at_position(
     run: ContinuedRun, sequences: TaskSequences, at: Int[Tensor, "sequences"], layers: list[LayerReplays]
 ) -> list[LayerEffects]:
-    """Ablate heads of some layers in turn, by parts that act at one position of each sequence: see `LayerReplays`.
-
-    The layers are in their order.
-    """
+    """Ablate heads of some layers in turn, by parts that act at one position of each sequence."""
     view = run.view
     with evaluating(view.model):
         written = [_written(run, at, replays) for replays in layers]
-        owners = [(place, index) for place, replays in enumerate(layers) for index in range(len(replays.replays))]
-
-        def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
-            hooks, n = [], len(range(*batch.indices(len(at))))
-            for place in sorted({place for place, _ in owners[chunk]}):
-                own = [(copy, index) for copy, (of, index) in enumerate(owners[chunk]) if of == place]
-                rows = torch.tensor([copy for copy, _ in own])[:, None] * n + torch.arange(n)
-                heads = torch.tensor([layers[place].replays[index][0] for _, index in own])[:, None].expand_as(rows)
-                places = (at[batch] - run.first).expand_as(rows)
-                what = written[place][[index for _, index in own], batch]
-                hooks.append(_putting(view, layers[place].layer, (rows, places, heads), what))
-            return hooks
-
-        starts = [layers[place].layer for place, _ in owners]
-        values = replayed_values(run, sequences, starts, hooks_of).split([len(replays.replays) for replays in layers])
-    return [replays.effects(of_layer) for replays, of_layer in zip(layers, values, strict=True)]
+        replays = [
+            Replays(one.layer, len(one.replays), partial(_putting, run, at, one, of_layer))
+            for one, of_layer in zip(layers, written, strict=True)
+        ]
+        return by_layer(layers, replayed_values(run, sequences, replays))
 
 
 def _written(
@@ -83,7 +46,7 @@ def _written(
         found: Any = None
         for chunk in by_draw:
             hooks = replays.hooks(chunk, batch, stacked=False)  # whose proofs are whole passes
-            with run.intact.skipped(layer, batch, 1), view.hooks_on(hooks):
+            with run.intact.begun(layer, batch), view.hooks_on(hooks):
                 # Some layers hand on an edited pattern behind z.
                 z = capture_until(view, run.intact.tokens[batch], [names["z"]], last=names["attention_out"])[names["z"]]
             z = z.reshape(*z.shape[:2], view.n_heads(layer), -1)[range(len(z)), at[batch]]
@@ -94,13 +57,23 @@ def _written(
     return torch.cat([*replays.sequences.in_batches(view, of_batch)], dim=1)
 
 
-def _putting(view: Any, layer: int, index: tuple[Tensor, Tensor, Tensor], what: Tensor) -> Hook:
-    """Return the hook that puts what heads write at some rows, positions and heads of a layer."""
-    n_heads = view.n_heads(layer)
+def _putting(
+    run: ContinuedRun,
+    at: Int[Tensor, "sequences"],
+    replays: LayerReplays,
+    written: Float[Tensor, "replays sequences d_head"],
+    chunk: slice,
+    batch: slice,
+) -> list[Hook]:
+    """Return the hook that puts what the heads of some replays write at the position of some sequences."""
+    n_heads = run.view.n_heads(replays.layer)
+    what, places = written[chunk, batch].flatten(0, 1), at[batch] - run.first
+    heads = torch.tensor([head for head, _ in replays.replays[chunk]]).repeat_interleave(len(places))
+    places = places.repeat(len(heads) // len(places))
 
     def put(z: Tensor, hook: Any) -> Tensor:
         by_head = z.reshape(*z.shape[:2], n_heads, -1).clone()
-        by_head[index] = what
+        by_head[torch.arange(len(heads)), places, heads] = what
         return by_head.reshape(z.shape)
 
-    return view.hook_names(layer)["z"], put
+    return [(run.view.hook_names(replays.layer)["z"], put)]

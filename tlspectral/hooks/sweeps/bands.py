@@ -12,7 +12,14 @@ import pandas as pd
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.parts.query_key import BANDS
 from tlspectral.hooks.positions import listed_positions
-from tlspectral.hooks.sweeps.sweep import SEQUENCES, chosen_heads, intact_attrs, placed_parts, sweep_jobs
+from tlspectral.hooks.sweeps.sweep import (
+    SEQUENCES,
+    TOKENS_OF_JOB,
+    chosen_heads,
+    intact_attrs,
+    placed_parts,
+    sweep_jobs,
+)
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import heads_by_layer
 from tlspectral.selection import Heads, counted
@@ -115,12 +122,18 @@ def band_effects(
             BAND_EFFECTS,
             {"task": sequences.name, "draws": draws, "seed": seed, **positions},
             origin=view.origin(),
-            identity={"weights": view.weights_digest, **sequences_identity(sequences, chosen_task), "heads": pairs},
+            identity={
+                "weights": view.weights_digest,
+                **sequences_identity(sequences, chosen_task),
+                "heads": pairs,
+                "tokens_of_job": TOKENS_OF_JOB,
+            },
             folder=folder,
             score=lambda: metric_value_of(view, sequences).per_sequence,
             n_jobs=n_jobs,
         )
-        jobs = sweep_jobs("bands", sequences, placed, [by_layer] * len(placed), draws, seed, numbered=True)
+        how = {"kept": folder is not None, "numbered": True}
+        jobs = sweep_jobs("bands", view, sequences, placed, [by_layer] * len(placed), draws, seed, **how)
         tables = measurement.made(
             [job for _, job in jobs],
             description="bands",

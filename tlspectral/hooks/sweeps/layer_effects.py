@@ -1,11 +1,12 @@
-"""Values of a metric without a part of each head of one layer or of sets of heads, beside their controls' values.
+"""Values of a metric without a part of each head of some layers or of sets of heads, beside their controls' values.
 
-Blocks are replayed from the layer, several heads in a batch.
+Blocks are replayed from the layer of a head or the first of a set, several of them in a batch.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,10 @@ from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads
+from tlspectral.tables.measurement import stacked
 from tlspectral.tasks.control_tests import beside_control
 from tlspectral.tasks.metric_value import sign_flip_floor, sign_flip_p, standard_error
-from tlspectral.tasks.task_sequences import TaskSequences, replayed_values
+from tlspectral.tasks.task_sequences import Replays, TaskSequences, replayed_values
 
 
 @dataclass(frozen=True)
@@ -153,19 +155,16 @@ class LayerReplays:
         return LayerEffects(by_head[:, 0], sizes[:, 0], controls, of_sets)
 
 
-def layer_effects(
-    intact: IntactRun,
-    sequences: TaskSequences,
-    layer: int,
-    heads: list[int],
-    part: Part,
-    *,
-    draws: int = 0,
-    seed: int = 0,
-) -> LayerEffects:
-    """Ablate each of the heads in turn, on all sequences, by a part that is bound to them: see `LayerReplays`."""
-    replays = LayerReplays(intact.view, sequences, layer, heads, part, draws, seed)
-    return replays.effects(replayed_values(intact, sequences, [layer] * len(replays.replays), replays.hooks))
+def layer_effects(run: IntactRun, sequences: TaskSequences, layers: list[LayerReplays]) -> list[LayerEffects]:
+    """Ablate heads of some layers in turn, on all sequences."""
+    replays = [Replays(one.layer, len(one.replays), one.hooks) for one in layers]
+    return by_layer(layers, replayed_values(run, sequences, replays))
+
+
+def by_layer(layers: list[LayerReplays], values: Float64[Tensor, "replays sequences"]) -> list[LayerEffects]:
+    """Return the values of the replays of some layers, one layer after the other, as the effects of each layer."""
+    of_layers = values.split([len(one.replays) for one in layers])
+    return [one.effects(of_layer) for one, of_layer in zip(layers, of_layers, strict=True)]
 
 
 def effects_of(
@@ -236,33 +235,35 @@ def set_table(
     sequences: TaskSequences,
     draws: int,
     seed: int,
-    name: str,
-    by_layer: dict[int, list[int]],
+    sets: Mapping[str, dict[int, list[int]]],
     prepared: tuple[IntactRun, Float64[np.ndarray, "sequences"]],
 ) -> pd.DataFrame:
-    """Measure one set after an intact run, with `draws` random sets of as many heads of each layer."""
+    """Measure some sets after an intact run, each with `draws` random sets of as many heads of each layer."""
     intact, intact_value = prepared
     view = intact.view
-    sets: list[HeadSet] = [[(layer, head) for layer, heads in by_layer.items() for head in heads]]
-    if draws:
+    measured: list[list[HeadSet]] = []
+    for by_layer in sets.values():
+        own: HeadSet = [(layer, head) for layer, heads in by_layer.items() for head in heads]
         n_heads = {layer: view.n_heads(layer) for layer in by_layer}
-        sets += head_sets(n_heads, by_layer, draws, np.random.default_rng(seed))
-    whole_layers = {layer: list(range(view.n_heads(layer))) for layer in by_layer}
+        drawn = head_sets(n_heads, by_layer, draws, np.random.default_rng(seed)) if draws else []
+        measured.append([own, *drawn])
+    whole_layers = {layer: [*range(view.n_heads(layer))] for layer in sorted({*chain(*sets.values())})}
     every = bound_parts(part, view, whole_layers, every=True)
-    values = np.concatenate([_values(every, intact, sequences, one) for one in sets])
-    deltas = effects_of(part, sequences, values, intact_value)
-    names = {"layer": [-1], "head": [-1], "name": [name]}
-    table = effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed, sequences.distinct)
-    table = table.assign(score_rms=np.nan)
+    replays = [_replay_of(view, every, one) for of_set in measured for one in of_set]
+    found = replayed_values(intact, sequences, replays).split([len(of_set) for of_set in measured])
+    tables = []
+    for name, of_set in zip(sets, found, strict=True):
+        values = of_set.numpy()
+        deltas = effects_of(part, sequences, values, intact_value)
+        names = {"layer": [-1], "head": [-1], "name": [name]}
+        tables.append(effect_rows(names, values[:1], deltas[:1], deltas[None, 1:], seed, sequences.distinct))
+    table = stacked(tables).assign(score_rms=np.nan)
     table.attrs = {"sums_per_sequence": {}, "intact_per_sequence": intact_value.tolist()}
     return table
 
 
-def _values(
-    bound: Mapping[int, Any], intact: IntactRun, sequences: TaskSequences, chosen: HeadSet
-) -> Float64[np.ndarray, "one sequences"]:
-    """Return the value of each sequence without a part of a set of heads; it is bound to all heads of their layers."""
-    view = intact.view
+def _replay_of(view: AttentionView, bound: Mapping[int, Any], chosen: HeadSet) -> Replays:
+    """Return the replay without a part of a set of heads; the part is bound to all heads of their layers."""
     by_layer: dict[int, list[int]] = {}
     for layer, head in chosen:
         by_layer.setdefault(layer, []).append(head)
@@ -273,4 +274,4 @@ def _values(
             hooks += LayerAblation(view, view.layer(layer), heads, bound[layer].of_rows(batch)).hooks()
         return hooks
 
-    return replayed_values(intact, sequences, [min(by_layer)], hooks_of).numpy()
+    return Replays(min(by_layer), 1, hooks_of)

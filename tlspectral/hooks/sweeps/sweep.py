@@ -18,7 +18,7 @@ from tlspectral.hooks.parts.checked_calls import bound_parts
 from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.removed_off_target import keyword, refuse_off_target
 from tlspectral.hooks.screening import agreement, screened
-from tlspectral.hooks.sweeps.at_position import effects_at_position, layers_together
+from tlspectral.hooks.sweeps.at_position import effects_at_position
 from tlspectral.hooks.sweeps.controls import SETS, other_heads
 from tlspectral.hooks.sweeps.layer_effects import (
     LayerEffects,
@@ -33,6 +33,7 @@ from tlspectral.hooks.sweeps.layer_effects import (
 from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.running.batches import batch_on
 from tlspectral.models.running.continued_runs import continued_run
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, counted, head_name
@@ -50,6 +51,11 @@ from tlspectral.tasks.task_sequences import TaskSequences, intact_values, metric
 SEQUENCES = 16
 CONTROL_DRAWS = 5
 SCREENED = 20
+TOKENS_OF_JOB = 2**11
+"""Tokens of all rows up to which layers share a job that is kept in a folder: what a pass on a CPU takes.
+
+It names the files of a folder, which may be resumed on another device, so it is the same on all.
+"""
 
 ABLATION_SWEEP = Schema(
     "ablation_sweep",
@@ -111,8 +117,9 @@ def ablation_sweep(
     >>> sweep["delta"].round(1).abs().tolist()
     [0.0, 0.0, 0.0, 1.3]
 
-    Residual streams of an intact run are stored, and an ablation in layer l runs only block l and the later ones; the
-    numbers are what whole forward passes under `ablate` give. Hooks on the model stay in force.
+    Residual streams of an intact run are stored, and an ablation in layer l runs only block l and the later ones; those
+    of several layers are rows of one pass, as many as a batch holds. The numbers are what whole forward passes under
+    `ablate` give. Hooks on the model stay in force.
 
     Args:
         model: a TransformerBridge or HookedTransformer.
@@ -145,9 +152,9 @@ def ablation_sweep(
             in `control_p_floor`, 1 / (1 + draws): 19 reach .05. `excess_z` needs 19 too.
         screen: `"gradient"` estimates every effect to first order from one backward pass, then measures the 20 heads
             with the largest estimates and 20 random others.
-        folder: a folder for one file per layer and part. A sweep that was stopped is resumed from there and gives the
-            same table. Parts may share a folder, other settings may not.
-        n_jobs: workers that share the layers, by joblib (processes, each with a copy of the model) or the backend of
+        folder: a folder for one file per part and layer, or several layers of up to 2,048 tokens together. A sweep that
+            was stopped is resumed from there and gives the same table. Parts may share a folder, other settings not.
+        n_jobs: workers that share these jobs, by joblib (processes, each with a copy of the model) or the backend of
             `joblib.parallel_config`, Dask included.
         seed: of sequences, control draws, the screen's random set and sign flips.
 
@@ -196,6 +203,7 @@ def ablation_sweep(
                 **sequences_identity(sequences, chosen_task),
                 # As given, so that parts with other numbers by default share a folder.
                 "draws": draws if control else None,
+                "tokens_of_job": TOKENS_OF_JOB,
                 "heads": sets or ("every" if heads is None else _listed(by_layer)),
             },
             folder=folder,
@@ -208,7 +216,8 @@ def ablation_sweep(
         estimates = None
         if screen is not None:
             estimates, chosen = _screened(measurement, view, sequences, by_layer, placed, label, seed)
-        jobs = sweep_jobs(label, sequences, placed, chosen, per_head, seed, numbered=at is not None)
+        how = {"kept": folder is not None, "numbered": at is not None}
+        jobs = sweep_jobs(label, view, sequences, placed, chosen, per_head, seed, **how)
         layers = {
             layer for of_layers in (chosen.values() if isinstance(chosen, Mapping) else chosen) for layer in of_layers
         }
@@ -291,32 +300,60 @@ def placed_parts(
 
 def sweep_jobs(
     label: str,
+    view: AttentionView,
     sequences: TaskSequences,
     placed: Sequence[Part],
     chosen: Mapping[str, dict[int, list[int]]] | list[dict[int, list[int]]],
     per_head: int,
     seed: int,
     *,
+    kept: bool,
     numbered: bool,
 ) -> list[tuple[int, Job]]:
     """Return the jobs of a sweep, each with the index among `placed` of the part that it removes.
 
-    `chosen` are sets by name, or the heads by layer of each of `placed`. `numbered`: names hold the index.
+    A job is of consecutive layers or sets, as many as one pass holds. `chosen` are sets by name, or the heads by layer
+    of each of `placed`. `kept`: jobs are stored in a folder. `numbered`: names hold the index.
     """
+    tokens = TOKENS_OF_JOB if kept else batch_on(view.device).tokens
     jobs: list[tuple[int, Job]] = []
+    of_sets = isinstance(chosen, Mapping)
     for index, part in enumerate(placed):
-        shared, called = (part, sequences, per_head, seed), f"{label}_at{index}" if numbered else label
-        if isinstance(chosen, Mapping):
-            jobs += [
-                (index, Job(f"{called}_set{number:03d}", partial(set_table, *shared, name, heads)))
-                for number, (name, heads) in enumerate(chosen.items())
-            ]
-            continue
-        for group in layers_together(chosen[index], sequences, part.at, per_head):
-            layers = "-".join(f"{layer:03d}" for layer in dict.fromkeys((min(group), max(group))))
-            make = partial(_table, *shared, group)
-            jobs.append((index, Job(f"{called}_L{layers}", make, items=sum(map(len, group.values())))))
+        own: dict[Any, Any] = {**(chosen if of_sets else chosen[index])}
+        length = sequences.tokens.shape[1] - (0 if part.at is None else int(part.at.min()))
+        each = len(sequences.tokens) * length
+        if of_sets:
+            sizes = {name: (1 + per_head) * each for name in own}
+        else:
+            sizes = {layer: _replays(view, part, layer, heads, per_head) * each for layer, heads in own.items()}
+        for together in _filled(sizes, tokens):
+            group = {key: own[key] for key in together}
+            numbers = [[*own].index(key) for key in group] if of_sets else group
+            which = "-".join(f"{number:03d}" for number in dict.fromkeys((min(numbers), max(numbers))))
+            make = partial(set_table if of_sets else _table, part, sequences, per_head, seed, group)
+            name = f"{label}_at{index}" if numbered else label
+            items = len(group) if of_sets else sum(map(len, group.values()))
+            jobs.append((index, Job(f"{name}_{'set' if of_sets else 'L'}{which}", make, items=items)))
     return jobs
+
+
+def _replays(view: AttentionView, part: Part, layer: int, heads: list[int], draws: int) -> int:
+    """Return how many replays the heads of a layer have, with their controls."""
+    most = len(heads) * (1 + draws)
+    return min(most, view.n_heads(layer)) if part.beside_heads else most
+
+
+def _filled(sizes: Mapping[Any, int], most: int) -> list[list[Any]]:
+    """Return keys in groups of consecutive ones, whose sizes sum to `most` at most where there are several."""
+    groups: list[list[Any]] = []
+    taken = most
+    for key, size in sizes.items():
+        if taken + size > most:
+            groups.append([])
+            taken = 0
+        groups[-1].append(key)
+        taken += size
+    return groups
 
 
 def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *, of_sets: bool = False) -> int | None:
@@ -446,21 +483,18 @@ def _effects(
         }
         # The control heads are ablated like the others, so no random parts are drawn.
         draws = 0
-    bound = bound_parts(part, view, ablated, every=True)
-    at = part.at
+    bound, at = bound_parts(part, view, ablated, every=True), part.at
+    layers = [
+        LayerReplays(view, sequences, layer, heads, bound[layer], draws, seed) for layer, heads in ablated.items()
+    ]
     run = None if at is None else continued_run(intact, int(at.min()))
     if at is None or run is None:
-        effects = {
-            layer: layer_effects(intact, sequences, layer, heads, bound[layer], draws=draws, seed=seed)
-            for layer, heads in ablated.items()
-        }
+        found = layer_effects(intact, sequences, layers)
     else:
-        jobs = [
-            LayerReplays(view, sequences, layer, heads, bound[layer], draws, seed) for layer, heads in ablated.items()
-        ]
-        effects = dict(zip(ablated, effects_at_position(run, sequences, at, jobs), strict=True))
+        found = effects_at_position(run, sequences, at, layers)
     return {
-        layer: beside_heads(one, ablated[layer], others[layer]) if others else one for layer, one in effects.items()
+        layer: beside_heads(one, ablated[layer], others[layer]) if others else one
+        for layer, one in zip(ablated, found, strict=True)
     }
 
 

@@ -15,6 +15,7 @@ from tlspectral.errors import EditNotHonored
 from tlspectral.models.hooking.exclusive import ADVICE, autocast_of, exclusive, model_name
 from tlspectral.models.hooking.gated_queries import OfQueries, seen_at
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
+from tlspectral.models.hooking.some_rows import OfRows
 from tlspectral.tables.job import in_worker
 
 Hook = tuple[str, Callable[..., Any]]
@@ -32,7 +33,7 @@ class HookOfThread:
 
     @property
     def hook(self) -> Callable[..., Any]:
-        """The hook itself, also where it is shown queries alone."""
+        """The hook itself, also where it is shown queries or some rows alone."""
         return _unwrapped(self.placed)
 
     def __call__(self, activation: Any, hook: Any) -> Any:
@@ -171,7 +172,26 @@ def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
 
 
 def _unwrapped(placed: Callable[..., Any]) -> Callable[..., Any]:
-    return placed.hook if isinstance(placed, OfQueries) else placed
+    while isinstance(placed, OfQueries | OfRows):
+        placed = placed.hook
+    return placed
+
+
+def acts_first(point: Any, edit: Callable[..., Any]) -> bool:
+    """Return whether a hook acts before all others of its hook point that act on its rows."""
+    placed = [handle.user_hook for handle in getattr(point, "fwd_hooks", ())]
+    own = next((index for index, one in enumerate(placed) if getattr(one, "hook", one) == edit), None)
+    if own is None:
+        return False
+    rows = _rows_of(placed[own])
+    return all(rows is not None and rows.apart_from(_rows_of(one)) for one in placed[:own])
+
+
+def _rows_of(placed: Any) -> OfRows | None:
+    """Return the hook of some rows that a hook on a model is; None for one of all rows."""
+    placed = getattr(placed, "placed", placed)
+    placed = placed.hook if isinstance(placed, OfQueries) else placed
+    return placed if isinstance(placed, OfRows) else None
 
 
 def _same(hook: Callable[..., Any]) -> Callable[..., Any]:

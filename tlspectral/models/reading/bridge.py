@@ -5,6 +5,7 @@ holds defaults. What is read here is proved by `verify_scores` on the running mo
 """
 
 import copy
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -298,17 +299,17 @@ def cache_bytes(cache: Any) -> int:
     return sum(value.nbytes for layer in cache.layers for value in vars(layer).values() if isinstance(value, Tensor))
 
 
-def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, first_layer: int = 0) -> Tensor:
+def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive: Sequence[int]) -> Tensor:
     """Return logits of tokens that follow cached ones, of the row of the cache that `rows` names for each of theirs.
 
-    The cache is not changed. Layers below the first are not read, for passes that skip them.
+    The cache is not changed. `alive` says by layer how many of the rows, the first ones, it runs.
     """
     copied_cache = _copied(cache)  # a pass extends the cache it is given
-    for layer in copied_cache.layers[first_layer:]:
-        if _plain(layer) and len(layer.keys) == 1:  # a step copies them anyway
-            layer.keys, layer.values = (kept.expand(len(rows), -1, -1, -1) for kept in (layer.keys, layer.values))
-        else:
-            layer.reorder_cache(rows)
+    for layer, n in zip(copied_cache.layers, alive, strict=False):  # some models have layers without a cache
+        if n and _plain(layer) and len(layer.keys) == 1:  # a step copies them anyway
+            layer.keys, layer.values = (kept.expand(n, -1, -1, -1) for kept in (layer.keys, layer.values))
+        elif n:
+            layer.reorder_cache(rows[:n])
     return model(tokens, past_key_values=copied_cache, use_cache=True, return_type="logits")
 
 

@@ -1,5 +1,6 @@
 """Reads a HookedTransformer (TransformerLens 3.x), folded or not."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -145,17 +146,18 @@ def cache_bytes(cache: Any) -> int:
     return sum(entry.past_keys.nbytes + entry.past_values.nbytes for entry in cache.entries)
 
 
-def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, first_layer: int = 0) -> Tensor:
+def continued_logits(model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive: Sequence[int]) -> Tensor:
     """Return logits of tokens that follow cached ones, of the row of the cache that `rows` names for each of theirs.
 
-    The cache is not changed. Layers below the first are not read, for passes that skip them.
+    The cache is not changed. `alive` says by layer how many of the rows, the first ones, it runs; the caller cuts the
+    keys that a block is given to these.
     """
     entries = [
         # The size of the batch is read from the first layer.
         replace(entry, past_keys=entry.past_keys[rows], past_values=entry.past_values[rows])
-        if index in (0, *range(first_layer, len(cache.entries)))
+        if n or index == 0
         else replace(entry)
-        for index, entry in enumerate(cache.entries)
+        for index, (entry, n) in enumerate(zip(cache.entries, alive, strict=True))
     ]
     repeated = replace(cache, entries=entries, previous_attention_mask=cache.previous_attention_mask[rows])
     return model(tokens, past_kv_cache=repeated, attention_mask=torch.ones_like(tokens), return_type="logits")

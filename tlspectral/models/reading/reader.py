@@ -4,6 +4,7 @@
 functions. A third kind of model needs a third module, a name in `READERS` (`view.py`), and nothing else.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -75,6 +76,9 @@ class Reader(Protocol):
         """Return the size of the keys and values of all rows of a cache, in bytes."""
         ...
 
-    def continued_logits(self, model: Any, cache: Any, tokens: Tensor, rows: Tensor, first_layer: int = 0) -> Tensor:
-        """Return logits of tokens that follow cached ones; `rows` names the row of the cache for each row of tokens."""
+    def continued_logits(self, model: Any, cache: Any, tokens: Tensor, rows: Tensor, alive: Sequence[int]) -> Tensor:
+        """Return logits of tokens that follow cached ones; `rows` names the row of the cache for each row of tokens.
+
+        `alive` says by layer how many of the rows, the first ones, it runs.
+        """
         ...

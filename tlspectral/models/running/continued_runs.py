@@ -4,7 +4,8 @@ Queries are of the position and of what follows it. Keys and values before it ar
 own cache.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from tlspectral.models.hooking.deferred_checks import checked_at_end
 from tlspectral.models.hooking.exclusive import evaluating
+from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.hooking.user_hooks import user_hooks
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import batch_on, in_batches
+from tlspectral.models.running.growing_batch import BlockArguments, growing_batch
 from tlspectral.models.running.key_value_cache import Prefill, joined, prefill
-from tlspectral.models.running.partial_runs import IntactRun, begins_whole, unembedding_only
+from tlspectral.models.running.partial_runs import IntactRun, begins_whole, noting_arguments, unembedding_only
 
 # Relative root mean square of what the unembedding reads, in the intact run and behind the kept keys. Measured over the
 # zoo in float32: 4e-7 at most. Where a position or a window is lost it is off by hundredths.
@@ -25,11 +28,15 @@ _TOLERANCE, _TOLERANCE_OF_HALF = 1e-5, 0.1
 
 @dataclass(frozen=True)
 class ContinuedRun:
-    """An intact run that goes on from one position of all sequences, `first`, behind the keys and values of `read`."""
+    """An intact run that goes on from one position of all sequences, `first`, behind the keys and values of `read`.
+
+    `arguments` are by layer what its block was given besides the residual stream, in the first replay of all layers.
+    """
 
     intact: IntactRun
     first: int
     read: Prefill
+    arguments: dict[int, BlockArguments] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def view(self) -> AttentionView:
@@ -46,15 +53,19 @@ class ContinuedRun:
         """Size of the keys and values that a replay copies for each of its rows."""
         return self.read.bytes_of_prompt
 
-    def replay(self, layer: int, sequences: slice, copies: int) -> Float[Tensor, "rows predicted d_vocab"]:
+    def replay(
+        self, layers: Sequence[int], sequences: slice, hooks: Iterable[tuple[slice, list[Hook]]] = ()
+    ) -> Float[Tensor, "rows predicted d_vocab"]:
         """Return the logits of `IntactRun.replay`, under hooks that see positions from `first` on and change no other.
 
         Scored positions before it are unembedded as the intact run had them.
         """
-        return self._replay(layer, sequences, copies, [])
+        return self._replay(layers, sequences, hooks, [])
 
-    def _replay(self, layer: int, sequences: slice, copies: int, off: list[Tensor]) -> Tensor:
-        intact = self.intact
+    def _replay(
+        self, layers: Sequence[int], sequences: slice, hooks: Iterable[tuple[slice, list[Hook]]], off: list[Tensor]
+    ) -> Tensor:
+        intact, copies = self.intact, len(layers)
         assert intact.unembedded is not None
         predicted, before = _positions(intact)[sequences], intact.unembedded[sequences]
         predicted = predicted.to(before.device)[..., None].repeat(copies, 1, 1)
@@ -66,23 +77,28 @@ class ContinuedRun:
             off.append((found - before).float().square().mean())
             return found
 
-        rows = torch.arange(len(intact.tokens))[sequences].repeat(copies)
+        rows = torch.arange(len(intact.tokens))[sequences]
+        batch = growing_batch(self.view, layers, len(rows), self.arguments)
+        rows = rows.repeat(copies)
         tokens = intact.tokens[rows, self.first :]
         with (
             checked_at_end(),
-            intact.skipped(layer, sequences, copies, self.first),
+            self.view.hooks_on(batch.of_copies(hooks)),
+            intact.joining(batch, sequences, self.first),
             evaluating(self.view.model),
             unembedding_only(self.view, chosen),
         ):
-            return self.read.logits(tokens, rows, layer)
+            return self.read.logits(tokens, rows, [*map(batch.alive, range(self.view.n_layers))])
 
     @torch.no_grad()
     def is_intact(self) -> bool:
         """Return whether a replay under no hooks is the intact run, as it is not where a window or position is lost."""
         intact, at_once = self.intact, rows_at_once(self)
         off: list[Tensor] = []
-        for _ in in_batches(len(intact.tokens), at_once, lambda rows: self._replay(0, rows, 1, off)):
-            pass
+        blocks = self.view.blocks
+        with noting_arguments(blocks, self.arguments, range(len(blocks))):
+            for _ in in_batches(len(intact.tokens), at_once, lambda rows: self._replay([0], rows, (), off)):
+                pass
         assert intact.unembedded is not None
         size = intact.unembedded.float().square().mean()
         half = intact.unembedded.dtype in (torch.float16, torch.bfloat16)

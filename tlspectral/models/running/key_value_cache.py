@@ -6,7 +6,7 @@ family: from transformers 5.24 on no bridge of TransformerLens 3.9 or 4.3 that c
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial, update_wrapper
@@ -73,14 +73,15 @@ class Prefill:
         return logits[:, -1]
 
     def logits(
-        self, tokens: Int[Tensor, "rows pos"], prompts: Int[Tensor, "rows"], first_layer: int = 0
+        self, tokens: Int[Tensor, "rows pos"], prompts: Int[Tensor, "rows"], alive: Sequence[int] | None = None
     ) -> Float[Tensor, "rows unembedded d_vocab"]:
         """Return logits of tokens that each follow the prompt whose index is given, under the contexts of the caller.
 
-        Keys of layers below the first are not read, for a caller that skips these.
+        `alive` says by layer how many of the rows, the first ones, a caller lets its block run; None for all.
         """
         read, device = self.view.reader, self.view.device
-        return read.continued_logits(self.view.model, self.cache, tokens.to(device), prompts.to(device), first_layer)
+        alive = [len(tokens)] * self.view.n_layers if alive is None else alive
+        return read.continued_logits(self.view.model, self.cache, tokens.to(device), prompts.to(device), alive)
 
     @property
     def bytes_of_prompt(self) -> int:

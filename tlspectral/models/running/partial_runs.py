@@ -1,11 +1,12 @@
 """Forward passes under hooks that skip what is known or not needed: earlier blocks, a shared prompt, other logits.
 
 The model's own forward pass is used, so that masks, rotary tables, final norm, softcap and logit scale are its own. A
-skipped block only returns a stored residual stream.
+skipped block hands on what it is given. Copies of the sequences join the batch at the first block that they need, with
+the residual stream that is stored of it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,8 +20,10 @@ from tlspectral.models.hooking.deferred_checks import checked_at_end
 from tlspectral.models.hooking.exclusive import evaluating, model_name
 from tlspectral.models.hooking.interrupts import undoing, uninterrupted
 from tlspectral.models.hooking.placing import Hook
+from tlspectral.models.reading.blocks import Block
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import in_batches
+from tlspectral.models.running.growing_batch import BlockArguments, GrowingBatch, growing_batch
 
 Positions = slice | Int[Tensor, "sequences predicted"]
 """Positions whose logits are wanted: the same in every prompt, or each prompt's own."""
@@ -46,12 +49,13 @@ def require_gradients(view: AttentionView, what: str) -> None:
 
 @dataclass(frozen=True)
 class IntactRun:
-    """The residual streams of a run without ablation, from which a model is run again from a later block on.
+    """The residual streams of a run without ablation, from which a model is run again from later blocks on.
 
     Attributes:
         predicted: positions whose logits are wanted.
         entering: by layer, the residual stream that enters it; layer 0 needs none.
         companions: by layer, how many values its block returns besides the residual stream; -1 for no tuple.
+        arguments: by layer, what its block was given besides the residual stream.
         unembedded: what the unembedding read at the predicted positions; None where the model does not use its module.
         continued: the latest `ContinuedRun`, by its position.
     """
@@ -61,6 +65,7 @@ class IntactRun:
     predicted: Positions
     entering: dict[int, Float[Tensor, "sequences pos d_model"]]
     companions: dict[int, int]
+    arguments: dict[int, BlockArguments]
     unembedded: Float[Tensor, "sequences predicted width"] | None = None
     continued: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -74,28 +79,46 @@ class IntactRun:
         """Size of the keys and values that a replay copies for each of its rows."""
         return 0
 
-    def replay(self, layer: int, sequences: slice, copies: int) -> Float[Tensor, "rows predicted d_vocab"]:
-        """Return logits of some sequences, computed from the given block on, under the hooks that are on the model.
+    def replay(
+        self, layers: Sequence[int], sequences: slice, hooks: Iterable[tuple[slice, list[Hook]]] = ()
+    ) -> Float[Tensor, "rows predicted d_vocab"]:
+        """Return logits of copies of some sequences, each computed from a layer of its own on, in one pass.
 
-        The batch is `copies` copies of the sequences, one whole copy after the other. Whether gradients are recorded is
-        left to the caller.
+        The batch is one whole copy after the other. The `layers` of copies do not decrease: a block runs the copies of
+        its own layer and of those below. `hooks` are of some of the copies, and act on these alone; those that are on
+        the model act on all. Whether gradients are recorded is left to the caller.
         """
-        tokens = self.tokens[sequences].repeat(copies, 1)
-        predicted = self.predicted if isinstance(self.predicted, slice) else self.predicted[sequences].repeat(copies, 1)
-        with self.skipped(layer, sequences, copies):
+        batch = growing_batch(self.view, self._begun(layers), len(self.tokens[sequences]), self.arguments)
+        tokens = self.tokens[sequences].repeat(len(layers), 1)
+        predicted = self.predicted
+        predicted = predicted if isinstance(predicted, slice) else predicted[sequences].repeat(len(layers), 1)
+        with self.view.hooks_on(batch.of_copies(hooks)), self.joining(batch, sequences):
             return logits_at(self.view, tokens, predicted)
 
+    def begun(self, layer: int, sequences: slice) -> AbstractContextManager[None]:
+        """Let passes over some sequences begin at a layer; at 0 where this cannot be."""
+        n = len(self.tokens[sequences])
+        return self.joining(growing_batch(self.view, self._begun([layer]), n, self.arguments), sequences)
+
+    def _begun(self, layers: Sequence[int]) -> Sequence[int]:
+        return [0] * len(layers) if begins_whole(self.view) else layers
+
     @uninterrupted
-    def skipped(self, layer: int, sequences: slice, copies: int, first: int = 0) -> Iterator[None]:
-        """Let passes over some sequences from a position on begin at a layer; at 0 where this cannot be."""
-        with ExitStack() as skipped:
-            none = layer == 0 or begins_whole(self.view)
-            residual = None if none else self.entering[layer][sequences, first:].repeat(copies, 1, 1)
-            for index in range(0 if residual is None else layer):
-                n_others = self.companions[index]
-                output = residual if n_others < 0 else (residual, *[None] * n_others)
-                forward = partial(_handed_on, output)
-                skipped.enter_context(methods_replaced(self.view.blocks[index].module, {"forward": forward}))
+    def joining(self, batch: GrowingBatch, sequences: slice, first: int = 0) -> Iterator[None]:
+        """Let passes over the rows of a batch, from a position on, skip blocks that none of them needs, and let rows
+        join at their layers.
+        """
+        begun, last = batch.layers[0], batch.layers[-1]
+        with ExitStack() as placed:
+            for layer, (_, block) in enumerate(self.view.blocks[: last + 1]):
+                if layer < begun:
+                    forward = partial(_handed_on, self.companions[layer])
+                    placed.enter_context(methods_replaced(block, {"forward": forward}))
+                elif layer or last:
+                    stored = layer > 0 and layer in batch.layers
+                    entering = self.entering[layer][sequences, first:] if stored else None
+                    register = partial(block.register_forward_pre_hook, prepend=True, with_kwargs=True)
+                    placed.enter_context(module_hooks([(register, partial(batch.joined, layer, entering))]))
             yield
 
 
@@ -126,6 +149,7 @@ def intact_run(
     """
     entering: dict[int, Tensor] = {}
     companions: dict[int, int] = {}
+    arguments: dict[int, BlockArguments] = {}
     current = slice(0, 0)
 
     def keeper(layer: int) -> Callable[[Any, Any, Any], None]:
@@ -157,11 +181,13 @@ def intact_run(
     unembedded: list[Tensor] = []
     wanted = set() if begins_whole(view) else set(layers)
     blocks = view.blocks
-    keeping = [(blocks[layer].module.register_forward_hook, keeper(layer)) for layer in range(max(wanted, default=0))]
-    with evaluating(view.model), torch.no_grad(), module_hooks(keeping):
+    running = range(max(wanted, default=0))
+    keeping = [(blocks[layer].module.register_forward_hook, keeper(layer)) for layer in running]
+    with evaluating(view.model), torch.no_grad(), module_hooks(keeping), noting_arguments(blocks, arguments, running):
         for _ in in_batches(len(tokens), batch, run):
             pass
-    return IntactRun(view, tokens, predicted, entering, companions, unembedded[0] if unembedded else None)
+    scored = unembedded[0] if unembedded else None
+    return IntactRun(view, tokens, predicted, entering, companions, arguments, scored)
 
 
 def logits_at(
@@ -208,8 +234,23 @@ def at(values: Float[Tensor, "batch pos width"], predicted: Positions) -> Float[
     return values.take_along_dim(predicted[..., None].to(values.device), dim=1)
 
 
-def _handed_on(output: Any, *inputs: Any, **named: Any) -> Any:
-    return output
+def _handed_on(companions: int, *given: Any, **named: Any) -> Any:
+    """Return what a block is given, in the form of what it returns."""
+    stream = given[0] if given else next(iter(named.values()))
+    return stream if companions < 0 else (stream, *[None] * companions)
+
+
+def noting_arguments(
+    blocks: Sequence[Block], noted: dict[int, BlockArguments], layers: Iterable[int]
+) -> AbstractContextManager[None]:
+    """Note what some blocks are given in the first pass inside the context."""
+
+    def note(layer: int, block: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if layer not in noted:
+            noted[layer] = BlockArguments.of_block(given, named)
+
+    registering = {layer: partial(blocks[layer].module.register_forward_pre_hook, with_kwargs=True) for layer in layers}
+    return module_hooks([(register, partial(note, layer)) for layer, register in registering.items()])
 
 
 @uninterrupted
