@@ -154,8 +154,9 @@ def edge_effects(
             read them again, and multiplies what that changes by the gradient in the attention; it is EAP for all other
             receivers, and for queries and keys whose norm runs over all heads (OLMo 2). It takes three times as long as
             EAP, and more in deeper models: each write is projected in each later layer.
-        folder: a folder with one file per layer of receivers, and one for estimates; a run that was stopped is resumed
-            from there. Layers are shared out as `joblib.parallel_config(n_jobs=)` says.
+        folder: a folder with one file per job, and one for estimates; a run that was stopped is resumed from there. A
+            job is of consecutive layers of receivers, as many as fill a pass of the model, and for attention of one
+            layer. Jobs are shared out as `joblib.parallel_config(n_jobs=)` says.
         seed: of sequences and control draws.
 
     Returns:
@@ -235,7 +236,7 @@ def edge_effects(
                 "weights": view.weights_digest,
                 **sequences_identity(sequences, chosen_task),
                 "pairs": None if pairs is None else pairs.digests,
-                "tokens_of_job": TOKENS_OF_JOB,
+                **({"tokens_of_job": TOKENS_OF_JOB} if queried is None else {}),
                 **cuts.identity,
             },
             folder=folder,

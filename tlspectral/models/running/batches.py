@@ -211,7 +211,7 @@ def filled(sizes: Mapping[_Key, int], most: int) -> list[list[_Key]]:
     groups: list[list[_Key]] = []
     taken = most
     for key, size in sizes.items():
-        if taken + size > most or not groups:
+        if taken + size > most:
             groups.append([])
             taken = 0
         groups[-1].append(key)
