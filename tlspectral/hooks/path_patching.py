@@ -236,7 +236,7 @@ def edge_effects(
                 "weights": view.weights_digest,
                 **sequences_identity(sequences, chosen_task),
                 "pairs": None if pairs is None else pairs.digests,
-                **({"tokens_of_job": TOKENS_OF_JOB} if queried is None else {}),
+                "tokens_of_job": TOKENS_OF_JOB,
                 **cuts.identity,
             },
             folder=folder,

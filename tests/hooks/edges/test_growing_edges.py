@@ -202,21 +202,22 @@ def test_jobs_are_the_same_whatever_a_batch_holds(batch_size, tmp_path):
     assert jobs_in(tmp_path / "one") == jobs_in(tmp_path / "two") == ["mlp_L000-logits_L004"]
 
 
-def test_a_folder_with_a_job_for_each_kind_is_refused_and_one_of_attention_is_not(tmp_path, monkeypatch):
-    """As earlier versions made them. Attention is measured without passes, a kind at a time as it was."""
-    model = shared("bridge", "gemma2")
-    real = resume_folder.open_resume_folder
+def test_attention_is_measured_of_one_kind_a_job(tmp_path):
+    task = tls.Task(CLEAN, tls.logit_difference(CLEAN, 7, 10).metric, attention=(-1, 4))
+    options = {"task": task, "measure": "attention", "senders": ["L0H1"], "folder": tmp_path}
+    measured(shared("bridge", "gemma2"), ["L1H1.k", "L2H1.k", "L2H3.k", "L2H1.q"], **options)
+    assert jobs_in(tmp_path) == ["k_L001", "k_L002", "q_L002"]
+
+
+def test_a_folder_with_a_job_for_each_kind_is_refused(tmp_path, monkeypatch):
+    """As earlier versions made them: their manifests say nothing of how large a job is."""
+    model, real = shared("bridge", "gemma2"), resume_folder.open_resume_folder
 
     def earlier(path, settings, **how):
         return real(path, {name: value for name, value in settings.items() if name != "tokens_of_job"}, **how)
 
-    of_attention = {"receivers": ["L1H1.k", "L2H1.k"], "measure": "attention", "senders": ["L0H1"]}
-    of_attention["task"] = tls.Task(CLEAN, tls.logit_difference(CLEAN, 7, 10).metric, attention=(-1, 4))
     with monkeypatch.context() as patched:
         patched.setattr(resume_folder, "open_resume_folder", earlier)
-        measured(model, folder=tmp_path / "task")
-        table = measured(model, folder=tmp_path / "attention", **of_attention)
+        measured(model, folder=tmp_path)
     with pytest.raises(IncompatibleCheckpoint, match=r"other tokens_of_job .* choose another folder"):
-        measured(model, folder=tmp_path / "task")
-    pd.testing.assert_frame_equal(measured(model, folder=tmp_path / "attention", **of_attention), table)
-    assert jobs_in(tmp_path / "attention") == ["k_L001", "k_L002"]
+        measured(model, folder=tmp_path)
