@@ -1,20 +1,25 @@
 """`edge_effects` on SmolLM2-135M: CPU time of an edge, and beside a forward pass per edge on TransformerLens 3.9.
 
-Run `python benchmarks/edges.py`; some three minutes of one core, five with `--all-layers`. The sequences are four of
-`[BOS, r, r]` with segments of 64 tokens. The other route is a HookedTransformer after
+Run `python benchmarks/edges.py`; some three minutes of one core, five with `--all-layers`. First come the edges that a
+screen of one pair measures, in one pass and, in turns, in a pass for each kind of receivers of a layer. Then the
+sequences are four of `[BOS, r, r]` with segments of 64 tokens. The other route is a HookedTransformer after
 `set_ungroup_grouped_query_attention(True)` and `set_use_split_qkv_input(True)`, on which a hook takes the sender's
 write out of the key input of the heads that share the receiver's keys, one forward pass per edge. Both cut the same
 edges, and their effects on the induction loss are compared. Costs are CPU seconds (process_time) of one run.
 """
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import pandas as pd
 import torch
 import typer
 from measuring import peak, seconds
 
 import tlspectral as tls
+from tlspectral.hooks import path_patching
+from tlspectral.hooks.edges.measuring import by_kind, edge_columns
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.passes import capture_until
 from tlspectral.selection import head_pair
@@ -22,6 +27,37 @@ from tlspectral.tasks.repeated import repeated_sequences
 
 HEAD = "L18H6"
 SENDERS = [f"L{layer}H{head}" for layer in (14, 15, 16) for head in range(9)]
+
+
+def edges_of_a_screen(model: Any, rounds: int) -> None:
+    """Print the time of the exact edges of a screen, of all receivers together and of a kind at a time."""
+    clean, other = (f"Mary and John went to the store, {name} gave a drink to" for name in ("John", "Mary"))
+    task, kept = tls.logit_difference([clean], " Mary", " John", counterfactual=[other]), list[Any]()
+
+    def keep(*given: Any) -> pd.DataFrame:
+        kept.append(given)
+        return edge_columns(*given)
+
+    with mock.patch.object(path_patching, "edge_columns", keep):
+        tls.edge_effects(model, task=task, screen="gradient", method="EAP")
+    edges, given = [edge for job in kept for edge in job[0]], kept[0][1:]
+    kinds = [[edges[row] for row in rows] for rows in by_kind(edges, range(len(edges))).values()]
+    arms = {
+        "one pass": lambda: [edge_columns(edges, *given)],
+        "kinds": lambda: [edge_columns(k, *given) for k in kinds],
+    }
+    spent, found = {name: [] for name in arms}, dict[str, Any]()
+    for _ in range(rounds):
+        for name, arm in arms.items():
+            spent[name].append(seconds(lambda arm=arm, name=name: found.update({name: pd.concat(arm())})))
+    least = {name: min(each) for name, each in spent.items()}
+    effects = {name: np.sort(table["delta"]) for name, table in found.items()}
+    off, n_tokens = float(np.abs(effects["one pass"] - effects["kinds"]).max()), given[0].tokens.shape[1]
+    typer.echo(
+        f"screen of one pair of {n_tokens} tokens: {len(edges)} exact edges in {least['one pass']:.2f} s; with a pass "
+        f"for each of {len(kinds)} kinds {least['kinds']:.2f} s, {least['kinds'] / least['one pass']:.2f} times as "
+        f"long; effects differ by at most {off:.1e} of {np.abs(effects['kinds']).max():.1f}"
+    )
 
 
 def edges_by_attention(model: Any, tokens: torch.Tensor, layers: list[int]) -> None:
@@ -110,10 +146,11 @@ def edges_by_task(model: Any, tokens: torch.Tensor) -> None:
     )
 
 
-def main(layers: str = "16-18", all_layers: bool = False) -> None:
-    """Print what edges cost. `--all-layers` measures every key edge of the model."""
+def main(layers: str = "16-18", all_layers: bool = False, rounds: int = 3) -> None:
+    """Print what edges cost, of a screen the least of `rounds`. `--all-layers` measures every key edge of the model."""
     torch.set_num_threads(1)
     model = tls.load_model("smollm2-135m")
+    edges_of_a_screen(model, rounds)
     tokens = repeated_sequences(attention_view(model), 4, 64)
     first, last = (1, attention_view(model).n_layers - 1) if all_layers else map(int, layers.split("-"))
     edges_by_attention(model, tokens, list(range(first, last + 1)))

@@ -18,7 +18,7 @@ from tlspectral.errors import warn_caller
 from tlspectral.hooks.circuits.estimates import STEPS, Method, edge_estimates
 from tlspectral.hooks.circuits.pairs import Pairs, pairs_of
 from tlspectral.hooks.circuits.stability import ENOUGH, estimate_errors, overlaps, selected_share
-from tlspectral.hooks.edges.measuring import Edge, Prepared, QueryKeyPairs, edge_columns, edges_between
+from tlspectral.hooks.edges.measuring import Edge, Prepared, QueryKeyPairs, by_kind, edge_columns, edges_between
 from tlspectral.hooks.edges.reached import Reached, reached
 from tlspectral.hooks.edges.receiving import refuse_open_receivers
 from tlspectral.hooks.edges.senders import Replaced, Sender, cached_run, chosen_senders
@@ -26,7 +26,7 @@ from tlspectral.hooks.positions import asked_positions, listed_positions
 from tlspectral.hooks.screening import agreement, missed_edges, screened_edges
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.batches import attention_positions
+from tlspectral.models.running.batches import TOKENS_OF_JOB, attention_positions, batch_on, filled
 from tlspectral.models.stream.writes import INPUT_POINTS, require_stream
 from tlspectral.selection import Receivers, whole_number
 from tlspectral.tables.job import Job
@@ -154,8 +154,9 @@ def edge_effects(
             read them again, and multiplies what that changes by the gradient in the attention; it is EAP for all other
             receivers, and for queries and keys whose norm runs over all heads (OLMo 2). It takes three times as long as
             EAP, and more in deeper models: each write is projected in each later layer.
-        folder: a folder with one file per layer of receivers, and one for estimates; a run that was stopped is resumed
-            from there. Layers are shared out as `joblib.parallel_config(n_jobs=)` says.
+        folder: a folder with one file per job, and one for estimates; a run that was stopped is resumed from there. A
+            job is of consecutive layers of receivers, as many as fill a pass of the model, and for attention of one
+            layer. Jobs are shared out as `joblib.parallel_config(n_jobs=)` says.
         seed: of sequences and control draws.
 
     Returns:
@@ -235,6 +236,7 @@ def edge_effects(
                 "weights": view.weights_digest,
                 **sequences_identity(sequences, chosen_task),
                 "pairs": None if pairs is None else pairs.digests,
+                "tokens_of_job": TOKENS_OF_JOB,
                 **cuts.identity,
             },
             folder=folder,
@@ -330,33 +332,37 @@ def _effects(
     draws: int,
     seed: int,
 ) -> pd.DataFrame:
-    """Cut the edges that are to be measured, a job per layer and input of receivers.
+    """Cut the edges that are to be measured, a job for some kinds of receivers.
 
     Returns their columns, indexed by the edge's place among `edges`.
     """
-    rows_of: dict[tuple[int, str], list[int]] = {}
-    for row in np.flatnonzero(is_measured):
-        receiver = edges[row].end.receiver
-        rows_of.setdefault((receiver.layer, receiver.input), []).append(int(row))
-    by_layer = sorted(rows_of.items())
+    kinds = by_kind(edges, np.flatnonzero(is_measured).tolist())
+    # On a task as many as fill a pass. Attention is computed of one kind, without a pass.
+    tokens = TOKENS_OF_JOB if measurement.folder is not None else batch_on(view.device).tokens
+    each = (1 + draws) * sequences.tokens.numel()
+    sizes = {kind: len(rows) * each if cuts.queried is None else tokens for kind, rows in kinds.items()}
+    rows_of = {
+        "-".join(f"{what}_L{layer:03d}" for layer, what in dict.fromkeys((some[0], some[-1]))): [
+            row for kind in some for row in kinds[kind]
+        ]
+        for some in filled(sizes, tokens)
+    }
     # Logits count as a layer of their own, and are computed from the last one.
-    layers = sorted({min(layer, view.n_layers - 1) for layer, _ in rows_of})
+    layers = sorted({min(layer, view.n_layers - 1) for layer, _ in kinds})
     columns_by_job = measurement.made(
         [
             Job(
-                f"{what}_L{layer:03d}",
+                name,
                 partial(edge_columns, [edges[row] for row in rows], sequences, draws, cuts.queried),
                 items=len(rows),
             )
-            for (layer, what), rows in by_layer
+            for name, rows in rows_of.items()
         ],
         description="edges",
         unit="edge",
         prepare=partial(_prepared, view, sequences, layers, cuts, seed),
     )
-    return pd.concat([
-        columns.set_axis(rows) for (_, rows), columns in zip(by_layer, columns_by_job.values(), strict=True)
-    ])  # fmt: skip
+    return pd.concat([columns_by_job[name].set_axis(rows) for name, rows in rows_of.items()])
 
 
 def _names(edges: list[Edge], pairs: Pairs | None) -> pd.DataFrame:

@@ -1,6 +1,8 @@
 """The exact effects of single edges on a task or on attention, and the columns of a table that they give."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, product
 from typing import Any, NamedTuple
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import in_float64_on_cpu, summed
 from tlspectral.heads.composition import composition_into
-from tlspectral.hooks.edges.cut import Cut, receiver_inputs
+from tlspectral.hooks.edges.cut import Cut, ReceiverInput, receiver_inputs
 from tlspectral.hooks.edges.reached import Reached
 from tlspectral.hooks.edges.senders import CachedRun, Sender
 from tlspectral.models.attention.head_scores import HeadScores, rotation_tables
@@ -23,7 +25,7 @@ from tlspectral.models.reading.layer import LayerSettings, require_even_scale
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.models.stream.mlp import mlp_reads
-from tlspectral.models.stream.writes import Cast, Input, LayerReads, change_of_reads, layer_reads
+from tlspectral.models.stream.writes import INPUT_POINTS, Cast, Input, LayerReads, change_of_reads, layer_reads
 from tlspectral.selection import head_name
 from tlspectral.tasks.control_tests import beside_control, draws_floor
 from tlspectral.tasks.metric_value import standard_error
@@ -114,6 +116,15 @@ class QueryKeyPairs:
         return QueryKeyPairs(self.queries.to(device), self.keys.to(device))
 
 
+def by_kind(edges: list[Edge], rows: Iterable[int]) -> dict[tuple[int, str], list[int]]:
+    """Return some rows of edges by the layer of their receivers and what these read, in that order."""
+    rows_of: dict[tuple[int, str], list[int]] = {}
+    for row in rows:
+        receiver = edges[row].end.receiver
+        rows_of.setdefault((receiver.layer, receiver.input), []).append(row)
+    return dict(sorted(rows_of.items()))
+
+
 @torch.no_grad()
 def edge_columns(
     edges: list[Edge],
@@ -122,12 +133,14 @@ def edge_columns(
     pairs: QueryKeyPairs | None,
     prepared: Prepared,
 ) -> pd.DataFrame:
-    """Measure edges into one kind of receivers of one layer, a row each; `pairs` are those attention is measured at."""
-    what, layer = edges[0].end.receiver.input, edges[0].end.receiver.layer
+    """Measure edges, a row each. All of a receiver come together; `pairs` are those attention is measured at."""
+    kinds, attention = by_kind(edges, range(len(edges))), np.full(len(edges), np.nan)
     if pairs is None:
-        attention, deltas = np.full(len(edges), np.nan), _task_deltas(edges, sequences, draws, prepared)
+        deltas = _task_deltas(edges, sequences, draws, prepared)
     else:
-        attention, deltas = _attention_deltas(edges, pairs, draws, prepared)
+        deltas = np.empty((len(edges), draws + 1, len(pairs.queries)))
+        for rows in kinds.values():
+            attention[rows], deltas[rows] = _attention_deltas([edges[row] for row in rows], pairs, draws, prepared)
     if prepared.run.replace == "counterfactual" and sequences.counterfactual is not None:
         # Nothing is cut from equal prompts, and batches of other sizes round otherwise.
         deltas[..., (sequences.tokens == sequences.counterfactual.tokens).all(1).numpy()] = 0.0
@@ -150,7 +163,11 @@ def edge_columns(
             table.loc[rows, "pvalue"] = (1 + larger) / (1 + drawn[rows].size)
             table.loc[rows, "pvalue_floor"] = draws_floor(drawn[rows].size)
     if prepared.run.replace != "counterfactual":
-        table["k_composition"] = _composition(edges, layer, what, prepared) if what in "qkv" else np.nan
+        composition = np.full(len(edges), np.nan)
+        for (layer, what), rows in kinds.items():
+            if what in INPUT_POINTS:
+                composition[rows] = _composition([edges[row] for row in rows], layer, what, prepared)
+        table["k_composition"] = composition
     return table
 
 
@@ -158,23 +175,33 @@ def _task_deltas(edges: list[Edge], sequences: TaskSequences, draws: int, prepar
     """Return the value with each edge cut, less the intact one."""
     assert prepared.intact is not None
     intact, values = prepared.intact
-    reading = receiver_inputs(intact.view, edges[0].end.receiver.layer, edges[0].end.receiver.input)
-    # In this order what senders of one layer wrote is computed once.
-    replays = sorted(product(range(-1, draws), range(len(edges))), key=lambda one: (one[0], edges[one[1]].sender))
-
-    def hooks_of(chunk: slice, batch: slice) -> list[Hook]:
-        cuts: list[Cut] = []
-        for draw, row in replays[chunk]:
-            removed = prepared.removed(edges[row], draw)[batch]
-            rows = slice(len(cuts) * len(removed), (len(cuts) + 1) * len(removed))
-            cuts.append(Cut([max(0, edges[row].end.receiver.head)], rows, removed[None]))
-        return [hook for one in reading for hook in one.hooks(lambda: cuts)]
-
-    found = replayed_values(intact, sequences, [Replays(reading[0].layer, len(replays), hooks_of)]).numpy() - values
+    replays: list[Replays] = []
+    measured: list[tuple[int, int]] = []
+    for (layer, what), rows in by_kind(edges, range(len(edges))).items():
+        reading = receiver_inputs(intact.view, layer, what)
+        # In this order what senders of one layer wrote is computed once.
+        cut = sorted(product(range(-1, draws), rows), key=lambda one: (one[0], edges[one[1]].sender))
+        hooks_of = partial(_cutting, reading, [(edges[row], draw) for draw, row in cut], prepared)
+        replays.append(Replays(reading[0].layer, len(cut), hooks_of))
+        measured += cut
+    found = replayed_values(intact, sequences, replays).numpy() - values
     deltas = np.empty((len(edges), draws + 1, len(values)))
-    for (draw, row), effect in zip(replays, found, strict=True):
+    for (draw, row), effect in zip(measured, found, strict=True):
         deltas[row, draw + 1] = effect
     return deltas
+
+
+def _cutting(
+    reading: list[ReceiverInput], cut: list[tuple[Edge, int]], prepared: Prepared, chunk: slice, batch: slice
+) -> list[Hook]:
+    """Return the hooks that cut some edges into one kind of receivers on some sequences, each on its copy."""
+    cuts: list[Cut] = []
+    for edge, draw in cut[chunk]:
+        # A copy: a view would keep what all senders of the layer wrote.
+        removed = prepared.removed(edge, draw)[batch].clone()
+        rows = slice(len(cuts) * len(removed), (len(cuts) + 1) * len(removed))
+        cuts.append(Cut([max(0, edge.end.receiver.head)], rows, removed[None]))
+    return [hook for one in reading for hook in one.hooks(lambda: cuts)]
 
 
 def _attention_deltas(

@@ -12,16 +12,10 @@ import pandas as pd
 from tlspectral.hooks.parts import Band
 from tlspectral.hooks.parts.query_key import BANDS
 from tlspectral.hooks.positions import listed_positions
-from tlspectral.hooks.sweeps.sweep import (
-    SEQUENCES,
-    TOKENS_OF_JOB,
-    chosen_heads,
-    intact_attrs,
-    placed_parts,
-    sweep_jobs,
-)
+from tlspectral.hooks.sweeps.sweep import SEQUENCES, chosen_heads, intact_attrs, placed_parts, sweep_jobs
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import heads_by_layer
+from tlspectral.models.running.batches import TOKENS_OF_JOB
 from tlspectral.selection import Heads, counted
 from tlspectral.tables.head_columns import HEAD
 from tlspectral.tables.measurement import Measurement, stacked

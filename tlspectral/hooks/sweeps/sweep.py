@@ -33,7 +33,7 @@ from tlspectral.hooks.sweeps.layer_effects import (
 from tlspectral.hooks.sweeps.screen import gradient_screen
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
-from tlspectral.models.running.batches import batch_on
+from tlspectral.models.running.batches import TOKENS_OF_JOB, batch_on, filled
 from tlspectral.models.running.continued_runs import continued_run
 from tlspectral.models.running.partial_runs import IntactRun
 from tlspectral.selection import Heads, counted, head_name
@@ -51,11 +51,6 @@ from tlspectral.tasks.task_sequences import TaskSequences, intact_values, metric
 SEQUENCES = 16
 CONTROL_DRAWS = 5
 SCREENED = 20
-TOKENS_OF_JOB = 2**11
-"""Tokens of all rows up to which layers share a job that is kept in a folder: what a pass on a CPU takes.
-
-It names the files of a folder, which may be resumed on another device, so it is the same on all.
-"""
 
 ABLATION_SWEEP = Schema(
     "ablation_sweep",
@@ -326,7 +321,7 @@ def sweep_jobs(
             sizes = {name: (1 + per_head) * each for name in own}
         else:
             sizes = {layer: _replays(view, part, layer, heads, per_head) * each for layer, heads in own.items()}
-        for together in _filled(sizes, tokens):
+        for together in filled(sizes, tokens):
             group = {key: own[key] for key in together}
             numbers = [[*own].index(key) for key in group] if of_sets else group
             which = "-".join(f"{number:03d}" for number in dict.fromkeys((min(numbers), max(numbers))))
@@ -341,19 +336,6 @@ def _replays(view: AttentionView, part: Part, layer: int, heads: list[int], draw
     """Return how many replays the heads of a layer have, with their controls."""
     most = len(heads) * (1 + draws)
     return min(most, view.n_heads(layer)) if part.beside_heads else most
-
-
-def _filled(sizes: Mapping[Any, int], most: int) -> list[list[Any]]:
-    """Return keys in groups of consecutive ones, whose sizes sum to `most` at most where there are several."""
-    groups: list[list[Any]] = []
-    taken = most
-    for key, size in sizes.items():
-        if taken + size > most:
-            groups.append([])
-            taken = 0
-        groups[-1].append(key)
-        taken += size
-    return groups
 
 
 def _check(part: Part, control: Any, draws: Any, screen: Any, at: Any = None, *, of_sets: bool = False) -> int | None:

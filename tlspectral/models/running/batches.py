@@ -7,7 +7,7 @@ compared and resumed.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -164,6 +164,7 @@ def _no_positions(given: Any, what: str) -> TypeError:
 
 
 _Found = TypeVar("_Found")
+_Key = TypeVar("_Key")
 
 
 class Batch(NamedTuple):
@@ -196,6 +197,26 @@ def batch_on(device: torch.device) -> Batch:
         return ON_CPU
     memory = 2 ** (int(total).bit_length() - 1)
     return Batch(tokens=memory // 2**21, logits=memory // 2**6, held=memory // 2**3, copied=memory // 2**5)
+
+
+TOKENS_OF_JOB = ON_CPU.tokens
+"""Tokens of all rows up to which layers share a job that is kept in a folder: what a pass on a CPU takes.
+
+It names the files of a folder, which may be resumed on another device, so it is the same on all.
+"""
+
+
+def filled(sizes: Mapping[_Key, int], most: int) -> list[list[_Key]]:
+    """Return keys in groups of consecutive ones, whose sizes sum to `most` at most where there are several."""
+    groups: list[list[_Key]] = []
+    taken = most
+    for key, size in sizes.items():
+        if taken + size > most:
+            groups.append([])
+            taken = 0
+        groups[-1].append(key)
+        taken += size
+    return groups
 
 
 def in_batches(n: int, at_once: int, run: Callable[[slice], _Found]) -> Iterator[_Found]:
