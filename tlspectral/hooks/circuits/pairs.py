@@ -21,8 +21,10 @@ from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.edges.cut import Cut
+from tlspectral.hooks.probe import proved_in_state
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.placing import Hook, holding
+from tlspectral.models.reading.digests import stored_bytes
 from tlspectral.models.reading.layer import require_every_key
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
@@ -124,7 +126,8 @@ def pairs_of(view: AttentionView, task: Task) -> Pairs:
     read_by_indexer = "by what no edge carries: give shorter prompts"
     require_every_key(map(view.raw, view.layers), sequences.tokens.shape[1], read_by_indexer)
     pairs = Pairs(Graph(view), sequences, sequences.counterfactual)
-    _require_both_ends(pairs)
+    sides = (stored_bytes(one[0]).tobytes() for one in (sequences.tokens, pairs.other.tokens))
+    proved_in_state(view, ("both ends", *sides), partial(_require_both_ends, pairs))
     return pairs
 
 

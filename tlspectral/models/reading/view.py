@@ -1,9 +1,10 @@
 """The view of a model: where it came from, its layers one by one, and runs with hooks."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.models.hooking.exclusive import modules_of
 from tlspectral.models.hooking.placing import Hook, hooks_on, send_captures_by_name
 from tlspectral.models.hooking.user_hooks import user_hooks, warn_of_hooks
 from tlspectral.models.reading import bridge, hooked_transformer
@@ -45,6 +47,9 @@ from tlspectral.selection import Head, Heads, from_end, head_name, head_pair, na
 
 READERS: dict[str, Reader] = {"bridge": bridge, "hooked": hooked_transformer}
 """The module of this room that reads each kind of model."""
+
+_PLAIN = (bool, int, float, str)
+_marks = count()
 
 
 @dataclass(eq=False)
@@ -316,6 +321,23 @@ class AttentionView:
             )
 
         return kept_digest(self.model, tuple(weights), weights.values(), make)
+
+    def state(self) -> Hashable:
+        """Return what is equal in two calls if nothing has changed that the model's own passes are computed from.
+
+        That are all parameters and buffers, compared as in `kept_digest`, and of each module its class and the numbers,
+        flags and words that it and its configuration hold. What a user puts on the model is told by `acting_on`.
+        """
+        modules = modules_of(self.model)
+        tensors = {id(value): value for each in modules for held in (each._parameters, each._buffers)
+                   for value in held.values() if value is not None}  # fmt: skip
+        configs = {id(value): value for each in modules for value in (vars(each).get("config"), vars(each).get("cfg"))
+                   if hasattr(value, "__dict__")}  # fmt: skip
+        plain = tuple(
+            (type(each), *(item for item in vars(each).items() if type(item[1]) in _PLAIN and item[0] != "training"))
+            for each in (*modules, *configs.values())
+        )
+        return kept_digest(self.model, "state", tensors.values(), lambda: str(next(_marks))), plain
 
     def ends_digest(self) -> str:
         """Return the SHA-256 of embedding, unembedding and the norm in front of it, as stored; of an encoder W_E's."""
