@@ -29,7 +29,7 @@ from tlspectral.models.reading.blocks import (
     skipped_among,
     writes_more,
 )
-from tlspectral.models.reading.digests import digest_of, digest_of_named, kept_digest, recorded_weights
+from tlspectral.models.reading.digests import Sums, digest_of, digest_of_named, kept_digest, recorded_weights
 from tlspectral.models.reading.layer import (
     AttentionLayer,
     LiveFactors,
@@ -58,7 +58,8 @@ class AttentionView:
 
     The model, a TransformerBridge or HookedTransformer, is never changed. `n_ctx` is the longest prompt. `kept` holds
     the layers that were read, by number and by whether gradients are recorded, while `measured` is open; None
-    otherwise: a layer is then read each time that it is asked for, since the model may have changed.
+    otherwise: a layer is then read each time that it is asked for, since the model may have changed. `sums` are those
+    of its weights, by which `kept_digest` sees changes, for as long.
     """
 
     model: Any = field(repr=False)
@@ -68,6 +69,7 @@ class AttentionView:
     d_vocab: int
     n_ctx: int
     kept: dict[tuple[int, bool], RawAttention] | None = field(default=None, repr=False)
+    sums: Sums | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         sizes = f"{self.n_layers} layers, d_model {self.d_model}, d_vocab {self.d_vocab}, n_ctx {self.n_ctx}"
@@ -75,7 +77,8 @@ class AttentionView:
 
     def __getstate__(self) -> dict[str, Any]:
         send_captures_by_name()
-        return {name: value for name, value in self.__dict__.items() if name != "hook_points"} | {"kept": None}
+        own = {name: value for name, value in self.__dict__.items() if name != "hook_points"}
+        return own | {"kept": None, "sums": None}
 
     @property
     def reader(self) -> Reader:
@@ -320,7 +323,7 @@ class AttentionView:
                 {name: value for name, value in weights.items() if not name.endswith("bias") or bool(value.any())}
             )
 
-        return kept_digest(self.model, tuple(weights), weights.values(), make)
+        return kept_digest(self.model, tuple(weights), weights.values(), make, self.sums)
 
     def state(self) -> Hashable:
         """Return what is equal in two calls if nothing has changed that the model's own passes are computed from.
@@ -337,7 +340,7 @@ class AttentionView:
             (type(each), *(item for item in vars(each).items() if type(item[1]) in _PLAIN and item[0] != "training"))
             for each in (*modules, *configs.values())
         )
-        return kept_digest(self.model, "state", tensors.values(), lambda: str(next(_marks))), plain
+        return kept_digest(self.model, "state", tensors.values(), lambda: str(next(_marks)), self.sums), plain
 
     def ends_digest(self) -> str:
         """Return the SHA-256 of embedding, unembedding and the norm in front of it, as stored; of an encoder W_E's."""
@@ -349,7 +352,7 @@ class AttentionView:
                 require_readable(value, role)
             return digest_of(ends.values())
 
-        return kept_digest(self.model, "ends", ends.values(), make)
+        return kept_digest(self.model, "ends", ends.values(), make, self.sums)
 
     def layer_digest(self, index: int) -> str:
         """Return the SHA-256 of a layer's query-key side as stored, then the SHA-256 of its values and output.
@@ -357,7 +360,9 @@ class AttentionView:
         Raises as `raw`, and BadWeights for a weight on the meta device.
         """
         sides = enumerate(hashed_sides(self.raw(index)))
-        return "".join(kept_digest(self.model, (index, n), side, partial(digest_of, side)) for n, side in sides)
+        return "".join(
+            kept_digest(self.model, (index, n), side, partial(digest_of, side), self.sums) for n, side in sides
+        )
 
     def origin(self, layers: Iterable[int] | None = None, *, processing: bool = False) -> dict[str, Any]:
         """Return `source` and the `recorded_weights` of some layers (None: all), which a table carries in its `attrs`.
@@ -446,11 +451,11 @@ def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView
     view = attention_view(model)
     if report_hooks:
         warn_of_hooks(model)
-    view.kept = {}
+    view.kept, view.sums = {}, {}
     try:
         yield view
     finally:
-        view.kept = None
+        view.kept = view.sums = None
 
 
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:
