@@ -81,6 +81,8 @@ def named_fields(given: Any) -> dict[str, Any] | None:
 
 def column_names(given: Any) -> list[str] | None:
     """Return the names of the columns of a frame of any library, or of a structured array; None for anything else."""
+    if type(given) in (list, tuple):  # many short ones are asked for
+        return None
     if fields := _field_names(given):
         return list(fields) if given.ndim else None
     with warnings.catch_warnings():  # polars warns that a lazy frame has to resolve its columns

@@ -26,7 +26,7 @@ from tlspectral.models.attention.run_scores import visible_keys
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.layer import AttentionLayer
 from tlspectral.models.reading.view import AttentionView, one_head, vocabulary_chunks
-from tlspectral.models.running.batches import attention_positions
+from tlspectral.models.running.batches import attention_positions, rows_of_scores
 from tlspectral.models.running.passes import capture_until
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import token_text
@@ -225,8 +225,9 @@ def _key_contrast(
     names = view.hook_names(layer.layer)
     total = torch.zeros(layer.d_head, layer.d_head, dtype=torch.float64)
     points = [names[point] for point in ("query", "key", "scores") if point in names]
-    for start in range(0, len(prompts.tokens), BATCH):
-        rows = slice(start, start + BATCH)
+    at_once = max(1, min(BATCH, rows_of_scores(view, prompts.tokens.shape[1])))
+    for start in range(0, len(prompts.tokens), at_once):
+        rows = slice(start, start + at_once)
         captured = capture_until(view, prompts.tokens[rows], points, last=names["pattern"])
         q, k = (
             in_float64(normed[:, :, head * normed.shape[2] // layer.n_heads]).cpu()  # of the key that the head reads

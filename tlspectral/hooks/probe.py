@@ -1,10 +1,10 @@
-"""Checks that an edit of attention reaches the output, and that the edited scores are what the operators give.
+"""Proofs, made by short runs and kept for a model: that an edit of attention reaches the output, and others.
 
 Some bridges compute attention elsewhere and discard the edit.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from tlspectral.errors import EditNotHonored, TlspectralError, UnsupportedArchit
 from tlspectral.models.hooking.deferred_checks import checked_at_end
 from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.placing import Hook, without_hooks
-from tlspectral.models.hooking.user_hooks import acts_inside
+from tlspectral.models.hooking.user_hooks import acting_on, acts_inside
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import probe_tokens
 from tlspectral.models.running.partial_runs import LAST, logits_at
@@ -39,6 +39,7 @@ class _Proofs:
 
 _proofs: WeakKeyDictionary[Any, dict[str, _Proofs]] = WeakKeyDictionary()
 _summed: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+_of_state: WeakKeyDictionary[Any, tuple[Hashable, set[Hashable]]] = WeakKeyDictionary()
 
 _BEYOND_ROUNDING = 100.0
 """How many times the largest difference between rows without an edit the logits of an edited row have to move.
@@ -171,3 +172,21 @@ def require_writes(view: AttentionView, layers: Iterable[int]) -> None:
                     "head is not defined"
                 )
             known.add(layer)
+
+
+def proved_in_state(view: AttentionView, what: Hashable, prove: Callable[[], None]) -> None:
+    """Make a proof that depends on weights and hooks, once for each state of the model (`AttentionView.state`).
+
+    `prove` runs under the hooks that are on the model, and raises where it fails, which is not remembered. Where
+    anything of the user's acts in the passes, at hook points too, it is made each time.
+    """
+    if next(acting_on(view.model), None) is not None:
+        prove()
+        return
+    now = view.state()
+    then, proved = _of_state.get(view.model, (None, set[Hashable]()))
+    if then != now:
+        _of_state[view.model] = now, proved = now, set()
+    if what not in proved:
+        prove()
+        proved.add(what)

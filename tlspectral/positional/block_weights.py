@@ -20,7 +20,7 @@ from torch import Tensor
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading.layer import RawAttention
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
-from tlspectral.models.running.batches import batch_on
+from tlspectral.models.running.batches import batch_on, score_bytes
 from tlspectral.models.running.key_value_cache import prefill
 from tlspectral.models.running.partial_runs import last_logits
 from tlspectral.positional.exclusion import ExclusionSplit, frequency_exclusion, head_exclusion, swapped_key_means
@@ -48,9 +48,6 @@ _RESOLUTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[LastQuery], Exclu
     "frequencies": (LastQuery.frequency_logits, frequency_exclusion),
 }
 """How logits and exclusion splits of heads, or of their frequencies, are made from what a query sees."""
-
-# A model's own eager attention holds about four matrices [heads, pos, pos] in float32 at a time.
-_PATTERN_BYTES = 4 * 4
 
 _Columns = dict[str, Tensor]
 _Found = dict[str, dict[tuple[int, int], _Columns]]  # by resolution, then query and layer
@@ -103,9 +100,8 @@ class QueryPasses:
 
     def contexts_at_once(self, n_tokens: int) -> int:
         """Return how many prompts of a length are in one batch, which bounds the memory for their patterns and keys."""
-        patterns = _PATTERN_BYTES * max(len(raw.w_q) for raw in self.layers.values()) * n_tokens**2
         cached = self._cache_bytes(n_tokens) if len(self.suffixes) > 1 else 0
-        return max(1, self._held // (patterns + cached))
+        return max(1, self._held // (score_bytes(self.view, n_tokens) + cached))
 
     @property
     def _held(self) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import in_float64
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.models.reading import measured
+from tlspectral.models.running.batches import rows_of_scores
 from tlspectral.models.running.partial_runs import logits_at
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.tasks.task import Task
@@ -73,6 +74,7 @@ def embedding_change(model: Any, prompts: Any) -> Task:
             )
         packed = packed_prompts(view, prompts)
         with torch.no_grad():
-            streams = (logits_at(view, rows, slice(None)) for rows in packed.tokens.split(_ROWS_AT_ONCE))
+            at_once = max(1, min(_ROWS_AT_ONCE, rows_of_scores(view, packed.tokens.shape[1])))
+            streams = (logits_at(view, rows, slice(None)) for rows in packed.tokens.split(at_once))
             before = torch.cat([in_float64(stream).mean(1) for stream in streams])
         return Task(packed.tokens, EmbeddingChange(before), higher_is_better=False, name="embedding change")

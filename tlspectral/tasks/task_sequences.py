@@ -25,6 +25,8 @@ from tlspectral.models.running.batches import (
     in_batches,
     position_of,
     positions_in,
+    rows_of_pass,
+    rows_of_scores,
 )
 from tlspectral.models.running.continued_runs import ContinuedRun, rows_at_once
 from tlspectral.models.running.partial_runs import IntactRun, Positions, intact_run, logits_at
@@ -39,6 +41,7 @@ from tlspectral.user_functions import not_finite, returned_tensor
 _Found = TypeVar("_Found")
 
 _MOST_LOGITS = 2**31  # 8 GiB in float32
+_BACKWARD = 4  # what a backward pass needs of all layers stays in memory: so many times fewer rows than without
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,8 @@ class TaskSequences(PackedTokens):
         return self.predicted if isinstance(self.predicted, slice) else self.predicted[sequences]
 
     def rows_at_once(self, view: AttentionView) -> int:
-        """Return the number of sequences in one run, which bounds its tokens and predicted logits by the device."""
-        return max(1, min(batch_on(view.device).tokens // self.tokens.shape[1], self._rows_predicted(view)))
+        """Return the number of sequences in one run, which the device bounds by its tokens, scores and logits."""
+        return max(1, min(rows_of_pass(view, self.tokens.shape[1]), self._rows_predicted(view)))
 
     def recorded(self, view: AttentionView) -> dict[str, Any]:
         """Return what `attrs` of a table say of the sequences: how many, how many in one run, and which."""
@@ -90,9 +93,17 @@ class TaskSequences(PackedTokens):
     def _rows_predicted(self, view: AttentionView) -> int:
         return batch_on(view.device).logits // (self.n_predicted * view.d_vocab)
 
-    def in_batches(self, view: AttentionView, run: Callable[[slice], _Found], share: int = 1) -> Iterator[_Found]:
-        """Yield what `run` returns for batches of `rows_at_once // share` sequences, see `batches.in_batches`."""
-        return in_batches(len(self.tokens), max(1, self.rows_at_once(view) // share), run)
+    def in_batches(
+        self, view: AttentionView, run: Callable[[slice], _Found], *, backward: bool = False
+    ) -> Iterator[_Found]:
+        """Yield what `run` returns for batches of `rows_at_once` sequences, see `batches.in_batches`.
+
+        With `backward`, of a run with a backward pass over all layers, they are smaller.
+        """
+        rows = self.rows_at_once(view)
+        if backward:
+            rows = max(1, min(rows // _BACKWARD, rows_of_scores(view, self.tokens.shape[1], backward=True)))
+        return in_batches(len(self.tokens), rows, run)
 
     def measured(
         self, logits: Float[Tensor, "rows predicted d_vocab"], sequences: slice = slice(None)

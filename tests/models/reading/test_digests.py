@@ -8,7 +8,7 @@ import zoo
 from torch import nn
 
 import tlspectral as tls
-from tlspectral.models.reading import attention_view, digests
+from tlspectral.models.reading import attention_view, digests, measured
 from tlspectral.models.reading.digests import digest_of, digest_of_named, kept_digest
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -163,6 +163,23 @@ def test_tied_weights_are_summed_once(monkeypatch, spied):
     assert [tuple(one.shape) for one in summed] == [(zoo.VOCABULARY, zoo.WIDTH)]
     model.W_E.data[5, 7] += 1e-3
     assert view.ends_digest() == plain(model.W_E.detach(), model.W_U.detach(), model.ln_final.weight.detach())
+
+
+def test_one_measurement_sums_a_weight_once_and_the_next_one_again(monkeypatch, spied):
+    monkeypatch.setattr(digests, "_SMALL", zoo.WIDTH)
+    model = zoo.bridge("llama")
+    summed = spied(digests, "_as_integers")
+    with measured(model) as view:
+        first = view.state(), view.weights_digest(), view.layer_digest(0)
+        storages = [one.untyped_storage().data_ptr() for one in summed]
+        again = view.state(), view.weights_digest(), view.layer_digest(0)
+    assert first == again
+    # W_O is read head by head, in another order.
+    assert len(storages) == len(summed) == len({*storages}) + 1
+    model.blocks[1].attn.k.weight.data[0, 0] += 1e-3
+    with measured(model) as view:
+        assert view.state() != first[0]
+        assert view.weights_digest() != first[1]
 
 
 def test_a_tensor_of_inference_mode_is_compared_by_its_numbers():

@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,8 +17,9 @@ from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of
 from tlspectral.hooks.sweeps import sweep as sweep_module
 from tlspectral.models.reading import attention_view
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running import batches
-from tlspectral.models.running.batches import batch_on, in_batches
+from tlspectral.models.running.batches import batch_on, in_batches, rows_of_pass, rows_of_scores
 
 GIB = 2**30
 
@@ -32,15 +34,46 @@ def on_card(monkeypatch, gib, kind="cuda"):
 def test_a_batch_follows_the_total_memory_rounded_down_to_a_power_of_two(monkeypatch):
     card = on_card(monkeypatch, 79.1)
     assert card == on_card(monkeypatch, 64) == on_card(monkeypatch, 79.6, "xpu")
-    assert card == batches.Batch(tokens=2**15, logits=2**30, held=8 * GIB, copied=2 * GIB)
+    assert card == batches.Batch(tokens=2**15, logits=2**30, held=8 * GIB, copied=2 * GIB, scores=16 * GIB)
     assert on_card(monkeypatch, 23.6) == tuple(one // 4 for one in card)
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 16 * GIB)
     assert batch_on(torch.device("mps")) == on_card(monkeypatch, 16)
 
 
 def test_on_a_cpu_it_is_the_same_on_every_machine():
-    assert batch_on(torch.device("cpu")) == batches.Batch(tokens=2**11, logits=2**26, held=2**29, copied=2**20)
-    assert batch_on(torch.device("lazy:0")) == batch_on(torch.device("cpu"))
+    expected = batches.Batch(tokens=2**11, logits=2**26, held=2**29, copied=2**20, scores=2**30)
+    assert batch_on(torch.device("cpu")) == batch_on(torch.device("lazy:0")) == expected
+
+
+# --- scores of long prompts ---
+
+
+def large(device, n_layers=32, n_heads=32):
+    """What is asked of a model of 8B parameters."""
+    weight = SimpleNamespace(device=torch.device(device))
+    model: Any = SimpleNamespace(cfg=SimpleNamespace(n_heads=n_heads), parameters=lambda: iter([weight]))
+    return AttentionView(model, "bridge", n_layers, d_model=4096, d_vocab=128256, n_ctx=131072)
+
+
+def test_rows_of_long_prompts_are_as_many_as_their_scores_have_room_for(monkeypatch):
+    on_card(monkeypatch, 79.1)
+    rows = {length: rows_of_pass(large("cuda:0"), length) for length in (129, 1024, 2048, 4096, 8192, 32768)}
+    by_tokens = {length: 2**15 // length for length in rows}
+    assert rows == by_tokens | {2048: 8, 4096: 2, 8192: 1, 32768: 1}
+    # All copies of them take a quarter of 64 GiB, in float32 with four at a time.
+    assert all(4 * 4 * 32 * length**2 * rows[length] <= 16 * GIB for length in (129, 1024, 2048, 4096))
+    # Of one query behind a long cache there is one row of scores; a backward pass keeps those of all layers.
+    assert rows_of_scores(large("cuda:0"), 1, 32768) == 2**34 // (16 * 32 * 32768)
+    assert rows_of_scores(large("cuda:0"), 1024, backward=True) == 2**34 // ((16 + 8 * 32) * 32 * 1024**2) == 1
+    assert rows_of_scores(large("cuda:0"), 8192) == 0
+
+
+@pytest.mark.parametrize("n_heads", [9, 32])
+def test_on_a_cpu_rows_of_usual_lengths_follow_their_tokens_alone(n_heads):
+    view = large("cpu", 30, n_heads)
+    assert all(rows_of_pass(view, length) == 2**11 // length for length in (18, 129, 256, 512, 1024))
+    assert all(rows_of_scores(view, length) >= 25 for length in (18, 129))  # of detectors
+    assert all(rows_of_scores(view, length, backward=True) >= 2**11 // 4 // length for length in (18, 129, 256))
 
 
 # --- out of memory ---
@@ -131,6 +164,41 @@ def test_no_number_moves_where_memory_ran_out_in_the_middle_of_a_pass(what, monk
     numbers = [table.select_dtypes("number").drop(columns=["batch"], errors="ignore") for table in (found, expected)]
     # Rounding of float32 in other batches: 1e-6 measured; what is counted twice is off by its whole size.
     pd.testing.assert_frame_equal(*numbers, rtol=0, atol=5e-6)
+
+
+LONG = {
+    **{what: MEASURED[what] for what in MEASURED if what != "induction"},
+    "position": lambda model: tls.ablation_sweep(model, "output", task=TASK, at=6),
+    "detectors": lambda model: tls.detect_heads(model, n_sequences=5, segment_length=4),
+    "sinks": lambda model: tls.heads.attention_sinks(model, CLEAN),
+    "top pairs": lambda model: tls.top_pairs(model, "L1H2", CLEAN),
+    "kernel": lambda model: tls.relative_position_kernel(model, "L1H2", CLEAN),
+    "directions": lambda model: tls.head_directions(
+        model, "L1H2", task=tls.Task(CLEAN, TASK.metric, attention=(8, 4)), draws=9
+    ),
+}
+BACKWARD = {"screen", "estimates"}
+
+
+@pytest.mark.parametrize("what", [*LONG])
+def test_every_pass_counts_its_scores(what, batch_size):
+    """A llama of two layers and four heads, with room for the scores of two rows of nine tokens."""
+    model, seen = zoo.bridge("llama"), []
+    batch_size(scores=2 * 16 * 4 * 9**2)
+
+    def note(block, given, output):
+        x = output[0] if isinstance(output, tuple) else output
+        if x.shape[1] == 9:  # probes have fewer tokens, replays from a position too
+            seen.append((len(x), torch.is_grad_enabled()))
+
+    handle = model.blocks[0].register_forward_hook(note)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a hook is on the model
+        LONG[what](model)
+    handle.remove()
+    assert max(rows for rows, _ in seen) == 2
+    # A backward pass keeps those of both layers: 32 bytes of a score in place of 16.
+    assert {rows for rows, backward in seen if backward} == ({1} if what in BACKWARD else set())
 
 
 def test_the_batch_is_noted_and_tables_of_different_batches_are_one_measurement(batch_size, tmp_path, monkeypatch):

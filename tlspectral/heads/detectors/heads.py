@@ -25,7 +25,7 @@ from tlspectral.heads.detectors.spread import Spread
 from tlspectral.heads.detectors.targets import Marks, Reduce, Scorer
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.batches import PackedTokens, batch_on, even_rows
+from tlspectral.models.running.batches import PackedTokens, batch_on, even_rows, rows_of_scores
 from tlspectral.models.running.given import given_prompts
 from tlspectral.models.running.passes import run_until
 from tlspectral.models.running.prompts import distinct_rows, equality_notes, packed_prompts, packed_rows
@@ -379,7 +379,8 @@ class _Statistics(NamedTuple):
 
 def sequences_at_once(view: AttentionView, width: int) -> int:
     """Return how many sequences of a width run together where attention alone is read."""
-    return max(1, min(BATCH, 2 * batch_on(view.device).tokens // width))  # no logits are made
+    by_tokens = 2 * batch_on(view.device).tokens // width  # no logits are made
+    return max(1, min(BATCH, by_tokens, rows_of_scores(view, width)))
 
 
 def _statistics(

@@ -26,7 +26,7 @@ from tlspectral.models.attention.run_scores import require_own_pattern
 from tlspectral.models.hooking.user_hooks import user_hooks
 from tlspectral.models.reading.layer import softcapped
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.batches import PackedTokens
+from tlspectral.models.running.batches import PackedTokens, rows_of_scores
 from tlspectral.models.running.passes import run_until
 
 BATCH = 25
@@ -183,8 +183,9 @@ def measured_kernels(
     if reference is not None:
         runs.append((reference, torch.ones(len(reference.tokens), dtype=torch.bool), None))
     for run, summed_rows, judged_rows in runs:
-        for start in range(0, len(run.tokens), BATCH):
-            rows = slice(start, start + BATCH)
+        at_once = max(1, min(BATCH, rows_of_scores(view, run.tokens.shape[1])))
+        for start in range(0, len(run.tokens), at_once):
+            rows = slice(start, start + at_once)
             of_batch = run.real[rows], summed_rows[rows], None if judged_rows is None else judged_rows[rows]
             hooks = [hook for kernel in kernels for hook in kernel.hooks(*of_batch)]
             if hooks:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import scipy.integrate
 import scipy.stats
+import torch
 from jaxtyping import Bool, Float, Float64, Int
 
 from tlspectral.errors import warn_caller
@@ -110,7 +111,7 @@ def run_circuit(model: Any, edges: Any, task: Task) -> MetricValue:
     see `faithfulness`, which draws some. That a circuit carries the task and not another one: a task that needs more
     edges falls to its `counterfactual` under any small circuit, so set a circuit of equal size beside it.
     """
-    with measured(model) as view:
+    with measured(model) as view, torch.no_grad():
         pairs = pairs_of(view, task)
         _compare(edges, pairs)
         [values] = pairs.circuit_values([pairs.graph.kept(edges)])
@@ -189,7 +190,7 @@ def faithfulness(
         )
     shares, null = _shares(sizes), (20 if choose is None else 1) if null is None else null
     null = counted(null, 0, "null is how many circuits of each size are drawn")
-    with measured(model) as view:
+    with measured(model) as view, torch.no_grad():
         pairs = pairs_of(view, task)
         rng = np.random.default_rng(seed)
         if edges is None:

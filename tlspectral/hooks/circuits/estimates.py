@@ -118,7 +118,7 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
                 shown.update(batch.stop - batch.start)
             return of_units, of_batch
 
-        for of_units, of_batch in pairs.in_batches(estimates):
+        for of_units, of_batch in pairs.in_batches(estimates, backward=True):
             found.index_add_(0, of_units, of_batch)
     return Estimates(found.numpy(), np.bincount(unit.numpy()), kind)
 

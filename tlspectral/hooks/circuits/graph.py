@@ -137,7 +137,7 @@ class Graph:
         Raises ValueError for what names no edges, BadHead for an end that does not exist, or a sender that does not
         write before its receiver reads.
         """
-        known: dict[Any, int] = {}
+        known: dict[Any, int] = {one.name: row for row, one in enumerate(self.receivers)}
         rows, places = [], []
         for sender, receiver in _named(edges):
             sender = self._sender_name(sender)

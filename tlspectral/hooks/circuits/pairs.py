@@ -21,11 +21,13 @@ from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.circuits.graph import Graph
 from tlspectral.hooks.edges.cut import Cut
+from tlspectral.hooks.probe import proved_in_state
 from tlspectral.models.attention.tolerances import require_close
 from tlspectral.models.hooking.placing import Hook, holding
+from tlspectral.models.reading.digests import stored_bytes
 from tlspectral.models.reading.layer import require_every_key
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
+from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches, rows_of_scores
 from tlspectral.models.running.partial_runs import Positions, logits_at
 from tlspectral.models.stream.writes import HeadWrites, mixed, require_stream, z_of
 from tlspectral.tables.progress import bar
@@ -66,9 +68,14 @@ class Pairs:
         each = len(self.graph.senders) * self.sequences.tokens.shape[1] * self.view.d_model * 4
         return max(1, min(self.sequences.rows_at_once(self.view), batch_on(self.view.device).held // each))
 
-    def in_batches(self, run: Callable[[slice], _Found]) -> Iterator[_Found]:
-        """Yield what `run` returns for batches of `rows_at_once` pairs, see `batches.in_batches`."""
-        return in_batches(len(self.sequences.tokens), self.rows_at_once, run)
+    def in_batches(self, run: Callable[[slice], _Found], *, backward: bool = False) -> Iterator[_Found]:
+        """Yield what `run` returns for batches of `rows_at_once` pairs, see `batches.in_batches`.
+
+        With `backward`, of a run with a backward pass over all layers, they are of as many as its scores have room for.
+        """
+        n, width = self.sequences.tokens.shape
+        most = rows_of_scores(self.view, width, backward=True) if backward else n
+        return in_batches(n, max(1, min(self.rows_at_once, most)), run)
 
     def differences(self, batch: slice) -> Float[Tensor, "senders batch pos d_model"]:
         """Return what each sender writes on the clean prompts less what it writes on the counterfactual ones."""
@@ -124,7 +131,8 @@ def pairs_of(view: AttentionView, task: Task) -> Pairs:
     read_by_indexer = "by what no edge carries: give shorter prompts"
     require_every_key(map(view.raw, view.layers), sequences.tokens.shape[1], read_by_indexer)
     pairs = Pairs(Graph(view), sequences, sequences.counterfactual)
-    _require_both_ends(pairs)
+    sides = (stored_bytes(one[0]).tobytes() for one in (sequences.tokens, pairs.other.tokens))
+    proved_in_state(view, ("both ends", *sides), partial(_require_both_ends, pairs))
     return pairs
 
 

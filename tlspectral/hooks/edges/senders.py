@@ -16,7 +16,7 @@ from tlspectral.containers import column_names, is_array, plain, values
 from tlspectral.errors import BadHead
 from tlspectral.hooks.parts.output import Output
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
-from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
+from tlspectral.models.running.batches import PackedTokens, in_batches, rows_of_pass
 from tlspectral.models.running.passes import capture_until
 from tlspectral.models.stream.writes import WRITE_POINTS, checked_writes, head_writes, mixed, z_of
 from tlspectral.selection import from_end, head_name, named_column, which_exist
@@ -197,7 +197,7 @@ def cached_run(
             kept |= {names[layer][point] for point in _KEPT[kind] if point in names[layer]}
     tables = {names[layer][point] for layer in reading for point in ("cos", "sin") if point in names[layer]}
     of_reading = {names[layer][point] for layer in reading for point in READ_POINTS if point in names[layer]}
-    rows = max(1, batch_on(view.device).tokens // sequences.tokens.shape[1])
+    rows = rows_of_pass(view, sequences.tokens.shape[1])
 
     def captured(tokens: Tensor, points: set[str]) -> dict[str, Tensor]:
         runs = [*in_batches(len(tokens), rows, lambda batch: capture_until(view, tokens[batch], points, last=last))]

@@ -13,7 +13,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.parts.part import Part
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.batches import PackedTokens, batch_on, in_batches
+from tlspectral.models.running.batches import PackedTokens, in_batches, rows_of_pass
 from tlspectral.models.running.given import given_prompts
 from tlspectral.models.running.passes import capture_until
 from tlspectral.models.running.prompts import packed_prompts
@@ -277,7 +277,7 @@ def _from_reference(
     def captured_of(batch: slice) -> tuple[slice, dict[str, Tensor]]:
         return batch, capture_until(view, sequences.tokens[batch], names.values(), last=names[max(names)])
 
-    rows = max(1, batch_on(view.device).tokens // sequences.tokens.shape[1])
+    rows = rows_of_pass(view, sequences.tokens.shape[1])
     for batch, captured in in_batches(len(sequences.tokens) if by_layer else 0, rows, captured_of):
         for layer, heads in by_layer.items():
             z = z_of(captured[names[layer]], view.raw(layer).w_o)[:, :, heads]

@@ -18,8 +18,6 @@ from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.partial_runs import logits_at, require_gradients
 from tlspectral.tasks.task_sequences import TaskSequences
 
-_GRAPH_TOKENS = 4  # the graph of all layers stays in memory: so many times fewer rows than without gradients
-
 
 def gradient_screen(
     view: AttentionView,
@@ -86,7 +84,7 @@ def gradient_screen(
         return torch.autograd.grad(logits, list(gates.values()), whole.to(logits))
 
     with torch.enable_grad(), view.hooks_on(hooks):
-        for gradients in sequences.in_batches(view, gradients_of, _GRAPH_TOKENS):
+        for gradients in sequences.in_batches(view, gradients_of, backward=True):
             for layer, gradient in zip(gates, gradients, strict=True):
                 estimates[layer] += gradient.cpu().double()
             for layer, square in of_batch.items():

@@ -76,19 +76,25 @@ class _Seen:
         return (self.form, self.place) == (now.form, now.place) and all(map(torch.equal, self.numbers, now.numbers))
 
 
+Sums = dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]]
+"""Tensors whose bits were summed, and the sums, by place and form. They are held, so that none takes their place."""
+
 _kept: WeakKeyDictionary[Any, dict[Hashable, tuple[tuple[_Seen | None, ...], str]]] = WeakKeyDictionary()
 
 
 @torch.no_grad()
-def kept_digest(model: Any, name: Hashable, values: Iterable[Tensor | None], make: Callable[[], str]) -> str:
+def kept_digest(
+    model: Any, name: Hashable, values: Iterable[Tensor | None], make: Callable[[], str], known: Sums | None = None
+) -> str:
     """Return what `make` says of some weights of a model, which it is asked for again where one of them has changed.
 
     Compared are of each weight its place in memory, shape, type, strides, device and count of edits in place, and its
     numbers: its bits, read as integers, are summed over each row and over each column, modulo 2^64, all of them and on
     its device. So an edit of one number is seen, and an exchange of two, also through `.data`, which is not counted.
-    Vectors, and tensors of at most `_SMALL` numbers, are compared whole, wherever they are.
+    Vectors, and tensors of at most `_SMALL` numbers, are compared whole, wherever they are. `known` are sums of
+    earlier calls since which no weight has changed.
     """
-    sums: dict[Hashable, tuple[Tensor, ...]] = {}
+    sums: Sums = {} if known is None else known
     now = tuple(None if value is None else _seen(value.detach(), sums) for value in values)
     of_model = _kept.setdefault(model, {})
     then, digest = of_model.get(name, ((), ""))
@@ -102,18 +108,20 @@ def _unchanged(then: _Seen | None, now: _Seen | None) -> bool:
     return then is now if then is None or now is None else then.same(now)
 
 
-def _seen(value: Tensor, sums: dict[Hashable, tuple[Tensor, ...]]) -> _Seen:
+def _seen(value: Tensor, sums: Sums) -> _Seen:
     form = (value.shape, value.dtype, value.stride(), value.device)
     stored = value.permute(_by_stride(value))
     if value.ndim < 2 or value.numel() <= _SMALL:
         return _Seen(form, None, (stored.contiguous().view(_INTEGERS[value.itemsize]).clone(),))
+    if stored.is_contiguous():
+        stored = stored.flatten(0, -2)  # heads side by side are one matrix
     key = (value.data_ptr(), stored.shape, stored.stride(), value.dtype)  # of tied weights they are one
     if key not in sums:
         integers = _as_integers(stored)
         axes = tuple(range(integers.ndim - 1))
-        sums[key] = integers.sum(-1, dtype=torch.int64), integers.sum(axes, dtype=torch.int64)
+        sums[key] = value, (integers.sum(-1, dtype=torch.int64), integers.sum(axes, dtype=torch.int64))
     edits = None if value.is_inference() else value._version
-    return _Seen(form, (value.data_ptr(), edits), sums[key])
+    return _Seen(form, (value.data_ptr(), edits), sums[key][1])
 
 
 def _as_integers(stored: Tensor) -> Tensor:

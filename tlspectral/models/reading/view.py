@@ -1,9 +1,10 @@
 """The view of a model: where it came from, its layers one by one, and runs with hooks."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from tlspectral.algebra.rotary import RotaryGeometry, in_float64, per_pair, turned_further
 from tlspectral.errors import BadHead, BadWeights, ScoreMismatch, UnsupportedArchitecture
+from tlspectral.models.hooking.exclusive import modules_of
 from tlspectral.models.hooking.placing import Hook, hooks_on, send_captures_by_name
 from tlspectral.models.hooking.user_hooks import user_hooks, warn_of_hooks
 from tlspectral.models.reading import bridge, hooked_transformer
@@ -27,7 +29,7 @@ from tlspectral.models.reading.blocks import (
     skipped_among,
     writes_more,
 )
-from tlspectral.models.reading.digests import digest_of, digest_of_named, kept_digest, recorded_weights
+from tlspectral.models.reading.digests import Sums, digest_of, digest_of_named, kept_digest, recorded_weights
 from tlspectral.models.reading.layer import (
     AttentionLayer,
     LiveFactors,
@@ -46,6 +48,9 @@ from tlspectral.selection import Head, Heads, from_end, head_name, head_pair, na
 READERS: dict[str, Reader] = {"bridge": bridge, "hooked": hooked_transformer}
 """The module of this room that reads each kind of model."""
 
+_PLAIN = (bool, int, float, str)
+_marks = count()
+
 
 @dataclass(eq=False)
 class AttentionView:
@@ -53,7 +58,8 @@ class AttentionView:
 
     The model, a TransformerBridge or HookedTransformer, is never changed. `n_ctx` is the longest prompt. `kept` holds
     the layers that were read, by number and by whether gradients are recorded, while `measured` is open; None
-    otherwise: a layer is then read each time that it is asked for, since the model may have changed.
+    otherwise: a layer is then read each time that it is asked for, since the model may have changed. `sums` are those
+    of its weights, by which `kept_digest` sees changes, for as long.
     """
 
     model: Any = field(repr=False)
@@ -63,6 +69,7 @@ class AttentionView:
     d_vocab: int
     n_ctx: int
     kept: dict[tuple[int, bool], RawAttention] | None = field(default=None, repr=False)
+    sums: Sums | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         sizes = f"{self.n_layers} layers, d_model {self.d_model}, d_vocab {self.d_vocab}, n_ctx {self.n_ctx}"
@@ -70,7 +77,8 @@ class AttentionView:
 
     def __getstate__(self) -> dict[str, Any]:
         send_captures_by_name()
-        return {name: value for name, value in self.__dict__.items() if name != "hook_points"} | {"kept": None}
+        own = {name: value for name, value in self.__dict__.items() if name != "hook_points"}
+        return own | {"kept": None, "sums": None}
 
     @property
     def reader(self) -> Reader:
@@ -315,7 +323,24 @@ class AttentionView:
                 {name: value for name, value in weights.items() if not name.endswith("bias") or bool(value.any())}
             )
 
-        return kept_digest(self.model, tuple(weights), weights.values(), make)
+        return kept_digest(self.model, tuple(weights), weights.values(), make, self.sums)
+
+    def state(self) -> Hashable:
+        """Return what is equal in two calls if nothing has changed that the model's own passes are computed from.
+
+        That are all parameters and buffers, compared as in `kept_digest`, and of each module its class and the numbers,
+        flags and words that it and its configuration hold. What a user puts on the model is told by `acting_on`.
+        """
+        modules = modules_of(self.model)
+        tensors = {id(value): value for each in modules for held in (each._parameters, each._buffers)
+                   for value in held.values() if value is not None}  # fmt: skip
+        configs = {id(value): value for each in modules for value in (vars(each).get("config"), vars(each).get("cfg"))
+                   if hasattr(value, "__dict__")}  # fmt: skip
+        plain = tuple(
+            (type(each), *(item for item in vars(each).items() if type(item[1]) in _PLAIN and item[0] != "training"))
+            for each in (*modules, *configs.values())
+        )
+        return kept_digest(self.model, "state", tensors.values(), lambda: str(next(_marks)), self.sums), plain
 
     def ends_digest(self) -> str:
         """Return the SHA-256 of embedding, unembedding and the norm in front of it, as stored; of an encoder W_E's."""
@@ -327,7 +352,7 @@ class AttentionView:
                 require_readable(value, role)
             return digest_of(ends.values())
 
-        return kept_digest(self.model, "ends", ends.values(), make)
+        return kept_digest(self.model, "ends", ends.values(), make, self.sums)
 
     def layer_digest(self, index: int) -> str:
         """Return the SHA-256 of a layer's query-key side as stored, then the SHA-256 of its values and output.
@@ -335,7 +360,9 @@ class AttentionView:
         Raises as `raw`, and BadWeights for a weight on the meta device.
         """
         sides = enumerate(hashed_sides(self.raw(index)))
-        return "".join(kept_digest(self.model, (index, n), side, partial(digest_of, side)) for n, side in sides)
+        return "".join(
+            kept_digest(self.model, (index, n), side, partial(digest_of, side), self.sums) for n, side in sides
+        )
 
     def origin(self, layers: Iterable[int] | None = None, *, processing: bool = False) -> dict[str, Any]:
         """Return `source` and the `recorded_weights` of some layers (None: all), which a table carries in its `attrs`.
@@ -424,11 +451,11 @@ def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView
     view = attention_view(model)
     if report_hooks:
         warn_of_hooks(model)
-    view.kept = {}
+    view.kept, view.sums = {}, {}
     try:
         yield view
     finally:
-        view.kept = None
+        view.kept = view.sums = None
 
 
 def vocabulary_chunks(weight: Tensor, *, axis: int, size: int = 4096) -> Iterator[Float64[Tensor, "..."]]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tlspectral.containers import are_columns
 from tlspectral.errors import warn_caller
+from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.given import numbers, whole
 
 TokenMask = Bool[Tensor, "sequences pos"] | Int[Tensor, "sequences pos"]
@@ -175,16 +176,22 @@ class Batch(NamedTuple):
         logits: numbers that are scored.
         held: bytes of activations that are kept beside the model's own, of which a run has up to three copies.
         copied: bytes of copies of a residual stream that one operation makes; on a CPU as much as its caches hold.
+        scores: bytes of attention scores and patterns, as `score_bytes` counts them.
     """
 
     tokens: int
     logits: int
     held: int
     copied: int
+    scores: int
 
 
 # Measured on two cores: more tokens are no faster, and 2^26 logits are 256 MB in float32.
-ON_CPU = Batch(tokens=2**11, logits=2**26, held=2**29, copied=2**20)
+ON_CPU = Batch(tokens=2**11, logits=2**26, held=2**29, copied=2**20, scores=2**30)
+
+# Measured in bytes of a score over models of transformers and HookedTransformer, in float32 and in 16 bits: 6 to 16 at
+# a time in one layer, up to 24 where an edit of all its heads is computed. A backward pass keeps 4 to 10 of each layer.
+_BYTES_OF_LAYER, _BYTES_OF_BACKWARD = 16, 8
 
 
 def batch_on(device: torch.device) -> Batch:
@@ -196,7 +203,32 @@ def batch_on(device: torch.device) -> Batch:
     else:
         return ON_CPU
     memory = 2 ** (int(total).bit_length() - 1)
-    return Batch(tokens=memory // 2**21, logits=memory // 2**6, held=memory // 2**3, copied=memory // 2**5)
+    return Batch(
+        tokens=memory // 2**21,
+        logits=memory // 2**6,
+        held=memory // 2**3,
+        copied=memory // 2**5,
+        scores=memory // 2**2,
+    )
+
+
+def score_bytes(view: AttentionView, n_queries: int, n_keys: int | None = None, *, backward: bool = False) -> int:
+    """Return the bytes that eager attention needs for the scores and patterns of one row.
+
+    `n_keys`: that a query has, where this is not `n_queries`. With `backward` those of all layers are kept.
+    """
+    each = _BYTES_OF_LAYER + _BYTES_OF_BACKWARD * view.n_layers * backward
+    return each * max(1, int(view.model.cfg.n_heads)) * n_queries * (n_keys or n_queries)
+
+
+def rows_of_scores(view: AttentionView, n_queries: int, n_keys: int | None = None, *, backward: bool = False) -> int:
+    """Return how many rows the device has room for by `score_bytes` alone; it may be none."""
+    return batch_on(view.device).scores // score_bytes(view, n_queries, n_keys, backward=backward)
+
+
+def rows_of_pass(view: AttentionView, n_tokens: int) -> int:
+    """Return how many rows of so many tokens a pass takes, by its tokens and scores: one at least."""
+    return max(1, min(batch_on(view.device).tokens // n_tokens, rows_of_scores(view, n_tokens)))
 
 
 TOKENS_OF_JOB = ON_CPU.tokens

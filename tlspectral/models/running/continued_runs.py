@@ -16,7 +16,7 @@ from tlspectral.models.hooking.exclusive import evaluating
 from tlspectral.models.hooking.placing import Hook
 from tlspectral.models.hooking.user_hooks import user_hooks
 from tlspectral.models.reading.view import AttentionView
-from tlspectral.models.running.batches import batch_on, in_batches
+from tlspectral.models.running.batches import batch_on, in_batches, rows_of_pass, rows_of_scores
 from tlspectral.models.running.growing_batch import BlockArguments, growing_batch
 from tlspectral.models.running.key_value_cache import Prefill, joined, prefill
 from tlspectral.models.running.partial_runs import IntactRun, begins_whole, noting_arguments, unembedding_only
@@ -47,6 +47,11 @@ class ContinuedRun:
     def n_tokens(self) -> int:
         """Tokens of each sequence that a replay computes."""
         return self.intact.n_tokens - self.first
+
+    @property
+    def n_keys(self) -> int:
+        """Keys of the last query of a replay."""
+        return self.intact.n_tokens
 
     @property
     def bytes_kept(self) -> int:
@@ -119,7 +124,7 @@ def continued_run(intact: IntactRun, first: int) -> ContinuedRun | None:
     if first not in intact.continued:
         if user_hooks(view.model):
             return None
-        at_once = max(1, batch_on(view.device).tokens // first)
+        at_once = rows_of_pass(view, first)
         reads = [*in_batches(len(intact.tokens), at_once, lambda rows: prefill(view, intact.tokens[rows, :first]))]
         read = joined(reads)
         found = None if read is None else ContinuedRun(intact, first, read)
@@ -129,9 +134,9 @@ def continued_run(intact: IntactRun, first: int) -> ContinuedRun | None:
 
 
 def rows_at_once(run: IntactRun | ContinuedRun) -> int:
-    """Return how many rows of a replay the device has room for, by their tokens and the keys that are copied."""
-    batch = batch_on(run.view.device)
-    return max(1, min(batch.tokens // run.n_tokens, batch.held // max(1, run.bytes_kept)))
+    """Return how many rows of a replay the device has room for, by tokens, scores and the keys that are copied."""
+    batch, by_scores = batch_on(run.view.device), rows_of_scores(run.view, run.n_tokens, run.n_keys)
+    return max(1, min(batch.tokens // run.n_tokens, by_scores, batch.held // max(1, run.bytes_kept)))
 
 
 def _positions(intact: IntactRun) -> Tensor:

@@ -75,6 +75,11 @@ class IntactRun:
         return self.tokens.shape[1]
 
     @property
+    def n_keys(self) -> int:
+        """Keys of the last query of a replay."""
+        return self.n_tokens
+
+    @property
     def bytes_kept(self) -> int:
         """Size of the keys and values that a replay copies for each of its rows."""
         return 0
