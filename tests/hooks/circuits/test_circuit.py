@@ -13,6 +13,7 @@ from pair_prompts import prompt_pairs, single_cuts
 
 import tlspectral as tls
 from tlspectral.hooks.circuits.estimates import edge_estimates
+from tlspectral.hooks.circuits.held_writes import HeldWrites
 from tlspectral.hooks.circuits.pairs import Stream, pairs_of, run_with, written_by
 from tlspectral.hooks.edges.reached import reached
 from tlspectral.models.reading import attention_view
@@ -157,7 +158,8 @@ def test_several_batches_give_what_one_does(batch_size):
     pairs = pairs_of(attention_view(zoo.shared("bridge", "llama")), task_of(6))
     edges, kept = np.argwhere(pairs.graph.possible)[::9], some_edges(pairs, 0.8)
     results = []
-    for size in (2**29, 11 * 11 * 48 * 4 * 2):
+    # Two rows: on each of 11 tokens z of two layers, three other writes, and the same of the pair and of two windows.
+    for size in (2**29, 2 * 11 * 4 * (2 + 3) * 48 * 4 // 3):
         batch_size(held=size)
         results.append(
             (edge_estimates(pairs, "EAP-IG").terms.sum(0)[0], pairs.circuit_values([kept]), single_cuts(pairs, edges))
@@ -202,7 +204,7 @@ def partly_cut(pairs, row, column, share):
     cut = torch.zeros(pairs.graph.possible.shape, dtype=torch.float64)
     cut[row, column] = share
     then = written_by(pairs.graph, pairs.other.tokens)
-    stream = Stream(pairs.graph, torch.empty_like(then), then, cut[None])
+    stream = Stream(pairs.graph, HeldWrites(pairs.graph), then, cut[None])
     with torch.no_grad():
         logits = run_with(stream, pairs.sequences.tokens, pairs.sequences.predicted)
     return float((pairs.sequences.measured(logits).numpy() - pairs.plain_values()[0]).mean())

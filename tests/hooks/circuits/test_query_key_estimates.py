@@ -63,7 +63,7 @@ class Direct:
         [end] = reached(self.view, [graph.receivers[row]])
         layer, what = end.receiver.layer, end.receiver.input
         names = self.names[layer]
-        removed = self.differences[column].clone()
+        [removed] = self.differences.written(slice(column, column + 1))
         if at is not None:
             removed[:, [place for place in range(removed.shape[1]) if place != at]] = 0.0
         inputs = (one for kind, one in graph.receiver_inputs if kind == (layer, what))

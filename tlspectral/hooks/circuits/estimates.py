@@ -5,6 +5,7 @@ EAP is Syed et al. 2023 ("Attribution Patching Outperforms Automated Circuit Dis
 anew, see `circuits.query_key_estimates`.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,8 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from tlspectral.algebra.rotary import widened
+from tlspectral.hooks.circuits.graph import Graph
+from tlspectral.hooks.circuits.held_writes import HeldWrites
 from tlspectral.hooks.circuits.pairs import Pairs
 from tlspectral.hooks.circuits.query_key_estimates import (
     attention_effects,
@@ -88,10 +91,18 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
             of_units, place_of = unit[batch].unique(return_inverse=True)
             of_batch = found.new_zeros(len(of_units), *found.shape[1:])
             differences = pairs.differences(batch)
+            embedding = differences.whole[0]
             # Before the first token that differs, nothing is written that an edge could carry.
             first = int((sequences.tokens[batch] != other.tokens[batch]).any(0).float().argmax())
+            late = differences.each(lambda held: held[..., first:, :])
+            if at:
+                chosen = torch.stack([places[batch] for places in at], dim=1) - first
+                removed = late.each(partial(_at, chosen))
+            else:
+                counted = sequences.real[batch, first:, None].to(embedding)
+                removed = late if counted.all() else late.each(lambda held: held * counted)
             for share in steps:
-                reading = _Reading(pairs, (1.0 - share) * differences[0], anew)
+                reading = _Reading(pairs, (1.0 - share) * embedding, anew)
                 given = None
                 if not sequences.by_rows and batch.stop - batch.start < n:  # the metric gets all prompts at once
                     # It is the same for all batches of a share, and takes a run of all pairs.
@@ -99,20 +110,16 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
                         of_logits[share] = _logit_gradients(pairs, share)
                     given = of_logits[share][batch]
                 reading.run(batch, given)
-                for rows, gradients in reading.of_streams():
-                    # Senders stand in the order of a forward pass: those that this kind reads come first.
-                    before = graph.n_before(graph.receivers[rows.start])
-                    for place, mask in enumerate(masks):
-                        counted = gradients[:, :, first:] * mask[batch, first:, None].to(gradients)
-                        product = torch.einsum("rbpd,sbpd->brs", counted, differences[:before, :, first:].to(gradients))
-                        of_pairs = product.double().cpu() / (n * len(steps))
-                        of_batch[:, place, rows, :before].index_add_(0, place_of, of_pairs, alpha=-1)
+                for receivers, gradients in reading.of_windows(late):
+                    gradients = _at(chosen, gradients) if at else gradients
+                    products = _products(graph, receivers, gradients, removed) / (n * len(steps))
+                    of_pairs = products.unflatten(0, (len(embedding), -1))
+                    of_batch[:, :, receivers] -= _by_unit(of_pairs, place_of, len(of_units))
                 for rows, attention, gradient in reading.of_patterns():
                     before = graph.n_before(graph.receivers[rows.start])
                     for place, mask in enumerate(masks):
-                        removed = differences[:before, :, first:]
                         counted = mask[batch, first:]
-                        of_pairs = attention_effects(attention, removed, counted, gradient, rows.stop - rows.start)
+                        of_pairs = attention_effects(attention, late, before, counted, gradient, rows.stop - rows.start)
                         of_pairs = of_pairs.double().cpu() / (n * len(steps))
                         of_batch[:, place, rows, :before].index_add_(0, place_of, of_pairs)
                 shown.update(batch.stop - batch.start)
@@ -121,6 +128,30 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
         for of_units, of_batch in pairs.in_batches(estimates, backward=True):
             found.index_add_(0, of_units, of_batch)
     return Estimates(found.numpy(), np.bincount(unit.numpy()), kind)
+
+
+def _at(positions: Int[Tensor, "batch chosen"], held: Float[Tensor, "*some batch late d"]) -> Tensor:
+    """Return what is held at some positions of each row, each as a row of its own; 0 at those in front of all."""
+    index = positions.clamp(min=0)[..., None].to(held.device)
+    found = held.gather(-2, index.expand(*held.shape[:-3], *index.shape[:2], held.shape[-1]))
+    return (found * (positions >= 0)[..., None].to(found)).flatten(-3, -2).unsqueeze(-2)
+
+
+def _products(
+    graph: Graph, receivers: Sequence[int], gradients: Float[Tensor, "receivers rows pos d"], removed: HeldWrites
+) -> Float64[Tensor, "rows receivers senders"]:
+    """Return the gradients in the streams of receivers times what each sender writes; 0 where there is no edge."""
+    n_before = [graph.n_before(graph.receivers[place]) for place in receivers]
+    found = torch.zeros(gradients.shape[1], len(receivers), len(graph.senders), dtype=torch.float64)
+    for senders, rows, tokens, written in removed.pieces(slice(0, n_before[-1])):
+        reading = slice(bisect_right(n_before, senders.start), None)
+        of_rows = gradients[reading, rows, tokens].flatten(2).transpose(0, 1)
+        found[rows, reading, senders] += torch.bmm(of_rows, written.flatten(2).permute(1, 2, 0)).double().cpu()
+    return found * torch.as_tensor(graph.possible[receivers])
+
+
+def _by_unit(of_pairs: Float64[Tensor, "batch *shape"], place: Int[Tensor, "batch"], n: int) -> Tensor:
+    return of_pairs.new_zeros(n, *of_pairs.shape[1:]).index_add_(0, place, of_pairs)
 
 
 def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"], Int[Tensor, "pairs"]]:
@@ -193,14 +224,28 @@ class _Reading:
         found = torch.autograd.grad(logits, list(nodes.values()), of_logits.to(logits), allow_unused=True)
         self.gradient = dict(zip(nodes, found, strict=True))
 
-    def of_streams(self) -> Iterator[tuple[slice, Float[Tensor, "receivers batch pos d_model"]]]:
-        """Yield places of receivers and the gradients in the streams that these read, a part for each hook point."""
-        for place, read in self.read.items():
-            kind, one = self.pairs.graph.receiver_inputs[place]
-            gradient = self.gradient["read", place]
-            # The metric may depend on nothing that this input leads to.
-            gradient = torch.zeros_like(read) if gradient is None else gradient
-            yield self.pairs.graph.kinds[kind], one.gradient(widened(gradient), self.passed)
+    def of_windows(self, held: HeldWrites) -> Iterator[tuple[Sequence[int], Float[Tensor, "receivers batch late d"]]]:
+        """Yield places of receivers of some layers and the gradients in the streams that these read.
+
+        They are those at the last positions, as many as are held of what is written.
+        """
+        graph, inputs = self.pairs.graph, sorted(self.read)
+        kinds = dict.fromkeys(graph.receiver_inputs[place][0] for place in inputs)
+        waiting = [place for kind in kinds for place in range(*graph.kinds[kind].indices(len(graph.receivers)))]
+        shape = held.whole[0].shape
+        while waiting:
+            some = held.first_layers(waiting)
+            streams = held.whole[0].new_zeros(len(some), *shape)
+            for place in inputs:
+                kind, one = graph.receiver_inputs[place]
+                rows, gradient = graph.kinds[kind], self.gradient["read", place]
+                # The metric may depend on nothing that this input leads to.
+                if gradient is not None and some[0] <= rows.start <= some[-1]:
+                    of_stream = one.gradient(widened(gradient), self.passed)[:, :, -shape[1] :]
+                    first = some.index(rows.start)
+                    streams[first : first + len(of_stream)] += of_stream.to(streams)
+            yield some, streams
+            waiting = waiting[len(some) :]
 
     def of_patterns(self) -> Iterator[tuple[slice, ReceiverLayer, Float[Tensor, "batch heads pos pos"]]]:
         """Yield places of receivers, the attention that is taken anew for them, and the gradient in it."""

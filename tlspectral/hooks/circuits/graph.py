@@ -108,6 +108,12 @@ class Graph:
         return [known.get(layer) for layer in range(self.view.n_layers)]
 
     @cached_property
+    def numbers_held(self) -> int:
+        """Numbers by which all writes on one token are held: z of the heads, and the others as they are."""
+        of_heads = sum(writes.w_o[..., 0].numel() for writes in self.writes if writes is not None)
+        return of_heads + (len(self.senders) - sum(self.n_heads)) * self.view.d_model
+
+    @cached_property
     def n_before_layer(self) -> list[int]:
         """How many senders write before each layer, and before the logits."""
         kinds = zip(self.n_heads, self.mixers, self.mlps, strict=True)

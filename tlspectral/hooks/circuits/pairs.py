@@ -7,6 +7,7 @@ over the edges that are cut. With all edges kept that is the clean run, with non
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +21,7 @@ from torch import Tensor
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import EditNotHonored
 from tlspectral.hooks.circuits.graph import Graph
+from tlspectral.hooks.circuits.held_writes import HeldWrites, Window
 from tlspectral.hooks.edges.cut import Cut
 from tlspectral.hooks.probe import proved_in_state
 from tlspectral.models.attention.tolerances import require_close
@@ -65,8 +67,11 @@ class Pairs:
     @property
     def rows_at_once(self) -> int:
         """Rows of one run, which bounds what is held of their writes."""
-        each = len(self.graph.senders) * self.sequences.tokens.shape[1] * self.view.d_model * 4
-        return max(1, min(self.sequences.rows_at_once(self.view), batch_on(self.view.device).held // each))
+        # Writes are held of a run and its pair, and the streams of a window of receivers.
+        both = 2 * self.graph.numbers_held
+        of_layer = max(Counter(receiver.layer for receiver in self.graph.receivers).values()) * self.view.d_model
+        each = (both + max(both, of_layer)) * self.sequences.tokens.shape[1] * 4
+        return max(1, min(self.sequences.rows_at_once(self.view), 3 * batch_on(self.view.device).held // each))
 
     def in_batches(self, run: Callable[[slice], _Found], *, backward: bool = False) -> Iterator[_Found]:
         """Yield what `run` returns for batches of `rows_at_once` pairs, see `batches.in_batches`.
@@ -77,10 +82,11 @@ class Pairs:
         most = rows_of_scores(self.view, width, backward=True) if backward else n
         return in_batches(n, max(1, min(self.rows_at_once, most)), run)
 
-    def differences(self, batch: slice) -> Float[Tensor, "senders batch pos d_model"]:
+    def differences(self, batch: slice) -> HeldWrites:
         """Return what each sender writes on the clean prompts less what it writes on the counterfactual ones."""
         clean = written_by(self.graph, self.sequences.tokens[batch])
-        return clean.sub_(written_by(self.graph, self.other.tokens[batch]))
+        clean.less(written_by(self.graph, self.other.tokens[batch]))
+        return clean
 
     def circuit_values(self, circuits: Sequence[Mask]) -> Float64[np.ndarray, "circuits pairs"]:
         """Return the value of each pair in each circuit, a mask of the edges that are kept.
@@ -145,7 +151,7 @@ def _require_both_ends(pairs: Pairs) -> None:
     graph, tokens = pairs.graph, pairs.sequences.tokens[:1]
     sides = torch.cat([tokens, pairs.other.tokens[:1]])
     last, ends = slice(-1, None), np.stack([graph.possible, np.zeros_like(graph.possible)])
-    then = written_by(graph, sides)[:, 1:]
+    then = written_by(graph, sides).each(lambda held: held[..., 1:, :, :])
     for plain, found, what in zip(
         logits_at(graph.view, sides, last),
         cut_logits(graph, tokens, then, ends, last, whole=True),
@@ -173,16 +179,16 @@ class Stream:
     `cut` says which edges are cut in each circuit, or what share of each: a receiver reads the stream without the
     difference that these carry. None: nothing is changed. The batch is one copy of the prompts for each circuit. Only
     receivers that are `acting` are edited; None: all. `held` is what a mixer reads and what stands beside it, by hook
-    point.
+    point. `window` is what cut edges carry to the receivers of some layers.
     """
 
     graph: Graph
-    written: Float[Tensor, "senders batch pos d_model"]
-    then: Float[Tensor, "senders prompts pos d_model"] | None = None
+    written: HeldWrites
+    then: HeldWrites | None = None
     cut: Float[Tensor, "circuits receivers senders"] | None = None
     acting: Bool[np.ndarray, "receivers"] | None = None
     held: dict[str, Tensor] = field(default_factory=dict)
-    _of_layer: tuple[int, dict[str, Tensor]] = (-1, {})
+    window: Window | None = None
 
     def hooks(self) -> list[Hook]:
         """Return hooks that note what is written and edit what receivers read by cut edges."""
@@ -191,7 +197,7 @@ class Stream:
         for layer, writes in enumerate(self.graph.writes):
             names, mlp = view.hook_names(layer), self.graph.mlps[layer]
             if writes is not None:
-                found.append((names["z"], partial(self._note_heads, place[f"L{layer}H0"], writes)))
+                found.append((names["z"], partial(self._note_heads, layer, writes)))
             if self.graph.mixers[layer]:
                 before = ("residual",) if writes is None else ("residual", "attention_out")
                 found += holding(self.held, (names[point] for point in before))
@@ -204,20 +210,11 @@ class Stream:
             found += [hook for kind, one in acting for hook in one.hooks(partial(self._cuts, kind))]
         return found
 
-    def _note(self, first: int, written: Float[Tensor, "*some batch pos d_model"], hook: Any = None) -> None:
-        written = widened(written).to(self.written)
-        written = written[None] if written.ndim == 3 else written
-        place = slice(first, first + len(written))
-        if self.then is None:
-            self.written[place] = written
-            return
-        by_circuit = (1, (-1, self.then.shape[1]))
-        now, room = (each.unflatten(*by_circuit) for each in (written, self.written[place]))
-        torch.sub(now, self.then[place, None], out=room)
+    def _note(self, sender: int, written: Float[Tensor, "batch pos d_model"], hook: Any = None) -> None:
+        self.written.note(sender, widened(written), self.then)
 
-    def _note_heads(self, first: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:
-        z = z_of(z, writes.w_o)
-        self._note(first, writes.written(z, writes.token_scale(z)))
+    def _note_heads(self, layer: int, writes: HeadWrites, z: Tensor, hook: Any) -> None:
+        self.written.note_heads(layer, z_of(z, writes.w_o), self.then)
 
     def _note_mixer(self, layer: int, behind: Literal["residual_after", "middle"], x: Tensor, hook: Any) -> None:
         view = self.graph.view
@@ -226,41 +223,28 @@ class Stream:
 
     def _places(self, kind: tuple[int, str]) -> list[int]:
         """Return the receivers of a kind that are edited."""
-        places = range(*self.graph.kinds[kind].indices(len(self.graph.receivers)))
-        return [place for place in places if self.acting is None or self.acting[place]]
+        return self._edited(self.graph.kinds[kind])
+
+    def _edited(self, places: slice) -> list[int]:
+        every = range(len(self.graph.receivers))[places]
+        return [place for place in every if self.acting is None or self.acting[place]]
 
     def _cuts(self, kind: tuple[int, str]) -> list[Cut]:
-        """Return what is cut from the receivers of a kind; what receivers of one layer share is summed at once."""
-        (layer, what), graph = kind, self.graph
-        in_layer = graph.n_before_layer[layer]
-        # Queries, keys, values and the MLP of a layer read the same senders, but for those of the layer itself.
-        if self._of_layer[0] != layer:
-            places = {what: self._places((layer, what)) for what in ("q", "k", "v", "mlp", "logits")
-                      if (layer, what) in graph.kinds}  # fmt: skip
-            sums = self._sums([place for some in places.values() for place in some], slice(0, in_layer))
-            self._of_layer = layer, dict(zip(places, sums.split([*map(len, places.values())]), strict=True))
-        places, removed = self._places(kind), self._of_layer[1][what]
-        n = graph.n_before(graph.receivers[places[0]])
-        # An MLP also reads what its own layer has written since these sums were taken.
-        if n > in_layer:
-            removed = removed + self._sums(places, slice(in_layer, n))
-        first = graph.kinds[kind].start
-        return [Cut([place - first for place in places], slice(None), removed)]
-
-    def _sums(self, receivers: list[int], senders: slice) -> Float[Tensor, "receivers batch pos d_model"]:
-        """Return the difference that cut edges of some senders carry to each of some receivers."""
-        assert self.cut is not None
-        weights, written = self.cut[:, receivers, senders], self.written[senders]
-        by_circuit = written.unflatten(1, (len(weights), -1)).flatten(2)  # [senders, circuits, numbers]
-        sums = written.new_empty(len(receivers), *by_circuit.shape[1:])
-        torch.bmm(weights, by_circuit.transpose(0, 1), out=sums.transpose(0, 1))
-        return sums.view(len(receivers), *written.shape[1:])
+        """Return what is cut from the receivers of a kind."""
+        places, first = self._places(kind), self.graph.kinds[kind].start
+        if self.window is None or places[0] not in self.window.receivers:
+            assert self.cut is not None
+            self.window = None  # its memory is free before the next one takes some
+            of_layer = next(places for (layer, _), places in self.graph.kinds.items() if layer == kind[0])
+            behind = self._edited(slice(of_layer.start, None))
+            self.window = Window(self.written, self.written.first_layers(behind), self.cut)
+        return [Cut([place - first for place in places], slice(None), self.window.carried(places))]
 
 
 @torch.no_grad()
-def written_by(graph: Graph, tokens: Int[Tensor, "batch pos"]) -> Tensor:
-    """Run the model once and return what each sender writes, [senders, batch, pos, d_model]."""
-    stream = Stream(graph, _room(graph, tokens))
+def written_by(graph: Graph, tokens: Int[Tensor, "batch pos"]) -> HeldWrites:
+    """Run the model once and return what each sender writes."""
+    stream = Stream(graph, HeldWrites(graph))
     run_with(stream, tokens, slice(-1, None))
     return stream.written
 
@@ -269,7 +253,7 @@ def written_by(graph: Graph, tokens: Int[Tensor, "batch pos"]) -> Tensor:
 def cut_logits(
     graph: Graph,
     tokens: Int[Tensor, "batch pos"],
-    then: Float[Tensor, "senders batch pos d_model"],
+    then: HeldWrites,
     kept: Bool[np.ndarray, "circuits receivers senders"],
     predicted: Positions,
     *,
@@ -286,7 +270,7 @@ def cut_logits(
         acting &= np.any([graph.useful(one, by_norms=True) for one in kept], axis=0)
     tokens = tokens.repeat(len(kept), 1)
     predicted = predicted if isinstance(predicted, slice) else predicted.repeat(len(kept), 1)
-    stream = Stream(graph, _room(graph, tokens), then, torch.as_tensor(cut).to(then), acting)
+    stream = Stream(graph, HeldWrites(graph), then, torch.as_tensor(cut).to(then.whole[0]), acting)
     return run_with(stream, tokens, predicted).unflatten(0, (len(kept), -1))
 
 
@@ -295,8 +279,3 @@ def run_with(stream: Stream, tokens: Tensor, predicted: Positions) -> Float[Tens
     view = stream.graph.view
     with view.hooks_on(stream.hooks()):
         return logits_at(view, tokens, predicted)
-
-
-def _room(graph: Graph, tokens: Tensor) -> Tensor:
-    weight = next(writes.w_o for writes in graph.writes if writes is not None)
-    return torch.empty(len(graph.senders), *tokens.shape, graph.view.d_model, dtype=weight.dtype, device=weight.device)

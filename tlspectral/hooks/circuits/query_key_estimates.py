@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from tlspectral.algebra.rotary import widened
 from tlspectral.errors import ScoreMismatch
+from tlspectral.hooks.circuits.held_writes import HeldWrites
 from tlspectral.hooks.edges.measuring import ReceiverLayer, receiver_layer
 from tlspectral.hooks.probe import require_honoured
 from tlspectral.models.attention.tolerances import LOOK_FOR_HOOKS, require_close
@@ -88,7 +89,8 @@ def gradient_of_attention(
 
 def attention_effects(
     layer: ReceiverLayer,
-    removed: Float[Tensor, "senders batch late d_model"],
+    removed: HeldWrites,
+    n_senders: int,
     counted: Bool[Tensor, "batch late"],
     gradient: Float[Tensor, "batch heads pos pos"],
     n_receivers: int,
@@ -97,21 +99,21 @@ def attention_effects(
 
     An edge into a query changes a row of the head's attention for each position at which it is cut, an edge into a key
     a column: with edges cut at all positions all keys change at once, in all heads that share them, and each row is
-    taken anew with all of them. `removed` is what the senders write at the last positions, in front of which nothing is
-    removed, and an edge is cut at those that are `counted`.
+    taken anew with all of them. `removed` is what the first senders write at the last positions, in front of which
+    nothing is removed, and an edge is cut at those that are `counted`.
     """
     n_heads, n_positions = gradient.shape[1:3]
-    first = n_positions - removed.shape[2]
+    first = n_positions - counted.shape[1]
     x, counted = layer.residual[:, first:], counted[..., None].to(layer.residual)
     rows = torch.arange(first, n_positions, device=x.device).expand(len(x), -1)
     of_rows = gradient[:, :, first:].to(x)
     before = [layer.weights(head, rows) for head in range(n_heads)]
     columns = layer.query.shape[2] * layer.query.shape[3] + n_positions
     at_once = max(1, batch_on(x.device).held // (_OF_HELD * rows.numel() * columns * x.element_size()))
-    found = x.new_zeros(len(x), n_receivers, len(removed))
-    for start in range(0, len(removed), at_once):
-        some = slice(start, start + at_once)
-        change = change_of_reads(layer.reads, x, removed[some].to(x) * counted)
+    found = x.new_zeros(len(x), n_receivers, n_senders)
+    for start in range(0, n_senders, at_once):
+        some = slice(start, min(start + at_once, n_senders))
+        change = change_of_reads(layer.reads, x, removed.written(some).to(x) * counted)
         if layer.what == "k":
             change = functional.pad(change, (0, 0, 0, 0, first, 0))
         for head in range(n_heads):

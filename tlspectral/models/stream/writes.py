@@ -65,6 +65,10 @@ class HeadWrites:
         total = torch.einsum("bphd,hdm->bpm", self.cast(z), self.w_o)
         return self.norm.token_scale(total if self.b_o is None else total + self.b_o)
 
+    def scaled(self, z: Float[Tensor, "batch pos heads d_head"]) -> Float[Tensor, "batch pos heads d_head"]:
+        """Return z of all heads times `token_scale`, of which `effective` makes what they write."""
+        return self.cast(z) * self.token_scale(z)[..., None, None]
+
     def written(
         self,
         z: Float[Tensor, "batch pos chosen d_head"],
@@ -78,7 +82,7 @@ class HeadWrites:
             "batch pos head d_head, head d_head d_model -> head batch pos d_model",
         )
 
-    def effective(self, heads: list[int] | None = None) -> Float[Tensor, "chosen d_head d_model"]:
+    def effective(self, heads: HeadIndex | None = None) -> Float[Tensor, "chosen d_head d_model"]:
         """Return W_O of these heads (None: all) with multiplier and gain of the norm behind, centred under LN."""
         return self._added(self.w_o if heads is None else self.w_o[heads])
 
@@ -100,7 +104,9 @@ class HeadWrites:
         return added + self.multiplier * self.cast(self.norm.bias).to(added.dtype).to(added.device)
 
     def _added(self, written: Tensor) -> Tensor:
-        written = self.norm.centred(written) * self.multiplier
+        written = self.norm.centred(written)
+        if self.multiplier != 1.0:
+            written = written * self.multiplier
         # Cast, then the type, then the device: float64 is only on the CPU where the device has no such type.
         gain = self.norm.gain
         return written if gain is None else written * self.cast(gain).to(written.dtype).to(written.device)
