@@ -67,6 +67,14 @@ def test_a_table_takes_all_cores_by_default_with_one_thread_of_blas_in_each(core
     assert_same(table, table_of("llama"))
 
 
+def test_one_thread_has_one_thread_of_blas_too(monkeypatch, cores, seen):
+    """Otherwise eigenvalues of 128 and more would have other bits on a machine of one core."""
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 1)
+    analyze(built("bridge", "llama"))
+    assert set(seen) == {(threading.get_ident(), 1)}
+    assert torch.get_num_threads() == cores
+
+
 def test_one_core_needs_no_other_thread(seen):
     analyze(built("bridge", "llama"))
     assert threads_of(seen) == {threading.get_ident()}
