@@ -20,7 +20,7 @@ def test_python_blocks_print_what_the_readme_shows(tmp_path: Path, full: bool) -
     text = README.read_text(encoding="utf-8")
     (first, swept), (then, heads) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, flags=re.DOTALL)
     if not full:
-        then = FEWER + then.replace("n_jobs=2", "null_draws=10")
+        then = FEWER + then.replace("analyze_heads(model)", "analyze_heads(model, null_draws=10)")
     run = subprocess.run([sys.executable, "-c", first + then], cwd=tmp_path, capture_output=True, text=True, check=True)
     # The README rounds to two digits, which do not depend on the TransformerLens line or the workers.
     found, shown = run.stdout.split(), (swept + heads).split()

@@ -1,5 +1,6 @@
 """The random-orientation null: its law against direct sampling, its closed forms, its bookkeeping."""
 
+import threading
 from functools import partial
 
 import numpy as np
@@ -335,5 +336,39 @@ def test_one_thread_is_restored_after_an_error():
             failing()
         assert inside == [1]
         assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_one_thread_is_restored_where_blocks_of_two_threads_overlap():
+    """torch gives a new thread the number that was set last in any: 1, while another thread is in a block."""
+    before = torch.get_num_threads()
+    entered, may_leave, seen = threading.Event(), threading.Event(), []
+
+    def beside():
+        with one_thread():
+            entered.set()
+            may_leave.wait(10)
+            with one_thread():
+                seen.append(torch.get_num_threads())
+            seen.append(torch.get_num_threads())
+        seen.append(torch.get_num_threads())
+
+    def numbers_of_new_thread():
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+
+    try:
+        torch.set_num_threads(3)
+        thread = threading.Thread(target=beside)
+        with one_thread():
+            thread.start()
+            entered.wait(10)
+        assert torch.get_num_threads() == 3
+        may_leave.set()
+        thread.join()
+        numbers_of_new_thread()
+        assert seen == [1, 1, 3, 3]
     finally:
         torch.set_num_threads(before)

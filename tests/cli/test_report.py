@@ -105,9 +105,9 @@ def test_a_table_that_cannot_be_made_stops_no_other(folder, tmp_path):
 
 def test_a_model_with_a_tokenizer_gets_pairs_and_positional_scores(tmp_path):
     model = tls.load_model(zoo.save_folder("llama", tmp_path, tokenizer=True))
-    table = _makers(model, 0)["positional"]()
+    table = _makers(model, 0, tmp_path / "layers")["positional"]()
     assert table.attrs["table"] == "positional_symbolic"
     assert list(table["layer"].unique()) == list(range(model.cfg.n_layers))
     with pytest.warns(UserWarning, match="of 64 prompts 1 are distinct"):  # this tokenizer knows few words of the text
-        assert _makers(model, 0)["pairs"]().attrs["table"] == "top_pairs"
-    assert not {"pairs", "positional"} & set(_makers(tls.load_model("tiny-rope"), 0))
+        assert _makers(model, 0, tmp_path / "layers")["pairs"]().attrs["table"] == "top_pairs"
+    assert not {"pairs", "positional"} & set(_makers(tls.load_model("tiny-rope"), 0, tmp_path))

@@ -138,6 +138,11 @@ def streamed(folder, path=None, name="llama", **options):
     return {"heads": tls.analyze_heads(path, folder=folder, **FEW_DRAWS | options)}
 
 
+def loaded(folder, model=None, **options):
+    model = shared("bridge", "llama") if model is None else model
+    return {"heads": tls.analyze_heads(model, folder=folder, **{"null_draws": 3, "n_sequences": 4} | options)}
+
+
 def history(folder, checkpoints=(("one", "tiny-rope-sym"), ("two", "tiny-rope")), **options):
     found = tls.head_history(list(checkpoints), folder=folder, **FEW_DRAWS | options)
     return {name: table for name, table in vars(found).items() if table is not None}
@@ -322,6 +327,28 @@ ROWS = {
         foreign=[*each(heads=HEADS[:1]), *each(heads=None)],
         served=[(0, {"heads": HEADS[::-1]})],
     ),
+    "head table": Row(
+        loaded,
+        3,
+        2,
+        foreign=[
+            *each(**{name: value for name, value in OTHER_NULL.items() if name != "seed"}),
+            *each(extras=["score_asym"], heads=["L0H1"], max_se=None, prompts=torch.arange(3, 20)),
+            (other("detectors, seed"), {"seed": 1}),
+            (other("detectors, n_sequences"), {"n_sequences": 5}),
+            (other("detectors, max_se, n_sequences"), {"detectors": False}),
+            (other("weights"), {"model": partial(zoo.bridge, "llama", seed=1)}),
+            (other("config_sha256, .*weights"), {"model": partial(saved, "llama"), "detectors": False}),
+        ],
+        served=[(0, {"heads": "L0"}), (0, {"n_jobs": 3})],
+    ),
+    "head table on prompts": Row(
+        loaded,
+        2,
+        options={"detectors": False, "prompts": TWO, "extras": ["score_asym"], "heads": HEADS},
+        foreign=[*each(prompts=TWO[::-1], extras=[], heads=None)],
+        served=[(0, {"heads": HEADS[::-1], "prompts": partial(iter, TWO)})],
+    ),
     "history": Row(
         history,
         2,
@@ -386,7 +413,7 @@ def finished(name):
 
 
 # Rows of the fast tests: one of each room that keeps parts.
-FAST = ("screened sweep", "edges", "scores by key", "chosen heads from files")
+FAST = ("screened sweep", "edges", "scores by key", "chosen heads from files", "head table")
 
 
 def marks(name):
@@ -450,7 +477,9 @@ def test_other_work_is_refused(name, said, options):
         ROWS[name](finished(name)[0], **options)
 
 
-@pytest.mark.parametrize(("name", "model"), [("sweep", "llama"), ("edges", "gemma2"), ("scores by key", "llama")])
+@pytest.mark.parametrize(
+    ("name", "model"), [("sweep", "llama"), ("edges", "gemma2"), ("scores by key", "llama"), ("head table", "llama")]
+)
 def test_other_hooks_on_the_model_are_refused(name, model):
     folder, _ = finished(name)
     first_layer = tls.ablate(shared("bridge", model), [(0, head) for head in range(4)], "output")

@@ -3,6 +3,7 @@
 A draw needs only the k x k block V^T U of a Haar matrix of size n, so its cost does not depend on d_model.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
@@ -22,7 +23,7 @@ CHUNK = 16
 FLOAT32_FROM = 64
 
 # All blocks are kept at a time, in float64. 2^33 bytes are 262,144 draws of size 64, whose error of z is .002.
-_MOST_BYTES = 2**33
+MOST_BYTES = 2**33
 
 # Draws of a head that are made in both precisions, and the share of the Monte-Carlo error that rounding may have there.
 COMPARED_DRAWS = 8
@@ -32,18 +33,42 @@ ROUNDING_SHARE = 0.01
 SPREAD_FLOOR = float(np.sqrt(np.finfo(np.float64).eps))
 
 
+class _Blocks(threading.local):
+    """The blocks of `one_thread` that are open: of this thread (`depth`), and of all."""
+
+    lock = threading.Lock()
+    of_all = 0
+    outside = 1
+    depth = 0
+
+
+_BLOCKS = _Blocks()
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Pin torch to one thread and restore the old number at the end.
 
-    Two BLAS threads on matrices of 64 x 64 are slower than one, and many times slower on a busy machine.
+    Two BLAS threads on matrices of 64 x 64 are slower than one, and many times slower on a busy machine. torch keeps a
+    number for each thread of Python, and gives a new one the number that was set last in any. A thread that begins
+    while another one is in such a block is therefore given the number from outside of all blocks at the end.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    with _Blocks.lock:
+        before = torch.get_num_threads()
+        if not _Blocks.of_all:
+            _Blocks.outside = before
+        elif not _BLOCKS.depth and before == 1:
+            before = _Blocks.outside
+        _Blocks.of_all += 1
+        _BLOCKS.depth += 1
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        with _Blocks.lock:
+            _Blocks.of_all -= 1
+            _BLOCKS.depth -= 1
+            torch.set_num_threads(before)
 
 
 def block_generator(seed: int, n: int, k: int, *layer_and_head: int) -> np.random.Generator:
@@ -65,7 +90,7 @@ def haar_blocks(n: int, k: int, draws: int, rng: np.random.Generator) -> Float64
     """
     if not 1 <= k <= n or draws < 0:
         raise ValueError(f"a block needs 1 <= k <= n and draws >= 0, found k={k}, n={n}, draws={draws}")
-    most = _MOST_BYTES // (8 * k * k)
+    most = MOST_BYTES // (8 * k * k)
     if draws > most:
         raise ValueError(
             f"{draws:,} draws of the null, blocks of {k} x {k} in float64, would take {8 * draws * k * k / 2**30:,.1f} "

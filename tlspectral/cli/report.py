@@ -1,5 +1,6 @@
 """The command `report`: one page about a table of heads, or about a model, whose tables it makes."""
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -111,14 +112,19 @@ def _measured(
     origin = attention_view(model).origin()
     weights = {name: origin.get(name) for name in ("weights_sha256", "backend")}
     parts = open_resume_folder(folder, {"work": "report", **weights, "seed": seed})
-    makers = _makers(model, seed)
+    layers = folder / "layers"
+    makers = _makers(model, seed, layers)
     wanted = [name for name in (*makers, "directions") if name not in given]
     if not quiet:
         missing = [name for name in wanted if not (folder / f"{name}.parquet").exists()]
         typer.echo(f"to measure: {', '.join(missing)}" if missing else "all tables are there")
     made = partial(finished_jobs, folder=parts, description="report", unit="table")
+
+    def remove_layers(name: str) -> None:
+        shutil.rmtree(layers, ignore_errors=True)
+
     with sharing(None):  # every shard needs them first
-        heads = made([Job("heads", makers["heads"])])["heads"]
+        heads = made([Job("heads", makers["heads"])], done=remove_layers)["heads"]
     makers["directions"] = partial(_directions, model, heads, seed)
 
     def failed(name: str, failure: "JobFailure") -> None:
@@ -131,14 +137,14 @@ def _measured(
     return heads, tables
 
 
-def _makers(model: Any, seed: int) -> "dict[str, Callable[[], pd.DataFrame]]":
-    """Return what makes each table of a model alone."""
+def _makers(model: Any, seed: int, layers: Path) -> "dict[str, Callable[[], pd.DataFrame]]":
+    """Return what makes each table of a model alone; `layers` keeps finished layers of the heads meanwhile."""
     import tlspectral
     from tlspectral.heads import kernel_prediction
     from tlspectral.positional import BindingTask
 
     makers: dict[str, Callable[[], pd.DataFrame]] = {
-        "heads": partial(tlspectral.analyze_heads, model, seed=seed),
+        "heads": partial(tlspectral.analyze_heads, model, seed=seed, folder=layers),
         "kernels": partial(tlspectral.relative_position_kernel, model),
         "kernel_prediction": partial(kernel_prediction, model),
     }

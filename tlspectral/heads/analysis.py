@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Literal
 
 import pandas as pd
 import scipy.stats
 
-from tlspectral.algebra.nulls import one_thread
 from tlspectral.errors import BadHead
-from tlspectral.heads.copying import EmbeddingMoments, copying_of_layer, unembedding_times_embedding
-from tlspectral.heads.detectors.heads import measured_detectors, require_max_se
-from tlspectral.heads.operators.verification import check_scores
+from tlspectral.heads.detectors.heads import require_max_se
+from tlspectral.heads.loaded import DETECTORS, OF_ACTIVATIONS, LoadedLayers
 from tlspectral.heads.streamed import streamed_layers
-from tlspectral.heads.weight_columns import (
-    NullSettings,
-    forget_blocks,
-    measure_heads,
-    of_heads,
-    position_directions,
-    read_streams,
-    with_null,
-)
+from tlspectral.heads.weight_columns import NullSettings, forget_blocks
 from tlspectral.models.opening import open_layers
 from tlspectral.models.reading.digests import recorded_weights
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -34,16 +23,13 @@ from tlspectral.models.running.batches import even_rows
 from tlspectral.models.running.given import given_prompts
 from tlspectral.selection import Heads
 from tlspectral.tables.head_columns import ANALYZE_HEADS, COLUMNS, EXTRA_COLUMNS, HEAD_COLUMNS, LATENT_COLUMNS
-from tlspectral.tables.job import Job
 from tlspectral.tables.measurement import Measurement, stacked
-from tlspectral.tables.progress import bar
 from tlspectral.tables.same_model import require_same_model
 from tlspectral.tables.schema import require
 from tlspectral.tasks.repeated import repeated_sequences
 from tlspectral.version import __version__
 
 _EXTRAS = tuple(column.name for column in EXTRA_COLUMNS)
-_OF_ACTIVATIONS = ("score_asym", "content_scale")
 _PACKAGES = ("transformer-lens", "transformers", "torch", "numpy", "scipy")
 
 
@@ -97,10 +83,13 @@ def analyze_heads(
             self-check, `outside_m`, `score_asym` and `content_scale`; None draws 24 random ids.
         extras: `"score_asym"`, `"position_share"`, `"content_scale"`. With the last, M of latent attention weighs its
             content block by the `b` of the prompts' tokens, without the first, in place of the `b` of white input.
-        folder: only for a model that is read from its files: a folder for one file per layer. A run that
-            was stopped is resumed from there and gives the same table.
-        n_jobs: worker processes of one thread: for the null, or for whole layers of a model that is read from its files
-            (by joblib or the backend of `joblib.parallel_config`, Dask included). The table is the same for any number.
+        folder: a folder that keeps a file for each layer, and one for the detectors. The next call makes what is
+            missing, and returns the same table. No hash shows hooks on a loaded model: attention on the prompts and on
+            one sequence is compared with the first call's.
+        n_jobs: threads of a loaded model, each with one thread of BLAS. 1 takes all cores that the process may use;
+            `OMP_NUM_THREADS` and `torch.set_num_threads` are obeyed. For a model that is read from its files, worker
+            processes, which share the layers. In a block of `joblib.parallel_config` with a backend, Dask included, any
+            number but 1 is workers of that backend, which share layers or the null. The table is always the same.
         seed: of the null and of the detector sequences.
 
     Returns:
@@ -111,7 +100,7 @@ def analyze_heads(
     Raises:
         ScoreMismatch, UnsupportedArchitecture, BadWeights: the model cannot be trusted or read; the message says where.
         BadHead: a layer or head that does not exist, or none at all.
-        IncompatibleCheckpoint: `folder` holds layers of other weights or settings.
+        IncompatibleCheckpoint: `folder` holds work on other weights, hooks, prompts or settings.
         ValueError: an unknown extra, kind of block or dtype, fewer than two draws or sequences, a `max_se` that is not
             above 0, or an argument that does not fit the model.
         FileNotFoundError, TypeError, ImportError: a name that cannot be loaded (see `load_model`).
@@ -129,32 +118,30 @@ def analyze_heads(
         chosen = heads_by_layer(source, heads)
         if not chosen:
             raise BadHead("heads= chooses none: a table has one head at least")
-        sequences = None
+        score = None
         if isinstance(source, AttentionView):
-            if folder is not None:
-                raise ValueError(
-                    "folder= is for a model that is read from its files with detectors=False; this one is loaded"
-                )
-            if detectors:  # drawn first, so that a wrong number of them is refused before the null is computed
-                sequences = even_rows(repeated_sequences(source, n_sequences, seed=seed))
-            identity, parts = {}, _loaded_layers(source, chosen, prompts, extras, null)
+            # Drawn first, so that a wrong number of them is refused before the null is computed.
+            sequences = even_rows(repeated_sequences(source, n_sequences, seed=seed)) if detectors else None
+            given = None if prompts is None else given_prompts(prompts)  # a generator can be read once
+            loaded = LoadedLayers(source, chosen, null, extras, given, sequences, max_se, n_jobs)
+            identity, jobs, score = loaded.identity(), loaded.jobs(), loaded.attention
+            n_jobs = 1  # each job uses all threads, and one of them runs the model
         else:
-            needs = ["prompts"] * (prompts is not None) + [name for name in extras if name in _OF_ACTIVATIONS]
+            needs = ["prompts"] * (prompts is not None) + [name for name in extras if name in OF_ACTIVATIONS]
             if needs:
                 raise ValueError(
                     f"{needs[0]} needs the model's activations: pass a loaded model, or leave detectors=True"
                 )
-            identity, parts = streamed_layers(source, chosen, null, extras, folder)
-        measurement = Measurement(ANALYZE_HEADS, asdict(null), source.source, identity, folder, n_jobs=n_jobs)
+            identity, jobs = streamed_layers(source, chosen, null, extras, folder)
+        measurement = Measurement(ANALYZE_HEADS, asdict(null), source.source, identity, folder, score, n_jobs)
         try:
-            tables = measurement.made(parts, description="null", unit="layer").values()
+            tables = measurement.made(jobs, description="heads", unit="layer" if len(jobs) == len(chosen) else "job")
         finally:
             forget_blocks()
-        layer_attrs = [layer_table.attrs for layer_table in tables]
-        table = stacked(tables)
-        detected = None
-        if isinstance(source, AttentionView) and sequences is not None:
-            detected = measured_detectors(source, sequences, max_se=max_se, seed=seed)
+        detected = tables.pop(DETECTORS, None)
+        layer_attrs = [layer_table.attrs for layer_table in tables.values()]
+        table = stacked(tables.values())
+        if detected is not None:
             table = table.merge(detected.drop(columns="name"), on=["layer", "head"], how="left", validate="one_to_one")
         table["D_head_pct"] = scipy.stats.rankdata(table["D_head"], nan_policy="omit") / table["D_head"].notna().sum()
         controlled = [name for name in table if name.endswith("_controlled")]
@@ -176,39 +163,6 @@ def analyze_heads(
             rotary_valid_up_to=min(limits) if limits else None,
             columns={name: COLUMNS[name].meaning for name in wanted},
         )
-
-
-def _loaded_layers(
-    view: AttentionView, chosen: dict[int, list[int]], prompts: Any, extras: Collection[str], null: NullSettings
-) -> list[Job]:
-    """Measure every layer of a loaded model; the jobs that are returned add the null.
-
-    One layer's factors are in memory at a time.
-    """
-    parts = []
-    prompts = None if prompts is None else given_prompts(prompts)  # a generator can be read once
-    checks = check_scores(view, prompts)
-    moments, circuit = EmbeddingMoments(view), unembedding_times_embedding(view)  # large products, on all threads
-    with one_thread(), bar(len(chosen), "spectra", "layer") as shown:
-        streams = read_streams(view, prompts) if {*extras} & {*_OF_ACTIVATIONS} else None
-        ends_digest = view.ends_digest()
-        directions = position_directions(view) if "position_share" in extras else None
-        for index, wanted in chosen.items():
-            layer = view.layer(index)
-            if streams is not None and "content_scale" in extras:
-                layer = streams.with_content_scale(layer)
-            heads = measure_heads(layer, index, moments=moments, directions=directions)
-            output = view.output(index)
-            columns = heads.columns | copying_of_layer(output, circuit) | {"outside_m": checks[index].outside_m}
-            if streams is not None and "score_asym" in extras:
-                columns["score_asym"] = streams.score_asymmetry(layer)
-            del layer, output  # before the next layer is read
-            digest = view.layer_digest(index) + ends_digest
-            attrs = heads.attrs | {"check": checks[index].record, "digest": digest}
-            measured = of_heads([replace(heads, columns=columns, attrs=attrs)], wanted)
-            parts.append(Job(f"L{index:03d}", partial(with_null, measured, null)))
-            shown.update()
-    return parts
 
 
 def require_table_of(view: AttentionView, heads: pd.DataFrame) -> None:

@@ -126,14 +126,17 @@ class EmbeddingMoments:
         self.gram, self.total, self.count = gram.cpu(), total.cpu(), view.d_vocab
 
     def self_match(
-        self, w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "heads d_model d_head"]
+        self, w_q: Float64[Tensor, "heads d_model d_head"], w_k: Float64[Tensor, "kv_heads d_model d_head"]
     ) -> Float64[np.ndarray, "heads"]:
         """Return `(mean diagonal - mean off-diagonal) / rms` of `W_E M W_E^T`: self-match (FP section 3).
 
+        `w_k` has each key once, for the consecutive query heads that read it.
         W_E is raw, without positions and without the first block's MLP, so this reads layer 0 best. NaN for M = 0.
         """
         size = float(self.count)
-        queries, keys = self.gram @ w_q, self.gram @ w_k
+        repeats = len(w_q) // len(w_k)
+        queries, keys = self.gram @ w_q, (self.gram @ w_k).repeat_interleave(repeats, dim=0)
+        w_k = w_k.repeat_interleave(repeats, dim=0)
         diagonal = (w_q * keys).sum((1, 2))
         everything = ((self.total @ w_q) * (self.total @ w_k)).sum(-1)
         square = ((w_q.mT @ queries) * (w_k.mT @ keys)).sum((1, 2))

@@ -1,8 +1,9 @@
 """Columns that follow from the query-key factors of a layer's heads, their matched null, and those asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from einops import einsum
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from tlspectral.algebra.nulls import NULL_COLUMNS, block_generator, haar_blocks, null_statistics
+from tlspectral.algebra.nulls import MOST_BYTES, NULL_COLUMNS, block_generator, haar_blocks, null_statistics
 from tlspectral.algebra.rotary import RotaryGeometry, phase_metrics, phase_norms
 from tlspectral.algebra.spectra import head_metrics
 from tlspectral.heads.copying import EmbeddingMoments
@@ -82,7 +83,8 @@ def measure_heads(
         columns |= block_columns(layer, w_q, w_k)
         if layer.k_norm.measured_scale is not None:
             columns["content_scale"] = np.full(layer.n_heads, layer.k_norm.measured_scale)
-    columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, w_k)
+    own_keys = w_k[:: layer.n_heads // layer.n_kv_heads]
+    columns["self_match"] = np.full(len(w_q), np.nan) if moments is None else moments.self_match(w_q, own_keys)
     columns["position_share"] = _position_shares(w_q, w_k, directions)
     return MeasuredHeads(
         index, columns, {"valid_up_to": layer.valid_up_to}, layer.effective_dimension, metrics.singular_values
@@ -111,7 +113,7 @@ def operator_norms(
 
 
 def of_heads(groups: Sequence[MeasuredHeads], heads: Sequence[int]) -> MeasuredHeads:
-    """Return some heads of a layer that was measured whole or one key/value group after another."""
+    """Return some heads of a layer that was measured one key/value group after another."""
     first, rows = groups[0], list(heads)
     columns = {name: np.concatenate([np.asarray(group.columns[name]) for group in groups]) for name in first.columns}
     columns["kv_head"] = np.concatenate([np.asarray(group.columns["kv_head"]) + i for i, group in enumerate(groups)])
@@ -126,29 +128,58 @@ def phase_columns(w_q: Tensor, w_k: Tensor, rotary: RotaryGeometry) -> dict[str,
     return {name: value.numpy() for name, value in metrics._asdict().items()}
 
 
-def with_null(measured: MeasuredHeads, settings: NullSettings) -> pd.DataFrame:
+def with_null(
+    measured: MeasuredHeads, settings: NullSettings, each: Callable[..., Iterable[Any]] = map
+) -> pd.DataFrame:
     """Return the columns of the heads with null mean, std, z and percentile.
 
     Blocks are drawn from generators keyed by seed and sizes (`fresh`: and by layer and head), so the numbers depend on
     neither the order of layers nor the number of workers. Shared blocks stay in the cache until `forget_blocks`.
+    `each` calls a function for each head, as `map` does, in any thread or process.
     """
-    n, k, draws = measured.effective_dimension, measured.singular_values.shape[1], settings.null_draws
-
-    def fresh_blocks(row: int) -> Float64[Tensor, "draws k k"]:
-        head = measured.columns["head"][row]
-        return haar_blocks(n, k, draws, block_generator(settings.seed, n, k, measured.layer, head))
-
-    blocks = _shared_blocks(settings.seed, n, k, draws) if settings.null_blocks == "shared" else fresh_blocks
-    observed = {name: measured.columns[name] for name in NULL_COLUMNS}
-    null = null_statistics(measured.singular_values, observed, blocks, n, settings.null_dtype)
-    table = pd.DataFrame(measured.columns | null)
+    of_head = partial(_null_of_head, settings, measured.effective_dimension, measured.layer)
+    heads = [
+        (
+            measured.columns["head"][row],
+            measured.singular_values[row : row + 1],
+            {name: measured.columns[name][row : row + 1] for name in NULL_COLUMNS},
+        )
+        for row in range(len(measured.singular_values))
+    ]
+    nulls = list(each(of_head, heads))
+    table = pd.DataFrame(measured.columns | {name: np.concatenate([null[name] for null in nulls]) for name in nulls[0]})
     table.attrs = measured.attrs
     return table
+
+
+def _null_of_head(
+    settings: NullSettings,
+    n: int,
+    layer: int,
+    measured: tuple[int, Float64[np.ndarray, "1 k"], dict[str, Float64[np.ndarray, "1"]]],
+) -> dict[str, np.ndarray]:
+    head, singular_values, observed = measured
+    k, draws = singular_values.shape[1], settings.null_draws
+    if settings.null_blocks == "shared":
+        with _DRAWING:  # the threads of a layer wait for the first, which draws the blocks for all
+            blocks = _shared_blocks(settings.seed, n, k, draws)
+    else:
+        blocks = haar_blocks(n, k, draws, block_generator(settings.seed, n, k, layer, head))
+    return null_statistics(singular_values, observed, blocks, n, settings.null_dtype)
+
+
+_DRAWING = Lock()
 
 
 @lru_cache(maxsize=2)
 def _shared_blocks(seed: int, n: int, k: int, draws: int) -> Float64[Tensor, "draws k k"]:
     return haar_blocks(n, k, draws, block_generator(seed, n, k))
+
+
+def blocks_at_once(measured: MeasuredHeads, settings: NullSettings) -> int:
+    """Return how many heads can have their blocks in memory together, by the limit for one head's; shared: all."""
+    heads, k = measured.singular_values.shape
+    return heads if settings.null_blocks == "shared" else max(1, MOST_BYTES // (8 * k * k * settings.null_draws))
 
 
 def forget_blocks() -> None:

@@ -48,8 +48,8 @@ class Measurement:
         identity: what else tells folders apart, as JSON: hashes of weights, of tokens and of the metric, which heads.
             Functions of no argument, such as a hash of all weights, are called where there is a folder.
         folder: where finished jobs are kept, each in a file; None keeps them in memory.
-        score: computes the scores of the model as it stands, one per prompt. Hooks on a model change them, and no hash
-            of weights shows hooks: a folder in which they were others is refused.
+        score: computes the scores of the model as it stands, one per prompt, or by the name of what each is of. Hooks
+            on a model change them, and no hash of weights shows hooks: a folder in which they were others is refused.
         n_jobs: workers that share the jobs, as joblib counts them.
     """
 
@@ -58,7 +58,7 @@ class Measurement:
     origin: Mapping[str, Any] = field(default_factory=dict)
     identity: Mapping[str, Any] = field(default_factory=dict)
     folder: str | os.PathLike[str] | None = None
-    score: Callable[[], Iterable[float]] | None = None
+    score: Callable[[], Iterable[float] | Mapping[str, float]] | None = None
     n_jobs: int = 1
 
     @cached_property
@@ -68,7 +68,7 @@ class Measurement:
             return None
         from tlspectral.tables.resume_folder import open_resume_folder  # files are not loaded where nothing is kept
 
-        noted = {} if self.score is None else {"intact_values": [float(value) for value in self.score()]}
+        noted = {} if self.score is None else {"intact_values": _as_json(self.score())}
         identity = {name: value() if callable(value) else value for name, value in self.identity.items()}
         if changes := changes_of_function(self.schema.name):  # no table has rows of two meanings
             identity[MEANINGS] = changes
@@ -91,20 +91,31 @@ class Measurement:
         return self.schema.frame(frame, {**self.origin, **self.settings, **attrs})
 
 
-def _require_same_scores(folder: Path, name: str, stored: Any, now: list[float]) -> None:
-    """Compare scores of the model without ablation, prompt by prompt. Raises IncompatibleCheckpoint."""
-    if (
-        not isinstance(stored, list)
-        or len(stored) != len(now)
-        or not all(isinstance(value, float | int) for value in stored)
-    ):
+def _as_json(scores: Iterable[float] | Mapping[str, float]) -> list[float] | dict[str, float]:
+    if isinstance(scores, Mapping):
+        return {str(name): float(value) for name, value in scores.items()}
+    return [*map(float, scores)]
+
+
+def _by_name(scores: Any) -> dict[str, Any]:
+    """Return scores by the name of what they are of; of a list they are of prompts, of another value there are none."""
+    if isinstance(scores, list):
+        return {f"prompt {number}": value for number, value in enumerate(scores)}
+    return scores if isinstance(scores, dict) else {}
+
+
+def _require_same_scores(folder: Path, name: str, stored: Any, now: list[float] | dict[str, float]) -> None:
+    """Compare scores of the model without ablation, one by one. Raises IncompatibleCheckpoint."""
+    before, values = _by_name(stored), _by_name(now)
+    if before.keys() != values.keys() or not all(isinstance(value, float | int) for value in before.values()):
         raise IncompatibleCheckpoint(
             f"the manifest of {folder} cannot be read ({name} is {stored!r:.40}): choose another folder"
         )
-    for prompt, (then, value) in enumerate(zip(stored, now, strict=True)):
+    for scored, value in values.items():
+        then = before[scored]
         if not abs(then - value) <= _SAME_SCORE * max(1.0, abs(then)):
             raise IncompatibleCheckpoint(
-                f"{folder} holds work on this model at score {then:.6f} of prompt {prompt} without ablation, now it is "
+                f"{folder} holds work on this model at score {then:.6f} of {scored} without ablation, now it is "
                 f"{value:.6f}: were there other hooks on the model? Choose another folder"
             )
 

@@ -157,7 +157,7 @@ def test_too_few_sequences_are_refused_before_anything_is_measured(monkeypatch):
     def measured(*given, **named):
         raise AssertionError("the heads were measured first")
 
-    monkeypatch.setattr("tlspectral.heads.analysis._loaded_layers", measured)
+    monkeypatch.setattr("tlspectral.heads.analysis.LoadedLayers", measured)
     with pytest.raises(ValueError, match=r"n_sequences is .*; found 1"):
         tls.analyze_heads(shared("bridge", "llama"), n_sequences=1)
 

@@ -70,7 +70,6 @@ def test_with_detectors_the_model_is_loaded(folder, sizes, capfd):
 
 
 NO_ACTIVATIONS = "needs the model's activations"
-NO_PARTS = "folder= is for a model that is read from its files"
 
 
 @pytest.mark.parametrize(
@@ -79,8 +78,6 @@ NO_PARTS = "folder= is for a model that is read from its files"
         (lambda path, parts: analyze(path, heads="L2"), BadHead, "the model has layers 0 to 1"),
         (lambda path, parts: analyze(path, extras=["score_asym"]), ValueError, NO_ACTIVATIONS),
         (lambda path, parts: analyze(path, prompts=torch.arange(3, 20)), ValueError, NO_ACTIVATIONS),
-        (lambda path, parts: analyze(path, detectors=True, folder=parts), ValueError, NO_PARTS),
-        (lambda path, parts: analyze(tls.load_model(path), folder=parts), ValueError, NO_PARTS),
         (lambda path, parts: tls.k_composition(path, (2, 0)), BadHead, "does not exist: the model has layers 0 to 1"),
         (lambda path, parts: tls.k_composition(path, (1, 4)), BadHead, "does not exist: layer 1 has heads 0 to 3"),
         (lambda path, parts: tls.k_composition(path, (-3, 0)), BadHead, "does not exist"),

@@ -246,10 +246,40 @@ def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
     Only one group need then be in float64. The M of a group are the layer's. Its scores are not, where a
     query/key norm takes its mean over all heads.
     """
-    size = len(raw.w_q) // len(raw.w_k)
-    for index in range(len(raw.w_k)):
-        heads, key = slice(index * size, (index + 1) * size), slice(index, index + 1)
+    for heads, key in _slices_of_groups(raw.w_q, raw.w_k):
         yield heads, _of_heads(raw, heads, key)
+
+
+def folded_groups(layer: AttentionLayer, output: OutputFactors) -> list[tuple[AttentionLayer, OutputFactors]]:
+    """Return the key/value groups of a layer that is folded already, with their values and outputs, as views of it."""
+    return [
+        (
+            replace(
+                layer,
+                w_q=layer.w_q[heads],
+                b_q=layer.b_q[heads],
+                w_k=layer.w_k[key],
+                b_k=layer.b_k[key],
+                **_settings_of_heads(layer, heads, key),
+            ),
+            replace(output, w_v=output.w_v[key], w_o=output.w_o[heads]),
+        )
+        for heads, key in _slices_of_groups(layer.w_q, layer.w_k)
+    ]
+
+
+def _slices_of_groups(w_q: Tensor, w_k: Tensor) -> list[tuple[slice, slice]]:
+    size = len(w_q) // len(w_k)
+    return [(slice(index * size, (index + 1) * size), slice(index, index + 1)) for index in range(len(w_k))]
+
+
+def _settings_of_heads(layer: LayerSettings, heads: list[int] | slice, keys: list[int] | slice) -> dict[str, Any]:
+    return {
+        "q_norm": layer.q_norm and layer.q_norm.of_heads(heads),
+        "k_norm": layer.k_norm and layer.k_norm.of_heads(keys),
+        "alibi": layer.alibi and layer.alibi.of_heads(heads),
+        "rotary": layer.rotary and layer.rotary.of_heads(heads),
+    }
 
 
 def _of_heads(raw: RawAttention, heads: list[int] | slice, keys: list[int] | slice) -> RawAttention:
@@ -263,10 +293,7 @@ def _of_heads(raw: RawAttention, heads: list[int] | slice, keys: list[int] | sli
         b_q=None if raw.b_q is None else raw.b_q[heads],
         b_k=None if raw.b_k is None else raw.b_k[keys],
         b_v=None if raw.b_v is None else raw.b_v[keys],
-        q_norm=raw.q_norm and raw.q_norm.of_heads(heads),
-        k_norm=raw.k_norm and raw.k_norm.of_heads(keys),
-        alibi=raw.alibi and raw.alibi.of_heads(heads),
-        rotary=raw.rotary and raw.rotary.of_heads(heads),
+        **_settings_of_heads(raw, heads, keys),
     )
 
 
