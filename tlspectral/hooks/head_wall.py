@@ -53,6 +53,7 @@ BESIDE_OTHERS = 12
 FEWEST_PROMPTS = 8
 """Distinct prompts of a task from which effects have standard errors."""
 
+_JUDGES = 4  # queries behind a key that may be a second sink, at least
 _WATCHED = 5  # most probable next tokens
 _SEGMENT = 8  # ids of a segment that is repeated for a model without a tokenizer
 _KEPT_CONTROLS = ("control_delta", "control_p", "control_p_floor")
@@ -352,22 +353,19 @@ def _second_sinks(
 ) -> dict[int, tuple[int, float]]:
     """Return, by layer, the key besides the first that later queries attend to most, and its share; -1 for no sink.
 
-    It is the mean over heads and over queries of the second half, to keys of the first half, so that all of these
-    queries see all of these keys; in an encoder over all other queries. A sink has more than .15, and more than twice
-    an even share. That is less than `attention_sinks` asks for, which finds nothing in so short a prompt.
+    The share is the mean over the layer's heads and over the queries behind the key, of which there are 4 or more; in
+    an encoder over all other queries. A sink has more than .15, and more than twice an even share of what these queries
+    see. That is less than `attention_sinks` asks for, which finds nothing in so short a prompt.
     """
-    n = levels.shape[1]
-    half = n // 2
-    found = {}
+    n, found = levels.shape[1], {}
     for layer in dict.fromkeys(layers):
-        of_layer = levels[np.array(layers) == layer].astype(np.float64).mean(0) / LEVELS
-        if causal:
-            shares, n_seen = of_layer[half:, 1:half].mean(0), (half + 1 + n) / 2
-        else:
-            shares, n_seen = (of_layer.sum(0) - of_layer.diagonal())[1:] / (n - 1), float(n)
-        place = int(shares.argmax()) + 1 if len(shares) else 0
-        least = max(LEAST, 2 / n_seen)
-        found[layer] = (place, float(shares[place - 1])) if place and shares[place - 1] > least else (-1, float("nan"))
+        attention = levels[np.array(layers) == layer].astype(np.float64).mean(0) / LEVELS
+        best, found[layer] = 0.0, (-1, float("nan"))
+        for key in range(1, n - _JUDGES if causal else n):
+            queries = np.arange(key + 1, n) if causal else np.delete(np.arange(n), key)
+            share, n_seen = float(attention[queries, key].mean()), float((queries + 1).mean()) if causal else float(n)
+            if share > max(best, LEAST, 2 / n_seen):
+                best, found[layer] = share, (key, share)
     return found
 
 

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from tlspectral.heads.detectors.heads import detect_heads
@@ -30,7 +31,7 @@ FRAMES = {"prev": ("#0072b2", "-"), "dup": ("#009e73", (0, (3, 1.5))), "ind": ("
 
 _WIDTH = 9.0  # inches: letters of 9 points are 9.5 pixels high where the figure is 688 wide
 _FULL = 0.5  # attention in full colour
-_PAPER = "#f6f7f9"
+_PAPER, _FAINT = "#f6f7f9", "#b0b6be"
 _ACROSS = 40  # layers of one band, at most
 _LEAST_SIDE, _MOST_SIDE = 24, 48  # pixels of a square
 _GAP, _BAR = 1 / 7, 1 / 6  # of the side of a square: the gap behind it, and the room for a bar under it
@@ -50,8 +51,8 @@ def wall(
 
     Each square is the attention of one head, queries down and keys across, the first token left out. A frame says what
     a head does on random repeated tokens: the largest of its scores, if that is .3 or more. A filled bar under a square
-    is what the answer loses when the head writes nothing, an outlined bar what it gains. Squares on one strip share
-    keys and values.
+    is what the answer loses when the head writes nothing, an outlined bar what it gains. Lines join squares of heads
+    that share keys and values.
 
     Args:
         model: TransformerBridge or HookedTransformer; or what `tls.hooks.wall` returned, which is drawn.
@@ -98,7 +99,7 @@ def _drawn(shown: Wall, framed: dict[tuple[int, int], str]) -> Figure:
     # In inches: a band as high as its squares are where it is as wide as the figure, but no square above .8.
     side = min(0.8, (_WIDTH - 1.5) / max(across, 4))
     height = n_bands * (len(rows) * side * (1 + _GAP + _BAR) / (1 + _GAP) + 0.5)
-    figure = new_figure(_WIDTH, height + 2.4)
+    figure = new_figure(_WIDTH, height + 1.9)
     figure.set_layout_engine("compressed")  # squares have one shape, so panels leave room beside them
     panels: list[Axes] = figure.subplots(n_bands, 1, squeeze=False).flatten().tolist()
     colours = ScalarMappable(Normalize(0.0, _FULL), LinearSegmentedColormap.from_list("shade", [_PAPER, BLUE]))
@@ -134,7 +135,8 @@ def _draw_band(
         x, y = pitch * band.index(row["layer"]), rise * rows.index(row["head"])
         image[y : y + side, x : x + side] = _square(inner[index], row["second_sink"], colours, side)
         if before == (row["layer"], row["kv_head"]):
-            image[y - rise + side : y, x + 2 : x + side - 2] = to_rgb("#e4e7eb")
+            for end in (x - 0.5, x + side - 0.5):
+                axes.plot([end, end], [y - 0.5, y - rise + side - 0.5], color=_FAINT, linewidth=0.8, gid="joined")
         before = (row["layer"], row["kv_head"])
         kind = framed.get((row["layer"], row["head"]), "")
         colour, dashes = FRAMES.get(kind, (PALE, "-"))
@@ -193,6 +195,8 @@ def _caption(figure: Figure, shown: Wall, framed: dict[tuple[int, int], str], la
         entries.append((Patch(facecolor=RED, edgecolor=RED), f"the answer loses: a full bar is {_two_digits(largest)}"))
         if float(removal.deltas.max()) > 0.02 * largest:
             entries.append((Patch(facecolor="white", edgecolor=RED), "the answer gains"))
+    if shown.heads.duplicated(["layer", "kv_head"]).any():
+        entries.append((Line2D([], [], color=_FAINT, linewidth=0.8), "joined squares share keys and values"))
     if (shown.heads["second_sink"] > 0).any():
         entries.append((Patch(facecolor=GREY), "attention to a second sink of the layer"))
     notes = [
@@ -221,7 +225,7 @@ def _answer(removal: Removal) -> str:
 
 
 def _two_digits(value: float) -> str:
-    return f"{value:.2g}"
+    return f"{value:#.2g}".rstrip(".")
 
 
 def _plain(text: str) -> str:

@@ -2,8 +2,8 @@
 const part = (id) => document.getElementById(id);
 const read = (id) => JSON.parse(part(id)?.textContent ?? "null");
 const shared = read("walls"), table = read("data");
-const bands = part("bands"), count = shared.layer.length;
-const FULL = 0.5, BAR = 4;  // attention in full colour; pixels of a bar
+const bands = part("wallbands"), count = shared.layer.length;
+const FULL = 0.5, BAR = 5;  // attention in full colour; pixels of a bar
 const names = shared.layer.map((layer, index) => `L${layer}H${shared.head[index]}`);
 const layers = [...new Set(shared.layer)], rows = [...new Set(shared.head)].sort((one, other) => one - other);
 const at = new Map(names.map((name, index) => [name, index]));
@@ -52,13 +52,14 @@ const sinkOf = (head) => sentence.sinks[shared.layer[head]] ?? [-1, null];
 /* ---- the wall: bands of layers, each a canvas that is drawn when it comes into view ---- */
 
 function colours() {
-  const style = getComputedStyle(document.documentElement), names = ["raised", "line", "quiet", "mark", "ink", "rule", "prev", "dup", "ind", "band"];
+  const style = getComputedStyle(document.documentElement), names = ["raised", "line", "quiet", "mark", "ink", "rule", "prev", "dup", "ind"];
   const found = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
   const mixed = (colour) => {
     const [from, to] = [found.raised, colour].map((one) => one.match(/\w\w/g).map((pair) => parseInt(pair, 16)));
     return (share) => from.map((value, channel) => Math.round(value + (to[channel] - value) * share));
   };
-  return { ...found, shade: mixed(found.line), sink: mixed(found.quiet) };
+  const shades = Object.fromEntries([["shade", "line"], ["sink", "quiet"]].map(([name, colour]) => [name, mixed(found[colour])]));
+  return { ...found, ...shades, faint: `rgb(${shades.sink(0.45)})` };
 }
 
 function layOut() {
@@ -122,10 +123,10 @@ function paint(drawing) {
   for (let head = 0; head < count; head++) {
     if (!wanted.has(shared.layer[head])) continue;
     const { x, y } = placeOf(head), [sink] = sinkOf(head);
-    // Heads that share keys stand on one strip.
+    // Lines join the squares of heads that share keys.
     if (head > 0 && shared.layer[head - 1] === shared.layer[head] && shared.kv[head - 1] === shared.kv[head]) {
-      paper.fillStyle = palette.band;
-      paper.fillRect(x + 1, y - pitch + side, side - 2, pitch - side);
+      paper.fillStyle = palette.faint;
+      for (const place of [x - 0.5, x + side - 0.5]) paper.fillRect(place, y - pitch + side, 1, pitch - side);
     }
     for (let query = 1; query < n; query++) for (let key = 1; key < n; key++) {
       const colour = (key === sink ? palette.sink : palette.shade)(Math.min(1, sentence.attention(head, query, key) / FULL));
@@ -202,11 +203,11 @@ function drawLegend() {
   }
   if (shared.kv.some((kv, head) => head > 0 && shared.layer[head - 1] === shared.layer[head] && shared.kv[head - 1] === kv)) {
     item("joined squares share keys and values", 12, (paper) => {
-      paper.fillStyle = palette.band;
-      paper.fillRect(1, 5, 10, 4);
       paper.strokeStyle = palette.quiet;
-      paper.strokeRect(0.5, 0.5, 11, 4);
-      paper.strokeRect(0.5, 9.5, 11, 4);
+      paper.strokeRect(1.5, 0.5, 9, 13);
+      paper.clearRect(2, 5, 8, 4);
+      paper.strokeRect(1.5, 0.5, 9, 4);
+      paper.strokeRect(1.5, 9.5, 9, 4);
     });
   }
 }
