@@ -19,7 +19,7 @@ from tlspectral.errors import did_you_mean
 from tlspectral.heads.detectors.sinks import LEAST
 from tlspectral.hooks.parts import Output
 from tlspectral.hooks.sweeps.each_head import logits_without_each
-from tlspectral.models.attention.prompt_patterns import prompt_patterns
+from tlspectral.models.attention.prompt_patterns import patterns_of
 from tlspectral.models.loading.finding import PACKAGED
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -298,7 +298,7 @@ def wall(
         ids = sequences.tokens[0, : sequences.lengths[0]]
         if len(ids) < 2:
             raise ValueError(f"the sentence has {len(ids)} token: give 2 or more, between which heads can look")
-        weights, _ = prompt_patterns(view, by_layer, ids)
+        weights = patterns_of(view, by_layer, ids[None])
         levels = np.rint(np.clip(np.stack(weights), 0.0, 1.0) * LEVELS).astype(np.uint8)
         listed = [(layer, head) for layer, heads in by_layer.items() for head in heads]
         folded = {layer: view.layer(layer) for layer in by_layer}

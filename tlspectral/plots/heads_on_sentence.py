@@ -183,7 +183,7 @@ def _square(
 def _caption(figure: Figure, shown: Wall, framed: dict[tuple[int, int], str], largest: float) -> None:
     """Write the sentence above, and legend and caption below."""
     model, removal = shown.origin.get("model") or "attention heads", shown.removal
-    title = _plain(fill(f"{model}: {shown.sentence}", 108))
+    title = fill(f"{model}: {shown.sentence}", 88)
     figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left", parse_math=False)
     entries: list[tuple[Any, str]] = []
     for kind, (colour, dashes) in FRAMES.items():
