@@ -17,6 +17,8 @@ NEEDED = (
     "tlspectral/data/models/tiny-rope-sym.safetensors",
     "tlspectral/report/page.html",
     "tlspectral/report/script.js",
+    "tlspectral/report/wall.html",
+    "tlspectral/report/wall.js",
     "tlspectral/report/style.css",
     "tlspectral/tables/head_columns.txt",
 )

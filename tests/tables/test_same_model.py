@@ -106,6 +106,7 @@ ROWS = [
     ("ablation_sweep", sweep, None, None),
     ("band_effects", lambda model: tls.hooks.band_effects(model, "L1H1", task=TASK, draws=1), None, None),
     ("edge_effects", lambda model: tls.edge_effects(model, "L1H1.k", task=TASK), None, "those of a sender"),
+    ("wall", lambda model: tls.hooks.wall(model, PROMPT[0]).table(), None, None),
     ("check_hook.heads", lambda model: tls.hooks.check_hook(model, NO_HEAD, "L0H1").heads, None, None),
 ]
 # Tables of several models, of none that is loaded, and those of studies.

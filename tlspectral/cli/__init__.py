@@ -3,7 +3,20 @@
 Heavy modules are imported inside the commands, so that help and version are printed at once.
 """
 
-from tlspectral.cli import ablate, analyze, collect, demo, pictures, positional, report, study, table
+from tlspectral.cli import ablate, analyze, collect, demo, pictures, positional, report, study, table, walls
 from tlspectral.cli.app import app, main
 
-__all__ = ["ablate", "analyze", "app", "collect", "demo", "main", "pictures", "positional", "report", "study", "table"]
+__all__ = [
+    "ablate",
+    "analyze",
+    "app",
+    "collect",
+    "demo",
+    "main",
+    "pictures",
+    "positional",
+    "report",
+    "study",
+    "table",
+    "walls",
+]

@@ -1,6 +1,7 @@
 """The command that removes a part of some heads: `ablate`."""
 
 import re
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -128,7 +129,7 @@ def ablate(
     places = None if at is None else [int(one) if re.fullmatch(r"-?\d+", one) else one for one in at.split(",")]
     scored: Any = task or "induction"
     if prompts is not None:
-        scored = _task_of(prompts, [one for one in places or () if isinstance(one, str)])
+        scored = task_of_file(prompts, [one for one in places or () if isinstance(one, str)])
     import tlspectral
     from tlspectral.heads.analysis import require_table_of
     from tlspectral.hooks.parts import part_of
@@ -225,7 +226,7 @@ def _print_summary(summary: "pd.DataFrame") -> None:
             typer.echo(f"{text}: {row.value:.3f} ({row.low:.3f} to {row.high:.3f})")
 
 
-def _task_of(path: Path, places: list[str]) -> "Task":
+def task_of_file(path: Path, places: Sequence[str] = ()) -> "Task":
     """Return the task of a file of prompts and answers, with the positions of which the columns are named."""
     import pandas as pd
 

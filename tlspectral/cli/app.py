@@ -116,7 +116,7 @@ Preset = Annotated[str, typer.Option("--preset", help="quick (minutes) or paper 
 _CONTENTS = {
     "A model": ("demo", "analyze", "report", "verify", "ablate", "positional", "collect"),
     "A table of heads": ("show", "compare"),
-    "A picture": ("map", "plane", "effects", "circuit", "patterns", "eigenvalues", "kernel"),
+    "A picture": ("wall", "map", "plane", "effects", "circuit", "patterns", "eigenvalues", "kernel"),
     "The three papers": ("study",),
 }
 

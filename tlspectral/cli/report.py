@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tlspectral.cli.ablate import task_of_file
 from tlspectral.cli.app import (
     MODEL_HELP,
     Device,
@@ -19,6 +20,7 @@ from tlspectral.cli.app import (
     require_writable,
 )
 from tlspectral.cli.terminal_summary import read_heads
+from tlspectral.cli.walls import Control, NoRemoval, Prompts, TaskFile, WallJob, say_cost, wall_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +49,11 @@ def report(
     sweep: Annotated[list[Path] | None, _further("ablation_sweep")] = None,
     edges: Annotated[list[Path] | None, _further("edge_effects")] = None,
     directions: Annotated[list[Path] | None, _further("head_directions")] = None,
+    wall: Annotated[list[Path] | None, _further("hooks.wall(...).table()")] = None,
+    prompt: Prompts = None,
+    task: TaskFile = None,
+    no_removal: NoRemoval = False,
+    control: Control = False,
     device: Device = None,
     dtype: DType = None,
     revision: Revision = None,
@@ -58,31 +65,44 @@ def report(
 
     Example: tlspectral report smollm2-135m -o smollm2
 
+    Example: tlspectral report smollm2-135m -o smollm2 --prompt "Paris is in France, and Rome is in"
+
     Example: tlspectral report heads.parquet -o report.html --kernels kernels.parquet --sweep phase.parquet
+
+    The page begins with the wall of a model: all heads on a sentence, and what the answer loses without each. The
+    answer is the model's own next token, or that of --task: from eight prompts on, changes have standard errors. The
+    command says what that costs before it begins.
 
     The page is for a browser, and loads nothing from a network. With further tables of the same model, written by
     tlspectral.write_table, a head opens into its card, which shows what they hold of it. An option may be given several
     times.
 
-    For a model FOLDER gets heads, kernels, kernel_prediction, directions (of the two strongest heads of each detector)
-    and, for a model with a tokenizer, pairs and positional, each as .parquet when it is finished; then report.html.
-    What is given as an option is not measured. The same command continues there, and refuses a folder of another model
-    or seed.
+    For a model FOLDER gets heads, kernels, kernel_prediction, directions (of the two strongest heads of each detector),
+    a wall for each sentence and, for a model with a tokenizer, pairs and positional, each as .parquet when it is
+    finished; then report.html. What is given as an option is not measured. The same command continues there, and
+    refuses a folder of another model or seed.
     Without a head table the command stops. Any other table that cannot be made of this model is named at the end, and
     the exit status is then 1.
     """
     from_table = Path(source).suffix == ".parquet"
-    chosen = {"device": device, "dtype": dtype, "revision": revision, "seed": seed}
+    of_walls: dict[str, Any] = {"prompt": prompt, "task": task, "no-removal": no_removal, "control": control}
+    chosen = {"device": device, "dtype": dtype, "revision": revision, "seed": seed, **of_walls}
     for option in (name for name, value in chosen.items() if value and from_table):
         raise ValueError(f"--{option} is for a model, and {source} is a table: leave it out")
+    for option in (name for name, value in of_walls.items() if value and wall):
+        raise ValueError(f"--{option} is for a wall that is measured, and --wall gives one: leave one of them out")
     if not from_table and output.suffix == ".html":
         raise ValueError(f"{source} is measured into a folder, with its page: give -o a folder's name")
     page = output if from_table else output / "report.html"
     require_writable(page)
     import tlspectral
+    from tlspectral.hooks.head_wall import wall_of_table
     from tlspectral.report import report as write_report
     from tlspectral.tables import read_table
 
+    if task is not None:
+        task_of_file(task)  # a file that cannot be read is refused before the model is loaded
+    walls = [read_table(path) for path in wall or ()]
     given: dict[str, list[Path] | None] = {"pairs": pairs, "kernels": kernels}
     given |= {"positional": positional, "sweep": sweep, "edges": edges, "directions": directions}
     further: dict[str, Any] = {name: [read_table(path) for path in paths] for name, paths in given.items() if paths}
@@ -91,9 +111,11 @@ def report(
         heads = read_heads(Path(source))
     else:
         loaded = tlspectral.load_model(source, revision=revision, device=device, dtype=dtype)
-        heads, measured = _measured(loaded, output, set(further), failures, seed, quiet)
+        jobs = {} if walls else wall_jobs(loaded, prompt or (), task, removal=not no_removal, control=control)
+        heads, measured = _measured(loaded, output, set(further), jobs, failures, seed, quiet)
+        walls += [measured.pop(name) for name in jobs if name in measured]
         further |= measured
-    write_report(heads, page, **further)
+    write_report(heads, page, walls=list(map(wall_of_table, walls)), **further)
     if not quiet:
         typer.echo(str(page))
     if failures:
@@ -101,11 +123,17 @@ def report(
 
 
 def _measured(
-    model: Any, folder: Path, given: set[str], failures: "dict[str, JobFailure]", seed: int, quiet: bool
+    model: Any,
+    folder: Path,
+    given: set[str],
+    walls: dict[str, WallJob],
+    failures: "dict[str, JobFailure]",
+    seed: int,
+    quiet: bool,
 ) -> "tuple[pd.DataFrame, dict[str, pd.DataFrame]]":
-    """Return the heads of a model and its other tables but those that are given; note what could not be made."""
+    """Return the heads of a model, its walls and other tables but those that are given; note what could not be made."""
     from tlspectral.models.reading import attention_view
-    from tlspectral.tables.job import Job, sharing
+    from tlspectral.tables.job import Job, JobFailure, sharing
     from tlspectral.tables.measurement import finished_jobs
     from tlspectral.tables.resume_folder import open_resume_folder
 
@@ -114,10 +142,24 @@ def _measured(
     parts = open_resume_folder(folder, {"work": "report", **weights, "seed": seed})
     layers = folder / "layers"
     makers = _makers(model, seed, layers)
-    wanted = [name for name in (*makers, "directions") if name not in given]
+    wanted = [name for name in (*makers, "directions", *walls) if name not in given]
+    missing = [name for name in wanted if not (folder / f"{name}.parquet").exists()]
+
+    def failed(name: str, failure: JobFailure) -> None:
+        failures[name] = failure
+        typer.echo(f"no {name}: {failure.error}: {' '.join(failure.message.split())}", err=True)
+
+    for name in (name for name in missing if name in walls):
+        try:
+            walls[name].check()
+        except Exception as error:
+            if walls[name].asked:
+                raise
+            failed(name, JobFailure.of_error(error))
+    wanted, missing = ([name for name in names if name not in failures] for names in (wanted, missing))
     if not quiet:
-        missing = [name for name in wanted if not (folder / f"{name}.parquet").exists()]
         typer.echo(f"to measure: {', '.join(missing)}" if missing else "all tables are there")
+        say_cost([job for name, job in walls.items() if name in missing])
     made = partial(finished_jobs, folder=parts, description="report", unit="table")
 
     def remove_layers(name: str) -> None:
@@ -125,12 +167,8 @@ def _measured(
 
     with sharing(None):  # every shard needs them first
         heads = made([Job("heads", makers["heads"])], done=remove_layers)["heads"]
+    makers |= {name: job.table for name, job in walls.items()}
     makers["directions"] = partial(_directions, model, heads, seed)
-
-    def failed(name: str, failure: "JobFailure") -> None:
-        failures[name] = failure
-        typer.echo(f"no {name}: {failure.error}: {' '.join(failure.message.split())}", err=True)
-
     tables = made([Job(name, makers[name]) for name in wanted[1:]], failed=failed)
     if "kernel_prediction" in tables:
         tables["prediction"] = tables.pop("kernel_prediction")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tlspectral.hooks.attribution.qk_attribution import qk_attribution
     from tlspectral.hooks.attribution.score_matrix import scores
     from tlspectral.hooks.circuits.circuit import faithfulness, run_circuit
+    from tlspectral.hooks.head_wall import Wall, wall
     from tlspectral.hooks.hook_check import check_hook
     from tlspectral.hooks.path_patching import edge_effects
     from tlspectral.hooks.screening import missed_edges
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Dictionary",
+    "Wall",
     "ablate",
     "ablation_hooks",
     "ablation_sweep",
@@ -35,6 +37,7 @@ __all__ = [
     "run_circuit",
     "scores",
     "summarize_sweep",
+    "wall",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -15,6 +15,7 @@ from tlspectral.plots.complex_plane import eigenvalues
 from tlspectral.plots.content_direction import plane
 from tlspectral.plots.effects import ablation_effects, kernel
 from tlspectral.plots.head_map import heads
+from tlspectral.plots.heads_on_sentence import wall
 from tlspectral.plots.positional_planes import exclusion_plane, positional_symbolic_plane
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "plane",
     "positional_symbolic_plane",
     "qk_attribution",
+    "wall",
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -12,6 +13,7 @@ from string import Template
 import numpy as np
 import pandas as pd
 
+from tlspectral.hooks.head_wall import Wall
 from tlspectral.report.card_sections import Evidence, Given, Section
 from tlspectral.report.head_data import head_data, script_json
 from tlspectral.report.head_pages import LINKED, page_link
@@ -25,11 +27,16 @@ from tlspectral.report.sections import (
     provenance,
     statuses,
 )
+from tlspectral.report.wall_section import listed_walls, wall_html, wall_scripts
 from tlspectral.selection import head_name, whole_number
 from tlspectral.tables.atomic_writes import whole_file
 from tlspectral.tables.parquet import naming_file
 from tlspectral.tables.schema import require, require_one_row
 
+_LEDE, _WALL_LEDE = (
+    "The",
+    "Attention of every head on a sentence, and what its answer loses without the head. Below: the",
+)
 _NEEDED = ("layer", "head", "dir_frac", "D_head")
 
 
@@ -43,28 +50,36 @@ class Page(str):
         return f'<iframe title="report" style="{style}" srcdoc="{escape(self)}"></iframe>'
 
 
-def report(heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, **tables: Given) -> Page:
+def report(
+    heads: pd.DataFrame,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    walls: Wall | Sequence[Wall] | None = None,
+    **tables: Given,
+) -> Page:
     """Make one self-contained page about a table of heads.
 
         heads = tls.analyze_heads(model)
         pairs = tls.top_pairs(model)
         kernels = tls.relative_position_kernel(model)
         phase = tls.ablation_sweep(model, "rope_phase")
-        tls.report.report(heads, "report.html", pairs=pairs, kernels=kernels, sweep=phase)
+        wall = tls.hooks.wall(model, "The cat sat on the mat, and the cat slept")
+        tls.report.report(heads, "report.html", walls=wall, pairs=pairs, kernels=kernels, sweep=phase)
 
-    On it: the strongest heads of each detector, the heads as a grid that can be coloured by any column and by what
-    sweeps, positional scores and predictions say of each, the plane of dir_frac and D_head with the null, kernels, the
-    heads against their nulls, statuses, provenance, and the meaning of every column. Pointing at a head shows its row.
-    A click pins it and opens its card, with what the other tables hold of it, first the text where it attends most
-    (`head_card` shows the same). The page's address then ends in its name (`#L16H0`), and a link with it leads to the
-    card. For some models (`tlspectral/report/head_pages.txt`) the head's public page on Neuronpedia is linked beside
-    its row, by a click alone. Style, script and data are in the file, whose policy forbids every request and every
-    other script. Without scripts the tables remain.
+    On it: all heads on the sentences of `walls`, the strongest heads of each detector, the heads as a grid that can be
+    coloured by any column and by what sweeps, positional scores and predictions say of each, the plane of dir_frac and
+    D_head with the null, kernels, the heads against their nulls, statuses, provenance, and the meaning of every column.
+    Pointing at a head shows its row. A click pins it and opens its card, with what the other tables hold of it, first
+    the text where it attends most (`head_card` shows the same). The page's address then ends in its name (`#L16H0`),
+    and a link with it leads to the card. For some models (`tlspectral/report/head_pages.txt`) the head's public page on
+    Neuronpedia is linked beside its row, by a click alone. Style, script and data are in the file, whose policy forbids
+    every request and every other script. Without scripts the tables remain.
 
     Args:
         heads: table of `analyze_heads` or `tables.join`. Needed: `layer, head, dir_frac, D_head`; what else is there is
             shown, with "not computed" for NaN. Columns of your own can be chosen in the grid if they are numeric.
         path: file to write; None writes none.
+        walls: what `tls.hooks.wall` returns, or a list: sentences that the reader chooses from, 1 MB each at most.
         tables: `pairs=` of `top_pairs`, `kernels=` of `relative_position_kernel`, `prediction=` of
             `heads.kernel_prediction`, `frequencies=` of `frequency_table`, `positional=` of `positional_symbolic`,
             `sweep=` of `ablation_sweep`, `edges=` of `edge_effects`, `directions=` of `head_directions`; of each one
@@ -76,7 +91,7 @@ def report(heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, **ta
 
     Raises:
         ValueError: a needed column is missing, no rows, a layer or head that is no whole number, two rows for one head,
-            or another table of other heads or weights.
+            another table or wall of other heads or weights, or a sentence too long for the page.
         TypeError: another keyword than these.
         FileNotFoundError: the folder of `path` does not exist.
         OSError: the disk is full; the message names `path`, and an older page there stays.
@@ -84,8 +99,8 @@ def report(heads: pd.DataFrame, path: str | os.PathLike[str] | None = None, **ta
     What it does not establish: anything beyond the tables. A head that stands out on the page should be examined
     further: by ablation, on other prompts, in another seed of the model.
     """
-    table = _checked(heads)
-    page = Page(_page(table, Evidence(table, tables)))
+    table, sentences = _checked(heads), listed_walls(walls)
+    page = Page(_page(table, Evidence(table, tables), sentences))
     if path is not None:
         with naming_file(path), whole_file(path) as partial:
             partial.write_text(page, encoding="utf-8")
@@ -133,8 +148,9 @@ def _checked(heads: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _page(heads: pd.DataFrame, evidence: Evidence) -> str:
+def _page(heads: pd.DataFrame, evidence: Evidence, walls: list[Wall]) -> str:
     style, script, template = (_part(name) for name in ("style.css", "script.js", "page.html"))
+    script += _part("wall.js") if walls else ""
     revision, kernels = heads.attrs.get("revision"), evidence.rows("kernels")
     return Template(template).substitute(
         policy=_policy(style, script),
@@ -142,6 +158,9 @@ def _page(heads: pd.DataFrame, evidence: Evidence) -> str:
         script=script,
         data=head_data(_coloured(heads, evidence)),
         cards=_cards(heads, evidence),
+        lede=_WALL_LEDE if walls else _LEDE,
+        wall=wall_html(heads, walls),
+        walls=wall_scripts(heads, walls),
         model=escape(_model(heads)),
         revision=f"revision {escape(str(revision))}" if revision else "",
         counts=counts(heads),

@@ -7,6 +7,7 @@ of two tables, edges and the report all read these records, which therefore stan
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,12 @@ _ALL = (
 )
 DETECTORS: Mapping[str, Detector] = MappingProxyType({one.name: one for one in _ALL})
 """The detectors by name, in the order of their columns."""
+
+FRAMED = 0.3
+"""The least score by which a picture of heads names a head after a detector."""
+
+
+def framed_kind(scores: Mapping[Any, Any]) -> str:
+    """Return the detector of a head's largest score if that is `FRAMED` or more, else an empty text; NaN is none."""
+    found = {name: float(scores[name]) for name in DETECTORS if scores.get(name) is not None}
+    return max((name for name in found if found[name] >= FRAMED), key=found.__getitem__, default="")

@@ -394,13 +394,17 @@ class Replays:
 
 
 def replayed_values(
-    intact: IntactRun | ContinuedRun, sequences: TaskSequences, replays: Sequence[Replays]
+    intact: IntactRun | ContinuedRun,
+    sequences: TaskSequences,
+    replays: Sequence[Replays],
+    seen: Callable[[list[int], slice, Float[Tensor, "copies rows predicted d_vocab"]], None] | None = None,
 ) -> Float64[Tensor, "replays sequences"]:
     """Evaluate every replay on all sequences, the blocks from its layer on run again under its hooks.
 
     The values are in the order of `replays`. As many replays as memory allows are stacked on the batch axis, in the
     order of their layers, one copy of the sequences after the other: that changes numbers by rounding only. All in a
-    batch are one pass, in which the copies of a replay join at its layer.
+    batch are one pass, in which the copies of a replay join at its layer. `seen` is called with the logits of each
+    pass, behind the places of its replays in the values and the sequences; a second time where memory ran out.
     """
     view, n = intact.view, len(sequences.tokens)
     rows = max(1, min(rows_at_once(intact), sequences._rows_predicted(view)))
@@ -410,6 +414,7 @@ def replayed_values(
 
     def of_replays(chunk: slice) -> Tensor:
         taken = queue[chunk]
+        places = [int(ends[place]) - replays[place].n + index for place, index in taken]
         groups = [(place, [*some]) for place, some in groupby(taken, key=itemgetter(0))]
         values = MetricValues(sequences, len(taken))
 
@@ -419,7 +424,10 @@ def replayed_values(
                 own = slice(some[0][1], some[-1][1] + 1)
                 hooks.append((slice(first, first + len(some)), replays[place].hooks_of(own, batch)))
                 first += len(some)
-            values.add(batch, intact.replay([replays[place].layer for place, _ in taken], batch, hooks))
+            logits = intact.replay([replays[place].layer for place, _ in taken], batch, hooks)
+            if seen is not None:
+                seen(places, batch, logits.unflatten(0, (len(taken), -1)))
+            values.add(batch, logits)
 
         for _ in in_batches(n, max(1, rows // values.copies), add):
             pass

@@ -233,6 +233,19 @@ def test_the_space_in_front_of_a_word_is_kept_and_line_ends_are_one_sign(tmp_pat
     assert not any("\n" in context for context in table["context"])
 
 
+def test_the_text_around_a_pair_ends_with_whole_words(tmp_path):
+    """Letters are tokens here, so that six tokens in front of a pair and one behind it cut words."""
+    model = tls.load_model(save_tokenized("neox", tmp_path))
+    text = "zebra quick fox jumps over lazy dogs twice"
+    table = tls.top_pairs(model, None, [text], n=100)
+    shown = table["context"].str.translate(str.maketrans("", "", "[]<>")).str.replace("|endoftext|", "")
+    words = set(text.split())
+    assert all(set(context.replace(" ... ", " ").split()) <= words for context in shown if " ... " not in context)
+    assert (table["key"] - 6 > 0).any()
+    table = tls.top_pairs(model, "L0H0", ["x" * 90], n=100)
+    assert table["context"].str.count("x").max() < 60  # a word without an end is cut
+
+
 def test_the_packaged_text_is_the_default(tmp_path):
     model = tls.load_model(save_tokenized("gpt2", tmp_path))
     tokens = text_tokens(attention_view(model), None, n_sequences=SEQUENCES, sequence_length=LENGTH)

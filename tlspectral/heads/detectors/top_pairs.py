@@ -46,6 +46,7 @@ KINDS = {
 
 _OF_ONE_QUERY = 2
 _BEFORE, _BEHIND = 6, 1  # tokens of the context before and behind the pair
+_TO_WHOLE_WORDS = 6  # more tokens on each side, at most, until the words there are whole
 _ON_ONE_LINE = str.maketrans({"\n": "\N{RETURN SYMBOL}", "\r": "", "\t": " "})
 
 TOP_PAIRS = Schema(
@@ -68,7 +69,8 @@ TOP_PAIRS = Schema(
             kind        | label       | start (position 0), previous, self, induction (behind an earlier token equal to
                         |             | the query's) or duplicate (an earlier token equal to the query's), the first
                         |             | that holds, or other. In an encoder next, and no induction.
-            context     | text        | The text around the pair: [key], <query>. What lies far from both is " ... ".
+            context     | text        | The text around the pair, in whole words: [key], <query>. What lies far from
+                        |             | both is " ... ".
         """),
     ),
     "`tls.top_pairs`",
@@ -282,10 +284,17 @@ def _with_words(view: AttentionView, packed: PackedTokens, table: pd.DataFrame) 
             known[pair] = _text_behind(view, *pair).translate(_ON_ONE_LINE)
         return known[pair]
 
+    def begins_word(prompt: int, position: int) -> bool:
+        return not (word(prompt, position - 1)[-1:].isalnum() and word(prompt, position)[:1].isalnum())
+
     def context(prompt: int, query: int, key: int) -> str:
         near, far = min(query, key), max(query, key)
+        first, last = max(0, near - _BEFORE), min(lengths[prompt], far + 1 + _BEHIND)
+        for _ in range(_TO_WHOLE_WORDS if between == "" else 0):
+            first -= int(first > 0 and not begins_word(prompt, first))
+            last += int(last < lengths[prompt] and not begins_word(prompt, last))
         words, left_out = [], False
-        for position in range(max(0, near - _BEFORE), min(lengths[prompt], far + 1 + _BEHIND)):
+        for position in range(first, last):
             if near + _BEFORE < position < far - _BEFORE:
                 words += [] if left_out else [" ... "]
                 left_out = True

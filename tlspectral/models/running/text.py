@@ -19,6 +19,7 @@ from tlspectral.selection import counted
 _DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
 NEWLINE = re.compile(r"\r\n?|\n")
 _ROWS_READ = 2_000
+_PART, _BOX = "\N{REPLACEMENT CHARACTER}", "\N{WHITE RECTANGLE}"  # a part of a letter, as decoded and as shown
 
 
 def packaged_text() -> str:
@@ -116,6 +117,24 @@ def tokens_text(view: AttentionView, tokens: list[int]) -> str:
     if not (hasattr(tokenizer, "__len__") and hasattr(tokenizer, "decode")) or max(tokens) >= len(tokenizer):
         return " ".join(map(str, tokens))
     return str(tokenizer.decode(tokens))
+
+
+def texts_in_a_row(view: AttentionView, tokens: list[int]) -> list[str]:
+    """Return the text of each token as it stands in the sentence, so that all together are the sentence's text.
+
+    A token that holds a part of a letter, as of an emoji, is a box; the last one of such a letter is the letter.
+    """
+    found, before = [], ""
+    for index, token in enumerate(tokens):
+        whole = tokens_text(view, tokens[: index + 1])
+        alone = token_text(view, token)
+        if whole.endswith(_PART) and alone.endswith(_PART):
+            found.append(_BOX)
+            continue
+        # Decoding may tidy up what stands in front of a token: then it is read alone.
+        found.append(whole[len(before) :] if whole.startswith(before) and len(whole) > len(before) else alone)
+        before = whole
+    return found
 
 
 def _documents(text: Any) -> Iterable[str]:

@@ -1,0 +1,512 @@
+"""`wall`: attention of all heads on one sentence, and what the answer loses without each of them."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Float64, UInt8
+from torch import Tensor
+
+from tlspectral.errors import did_you_mean
+from tlspectral.heads.detectors.sinks import LEAST
+from tlspectral.hooks.parts import Output
+from tlspectral.hooks.parts.checked_calls import bound_parts
+from tlspectral.hooks.sweeps.layer_effects import LayerReplays
+from tlspectral.models.attention.prompt_patterns import patterns_of
+from tlspectral.models.loading.finding import PACKAGED
+from tlspectral.models.reading import measured
+from tlspectral.models.reading.view import AttentionView, heads_by_layer
+from tlspectral.models.running.partial_runs import LAST, IntactRun, intact_run
+from tlspectral.models.running.prompts import packed_prompts
+from tlspectral.models.running.text import texts_in_a_row
+from tlspectral.tables.head_columns import HEAD
+from tlspectral.tables.progress import bar
+from tlspectral.tables.schema import Schema, columns
+from tlspectral.tasks import MetricValue, Task
+from tlspectral.tasks.control_tests import beside_control
+from tlspectral.tasks.metric_value import standard_error
+from tlspectral.tasks.metrics import AnsweredDifference
+from tlspectral.tasks.task_sequences import Replays, TaskSequences, replayed_values, task_sequences
+
+Sentence = tuple[str, ...]
+
+SENTENCES = (
+    "When Mary and John went to the store, John gave a drink to",
+    "The war lasted from the year 1732 to the year 17",
+    "Alice was tired of sitting by her sister on the bank. Alice was tired of sitting by",
+)
+"""Sentences that stand for none given: all of them for a packaged model, the first for any other."""
+
+LEVELS = 255
+"""Steps of attention from 0 to 1 that are kept."""
+
+BESIDE_OTHERS = 12
+"""The largest effects, which are compared with the other heads of their layers."""
+
+FEWEST_PROMPTS = 8
+"""Distinct prompts of a task from which effects have standard errors."""
+
+_JUDGES = 4  # queries behind a key that may be a second sink, at least
+_WATCHED = 5  # most probable next tokens
+_SEGMENT = 8  # ids of a segment that is repeated for a model without a tokenizer
+_KEPT_CONTROLS = ("control_delta", "control_p", "control_p_floor")
+
+WALL = Schema(
+    "wall",
+    (
+        *HEAD,
+        *columns("""
+            kv_head    | index | Key/value head that the head reads.
+            pattern    | text  | Attention on the sentence, queries down and keys across, as base64 of a byte per
+                       |       | weight, 255 for 1. In a decoder, of keys up to the query alone.
+            second_sink | index | Place of the key, other than the first, that takes the most attention of later queries
+                       |       | in the layer, if it is a second sink of this sentence; else -1.
+            second_sink_share | share | Its mean attention, over the heads of the layer and those queries; else NaN.
+            probabilities? | numbers | Next-token probability of each watched token without the head.
+            top_token?  | text | The most probable next token without the head.
+            top_probability? | probability | Its probability without the head.
+            delta?     | of the metric | Value without the head less the intact value, mean over prompts.
+            delta_se?  | of the metric | Standard error of delta over prompts; NaN below 8 distinct prompts.
+            control_delta? | of the metric | Mean of delta over the other heads of the layer. NaN where not compared.
+            control_p? | probability | Share of the layer's heads, this one included, with an effect at least as large,
+                       |             | in absolute values. NaN where not compared, as of a layer with one head.
+            control_p_floor? | probability | Smallest control_p that there can be, 1 / heads of the layer.
+        """),
+    ),
+    "`tls.hooks.wall`; `tlspectral report MODEL` writes it",
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Removal:
+    """The next token of a sentence, intact and without each head, and what the answer loses.
+
+    Attributes:
+        measure: the quantity that `effects` change, such as `probability of " Mary"`, or the name of a task.
+        of_task: whether it is the metric of a task, in its units; else a probability.
+        n_prompts: over how many prompts the effects are a mean.
+        value, value_se: the quantity without any ablation; NaN for no standard error.
+        watched: tokens as text, the answers of a task or the model's own next token first.
+        correct, wrong: how many of the first watched tokens are correct answers, and how many behind these wrong ones.
+        intact: probability of each watched token without any ablation.
+        without: the same without each head.
+        top: the most probable token without each head, and its probability.
+        effects: a row per head: `delta, delta_se, control_delta, control_p, control_p_floor`, see `WALL`.
+    """
+
+    measure: str
+    of_task: bool
+    n_prompts: int
+    value: float
+    value_se: float
+    watched: Sentence
+    correct: int
+    wrong: int
+    intact: Float64[np.ndarray, "watched"]
+    without: Float64[np.ndarray, "heads watched"]
+    top: tuple[tuple[str, float], ...]
+    effects: pd.DataFrame
+
+    @property
+    def deltas(self) -> Float64[np.ndarray, "heads"]:
+        """The change of the quantity without each head."""
+        return self.effects["delta"].to_numpy(np.float64)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Wall:
+    """All heads of a model on one sentence.
+
+    Attributes:
+        tokens: the sentence's tokens as text, those of its parts that are no whole letters as a box.
+        special: which tokens are special tokens of the tokenizer, such as the start token.
+        heads: a row per head: `layer, head, name, kv_head, second_sink, second_sink_share`, see `WALL`.
+        levels: attention of each head, from a query (row) to a key, in `LEVELS` steps.
+        causal: whether queries see no later key.
+        removal: what the answer loses; None where nothing was removed.
+        why_not: why nothing was removed, else empty.
+        origin: `attrs` that tell the model.
+    """
+
+    tokens: Sentence
+    special: tuple[bool, ...]
+    heads: pd.DataFrame
+    levels: UInt8[np.ndarray, "heads query key"]
+    causal: bool
+    removal: Removal | None
+    why_not: str
+    origin: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        removed = self.why_not if self.removal is None else self.removal.measure
+        return f"Wall({self.sentence!r}, {len(self.heads)} heads; {removed})"
+
+    @property
+    def sentence(self) -> str:
+        """The sentence, without special tokens."""
+        words = (token for token, special in zip(self.tokens, self.special, strict=True) if not special)
+        return "".join(words).strip()
+
+    @property
+    def attention(self) -> Float[np.ndarray, "heads query key"]:
+        """Attention of each head, to the nearest of `LEVELS` steps."""
+        return self.levels / np.float32(LEVELS)
+
+    @cached_property
+    def seen(self) -> np.ndarray:
+        """Which pairs of a query and a key are kept in `pattern` texts: in a decoder none of a later key."""
+        whole = np.ones((len(self.tokens), len(self.tokens)), dtype=bool)
+        return np.tril(whole) if self.causal else whole
+
+    def pattern_text(self, head: int) -> str:
+        """Return the attention of one head (its row of `heads`) as base64, a byte for each pair that can be seen."""
+        return base64.b64encode(self.levels[head][self.seen].tobytes()).decode("ascii")
+
+    def table(self) -> pd.DataFrame:
+        """Return a table from which `wall_of_table` makes the same wall; `write_table` keeps it."""
+        frame = self.heads.assign(pattern=[self.pattern_text(head) for head in range(len(self.heads))])
+        attrs: dict[str, Any] = {
+            "tokens": list(self.tokens),
+            "special": list(self.special),
+            "causal": self.causal,
+            "why_not": self.why_not,
+        }
+        if self.removal is not None:
+            removal = self.removal
+            frame = frame.assign(
+                probabilities=removal.without.tolist(),
+                top_token=[token for token, _ in removal.top],
+                top_probability=[probability for _, probability in removal.top],
+                **{name: removal.effects[name].to_numpy() for name in removal.effects},
+            )
+            attrs["removal"] = {name: getattr(removal, name) for name in _OF_ALL_HEADS}
+            attrs["removal"] |= {"watched": list(removal.watched), "intact": removal.intact.tolist()}
+        return WALL.frame(frame[[one.name for one in WALL.columns if one.name in frame]], {**self.origin, **attrs})
+
+
+_OF_ALL_HEADS = ("measure", "of_task", "n_prompts", "value", "value_se", "correct", "wrong")
+_OF_A_WALL = ("tokens", "special", "causal", "why_not", "removal", "table", "columns")
+
+
+def wall_of_table(table: pd.DataFrame) -> Wall:
+    """Return the wall whose `table()` this is, as it was measured."""
+    attrs, of_heads = table.attrs, ["layer", "head", "name", "kv_head", "second_sink", "second_sink_share"]
+    removal, told = None, attrs.get("removal")
+    if told is not None:
+        removal = Removal(
+            measure=str(told["measure"]),
+            of_task=bool(told["of_task"]),
+            n_prompts=int(told["n_prompts"]),
+            value=float(told["value"]),
+            value_se=float("nan") if told["value_se"] is None else float(told["value_se"]),
+            correct=int(told["correct"]),
+            wrong=int(told["wrong"]),
+            watched=tuple(told["watched"]),
+            intact=np.array(told["intact"], dtype=np.float64),
+            without=np.array([list(row) for row in table["probabilities"]], dtype=np.float64),
+            top=tuple(zip(table["top_token"], table["top_probability"].astype(float), strict=True)),
+            effects=pd.DataFrame({name: table[name].to_numpy() for name in ("delta", "delta_se", *_KEPT_CONTROLS)}),
+        )
+    n, causal = len(attrs["tokens"]), bool(attrs["causal"])
+    levels = np.zeros((len(table), n, n), dtype=np.uint8)
+    seen = np.tril(np.ones((n, n), dtype=bool)) if causal else np.ones((n, n), dtype=bool)
+    for index, text in enumerate(table["pattern"]):
+        levels[index][seen] = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
+    return Wall(
+        tuple(attrs["tokens"]),
+        tuple(attrs["special"]),
+        pd.DataFrame({name: table[name].to_numpy() for name in of_heads}),
+        levels,
+        causal,
+        removal,
+        str(attrs["why_not"]),
+        {str(name): value for name, value in attrs.items() if name not in _OF_A_WALL},
+    )
+
+
+def first_sentences(model: Any) -> list[Any]:
+    """Return the sentences of a report for which none were given: three for a packaged model, one for any other.
+
+    A model without a tokenizer gets ids: its start token and eight random ids, twice.
+    """
+    with measured(model, report_hooks=False) as view:
+        if getattr(view.model, "tokenizer", None) is None:
+            segment = np.random.default_rng(0).permutation(np.arange(1, view.d_vocab))[:_SEGMENT].tolist()
+            return [torch.tensor([view.start_token, *segment, *segment])[: view.n_ctx]]
+        name = str(view.source["model"]).lower()
+        return list(SENTENCES if name in PACKAGED else SENTENCES[:1])
+
+
+def wall(
+    model: Any,
+    prompt: Any = None,
+    *,
+    task: Task | None = None,
+    removal: bool = True,
+    control: Literal["random"] | None = None,
+) -> Wall:
+    """Measure where all heads look on one sentence, and what its answer loses without the output of each head.
+
+        wall = tls.hooks.wall(model, "When Mary and John went to the store, John gave a drink to")
+        tls.report.report(tls.analyze_heads(model), "report.html", walls=wall)
+
+    The answer is the model's own next token, and its loss a change of probability. With `task`, such as one of
+    `tls.logit_difference`, the loss is a change of the task's metric, mean over its prompts; patterns and
+    probabilities are those of its first prompt. A removed head writes zero. Blocks from its layer on run again.
+
+    The control of a removed output is the other heads of the layer, as in `ablation_sweep`: they are removed anyway, so
+    it takes no runs. Their outputs are not of equal size.
+
+    Args:
+        model: TransformerBridge or HookedTransformer.
+        prompt: text, or token ids [pos], of 2 to 128 tokens. Default: a sentence about Mary and John; for a model
+            without a tokenizer eight ids, twice.
+        task: prompts with a metric of the next token after each, in place of `prompt`.
+        removal: whether heads are removed. In an encoder none is.
+        control: None compares the twelve largest effects with the other heads of their layers, "random" all effects.
+
+    Returns:
+        `Wall`. Its `table()` can be written, and `tlspectral report` keeps it. Columns: `layer, head, name, kv_head,
+        pattern, second_sink, second_sink_share, probabilities?, top_token?, top_probability?, delta?, delta_se?,
+        control_delta?, control_p?, control_p_floor?`.
+
+    Raises:
+        ValueError: prompt and task, several prompts, fewer than 2 or more than 128 tokens, or a task that does not
+            measure the next token after each prompt.
+        UnsupportedArchitecture: a layer does not return its attention; a task of an encoder.
+        EditNotHonored: the model discards the edit.
+
+    What it does not establish: why a head looks where it does, or what it does elsewhere. Without one head others may
+    take over. One sentence has no standard error, and of many heads some are large by chance.
+    """
+    if prompt is not None and task is not None:
+        raise ValueError("prompt= and task= were given: the sentence of a task is its first prompt; give one of them")
+    if control not in (None, "random"):
+        raise ValueError(f"control must be None or 'random', not {control!r}{did_you_mean(str(control), ['random'])}")
+    if prompt is None and task is None:
+        prompt = first_sentences(model)[0]
+    with measured(model) as view:
+        by_layer = heads_by_layer(view, None)
+        sequences = _sequences(view, prompt, task)
+        ids = sequences.tokens[0, : sequences.lengths[0]]
+        if len(ids) < 2:
+            raise ValueError(f"the sentence has {len(ids)} token: give 2 or more, between which heads can look")
+        weights = patterns_of(view, by_layer, ids[None])
+        levels = np.rint(np.clip(np.stack(weights), 0.0, 1.0) * LEVELS).astype(np.uint8)
+        listed = [(layer, head) for layer, heads in by_layer.items() for head in heads]
+        folded = {layer: view.layer(layer) for layer in by_layer}
+        sinks = _second_sinks(levels, [layer for layer, _ in listed], causal=view.causal)
+        heads = pd.DataFrame(
+            {
+                "layer": [layer for layer, _ in listed],
+                "head": [head for _, head in listed],
+                "name": [f"L{layer}H{head}" for layer, head in listed],
+                "kv_head": [folded[layer].kv_head(head) for layer, head in listed],
+                "second_sink": [sinks[layer][0] for layer, _ in listed],
+                "second_sink_share": [sinks[layer][1] for layer, _ in listed],
+            }
+        )
+        why_not = "" if removal else "No head was removed: this was left out."
+        if removal and not view.causal:
+            why_not = "No head was removed: an encoder predicts no next token."
+        special = set(getattr(getattr(view.model, "tokenizer", None), "all_special_ids", ()))
+        return Wall(
+            tuple(texts_in_a_row(view, ids.tolist())),
+            tuple(int(token) in special for token in ids),
+            heads,
+            levels,
+            view.causal,
+            None if why_not else _removal(view, sequences, by_layer, task is not None, control),
+            why_not,
+            view.origin(processing=True),
+        )
+
+
+def _sequences(view: AttentionView, prompt: Any, task: Task | None) -> TaskSequences:
+    """Return the prompts of a task, or the one prompt with no metric. Raises ValueError."""
+    if task is None:
+        packed = packed_prompts(view, prompt)
+        if len(packed.tokens) != 1:
+            raise ValueError(f"{len(packed.tokens)} prompts were given: a wall is of one sentence; call it for each")
+        metric = partial(_probability, 0)  # the answer is not known yet
+        return TaskSequences(packed.tokens, packed.lengths, LAST, metric, True, "next token", notes=packed.notes)
+    sequences = task_sequences(view, task)
+    last, predicted = sequences.lengths - 1, sequences.predicted
+    if isinstance(predicted, slice):
+        predicted = torch.arange(sequences.tokens.shape[1])[predicted].expand(len(last), -1)
+    if predicted.shape[1] != 1 or not torch.equal(predicted[:, 0], last):
+        raise ValueError(
+            f"the task {sequences.name} reads {predicted.shape[1]} positions of each prompt, and a wall shows the next "
+            "token: give a task with predict=-1, such as one of tls.logit_difference"
+        )
+    return sequences
+
+
+def _second_sinks(
+    levels: UInt8[np.ndarray, "heads query key"], layers: list[int], *, causal: bool
+) -> dict[int, tuple[int, float]]:
+    """Return, by layer, the key besides the first that later queries attend to most, and its share; -1 for no sink.
+
+    The share is the mean over the layer's heads and over the queries behind the key, of which there are 4 or more; in
+    an encoder over all other queries. A sink has more than .15, and more than twice an even share of what these queries
+    see. That is less than `attention_sinks` asks for, which finds nothing in so short a prompt.
+    """
+    n, found = levels.shape[1], {}
+    for layer in dict.fromkeys(layers):
+        attention = levels[np.array(layers) == layer].astype(np.float64).mean(0) / LEVELS
+        best, found[layer] = 0.0, (-1, float("nan"))
+        for key in range(1, n - _JUDGES if causal else n):
+            queries = np.arange(key + 1, n) if causal else np.delete(np.arange(n), key)
+            share, n_seen = float(attention[queries, key].mean()), float((queries + 1).mean()) if causal else float(n)
+            if share > max(best, LEAST, 2 / n_seen):
+                best, found[layer] = share, (key, share)
+    return found
+
+
+def _probabilities(logits: Float[Tensor, "*copies d_vocab"]) -> Float64[Tensor, "*copies d_vocab"]:
+    return logits.float().cpu().double().softmax(-1)
+
+
+def _probability(
+    answer: int, logits: Float[Tensor, "sequences predicted d_vocab"], tokens: Tensor, mask: Tensor
+) -> Float64[Tensor, "sequences"]:
+    """The metric of a sentence without a task."""
+    return _probabilities(logits[:, -1])[:, answer]
+
+
+class _WithoutEach(NamedTuple):
+    """What is kept of the runs without each head: the value of each prompt, and next tokens after the first prompt."""
+
+    values: Float64[np.ndarray, "heads sequences"]
+    watched: Float64[np.ndarray, "heads watched"]
+    top: list[tuple[int, float]]
+
+
+def _without_each(
+    intact: IntactRun, sequences: TaskSequences, by_layer: dict[int, list[int]], watched: list[int]
+) -> _WithoutEach:
+    """Run the prompts without what each head writes, in the order of layers and heads."""
+    view, part = intact.view, Output("zero").fixed(intact.view, sequences)
+    bound = bound_parts(part, view, by_layer, every=True)
+    layers = [LayerReplays(view, sequences, layer, heads, bound[layer]) for layer, heads in by_layer.items()]
+    n = sum(map(len, by_layer.values()))
+    kept: dict[int, tuple[Tensor, int, float]] = {}
+    with bar(n, "wall", "head") as shown:
+
+        def read(heads: list[int], batch: slice, logits: Tensor) -> None:
+            if batch.start:
+                return
+            for head, probabilities in zip(heads, _probabilities(logits[:, 0, -1]), strict=True):
+                top = int(probabilities.argmax())
+                kept[head] = probabilities[watched], top, float(probabilities[top])
+            shown.update(len(kept) - shown.n)
+
+        replays = [Replays(one.layer, len(one.replays), one.hooks) for one in layers]
+        values = replayed_values(intact, sequences, replays, read).numpy()
+    return _WithoutEach(
+        values, torch.stack([kept[head][0] for head in range(n)]).numpy(), [kept[head][1:] for head in range(n)]
+    )
+
+
+def _removal(
+    view: AttentionView, sequences: TaskSequences, by_layer: dict[int, list[int]], of_task: bool, control: str | None
+) -> Removal:
+    intact, logits = _intact(view, sequences, by_layer)
+    probabilities = _probabilities(logits[0, -1])
+    top = probabilities.topk(min(_WATCHED, len(probabilities))).indices.tolist()
+    answered = sequences.metric if isinstance(sequences.metric, AnsweredDifference) else None
+    correct, wrong = ([], []) if answered is None else (answered.correct[0], answered.wrong[0])
+    watched = [*dict.fromkeys([*correct, *wrong, *top])][: max(_WATCHED, len(correct) + len(wrong))]
+    if not of_task:
+        sequences = replace(sequences, metric=partial(_probability, watched[0]))
+    found, whole = _without_each(intact, sequences, by_layer, watched), sequences.measured(logits).cpu().numpy()
+    deltas = found.values - whole  # [heads, sequences]
+    ids = sequences.tokens[0, : sequences.lengths[0]].tolist()
+    texts = {token: texts_in_a_row(view, [*ids, token])[-1] for token in {*watched, *(top for top, _ in found.top)}}
+    value, noted = MetricValue(whole, distinct=sequences.distinct), texts[watched[0]]
+    return Removal(
+        measure=sequences.name if of_task else f"probability of {noted!r}",
+        of_task=of_task,
+        n_prompts=len(sequences.tokens),
+        value=value.value,
+        value_se=value.se if _has_errors(sequences) else float("nan"),
+        watched=tuple(texts[token] for token in watched),
+        correct=len(correct) if of_task else 1,
+        wrong=len(wrong),
+        intact=probabilities[watched].numpy(),
+        without=found.watched,
+        top=tuple((texts[top], probability) for top, probability in found.top),
+        effects=_effects(deltas, by_layer, sequences, every=control is not None),
+    )
+
+
+def _intact(
+    view: AttentionView, sequences: TaskSequences, by_layer: dict[int, list[int]]
+) -> tuple[IntactRun, Float[Tensor, "sequences predicted d_vocab"]]:
+    """Run the prompts without ablation. Return the run, to replay from each layer, and the logits."""
+    batches: list[Tensor] = []
+    intact = intact_run(
+        view,
+        sequences.tokens,
+        sequences.predicted,
+        by_layer,
+        batch=sequences.rows_at_once(view),
+        reduce=lambda _, logits: batches.append(logits),
+    )
+    return intact, torch.cat(batches)
+
+
+def _has_errors(sequences: TaskSequences) -> bool:
+    """Return whether there are prompts enough for standard errors."""
+    distinct = len(sequences.tokens) if sequences.distinct is None else int(sequences.distinct.max()) + 1
+    return distinct >= FEWEST_PROMPTS
+
+
+def _effects(
+    deltas: Float64[np.ndarray, "heads sequences"],
+    by_layer: dict[int, list[int]],
+    sequences: TaskSequences,
+    *,
+    every: bool,
+) -> pd.DataFrame:
+    """Return a row per head, with the other heads of its layer as the control of the largest effects or of every."""
+    size = np.abs(deltas.mean(1))
+    compared = set(range(len(deltas)) if every else np.argsort(-size, kind="stable")[:BESIDE_OTHERS].tolist())
+    rows, first = [], 0
+    for heads in by_layer.values():
+        of_layer = deltas[first : first + len(heads)]
+        for index, delta in enumerate(of_layer):
+            row: dict[str, float] = dict.fromkeys(_KEPT_CONTROLS, float("nan"))
+            if first + index in compared and len(heads) > 1:
+                others = np.delete(of_layer, index, axis=0)
+                beside = beside_control(delta[None], others[None], sequences.distinct)
+                row = {name: float(beside[name][0]) for name in _KEPT_CONTROLS}
+            error = standard_error(delta, sequences.distinct) if _has_errors(sequences) else float("nan")
+            rows.append({"delta": float(delta.mean()), "delta_se": error, **row})
+        first += len(heads)
+    return pd.DataFrame(rows)
+
+
+def removal_seconds(model: Any, prompt: Any = None, *, task: Task | None = None) -> float:
+    """Return about how many CPU seconds the removals of one wall take, from a measured pass of all heads of one layer.
+
+    Each layer's heads run from their layer on, so that of L layers the first takes all of it and the last 1 / L.
+    """
+    with measured(model, report_hooks=False) as view:
+        by_layer = heads_by_layer(view, None)
+        sequences = _sequences(view, first_sentences(model)[0] if prompt is None and task is None else prompt, task)
+        intact, _ = _intact(view, sequences, {})
+        layer = view.layers[0]
+        began = time.process_time()
+        _without_each(intact, sequences, {layer: by_layer[layer]}, [0])
+        spent = time.process_time() - began
+        sizes = (len(heads) * (view.n_layers - one) / (view.n_layers - layer) for one, heads in by_layer.items())
+        return spent * sum(sizes) / len(by_layer[layer])

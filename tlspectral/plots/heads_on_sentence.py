@@ -1,0 +1,233 @@
+"""All heads of a model on one sentence, and what the answer loses without each."""
+
+from __future__ import annotations
+
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from tlspectral.heads.detectors.heads import detect_heads
+from tlspectral.hooks.head_wall import FEWEST_PROMPTS, Removal, Wall
+from tlspectral.hooks.head_wall import wall as measured_wall
+from tlspectral.plots.style import BLUE, GREY, INK, PALE, colour_bar, legend_below, new_figure, two_decimals
+from tlspectral.selection import head_pairs
+from tlspectral.tables.detector_columns import DETECTORS, FRAMED, framed_kind
+from tlspectral.tables.same_model import require_same_model
+from tlspectral.tables.schema import require
+from tlspectral.tasks import Task
+
+RED = "#c8102e"
+FRAMES = {"prev": ("#0072b2", "-"), "dup": ("#009e73", (0, (3, 1.5))), "ind": ("#d55e00", (0, (1, 1)))}
+"""Colour and dashes of the frame of each detector."""
+
+_WIDTH = 9.0  # inches: letters of 9 points are 9.5 pixels high where the figure is 688 wide
+_FULL = 0.5  # attention in full colour
+_PAPER, _FAINT = "#f6f7f9", "#b0b6be"
+_ACROSS = 40  # layers of one band, at most
+_LEAST_SIDE, _MOST_SIDE = 24, 48  # pixels of a square
+_GAP, _BAR = 1 / 7, 1 / 6  # of the side of a square: the gap behind it, and the room for a bar under it
+
+
+def wall(
+    model: Any,
+    prompt: Any = None,
+    *,
+    task: Task | None = None,
+    heads: pd.DataFrame | None = None,
+    removal: bool = True,
+) -> Figure:
+    """Draw the attention of all heads on one sentence, with a bar for what the answer loses without each head.
+
+        tls.plots.wall(model, "When Mary and John went to the store, John gave a drink to")
+
+    Each square is the attention of one head, queries down and keys across, the first token left out. A frame says what
+    a head does on random repeated tokens: the largest of its scores, if that is .3 or more. A filled bar under a square
+    is what the answer loses when the head writes nothing, an outlined bar what it gains. Lines join squares of heads
+    that share keys and values.
+
+    Args:
+        model: TransformerBridge or HookedTransformer; or what `tls.hooks.wall` returned, which is drawn.
+        prompt, task, removal: as of `tls.hooks.wall`.
+        heads: table of `analyze_heads` or `detect_heads` of this model, for the frames; None measures it.
+
+    Raises:
+        ValueError: prompt and task, several prompts, fewer than 2 or more than 128 tokens, a task that does not measure
+            the next token after each prompt, a table of other weights, or a prompt with a measured wall.
+        UnsupportedArchitecture: a layer does not return its attention; a task of an encoder.
+        EditNotHonored: the model discards the edit.
+
+    What it does not establish: why a head looks where it does, or what it does elsewhere. Without one head others may
+    take over. One sentence has no standard error, and of many bars some are long by chance.
+    """
+    if isinstance(model, Wall):
+        if prompt is not None or task is not None:
+            raise ValueError("prompt and task are of a model: leave them out where a measured wall is drawn")
+        shown = model
+    else:
+        shown = measured_wall(model, prompt, task=task, removal=removal)
+        heads = detect_heads(model) if heads is None else heads
+    if heads is not None:
+        require(heads, ("layer", "head"), "analyze_heads", name="table of heads")
+        require_same_model(heads, shown.origin, "the wall")
+    return _drawn(shown, _framed(shown, heads))
+
+
+def _framed(shown: Wall, heads: pd.DataFrame | None) -> dict[tuple[int, int], str]:
+    """Return the detector that frames each head that has one."""
+    if heads is None:
+        return {}
+    rows = zip(head_pairs(heads), heads.to_dict("records"), strict=True)
+    found = {pair: framed_kind(row) for pair, row in rows}
+    return {pair: kind for pair, kind in found.items() if kind}
+
+
+def _drawn(shown: Wall, framed: dict[tuple[int, int], str]) -> Figure:
+    layers, rows = sorted(set(shown.heads["layer"])), sorted(set(shown.heads["head"]))
+    n_bands = -(-len(layers) // _ACROSS)
+    across = -(-len(layers) // n_bands)
+    bands = [layers[first : first + across] for first in range(0, len(layers), across)]
+    largest = 0.0 if shown.removal is None else float(np.abs(shown.removal.deltas).max())
+    # In inches: a band as high as its squares are where it is as wide as the figure, but no square above .8.
+    side = min(0.8, (_WIDTH - 1.5) / max(across, 4))
+    height = n_bands * (len(rows) * side * (1 + _GAP + _BAR) / (1 + _GAP) + 0.5)
+    figure = new_figure(_WIDTH, height + 1.9)
+    figure.set_layout_engine("compressed")  # squares have one shape, so panels leave room beside them
+    panels: list[Axes] = figure.subplots(n_bands, 1, squeeze=False).flatten().tolist()
+    colours = ScalarMappable(Normalize(0.0, _FULL), LinearSegmentedColormap.from_list("shade", [_PAPER, BLUE]))
+    for axes, band in zip(panels, bands, strict=True):
+        _draw_band(axes, shown, band, rows, framed, largest, colours, across)
+    bar = colour_bar(figure, colours, panels, "attention", whole=False)
+    bar.set_yticks([0.0, 0.25, _FULL], ["0", ".25", f"{two_decimals(_FULL)[1:]} +"])
+    _caption(figure, shown, framed, largest)
+    return figure
+
+
+def _draw_band(
+    axes: Axes,
+    shown: Wall,
+    band: list[int],
+    rows: list[int],
+    framed: dict[tuple[int, int], str],
+    largest: float,
+    colours: ScalarMappable,
+    across: int,
+) -> None:
+    """Draw the heads of some layers in pixels: one image, over which frames and bars stand."""
+    inner = shown.attention[:, 1:, 1:]
+    n = inner.shape[1]
+    side = n * -(-_LEAST_SIDE // n) if n < _LEAST_SIDE else min(n, _MOST_SIDE)
+    gap, bar = round(_GAP * side), round(_BAR * side)
+    pitch, rise = side + gap, side + gap + bar
+    image = np.ones((rise * len(rows), pitch * across, 3), dtype=np.float32)
+    before: tuple[int, int] | None = None  # layer and key/value head of the head above
+    for index, row in enumerate(shown.heads.to_dict("records")):
+        if row["layer"] not in band:
+            continue
+        x, y = pitch * band.index(row["layer"]), rise * rows.index(row["head"])
+        image[y : y + side, x : x + side] = _square(inner[index], row["second_sink"], colours, side)
+        if before == (row["layer"], row["kv_head"]):
+            for end in (x - 0.5, x + side - 0.5):
+                axes.plot([end, end], [y - 0.5, y - rise + side - 0.5], color=_FAINT, linewidth=0.8, gid="joined")
+        before = (row["layer"], row["kv_head"])
+        kind = framed.get((row["layer"], row["head"]), "")
+        colour, dashes = FRAMES.get(kind, (PALE, "-"))
+        name, corner = row["name"], (x - 0.5, y - 0.5)
+        frame = {"edgecolor": colour, "linestyle": dashes, "linewidth": 1.6 if kind else 0.5, "fill": False}
+        axes.add_patch(Rectangle(corner, side, side, gid=f"frame-{name}-{kind or 'none'}", **frame))
+        share = 0.0 if shown.removal is None or not largest else shown.removal.deltas[index] / largest
+        if abs(share) * side >= 0.5:
+            look = {"facecolor": RED if share < 0 else "white", "edgecolor": RED, "linewidth": 0.5}
+            place = (x - 0.5, y + side + 0.3 * bar)
+            axes.add_patch(Rectangle(place, abs(share) * side, 0.7 * bar, gid=f"bar-{name}", **look))
+    axes.imshow(image, interpolation="nearest", gid="squares")
+    every = max(1, -(-len(band) // 20))
+    axes.set_xticks([pitch * place + side / 2 for place in range(0, len(band), every)], list(map(str, band[::every])))
+    every = max(1, -(-len(rows) // 24))
+    axes.set_yticks([rise * place + side / 2 for place in range(0, len(rows), every)], list(map(str, rows[::every])))
+    axes.tick_params(length=0, labelsize=9, labelcolor=INK, labeltop=True, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    axes.xaxis.set_label_position("top")
+    axes.set_xlabel("layer", fontsize=9, color=INK)
+    axes.set_ylabel("head", fontsize=9, color=INK)
+
+
+def _square(
+    attention: Float[np.ndarray, "query key"], sink: int, colours: ScalarMappable, side: int
+) -> Float[np.ndarray, "side side 3"]:
+    """Return the picture of one head, from attention without the first query and key; a second sink is grey.
+
+    Where a pixel stands for several weights, it has the largest.
+    """
+    n, keys = len(attention), np.arange(1, len(attention) + 1)
+    if n > side:
+        edges = np.arange(side) * n // side
+        attention = np.maximum.reduceat(np.maximum.reduceat(attention, edges, 0), edges, 1)
+        keys = np.searchsorted(edges, keys - 1, side="right")  # the column of each key, from 1 on
+    picture = np.asarray(colours.to_rgba(attention))[..., :3]
+    if sink > 0:
+        column = int(keys[sink - 1]) - 1
+        share = np.clip(attention[:, column] / _FULL, 0.0, 1.0)[:, None]
+        picture[:, column] = (1 - share) * np.array(to_rgb(_PAPER)) + share * np.array(to_rgb(GREY))
+    return picture.repeat(side // len(picture), 0).repeat(side // len(picture), 1)
+
+
+def _caption(figure: Figure, shown: Wall, framed: dict[tuple[int, int], str], largest: float) -> None:
+    """Write the sentence above, and legend and caption below."""
+    model, removal = shown.origin.get("model") or "attention heads", shown.removal
+    title = fill(f"{model}: {shown.sentence}", 88)
+    figure.suptitle(title, fontsize=11, color=INK, x=0.01, ha="left", parse_math=False)
+    entries: list[tuple[Any, str]] = []
+    for kind, (colour, dashes) in FRAMES.items():
+        n = sum(one == kind for one in framed.values())
+        patch = Patch(fill=False, edgecolor=colour, linestyle=dashes, linewidth=1.6)
+        if framed:
+            entries.append((patch, f"{DETECTORS[kind].kind}: {n} of {len(shown.heads)}"))
+    if largest and removal is not None:
+        entries.append((Patch(facecolor=RED, edgecolor=RED), f"the answer loses: a full bar is {_two_digits(largest)}"))
+        if float(removal.deltas.max()) > 0.02 * largest:
+            entries.append((Patch(facecolor="white", edgecolor=RED), "the answer gains"))
+    if shown.heads.duplicated(["layer", "kv_head"]).any():
+        entries.append((Line2D([], [], color=_FAINT, linewidth=0.8), "joined squares share keys and values"))
+    if (shown.heads["second_sink"] > 0).any():
+        entries.append((Patch(facecolor=GREY), "attention to a second sink of the layer"))
+    notes = [
+        "Each square is one head: queries down, keys across, the first token left out.",
+        f"Frame: what a head does on random repeated tokens, if a score is {str(FRAMED)[1:]} or more."
+        if framed
+        else None,
+        shown.why_not if removal is None else _answer(removal),
+    ]
+    legend_below(figure, entries, [None if note is None else _plain(fill(note, 108)) for note in notes], columns=3)
+
+
+def _answer(removal: Removal) -> str:
+    if not removal.of_task:
+        return (
+            f"Bar: change of the probability of the model's answer “{removal.watched[0].strip()}”, "
+            f"{two_decimals(removal.value)} with all heads, when the head writes nothing. "
+            "One sentence has no standard error."
+        )
+    error = "" if np.isnan(removal.value_se) else f" ± {two_decimals(removal.value_se)}"
+    return (
+        f"Bar: change of {removal.measure}, {two_decimals(removal.value)}{error} with all heads, when the head writes "
+        f"nothing; mean over {removal.n_prompts} prompts"
+        + ("." if error else f", fewer than the {FEWEST_PROMPTS} of a standard error.")
+    )
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:#.2g}".rstrip(".")
+
+
+def _plain(text: str) -> str:
+    """Return text in which a dollar begins no formula."""
+    return text.replace("$", r"\$")
