@@ -103,6 +103,7 @@ def test_a_table_that_cannot_be_made_stops_no_other(folder, tmp_path):
     assert (tmp_path / "copy" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_model_with_a_tokenizer_gets_pairs_and_positional_scores(tmp_path):
     model = tls.load_model(zoo.save_folder("llama", tmp_path, tokenizer=True))
     table = _makers(model, 0)["positional"]()

@@ -188,6 +188,7 @@ def test_a_users_hooked_transformer_gives_the_table_of_the_bridge(name, fold_ln)
 # --- what must not matter ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
 def test_neither_workers_nor_the_order_of_layers_change_a_bit(backend):
     model = built("bridge", "gemma2")

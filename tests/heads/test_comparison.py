@@ -79,6 +79,7 @@ def test_an_unknown_band_or_difference_is_neither_inside_nor_outside(base):
     assert "self_match_band" not in table
 
 
+@pytest.mark.slow
 def test_attrs_say_which_models_and_survive_a_file(base, tuned, tmp_path):
     base, tuned = base.copy(), tuned.copy()
     base.attrs |= {"model": "base", "revision": "abc"}
@@ -95,6 +96,7 @@ def test_attrs_say_which_models_and_survive_a_file(base, tuned, tmp_path):
     assert read_table(tmp_path / "comparison.parquet").attrs == table.attrs
 
 
+@pytest.mark.slow
 def test_behaviour_is_compared_where_both_ran_the_same_detectors():
     model = tls.load_model("tiny-rope")
     heads = analyzed(model, detectors=True)
@@ -109,6 +111,7 @@ def test_behaviour_is_compared_where_both_ran_the_same_detectors():
             compare_heads(heads, with_attrs(heads, detectors=detectors))
 
 
+@pytest.mark.slow
 def test_tables_that_ran_as_many_sequences_as_their_heads_needed_are_compared():
     model = tls.load_model("tiny-rope")
     few, more = (analyzed(model, detectors=True, n_sequences=n, max_se=0.05) for n in (20, 23))
@@ -156,6 +159,7 @@ def models():
     return zoo.shared("bridge", "llama"), changed_model(0.3)
 
 
+@pytest.mark.slow
 def test_two_models_are_compared_by_their_operators_too(models):
     table = compare_heads(*models)
     assert list(table)[8:12] == ["behaviour_rank", "spectrum_rank", "qk_change", "ov_change"]
@@ -176,6 +180,7 @@ def test_two_models_are_compared_by_their_operators_too(models):
     assert {"qk_change", "ov_change"}.isdisjoint(of_tables)
 
 
+@pytest.mark.slow
 def test_a_model_is_given_in_any_form_that_analyze_heads_takes(tmp_path):
     folder = zoo.save_folder("llama", tmp_path / "llama")
     files = tls.load_model(folder, weights="files")

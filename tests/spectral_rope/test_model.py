@@ -39,6 +39,7 @@ def test_the_base_is_untouched_before_during_and_after_training(backend, name):
     assert not to_spectral(model.eval()).training
 
 
+@pytest.mark.fast(1)
 @on_both_backends
 def test_names_state_dicts_files_and_copies(backend, name):
     model, spectral = base(backend, name), moved(backend, name)
@@ -80,6 +81,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_state_dict_of_other_choices_is_refused(what):
     options, said = OTHERS[what]
@@ -146,6 +148,7 @@ def test_to_moves_the_spectral_parameters_too(backend, name):
         assert {parameter.dtype for parameter in change().parameters()} == {dtype}
 
 
+@pytest.mark.slow
 def test_half_precision_keeps_parity_and_float32_frequencies():
     model = zoo.bridge("llama").to(torch.bfloat16)
     spectral = to_spectral(model)
@@ -214,6 +217,7 @@ def test_layers_without_rotary_positions_have_no_module():
     assert spectral.spectral_geometry(1) is None
 
 
+@pytest.mark.slow
 def test_noise_differs_between_layers_and_seeds_and_not_between_calls():
     one, again, other = (to_spectral(base("bridge", "llama"), phase_noise=1e-3, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(one.spectral["0"].phase, again.spectral["0"].phase)

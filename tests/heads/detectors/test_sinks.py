@@ -42,6 +42,7 @@ def judged(pattern, seen, encoder):
     return np.array(found).T
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "bert", *zoo.also_slow("gptneo", "llama4", "mistral")])
 @pytest.mark.parametrize("least", [0.05, 0.3])
 def test_sinks_are_those_of_a_loop_over_queries(name, least):
@@ -167,6 +168,7 @@ def without(pattern, sinks):
     }
 
 
+@pytest.mark.slow
 def test_columns_without_sinks_are_those_of_kept_patterns(monkeypatch):
     monkeypatch.setattr(room, "BATCH", 2)
     model, rows = shared("bridge", "llama"), rows_of_ids()

@@ -77,6 +77,7 @@ def assert_equal_to(expected, table, n, least_drawn=3):
 ROWS = [("bridge", "llama"), ("bridge", "mistral"), ("bridge", "gemma3"), ("bridge", "bert")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize(("backend", "name"), [*ROWS, *zoo.also_slow(("bridge", "gptneo"), ("bridge", "qwen3"))])
 def test_pairs_are_those_of_a_full_cache_in_any_batch(monkeypatch, backend, name, sink):
@@ -154,6 +155,7 @@ def test_equal_prompts_may_be_padded_otherwise():
     assert_same(ranked(twice), ranked(tls.top_pairs(model, None, rows, n=4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", [False, True])
 def test_a_shared_beginning_counts_once(sink):
     """Queries with the same tokens up to them attend alike: only those of the first prompt are there."""
@@ -195,6 +197,7 @@ def test_kinds_are_those_of_a_loop_over_tokens(name):
     assert set(KINDS.values()) <= set(PATTERNS)
 
 
+@pytest.mark.slow
 def test_words_stand_in_their_text(tmp_path):
     model = tls.load_model(zoo.save_folder("llama", tmp_path, tokenizer=True))
     text = " ".join(f"w{index}" for index in range(3, 33))
@@ -223,6 +226,7 @@ def test_words_stand_in_their_text(tmp_path):
     assert " ".join(marked).startswith(row["context"])
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox"])
 def test_the_space_in_front_of_a_word_is_kept_and_line_ends_are_one_sign(tmp_path, name):
     model = tls.load_model(save_tokenized(name, tmp_path))
@@ -233,6 +237,7 @@ def test_the_space_in_front_of_a_word_is_kept_and_line_ends_are_one_sign(tmp_pat
     assert not any("\n" in context for context in table["context"])
 
 
+@pytest.mark.slow
 def test_the_packaged_text_is_the_default(tmp_path):
     model = tls.load_model(save_tokenized("gpt2", tmp_path))
     tokens = text_tokens(attention_view(model), None, n_sequences=SEQUENCES, sequence_length=LENGTH)

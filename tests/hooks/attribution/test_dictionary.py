@@ -34,6 +34,7 @@ def sparse(width, features=64, seed=0):
 # --- terms ---
 
 
+@pytest.mark.slow
 def test_the_sources_as_a_dictionary_give_the_table_of_sources():
     # Feature 2s is what source s wrote at the query, 2s + 1 what it wrote at the key.
     model = shared("bridge", "gemma2")
@@ -65,6 +66,7 @@ def test_the_sources_as_a_dictionary_give_the_table_of_sources():
     assert compared >= 30
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "bloom"])
 def test_features_and_error_sum_to_the_score_and_removal_is_measured(name):
     model = shared("bridge", name)
@@ -125,6 +127,7 @@ def test_a_planted_feature_comes_first_and_no_other_token_has_it():
     assert other["max_p_floor"] == 1 / (24 * 23)
 
 
+@pytest.mark.slow
 def test_max_p_does_not_hang_on_the_lengths_of_other_streams():
     model = fresh("bridge", "llama")
     basis = orthonormal(attention_view(model).d_model)
@@ -159,6 +162,7 @@ def test_max_p_keeps_its_level_between_tokens_like_the_others():
     assert np.mean(found) == pytest.approx(0.5, abs=0.15)  # four standard errors of 60 uniform numbers
 
 
+@pytest.mark.slow
 def test_several_scores_share_features():
     model = shared("bridge", "llama")
     dictionary = sparse(attention_view(model).d_model)
@@ -173,6 +177,7 @@ def test_several_scores_share_features():
     assert 1 / 1000 <= table.attrs["max_p_floor"] <= table.attrs["max_p"] <= 1
 
 
+@pytest.mark.slow
 def test_the_floor_of_max_p_counts_draws_of_the_same_tokens():
     """Two prompts of three tokens have six choices of query and key each, so that 999 draws repeat the largest pair."""
     model = shared("bridge", "llama")
@@ -187,6 +192,7 @@ def test_the_floor_of_max_p_counts_draws_of_the_same_tokens():
 # --- where it fits ---
 
 
+@pytest.mark.slow
 def test_another_width_or_hook_is_refused():
     model = shared("bridge", "llama")
     view, zeros = attention_view(model), lambda x: x.new_zeros(len(x), 3)
@@ -225,6 +231,7 @@ def test_what_is_no_dictionary_is_refused(decoder, bias, encode, error, said):
         tls.Dictionary(decoder, bias, encode)
 
 
+@pytest.mark.slow
 def test_an_encoder_that_writes_into_its_streams_changes_no_number():
     model = shared("bridge", "llama")
     basis = orthonormal(attention_view(model).d_model)

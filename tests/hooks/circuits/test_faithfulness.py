@@ -146,6 +146,7 @@ def test_fewer_than_eight_pairs_have_no_interval(planted):
         assert found_p == pytest.approx(0.05, abs=1e-3)  # float32 values in another batch
 
 
+@pytest.mark.slow
 def test_every_circuit_of_edges_says_how_many_pairs_it_has_not_seen(planted):
     asked = task_of(planted)
     _, table = ranked(planted, asked)
@@ -268,6 +269,7 @@ def test_edges_that_do_not_exist_are_refused(planted, edges, words):
         tls.run_circuit(planted, edges, task_of(planted))
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("pairs", "metric", "said"),
     [
@@ -346,6 +348,7 @@ def test_a_null_that_is_no_number_is_refused(planted, null):
         inspect.unwrap(tls.faithfulness)(planted, pd.DataFrame(), task_of(planted), null=null)
 
 
+@pytest.mark.slow
 def test_numbers_of_any_library_are_sizes_and_a_null(planted):
     asked = task_of(planted)
     _, table = ranked(planted, asked)
@@ -357,6 +360,7 @@ def test_numbers_of_any_library_are_sizes_and_a_null(planted):
     assert given.attrs["batch"] == pairs_of(attention_view(planted), task_of(planted)).rows_at_once
 
 
+@pytest.mark.slow
 def test_a_table_of_other_edges_than_the_circuits_is_refused_or_named(planted):
     """Positions, other weights and several effects of an edge; a warning of another task, measure or replacement."""
     asked = task_of(planted)

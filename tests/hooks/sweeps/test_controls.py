@@ -43,6 +43,7 @@ def z_by_hand(row):
 SETS = {"a": ["L0H1", "L0H2", "L1H2"], "b": ["L0H0", "L1H0", "L1H3"]}
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("part", "options"),
     [
@@ -112,6 +113,7 @@ def test_a_head_is_compared_with_the_other_heads_of_its_layer(part):
     pd.testing.assert_frame_equal(one, table.iloc[[6]].reset_index(drop=True), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_fewer_other_heads_are_drawn_at_random():
     model = shared("bridge", "llama")
     deltas = ablation_sweep(model, "output", task=drawn()).set_index(["layer", "head"])["delta"]

@@ -64,6 +64,8 @@ def test_a_replay_from_a_position_is_that_of_the_whole_sequence(scored):
         assert ((replays[1] - unedited).abs().max() > 1e-3) == (layer == 0 or scored is OF_EACH or scored.start == 2)
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("part", ["output", "antisymmetric", tls.parts.LongRange(2), tls.parts.Output("mean")], ids=str)
 def test_a_sweep_goes_on_from_the_position_and_computes_no_query_before_it(part, monkeypatch):
     model, seen = zoo.shared("bridge", "llama"), []
@@ -83,6 +85,8 @@ def test_a_sweep_goes_on_from_the_position_and_computes_no_query_before_it(part,
     assert all(rows <= 5 for rows, length in seen if length > 1)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_several_batches_of_prompts_share_one_cache(batch_size, monkeypatch):
     model, task = zoo.shared("bridge", "llama"), tls.Task(CLEAN, TASK.metric, predict=slice(None))
     every = lambda logits, tokens, mask: logits.double().log_softmax(-1)[..., 7].mean(1)  # noqa: E731
@@ -122,6 +126,8 @@ def test_models_whose_later_blocks_need_more_than_a_stream_run_all(name):
     assert continued_run(run_of(zoo.shared("bridge", name)), 5) is None
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_a_model_that_loses_its_cache_runs_all(monkeypatch):
     model = zoo.bridge("llama")
     expected = sweep(model)
