@@ -102,7 +102,6 @@ def test_positions_are_numbers_or_columns_of_the_csv(folder, tmp_path):
     assert "is no position of this task, which names none" in refused("tiny-rope", "--heads", "L1H0", "--at", "S2")
 
 
-@pytest.mark.slow
 def test_every_head_is_swept_and_summarised(folder, tmp_path):
     model = tls.load_model(folder)
     heads = tls.analyze_heads(model, null_draws=2)

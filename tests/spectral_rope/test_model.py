@@ -39,7 +39,6 @@ def test_the_base_is_untouched_before_during_and_after_training(backend, name):
     assert not to_spectral(model.eval()).training
 
 
-@pytest.mark.fast(1)
 @on_both_backends
 def test_names_state_dicts_files_and_copies(backend, name):
     model, spectral = base(backend, name), moved(backend, name)

@@ -177,7 +177,6 @@ def test_several_scores_share_features():
     assert 1 / 1000 <= table.attrs["max_p_floor"] <= table.attrs["max_p"] <= 1
 
 
-@pytest.mark.slow
 def test_the_floor_of_max_p_counts_draws_of_the_same_tokens():
     """Two prompts of three tokens have six choices of query and key each, so that 999 draws repeat the largest pair."""
     model = shared("bridge", "llama")

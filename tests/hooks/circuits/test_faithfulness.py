@@ -269,7 +269,6 @@ def test_edges_that_do_not_exist_are_refused(planted, edges, words):
         tls.run_circuit(planted, edges, task_of(planted))
 
 
-@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("pairs", "metric", "said"),
     [
@@ -360,7 +359,6 @@ def test_numbers_of_any_library_are_sizes_and_a_null(planted):
     assert given.attrs["batch"] == pairs_of(attention_view(planted), task_of(planted)).rows_at_once
 
 
-@pytest.mark.slow
 def test_a_table_of_other_edges_than_the_circuits_is_refused_or_named(planted):
     """Positions, other weights and several effects of an edge; a warning of another task, measure or replacement."""
     asked = task_of(planted)

@@ -123,8 +123,6 @@ def test_only_the_shards_that_are_needed_are_fetched_and_once(hub, shards, table
     pd.testing.assert_frame_equal(streamed(NAME, heads=heads), found, check_exact=True)
 
 
-@pytest.mark.slow
-@pytest.mark.tl4
 def test_composition_fetches_values_of_earlier_layers(hub, shards, whole):
     hub.publish(NAME, shards)
     found = tls.k_composition(NAME, (1, 0))

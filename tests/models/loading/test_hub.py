@@ -327,8 +327,6 @@ INDEX = "model.safetensors.index.json"
 LICENCE = "accept its licence at http.*/maker/model, and log in .*`hf auth login`"
 
 
-@pytest.mark.fast(1)
-@pytest.mark.tl4
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(
     ("prepare", "error", "words", "fetched"),

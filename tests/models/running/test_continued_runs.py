@@ -85,8 +85,6 @@ def test_a_sweep_goes_on_from_the_position_and_computes_no_query_before_it(part,
     assert all(rows <= 5 for rows, length in seen if length > 1)
 
 
-@pytest.mark.slow
-@pytest.mark.tl4
 def test_several_batches_of_prompts_share_one_cache(batch_size, monkeypatch):
     model, task = zoo.shared("bridge", "llama"), tls.Task(CLEAN, TASK.metric, predict=slice(None))
     every = lambda logits, tokens, mask: logits.double().log_softmax(-1)[..., 7].mean(1)  # noqa: E731
