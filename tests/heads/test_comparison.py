@@ -79,7 +79,6 @@ def test_an_unknown_band_or_difference_is_neither_inside_nor_outside(base):
     assert "self_match_band" not in table
 
 
-@pytest.mark.slow
 def test_attrs_say_which_models_and_survive_a_file(base, tuned, tmp_path):
     base, tuned = base.copy(), tuned.copy()
     base.attrs |= {"model": "base", "revision": "abc"}
@@ -96,7 +95,6 @@ def test_attrs_say_which_models_and_survive_a_file(base, tuned, tmp_path):
     assert read_table(tmp_path / "comparison.parquet").attrs == table.attrs
 
 
-@pytest.mark.slow
 def test_behaviour_is_compared_where_both_ran_the_same_detectors():
     model = tls.load_model("tiny-rope")
     heads = analyzed(model, detectors=True)

@@ -182,7 +182,6 @@ def test_files_are_compared_without_loading_them(tmp_path):
     assert set(mixed.likeness) == {"qk", "ov"}
 
 
-@pytest.mark.slow
 def test_rounding_to_16_bits_is_a_small_change_and_reported():
     table = changes(*edited("llama", lambda model: None)).table
     assert (table["qk_change"] == 0).all()
@@ -229,7 +228,7 @@ def test_a_changed_rotary_base_is_said_though_no_operator_changed():
     assert found.outside == {"rotary frequencies": [0, 1]}
 
 
-@pytest.mark.slow
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("key", [False, True])
 def test_biases_of_queries_and_keys_lie_outside_of_operators(key):
     found = changes(*edited("qwen2", functools.partial(biased, key=key)))
@@ -282,7 +281,6 @@ def test_gain_and_phase_of_a_spectral_layer_are_in_the_operators_and_its_frequen
 # --- what is refused ---
 
 
-@pytest.mark.slow
 def test_two_trainings_share_no_basis():
     with pytest.raises(ValueError, match=r"share no common basis: .*embedding -?0\.0\d, qk .*tables"):
         changes(zoo.shared("bridge", "llama"), zoo.bridge("llama", seed=1))

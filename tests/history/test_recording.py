@@ -70,7 +70,6 @@ def null_heads(mean, std, n=400):
     return pd.DataFrame({**columns, "dir_frac_null_mean": 0.7, "dir_frac_null_std": 1e-3}, index=range(n))
 
 
-@pytest.mark.slow
 def test_the_null_of_a_median_has_the_spread_of_a_median():
     found = population_medians(null_heads(0.6, 0.02))
     half = 1.96 * 1.2533 * 0.02 / 400**0.5  # the standard error of a median of normals is sqrt(pi / 2) that of a mean

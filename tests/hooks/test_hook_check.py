@@ -349,7 +349,7 @@ def test_z_is_read_where_the_output_weights_read_it(way, name):
     assert tls.hooks.check_hook(model, None, "L0H1").found == ["it changes nothing that L0H1 writes"]
 
 
-@pytest.mark.slow
+@pytest.mark.fast(1)
 @pytest.mark.tl4
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 def test_a_head_taken_off_behind_the_output_weights_is_the_head(backend):

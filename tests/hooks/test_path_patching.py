@@ -82,7 +82,6 @@ def test_edges_of_random_models_are_within_the_control():
     assert 0.3 < pvalues.mean() < 0.7
 
 
-@pytest.mark.slow
 def test_edges_of_a_task_of_pairs_are_cut_to_the_pair():
     """Into queries and the logits, by the write on the prompt less that on its pair, which is patched in."""
     model = shared("bridge", "llama")
@@ -129,7 +128,6 @@ def test_one_receiver_is_measured_on_the_task_that_is_given():
     assert tables["own"]["delta"].item() == pytest.approx(both["delta"][0], abs=1e-6)  # stacked copies in float32
 
 
-@pytest.mark.slow
 def test_a_screen_measures_edges_into_receivers_that_are_given():
     model, (clean, other) = shared("bridge", "llama"), prompt_pairs(8, 9, seed=3)
     task = tls.logit_difference(clean, 7, 10, counterfactual=other)

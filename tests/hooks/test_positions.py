@@ -125,7 +125,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("at", "called"), FORMS, ids=lambda one: str(one)[:20].replace("\n", " "))
 def test_positions_in_any_form_are_rows_of_their_own(at, called):
     """Each row is the one that its position gives as a list for all prompts; what is called alike is refused."""

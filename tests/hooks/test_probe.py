@@ -162,8 +162,6 @@ def shift_of_first_key(scores, hook):
     return scores
 
 
-@pytest.mark.slow
-@pytest.mark.tl4
 def test_edits_of_large_outputs_are_not_rounded_away():
     model = zoo.bridge("smollm3").to(torch.bfloat16)
     with torch.no_grad():

@@ -116,7 +116,6 @@ def test_attenuation_is_one_less_the_ratio(method):
     assert "draws=0" in found.reason
 
 
-@pytest.mark.slow
 def test_the_interval_of_a_share_comes_from_paired_resamples():
     heads = heads_of(11)
     found = attenuation(heads, ["rope_imag_frac"], draws=50, seed=2, level=0.8)

@@ -19,7 +19,6 @@ def test_its_ends_are_where_a_t_test_begins_to_reject():
     assert low < narrow[0] < narrow[1] < high
 
 
-@pytest.mark.slow
 def test_it_covers_what_it_says():
     rng, covered = np.random.default_rng(0), []
     for _ in range(2_000):

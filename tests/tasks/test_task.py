@@ -224,7 +224,6 @@ def test_functions_of_other_arguments_or_results_are_refused(options, said):
         tls.evaluate(shared("bridge", "llama"), asked(**options))
 
 
-@pytest.mark.slow
 def test_a_metric_may_return_a_view_or_the_same_tensor_again():
     model, stored = shared("bridge", "llama"), {}
 
@@ -464,7 +463,7 @@ def test_autocast_is_refused_where_it_would_round_what_is_measured(measure):
         MEASURED[measure](shared("bridge", "llama"))
 
 
-@pytest.mark.slow
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("part", "into"), [("antisymmetric", None), ("output", "L1H0.q")])
 def test_a_block_may_be_opened_under_autocast(part, into):
     def run(*, inside):

@@ -165,7 +165,6 @@ def test_matrices_are_weights():
     pd.testing.assert_series_equal(table["pattern"], 2 * table["dup"], check_names=False, check_exact=True)
 
 
-@pytest.mark.slow
 def test_a_pattern_gets_copies_and_may_return_any_container_or_the_same_tensor_again():
     model, rows, stored = shared("bridge", "llama"), rows_of_ids(), {}
 

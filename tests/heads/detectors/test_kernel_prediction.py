@@ -85,7 +85,6 @@ def test_padding_enters_no_mean():
     assert (padded["predicted"] - filled["predicted"]).abs().max() > 1e-3
 
 
-@pytest.mark.slow
 def test_equal_prompts_are_one_prompt():
     """Half of the distinct prompts give the means, however often each comes, and however it is padded."""
     model, tokens = shared("bridge", "llama"), zoo.prompt(6, 24)

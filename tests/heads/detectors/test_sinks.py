@@ -168,7 +168,6 @@ def without(pattern, sinks):
     }
 
 
-@pytest.mark.slow
 def test_columns_without_sinks_are_those_of_kept_patterns(monkeypatch):
     monkeypatch.setattr(room, "BATCH", 2)
     model, rows = shared("bridge", "llama"), rows_of_ids()

@@ -197,7 +197,6 @@ def test_kinds_are_those_of_a_loop_over_tokens(name):
     assert set(KINDS.values()) <= set(PATTERNS)
 
 
-@pytest.mark.slow
 def test_words_stand_in_their_text(tmp_path):
     model = tls.load_model(zoo.save_folder("llama", tmp_path, tokenizer=True))
     text = " ".join(f"w{index}" for index in range(3, 33))

@@ -34,7 +34,6 @@ def sparse(width, features=64, seed=0):
 # --- terms ---
 
 
-@pytest.mark.slow
 def test_the_sources_as_a_dictionary_give_the_table_of_sources():
     # Feature 2s is what source s wrote at the query, 2s + 1 what it wrote at the key.
     model = shared("bridge", "gemma2")

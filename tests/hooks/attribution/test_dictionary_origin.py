@@ -101,7 +101,7 @@ def test_a_centred_dictionary_has_the_features_of_the_processed_model_on_the_raw
     assert write[["position", "source"]].values.tolist() == of_whole[["position", "source"]].values.tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("backend", "name"), PROCESSED)
 def test_a_raw_dictionary_is_refused_by_a_centred_model(saved, backend, name):
     dictionary, whole = saved(**RAW), processed(backend, name)

@@ -108,7 +108,6 @@ def test_a_mode_that_is_removed_takes_what_its_row_says_where_no_norm_notices():
     assert table["measured"][3:].isna().all()
 
 
-@pytest.mark.slow
 def test_of_several_scores_numbers_are_means_with_errors():
     model = shared("bridge", "llama")
     places = [(PROMPT, QUERY, KEY), (OTHER, QUERY, KEY), (OTHER, 15, 3)]

@@ -124,7 +124,6 @@ class Loops:
         return self.logits
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", *zoo.also_slow("gemma3", "llama", "gptj", "mistral")])
 def test_any_set_of_edges_is_that_of_nested_loops(double, name):
     model, (clean, other) = double(name), prompt_pairs(2, 9 if name != "mistral" else 12, seed=0)

@@ -146,7 +146,6 @@ def test_fewer_than_eight_pairs_have_no_interval(planted):
         assert found_p == pytest.approx(0.05, abs=1e-3)  # float32 values in another batch
 
 
-@pytest.mark.slow
 def test_every_circuit_of_edges_says_how_many_pairs_it_has_not_seen(planted):
     asked = task_of(planted)
     _, table = ranked(planted, asked)
@@ -347,7 +346,6 @@ def test_a_null_that_is_no_number_is_refused(planted, null):
         inspect.unwrap(tls.faithfulness)(planted, pd.DataFrame(), task_of(planted), null=null)
 
 
-@pytest.mark.slow
 def test_numbers_of_any_library_are_sizes_and_a_null(planted):
     asked = task_of(planted)
     _, table = ranked(planted, asked)

@@ -75,7 +75,7 @@ class Direct:
         return float((moved * self.gradients[names["pattern"]][:, list(end.heads)]).sum())
 
 
-@pytest.mark.slow
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("at", [None, 6])
 @pytest.mark.parametrize(
     "name",
@@ -135,7 +135,6 @@ def test_parts_of_the_senders_and_of_the_pairs_give_what_all_do(batch_size):
     np.testing.assert_allclose(found[1], found[0], atol=2e-6)  # float32 in other batches: 1e-7, estimates of 1e-2
 
 
-@pytest.mark.slow
 def test_attention_that_is_not_of_queries_and_keys_is_refused():
     clean, other = prompt_pairs(4, 11, seed=0)
     task = tls.logit_difference(clean, 7, 10, counterfactual=other)

@@ -48,7 +48,7 @@ def test_it_is_the_model_without_these_directions_in_w_q(name, chosen, all_but):
     assert (ablated - intact).abs().max() > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "gemma2"])
 def test_the_modes_sum_to_all_that_queries_read_and_both_choices_are_one_sum(name):
     model = shared("bridge", name)

@@ -214,7 +214,7 @@ def test_a_score_needs_no_other_base_class(backend, name):
 # --- sweeps ---
 
 
-@pytest.mark.slow
+@pytest.mark.fast(1)
 @every_kind
 @pytest.mark.parametrize(("backend", "name"), ROUTES[:3])
 def test_rows_of_a_sweep_are_runs_without_the_part(acts_on, backend, name):
@@ -254,7 +254,6 @@ def test_the_estimates_of_a_screen_are_linear_in_z():
     assert own["estimate"].equals(far["estimate"])
 
 
-@pytest.mark.slow
 def test_parts_with_other_fields_have_other_files(tmp_path):
     model, ones = shared("bridge", "llama"), torch.ones(12)
     given = {"task": task(), "heads": [(0, 1)]}

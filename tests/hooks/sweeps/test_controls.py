@@ -113,7 +113,6 @@ def test_a_head_is_compared_with_the_other_heads_of_its_layer(part):
     pd.testing.assert_frame_equal(one, table.iloc[[6]].reset_index(drop=True), rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_fewer_other_heads_are_drawn_at_random():
     model = shared("bridge", "llama")
     deltas = ablation_sweep(model, "output", task=drawn()).set_index(["layer", "head"])["delta"]

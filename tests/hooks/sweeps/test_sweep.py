@@ -288,7 +288,6 @@ def test_parts_of_one_name_do_not_read_each_others_rows(tmp_path):
 # --- sent to workers (stopped, continued and shared out by threads: test_resumable_functions) ---
 
 
-@pytest.mark.slow
 def test_a_model_is_sent_to_a_worker_after_a_cached_run():
     # transformers leaves hooks on the model that refer to a context variable, which cannot be pickled.
     model = zoo.bridge("gemma2")

@@ -89,7 +89,7 @@ def test_a_folder_with_its_tokenizer_is_loaded_in_silence(tokenized, capfd, back
     assert (set(model.state_dict()), set(model.hook_dict)) == (state, hooks)
 
 
-@pytest.mark.slow
+@pytest.mark.fast(1)
 @pytest.mark.tl4
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_types(copied, backend):

@@ -490,8 +490,6 @@ def test_alibi_of_falcon(folder):
         tls.verify_scores(load(folder("falcon_alibi")))
 
 
-@pytest.mark.slow
-@pytest.mark.tl4
 def test_a_missing_layer_does_not_stop_the_others(copied):
     path = copied("gemma2")
     with_tensors(path, {"model.layers.3.self_attn.q_proj.weight": None})
@@ -559,8 +557,6 @@ def test_a_model_that_float64_cannot_run_is_not_blamed_on_its_config(monkeypatch
         load(llama(), dtype="float64")
 
 
-@pytest.mark.slow
-@pytest.mark.tl4
 @pytest.mark.parametrize("family", ["gpt_oss", pytest.param("mixtral", marks=pytest.mark.slow)])
 def test_experts_run_in_float64_whose_kernel_has_none(family, tmp_path):
     """transformers multiplies by grouped experts with a kernel of torch that has no float64."""

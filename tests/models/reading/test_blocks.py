@@ -191,8 +191,6 @@ def test_circuits_of_all_edges_and_of_none_are_the_runs_of_the_two_prompts(famil
     np.testing.assert_allclose(every.value, plain.value, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.tl4
 def test_a_mixer_beside_heads_writes_what_its_module_puts_out():
     model = hybrid("falcon_h1")
     view = attention_view(model)

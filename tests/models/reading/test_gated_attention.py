@@ -50,8 +50,6 @@ def patched_queries(model, layer, head, removed):
     return [(name, functools.partial(of_head, projected)) for name, projected in projections.items()]
 
 
-@pytest.mark.slow
-@pytest.mark.tl4
 @each_family
 def test_a_cut_into_queries_cuts_what_the_gate_reads(family):
     model = gated(family)

@@ -45,8 +45,6 @@ def test_olmo2_has_no_norm_in_front(olmo2):
     assert not torch.equal(olmo2(zoo.prompt()), without)
 
 
-@pytest.mark.slow
-@pytest.mark.tl4
 def test_olmoe_is_the_same_on_both_backends(folder):
     path = folder("olmoe")
     hooked, bridge = (attention_view(tls.load_model(path, backend=backend)) for backend in ("hooked", "bridge"))

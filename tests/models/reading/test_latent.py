@@ -189,8 +189,6 @@ def test_a_measured_b_is_the_mean_over_all_tokens_but_the_first_and_weighs_the_c
     assert (found["D_head"] - white["D_head"]).abs().min() > 1e-6
 
 
-@pytest.mark.slow
-@pytest.mark.tl4
 def test_the_first_token_of_a_padded_prompt_is_left_out_of_b():
     model, tokens = zoo.shared("bridge", "deepseek_v3"), zoo.prompt(1, 9)
     padded = {

@@ -47,7 +47,6 @@ def test_edited_frequencies(name):
     assert_right(model)
 
 
-@pytest.mark.slow
 @pytest.mark.tl4
 def test_edited_frequencies_of_one_type_of_layers():
     model = zoo.bridge("gemma3")

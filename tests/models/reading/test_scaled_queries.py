@@ -13,8 +13,6 @@ from tlspectral.positional.block_weights import require_valid_length
 LIMIT = 32
 
 
-@pytest.mark.slow
-@pytest.mark.tl4
 def test_layers_and_tables_say_how_far_they_hold():
     model = shared("bridge", "ministral3")
     view = attention_view(model)

@@ -124,8 +124,6 @@ def test_models_whose_later_blocks_need_more_than_a_stream_run_all(name):
     assert continued_run(run_of(zoo.shared("bridge", name)), 5) is None
 
 
-@pytest.mark.slow
-@pytest.mark.tl4
 def test_a_model_that_loses_its_cache_runs_all(monkeypatch):
     model = zoo.bridge("llama")
     expected = sweep(model)

@@ -140,8 +140,6 @@ def test_what_load_model_made_generates_greedily_and_one_warning_says_why_withou
     assert torch.equal(other.generate(prompt, **OPTIONS), greedy(other, prompt, 4))
 
 
-@pytest.mark.slow
-@pytest.mark.tl4
 @pytest.mark.usefixtures("renamed")
 def test_a_hybrid_whose_cache_holds_states_too_generates_greedily(tmp_path):
     save("lfm2", {}, tmp_path)
