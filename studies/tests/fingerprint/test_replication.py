@@ -143,6 +143,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.slow
 def test_known_answers(table):
     ours = table.set_index("id")["ours"]
     for name, known in KNOWN.items():
