@@ -8,9 +8,20 @@ PYTHON ?= python3
 # At the end stands what each file cost in CPU seconds.
 PARALLEL := --numprocesses logical --dist loadfile --cpu-seconds
 
-# Types and shapes are checked at the first calls of a function in each file of tests: `make test` makes these checks,
-# the other suites, which call the same functions, do not.
-UNCHECKED := --jaxtyping-packages=
+# Types and shapes are checked at the first calls of a function in each file of tests (`tests/support/shape_checks.py`).
+# That takes a quarter of a run. `make test-tl4` makes these checks, and `make test-lowest` those of what it leaves out;
+# everywhere else only modules of HookedTransformer, which TransformerLens 4 lacks, are checked (`pyproject.toml`).
+CHECKED := --jaxtyping-packages=tlspectral,tlspectral_studies,shape_checks.checked
+
+# Tests that load no model, by file: nothing they ask depends on TransformerLens, and `make test-tl4` leaves them out.
+NO_MODEL := tests/stats \
+	$(patsubst %,tests/algebra/test_%.py,nulls rotary spectra spectra_invariants) \
+	$(patsubst %,tests/plots/test_%.py,content_direction head_map plot_attribution plot_effects plot_positional_planes \
+		plot_refusals) \
+	$(patsubst %,tests/tables/test_%.py,every_table html_summary measurement parquet printed resume_folder schema) \
+	$(patsubst %,tests/test_%.py,containers cpu_seconds docs_links error_rates house mutants notebook_outputs notebooks \
+		readme release sinks_page user_functions) \
+	$(patsubst %,studies/tests/fingerprint/test_%.py,replication stats_groups stats_intraclass stats_regression)
 
 # Files of tests marked long begin (`conftest.py`); xdist would hand out files of few tests last, one core idle behind.
 LONG_FIRST := --no-loadscope-reorder
@@ -46,7 +57,7 @@ UV := $(shell command -v uv 2> /dev/null)
 install = $(if $(UV),$(UV) pip install --quiet --python $(1)/bin/python,$(1)/bin/python -m pip install -qq --no-compile) \
 	--constraint
 
-.PHONY: help demo demo-full spectral-demo test test-slow test-all test-rest test-gpu notebooks notebooks-short notebooks-with-outputs \
+.PHONY: help demo demo-full spectral-demo test test-slow test-both test-all test-gpu notebooks notebooks-short notebooks-with-outputs \
 	test-tl4 families test-lowest test-newest test-pythons coverage wheel docs docstrings counts lint format \
 	environments clean
 
@@ -70,19 +81,21 @@ test: .venv/test ## all tests not marked slow
 	.venv/bin/python -m pytest $(PARALLEL) $(ARGS)
 
 test-slow: .venv/test .venv/demo .venv/demo-gemma ## the tests marked slow: the real model, and checks that sample for minutes
-	.venv/bin/python -m pytest -m slow $(PARALLEL) $(UNCHECKED) $(LONG_FIRST) $(ARGS)
+	.venv/bin/python -m pytest -m slow $(PARALLEL) $(LONG_FIRST) $(ARGS)
 
-test-all: test test-rest ## everything that a change has to pass
+# What `make test` and `make test-slow` run, in one go: what both need is imported and built once.
+test-both: .venv/test .venv/demo .venv/demo-gemma ## all tests, those marked slow too
+	.venv/bin/python -m pytest -m "slow or not slow" $(PARALLEL) $(LONG_FIRST) $(ARGS)
 
 # The tests use all cores by themselves; what each uses one core alone is done side by side.
-test-rest: ## what `make test` leaves out, with the seconds of each step
+test-all: ## everything that a change has to pass, with the seconds of each step
 	@timed() { local began=$$SECONDS; $(MAKE) --no-print-directory "$$@"; echo "== make $$*: $$((SECONDS - began)) s"; }; \
-	for step in test-slow notebooks-short test-tl4 test-lowest; do timed $$step; done; \
+	for step in test-both notebooks-short test-tl4 test-lowest; do timed $$step; done; \
 	timed -j2 --output-sync=target wheel docs lint
 
 test-gpu: .venv/test ## the conformance rows on CUDA, in float32 and bfloat16
 	@.venv/bin/python -c 'import torch; exit(None if torch.cuda.is_available() else "test-gpu: torch finds no CUDA device")'
-	.venv/bin/python -m pytest -m "slow or not slow" $(UNCHECKED) tests/test_conformance_devices.py --device cuda $(ARGS)
+	.venv/bin/python -m pytest -m "slow or not slow" tests/test_conformance_devices.py --device cuda $(ARGS)
 
 # Copies are run. What they print is compared with what the notebooks store; the tolerance is in the file named last.
 notebooks: .venv/test .venv/demo .venv/demo-gemma ## run every notebook, and compare what it prints with what it stores
@@ -90,7 +103,9 @@ notebooks: .venv/test .venv/demo .venv/demo-gemma ## run every notebook, and com
 	$(RUN_COPIES) build/notebooks/*.ipynb $(ARGS)
 	.venv/bin/python tests/support/notebook_outputs.py $(THEN) build/notebooks
 
-# The last one is the longest, so it begins: no core waits for it at the end. Numbers of shorter copies are others.
+# The last one is the longest, so it begins: no core waits for it at the end. Numbers of shorter copies are others. One
+# thread in each: two notebooks run at once on two cores, and threads that outnumber the cores wait busily for each other.
+notebooks-short: export OMP_NUM_THREADS := 1
 notebooks-short: .venv/test .venv/demo .venv/demo-gemma ## run copies with fewer draws and tokens, and compare the columns of their tables
 	rm -rf build/short
 	.venv/bin/python tests/support/short_notebooks.py build/short
@@ -100,8 +115,8 @@ notebooks-short: .venv/test .venv/demo .venv/demo-gemma ## run copies with fewer
 notebooks-with-outputs: THEN := store
 notebooks-with-outputs: notebooks ## run every notebook and keep what it prints and draws in its file
 
-test-tl4: .venv-tl4/test ## all tests not marked slow, and the slow ones marked tl4, on TransformerLens 4
-	.venv-tl4/bin/python -m pytest -m "not slow or tl4" $(PARALLEL) $(UNCHECKED) $(ARGS)
+test-tl4: .venv-tl4/test ## tests of models not marked slow, and the slow ones marked tl4, on TransformerLens 4; checks shapes
+	.venv-tl4/bin/python -m pytest -m "not slow or tl4" $(addprefix --ignore=,$(NO_MODEL)) $(PARALLEL) $(CHECKED) $(ARGS)
 
 families: .venv/test .venv-tl4/test ## write the tables of architectures, on both lines of TransformerLens: some minutes
 	for python in .venv/bin/python .venv-tl4/bin/python; do \
@@ -114,15 +129,15 @@ test-pythons: ## tests of operators, spectra, nulls, tables and hooks on the old
 	@ran=0; for python in $(PYTHONS); do name=$${python##*/}; \
 		if ! $$python -c '' 2> /dev/null; then echo "skipped: $$python cannot be run here"; continue; fi; \
 		$(MAKE) --no-print-directory PYTHON=$$python .venv-$$name/test; \
-		.venv-$$name/bin/python -m pytest $(PARALLEL) $(CORE) $(ARGS); ran=1; \
+		.venv-$$name/bin/python -m pytest $(PARALLEL) $(CHECKED) $(CORE) $(ARGS); ran=1; \
 	done; [ $$ran = 1 ] || { echo "none of $(PYTHONS) can be run here"; exit 1; }
 
 # The others, of models and operators, rest on torch and TransformerLens, whose versions are the same there as in `make test`.
 test-lowest: .venv-lowest/test ## tests in which dependencies do most of the work, on the lowest versions allowed
-	.venv-lowest/bin/python -m pytest -m "lowest and not slow" $(PARALLEL) $(UNCHECKED) $(ARGS)
+	.venv-lowest/bin/python -m pytest -m "lowest and not slow" $(PARALLEL) $(CHECKED) $(ARGS)
 
 test-newest: .venv-newest/test ## models of each kind, generation and a notebook, on the newest versions that pyproject.toml allows
-	.venv-newest/bin/python -m pytest $(PARALLEL) $(UNCHECKED) $(NEWEST) $(ARGS)
+	.venv-newest/bin/python -m pytest $(PARALLEL) $(NEWEST) $(ARGS)
 	.venv-newest/bin/python tests/support/short_notebooks.py build/newest
 	.venv-newest/bin/python -m pytest --nbmake --nbmake-timeout=900 --cpu-seconds build/newest/$(NEWEST_NOTEBOOK)
 

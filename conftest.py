@@ -14,6 +14,7 @@ import functools
 import gc
 import shutil
 import socket
+from collections import Counter
 
 import hypothesis
 import joblib
@@ -47,8 +48,16 @@ def full(request):
     return request.config.getoption("--full")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config, items):
-    """Begin with files marked long, and leave out what is marked full, without `--full`."""
+    """Mark slow all but the first cases of a test marked fast, begin with files marked long, and leave out `full`."""
+    cases = Counter()
+    for item in items:
+        mark = item.get_closest_marker("fast")
+        if mark and not item.get_closest_marker("slow"):
+            cases[test := (item.path, item.originalname)] += 1
+            if cases[test] > mark.args[0]:
+                item.add_marker("slow")
     items.sort(key=lambda item: not item.get_closest_marker("long"))
     if not config.getoption("--full"):
         left_out = {item for item in items if item.get_closest_marker("full")}

@@ -17,6 +17,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_each_file_is_charged_with_its_own_and_its_childrens_seconds(tmp_path, processes):
     for name, text in FILES.items():

@@ -17,11 +17,13 @@ from page_code import ROOT, blocks
 import tlspectral as tls
 
 
+@pytest.mark.slow
 def test_each_line_for_those_who_come_from_transformerlens_runs():
     _, code = blocks("docs/from_transformerlens.md")
     exec(compile(code, "from_transformerlens.md", "exec"), {})
 
 
+@pytest.mark.slow
 @zoo.needs_hooked
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_the_lines_for_a_hookedtransformer_run_and_folding_changes_no_d_head(name):
@@ -70,6 +72,7 @@ PRINTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PRINTED)
 def test_a_page_on_packaged_models_prints_what_it_shows(page):
     text, names = (ROOT / page).read_text(encoding="utf-8"), {}
@@ -86,6 +89,7 @@ def test_a_page_on_packaged_models_prints_what_it_shows(page):
         ]
 
 
+@pytest.mark.slow
 def test_the_papers_statistics_run_on_any_model(capsys):
     """The page shows them of SmolLM2; a model of two layers has no numbers for what takes three clusters."""
     names: dict = {}

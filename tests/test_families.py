@@ -57,6 +57,7 @@ def test_every_form_of_a_family_is_reproduced_or_refused(family, full):
             compare(family, form)
 
 
+@pytest.mark.slow
 def test_the_table_of_the_docs_has_every_family_and_form():
     """A new family of transformers or TransformerLens fails here: `make families` adds its row."""
     assert list(stored()) == [(family, form) for family in families() for form in forms(family)]
@@ -70,6 +71,7 @@ def test_no_family_ends_in_a_raw_error_or_a_silent_difference(path):
         assert row.reason or (row.loaded, row.streamed) == ("reproduced", "reproduced"), row
 
 
+@pytest.mark.slow
 def test_streamed_are_the_families_of_which_the_streamed_table_is_the_loaded_one():
     good, bad = set(), set()
     for path in TABLES:

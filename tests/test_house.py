@@ -270,6 +270,7 @@ def loaded_by(*steps: str) -> list[set[str]]:
     return [set(line.split()) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_package_and_its_lower_rooms_load_nothing_heavy():
     """Rooms that the docs name are attributes of the package once it is imported."""
     package, tables, stats, numbers, loading, last = loaded_by(
@@ -491,6 +492,18 @@ def test_no_transformers_is_allowed_under_which_the_cache_is_lost():
     text = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
     (upper,) = re.findall(r'"transformers>=[\d.]+,<([\d.]+)"', text)
     assert Version(upper) == Version("{}.{}".format(*LOST_FROM)) > pinned("constraints.txt")["transformers"]
+
+
+@pytest.mark.slow
+def test_files_that_test_tl4_leaves_out_load_no_model():
+    """No model of the zoo and none that is loaded; nor would a test that is marked tl4 run."""
+    told = subprocess.run(["make", "-n", "test-tl4"], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    left_out = [PACKAGE.parent / path for path in re.findall(r"--ignore=(\S+)", told.stdout)]
+    assert len(left_out) > 20
+    loads = re.compile(r"^(import|from) (zoo|\w*_zoo|conformance)\b|= (tls\.)?load_model\(|mark\.tl4\b", re.MULTILINE)
+    for path in left_out:
+        for file in path.rglob("test_*.py") if path.is_dir() else [path]:
+            assert not loads.search(file.read_text(encoding="utf-8")), file
 
 
 def test_pages_install_what_is_tested():

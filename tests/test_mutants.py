@@ -82,6 +82,7 @@ def test_every_place_of_the_core_gives_other_code():
             assert changed != original
 
 
+@pytest.mark.slow
 def test_the_draw_is_the_same_again_and_begins_alike(tmp_path):
     from mutations import first_drawn
 
@@ -130,6 +131,7 @@ def test_tests_of_a_line_come_fastest_first_and_before_the_others_of_their_file(
     assert mutant_tests.within(tests, 1.0) == tests[:1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="mutants are run in forks")
 def test_a_changed_source_meets_the_tests_of_a_tree(tmp_path):
     import mutant_tests

@@ -45,6 +45,7 @@ def test_the_three_ways_are_one_function_and_no_gain_is_1(kind):
     assert all(type(block.ln2).__name__.endswith("Pre") for block in ways["folded"].blocks)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("kind", "table"), cases())
 def test_a_table_does_not_depend_on_where_the_gains_of_norms_stand(kind, table):
     expected, folded, moved = (TABLES[table](model, kind) for model in written(kind).values())

@@ -112,7 +112,7 @@ def _run_covered(tree: Path, name: str, *, slow: bool) -> int:
 
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "mutant_tests", "-m"]
     options += ["slow" if slow else "not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    options += ["--cov", "--cov-context=test", "--cov-report=", *(["--jaxtyping-packages="] if slow else [])]
+    options += ["--cov", "--cov-context=test", "--cov-report="]
     return int(pytest.main([*options, name]))
 
 
@@ -257,7 +257,6 @@ def _first_failure(tree: Path, file: str, source: str, tests: list[Test]) -> str
 
     options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", ""]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    options += ["--jaxtyping-packages="] if tests[0].slow else []
     chosen = _Chosen([test.node for test in tests])
     files = list(dict.fromkeys(test.node.split("::")[0] for test in tests))
     return "" if pytest.main([*options, *files], plugins=[chosen]) == 0 else chosen.failed or "collection"

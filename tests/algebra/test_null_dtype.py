@@ -105,6 +105,7 @@ def spectra(k):
             yield f"rank {rank}, rest {tail}", of_rank(rank, k, tail)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("k", [4, *zoo.also_slow(2, 16, 128)])
 def test_no_spectrum_is_worse_than_promised(k, full):

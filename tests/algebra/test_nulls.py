@@ -95,6 +95,7 @@ def moments_of_x(spectrum, n):
     return 1 / n, (3 * (n + 1) - 6 * concentration) / (n * (n - 1) * (n + 2)) - 1 / n**2
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("n", "k"), [*SIZES, (40, 4), (2, 2), (40, 32)])
 def test_closed_forms_match_sampling(n, k):
     spectrum, count = decaying(k), 20_000

@@ -33,6 +33,7 @@ def csv(folder, **columns):
     return folder / "prompts.csv"
 
 
+@pytest.mark.slow
 def test_of_equal_prompts_the_distinct_ones_are_counted(folder, tmp_path):
     given = pd.DataFrame({"prompt": [*PROMPTS, PROMPTS[0]], "correct": "w20", "wrong": "w30"})
     given.to_csv(tmp_path / "prompts.csv", index=False)
@@ -85,6 +86,7 @@ def test_answers_and_the_pair_of_each_prompt_come_from_a_csv(folder, tmp_path, c
     assert (row["value"], row["delta"]) == pytest.approx((sweep["value"][0], sweep["delta"][0]), abs=1e-14)
 
 
+@pytest.mark.slow
 def test_positions_are_numbers_or_columns_of_the_csv(folder, tmp_path):
     pairs, places = [f"{prompt.rpartition(' ')[0]} w40" for prompt in PROMPTS], [-1, 1, 2]
     file = csv(tmp_path, counterfactual=pairs, S2=places, note="not read")

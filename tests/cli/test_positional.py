@@ -81,6 +81,7 @@ def test_further_figures_are_drawn_from_the_folder(tmp_path):
             assert (tmp_path / "out" / f"{figure}_{mode}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_model_without_rotary_positions_has_no_frequencies(monkeypatch, tmp_path):
     monkeypatch.setattr(tlspectral, "load_model", lambda name, **_: reader("gpt2"), raising=False)
     succeed("positional", "any", *SMALL, "-o", tmp_path)

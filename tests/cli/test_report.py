@@ -195,6 +195,7 @@ def test_walls_of_a_file_are_shown_beside_a_table(with_words, tmp_path):
     assert 'id="wall0"' in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_model_with_a_tokenizer_gets_pairs_and_positional_scores(tmp_path):
     model = tls.load_model(zoo.save_folder("llama", tmp_path, tokenizer=True))
     table = _makers(model, 0, tmp_path / "layers")["positional"]()

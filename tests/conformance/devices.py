@@ -250,7 +250,7 @@ def ablated(model, part, tokens, *, mask=None):
         return model(on(model, tokens), return_type="logits", **masked)
 
 
-@asked(fast=True)
+@asked()
 def every_part_is_removed_on_the_device(row):
     tokens = zoo.prompt()
     for part in row.parts:

@@ -25,6 +25,8 @@ KINDS = {
     "bridge": ("gpt2", "llama", "neox", "qwen3", "gemma2", "gptj", "bloom", "olmo2", "yarn", "bert", "deepseek_v3"),
     "hooked": ("llama", "bloom", "qwen3"),
 }
+# Of these the fast tests ask only how they are read; the slow tests and those on TransformerLens 4 ask the rest.
+READ_ALONE = ("neox", "olmo2", "yarn")
 
 # Architectures of which there are bridges alone.
 OF_BRIDGES = ("codegen", "gemma3n", "gemma4", "llama4", "nanochat")
@@ -141,8 +143,8 @@ def asked(
 
     The fast tests ask it of the rows of `KINDS`, the slow ones of all others. What costs much has `every`: the fast
     tests ask it of one row of `KINDS` in so many, another one for each case, the slow tests of every third one that is
-    left and of every fourth other row, with `--full` of all. `forms`: it is asked of compatibility mode and of folded
-    models too. `encoders`: of these too.
+    left and of every fourth other row, with `--full` of all. `forms`: the slow tests ask it of compatibility mode and
+    of folded models too. `encoders`: of these too.
     """
 
     def register(holds: Callable[..., None]) -> Callable[..., None]:
@@ -181,6 +183,7 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
     for number, name in enumerate(names):
         row = Row(backend, name, form)
         for turn, (holds, case, of, every, forms, encoders) in enumerate(PROPERTIES):
+            of_reading = holds.__module__ in ("conformance.reading", "conformance.untouched")
             wrong_kind = holds.__module__ in NOT_ASKED.get(name, ()) or (name in zoo.ENCODERS and not encoders)
             if wrong_kind or not of(row, *case) or (form and not forms):
                 continue
@@ -189,6 +192,8 @@ def cases(backend: str, form: str = "") -> Iterator[Any]:
                 one_in, place = (every or 1) * (2 if form else 1), kinds.index(name) if name in kinds else number
                 marks += costly(place + turn, one_in, name in kinds)
             elif name not in kinds:
+                marks += [pytest.mark.slow, pytest.mark.tl4]
+            if pytest.mark.slow not in marks and (form or (not of_reading and name in READ_ALONE)):
                 marks += [pytest.mark.slow, pytest.mark.tl4]
             said = "-".join([name, holds.__name__, *map(label, case)])
             yield pytest.param((backend, name, form), holds, case, id=said, marks=marks)

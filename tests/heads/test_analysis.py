@@ -199,6 +199,7 @@ def test_threads_do_not_change_a_bit(n_jobs, null_blocks):
         assert several.attrs == one.attrs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
 def test_neither_workers_nor_the_order_of_layers_change_a_bit(backend):
     model = built("bridge", "gemma2")

@@ -109,6 +109,7 @@ def test_behaviour_is_compared_where_both_ran_the_same_detectors():
             compare_heads(heads, with_attrs(heads, detectors=detectors))
 
 
+@pytest.mark.slow
 def test_tables_that_ran_as_many_sequences_as_their_heads_needed_are_compared():
     model = tls.load_model("tiny-rope")
     few, more = (analyzed(model, detectors=True, n_sequences=n, max_se=0.05) for n in (20, 23))
@@ -156,6 +157,7 @@ def models():
     return zoo.shared("bridge", "llama"), changed_model(0.3)
 
 
+@pytest.mark.slow
 def test_two_models_are_compared_by_their_operators_too(models):
     table = compare_heads(*models)
     assert list(table)[8:12] == ["behaviour_rank", "spectrum_rank", "qk_change", "ov_change"]
@@ -176,6 +178,7 @@ def test_two_models_are_compared_by_their_operators_too(models):
     assert {"qk_change", "ov_change"}.isdisjoint(of_tables)
 
 
+@pytest.mark.slow
 def test_a_model_is_given_in_any_form_that_analyze_heads_takes(tmp_path):
     folder = zoo.save_folder("llama", tmp_path / "llama")
     files = tls.load_model(folder, weights="files")

@@ -25,6 +25,7 @@ def dense_scores(dense, layer, head, kind):
     return scores
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("kind", ["k", "q", "v"])
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_are_those_of_the_dense_operators(name, kind):
@@ -39,6 +40,7 @@ def test_scores_are_those_of_the_dense_operators(name, kind):
             assert found[at] == pytest.approx(score, rel=1e-10)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("head", [(1, 2), (3, 0)])
 def test_the_table_ranks_all_heads_of_all_earlier_layers(head):
     table = tls.k_composition(bridge("gemma3"), head)
@@ -55,6 +57,7 @@ def test_the_table_ranks_all_heads_of_all_earlier_layers(head):
 
 # LayerNorm; grouped keys; local and global layers with a query/key norm; one head of keys for all; latents. Slow:
 # parallel blocks, ALiBi, layers without rotary positions, a norm behind the attention, keys as values, an encoder.
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     "name",
     [

@@ -94,6 +94,7 @@ def compatible(name):
     return model
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize("load", [compatible, pytest.param(zoo.hooked, marks=zoo.needs_hooked)])
 def test_a_head_has_one_value_however_the_model_was_loaded(name, load):

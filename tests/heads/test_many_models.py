@@ -239,6 +239,7 @@ def test_a_failure_is_kept_until_its_own_model_succeeds(models, tmp_path, monkey
     assert not list((folder / "failures").iterdir())
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_as_another_job_finishes_it_has_not_failed(models, finished, tmp_path, monkeypatch):
     folder, write = tmp_path / "many", many_models.write_table
 

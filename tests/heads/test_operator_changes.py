@@ -67,6 +67,7 @@ def dense_operators(model, layer, head):
     return [*by_pair, rest], ov_operators(model, layer)[head].dense()
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", KINDS)
 def test_changes_are_those_of_dense_matrices(name):
     """Of two models that share an embedding, and no other weight."""
@@ -164,6 +165,7 @@ def test_how_a_model_was_loaded_is_no_change(name):
     assert found.outside == {}
 
 
+@pytest.mark.slow
 def test_files_are_compared_without_loading_them(tmp_path):
     base = zoo.save_folder("llama", tmp_path / "base")
     model = zoo.hf_model("llama")
@@ -226,6 +228,7 @@ def test_a_changed_rotary_base_is_said_though_no_operator_changed():
     assert found.outside == {"rotary frequencies": [0, 1]}
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("key", [False, True])
 def test_biases_of_queries_and_keys_lie_outside_of_operators(key):
     found = changes(*edited("qwen2", functools.partial(biased, key=key)))

@@ -43,6 +43,7 @@ ROTARY = ["rope_imag_frac", "freq_centroid", "hi_freq_dir", "rotary_fraction"]
 FEW = ("gpt2", "neox", "llama", "qwen3", "gemma2", "smollm3", "bloom")
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in zoo.RIGHT]
 )

@@ -142,6 +142,7 @@ def test_the_steps_of_a_run_are_its_models(run):
     assert last.tlspectral_source["revision"] == "step10"
 
 
+@pytest.mark.slow
 def test_every_step_is_the_head_table_of_its_model(history, run):
     assert history.steps == list(STEPS)
     for step, load in training_checkpoints(run):
@@ -200,6 +201,7 @@ def test_what_was_measured_travels_with_the_tables(history, tmp_path):
         assert f"{history.summary['icl_score'].iloc[-1]:.2f} last" in text
 
 
+@pytest.mark.slow
 def test_positional_scores_are_those_of_each_checkpoint(run):
     tokens = torch.arange(14) % 20
     prompt = BlockPrompt(tokens[:2], list(tokens[2:11].split(3)), tokens[11:])

@@ -134,6 +134,7 @@ def test_a_path_of_any_length_is_a_label(suite, tmp_path):
     assert len(list((tmp_path / "parts").glob("*.parquet"))) == 2
 
 
+@pytest.mark.slow
 def test_steps_of_a_glob_and_of_a_mapping_are_taken_by_number(tmp_path):
     names = [f"{kind}{step}" for kind in ("step-", "checkpoint_", "checkpoint-") for step in (9, 10, 100)]
     for name in names:
@@ -161,6 +162,7 @@ def test_models_are_labelled_by_what_they_are():
 # --- read from files ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", pytest.param("neox", marks=pytest.mark.slow)])
 def test_without_detectors_the_steps_are_read_from_their_files(tmp_path, name, sizes, monkeypatch):
     for step in (0, 8):
@@ -188,6 +190,7 @@ def test_without_detectors_the_steps_are_read_from_their_files(tmp_path, name, s
 # --- continuing ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("detectors", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stored_step_is_used_only_for_the_files_it_came_from(suite, tmp_path, monkeypatch, detectors):
     options = {**QUICK, "detectors": detectors, "folder": tmp_path / "parts"}

@@ -62,6 +62,7 @@ PHASELESS = [
 ]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("backend", "name", "dtype"), PHASELESS)
 def test_heads_without_phase_are_as_they_were_to_the_bit(backend, name, dtype):
     model = zoo.converted(remove_phase(getattr(zoo, backend)(name), backend), dtype)

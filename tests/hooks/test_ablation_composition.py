@@ -186,6 +186,7 @@ def test_pairs_of_one_head_in_two_blocks_add_up_where_none_is_in_both():
         pass
 
 
+@pytest.mark.slow
 def test_a_check_that_fails_in_an_open_block_names_it():
     model = shared("bridge", "llama")
     open_context = r"an `ablate` context on L0H1 \({}\) is open: close it where that is not meant"

@@ -53,6 +53,7 @@ def test_gradients_are_those_of_finite_differences(backend, name, part):
         assert found == pytest.approx(expected, rel=5e-3, abs=1e-3)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 @pytest.mark.parametrize(("side", "part"), [("q_norm", "symmetric"), ("k_norm", "rope_phase")])
 def test_gradients_reach_the_gain_of_a_query_key_norm(backend, side, part):

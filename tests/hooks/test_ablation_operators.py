@@ -13,6 +13,7 @@ BIASED = [("bridge", "qwen2"), ("bridge", "neox")]  # biases of queries and keys
 BIASED += [pytest.param("hooked", "qwen2", marks=zoo.needs_hooked)]
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize(("backend", "name"), BIASED)
 @pytest.mark.parametrize("part", ["symmetric", "antisymmetric"])
 def test_content_with_bias_is_the_operator_on_tokens_with_a_one_appended(backend, name, part):

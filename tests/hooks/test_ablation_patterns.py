@@ -80,6 +80,7 @@ def test_hooks_that_were_there_before_and_caches_see_it(name):
     assert torch.equal(logits(model), intact("bridge", name))
 
 
+@pytest.mark.fast(1)
 @every_delegated
 def test_numbers_of_the_intact_head_are_refused(name):
     """Its queries and keys are those of the intact head, and what it attends to is not."""

@@ -131,6 +131,8 @@ def test_runs_that_reset_their_own_hooks_do_not_end_it(backend, name):
     assert torch.equal(logits(model), plain)
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @some_models
 @pytest.mark.parametrize("part", ["output", "symmetric"])
 def test_a_copy_made_inside_a_block_says_so(backend, name, part):

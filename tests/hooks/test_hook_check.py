@@ -106,6 +106,7 @@ def second_hooks(view):
         yield name, scaled
 
 
+@pytest.mark.slow
 @pytest.mark.tl4
 @pytest.mark.filterwarnings("ignore:A forward hook edited hook_scale", "ignore:A hook on .* returned a modified tensor")
 @pytest.mark.parametrize(
@@ -233,6 +234,8 @@ def test_a_hook_that_acts_by_the_shape_of_the_prompts_is_said(holds):
     assert not tls.hooks.check_hook(zoo.shared("bridge", "llama"), [(Z, head_where(holds))], "L0H1").exact
 
 
+@pytest.mark.fast(2)
+@pytest.mark.tl4
 @pytest.mark.parametrize("prompts", [None, "given"])
 @pytest.mark.parametrize("acting", [{1}, {1, 2}, {2, 3}, {1, 3}])
 def test_a_hook_that_does_not_act_in_every_run_is_said(acting, prompts):
@@ -322,6 +325,7 @@ WAYS = [before_output, before_bridge, before_point, before_all, behind_output, R
 FUSED = ("gpt2", "gptj", "gemma3", "bloom", "deepseek_v3")
 
 
+@pytest.mark.slow
 @pytest.mark.tl4
 @pytest.mark.parametrize(
     ("way", "name"),
@@ -345,6 +349,8 @@ def test_z_is_read_where_the_output_weights_read_it(way, name):
     assert tls.hooks.check_hook(model, None, "L0H1").found == ["it changes nothing that L0H1 writes"]
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=zoo.needs_hooked)])
 def test_a_head_taken_off_behind_the_output_weights_is_the_head(backend):
     model = getattr(zoo, backend)("llama")
@@ -372,6 +378,8 @@ def test_what_cannot_be_taken_off_is_said(monkeypatch):
     assert second.startswith(f"{kind.__name__}.forward of {kind.__module__} cannot be taken off for the check")
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_hook_on_the_model_that_was_copied_is_said_with_its_place_in_the_copy(replaced, monkeypatch):
     given = zoo.hf_model("llama")

@@ -125,6 +125,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("at", "called"), FORMS, ids=lambda one: str(one)[:20].replace("\n", " "))
 def test_positions_in_any_form_are_rows_of_their_own(at, called):
     """Each row is the one that its position gives as a list for all prompts; what is called alike is refused."""
@@ -241,6 +242,7 @@ def test_an_array_of_positions_has_two_readings(at, words):
             call()
 
 
+@pytest.mark.slow
 def test_positions_of_each_prompt_are_read_alike_by_sweeps_and_edges():
     model = zoo.shared("bridge", "llama")
     for at in ([CHANGED], np.array([CHANGED]), torch.tensor([CHANGED])):

@@ -28,6 +28,8 @@ DEAF = [
 ]
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize(("backend", "name", "part", "point"), DEAF)
 def test_a_model_that_discards_edits_is_refused(backend, name, part, point):
     model = getattr(zoo, backend)(name)
@@ -116,6 +118,8 @@ def runs(spied, model, job):
     return list(seen)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.parametrize(("part", "point"), [("symmetric", "scores"), ("output", "z")])
 def test_of_all_layers_the_one_that_discards_edits_is_refused_alone(part, point):
     model = zoo.bridge("smollm3")
@@ -129,6 +133,8 @@ def test_of_all_layers_the_one_that_discards_edits_is_refused_alone(part, point)
         ablation_hooks(model, "L2", part)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.parametrize("into", [None, {"q": "L2"}, {"k": "L2"}])
 def test_edits_are_proved_where_the_softmax_is_saturated(into):
     # A score of 1e6 leaves the other keys nothing, so that a shift of one is no edit that is seen.

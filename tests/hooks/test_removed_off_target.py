@@ -30,6 +30,7 @@ def shown(call):
     return names
 
 
+@pytest.mark.slow
 def test_the_lines_for_a_sweep_are_the_sweeps_side_by_side():
     names = shown(
         lambda model: tls.ablation_sweep(

@@ -99,6 +99,7 @@ def test_heads_without_a_number_are_left_out_and_said_so():
     assert table.loc[first, "name"] in note
 
 
+@pytest.mark.slow
 def test_a_table_without_null_or_names_is_drawn_without_them():
     table = heads()[["layer", "head", "dir_frac", "D_head", "prev"]]
     table.index = [7] * len(table)

@@ -15,6 +15,7 @@ def table():
     return made.assign(signed=np.linspace(-1.0, 0.5, len(made)))
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("column", "ends"), [("D_head", None), ("signed", (-1.0, 1.0))])
 def test_each_value_stands_at_its_layer_and_head(column, ends):
     made = table()

@@ -43,6 +43,7 @@ def test_the_plane_shows_every_head_coloured_by_its_layer():
     assert figure.axes[0].child_axes[0].get_ylabel() == "layer"
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("how", ["names and pairs", "table"])
 def test_heads_are_named_on_request(how):
     table = head_scores()

@@ -122,6 +122,7 @@ def drawn(axes):
     return [len(artists) for artists in (axes.lines, axes.collections, axes.patches, axes.texts)]
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("name", [*ONE_PANEL, SLOW["frequency_grid"], SLOW["frequency_path"]])
 def test_given_axes_hold_what_a_figure_alone_holds(name):
     figure = Figure(figsize=(12, 6), layout="constrained")
@@ -174,6 +175,7 @@ def many_edges(n_layers: int, n_heads: int):
     return pd.DataFrame(rows, columns=["sender", "receiver"]).assign(delta=effects)
 
 
+@pytest.mark.slow
 def test_lines_pass_between_boxes_and_the_largest_have_their_number():
     edges = many_edges(6, 4)
     figure = plots.circuit(edges, most=24)

@@ -148,6 +148,7 @@ def test_equal_draws_are_one_observation():
     pd.testing.assert_frame_equal(averaged([one, other], None, np.array([0, 1])), apart, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_equal_prompts_of_a_list_are_one_observation():
     prompts = [SMALL.prompt(SMALL.draw(seed), 1, bos="<s>") for seed in (0, 1)]
     apart = positional_symbolic(reader(), prompts)

@@ -31,6 +31,7 @@ def test_heads_that_see_none_of_the_blocks_have_no_score(mode):
     ]  # fmt: skip
 
 
+@pytest.mark.fast(2)
 @modes
 @pytest.mark.parametrize("per_frequency", [False, True])
 def test_swaps_of_which_a_window_hides_a_block_do_not_count(mode, per_frequency):
@@ -78,6 +79,7 @@ def previous_token_head(name):
     return 0, int(found.idxmax())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "least_symbolic", "most_positional"),
     [

@@ -64,6 +64,7 @@ def test_a_card_of_the_row_alone_shows_the_row_and_nothing_else():
     assert repr(bare).split()[:1] == ["L0H1"]
 
 
+@pytest.mark.slow
 def test_every_table_given_is_a_section_and_no_other():
     given = {
         "pairs": tls.top_pairs(model(), "L1", torch.randint(0, 32, (3, 20), generator=zoo.generator()), n=3),

@@ -50,6 +50,7 @@ def test_a_page_is_that_of_the_model_by_name_and_of_no_other_revision(attrs, add
     assert ("https" in page_link(attrs, (3, 1))) == (address is not None)
 
 
+@pytest.mark.slow
 def test_card_and_report_link_the_page_of_each_head_and_ask_for_nothing():
     card, page = head_card(named("gpt2"), (2, 1)).html, report(named("gpt2"))
     assert re.findall(r"https?://[^\"]+", card) == [GPT2.format(layer=2, head=1)]

@@ -227,6 +227,7 @@ def test_other_tables_are_refused(what):
         call()
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_the_function_returns(tmp_path):
     sweeps = [pd.DataFrame({"layer": [0], "head": [1], "part": [part], "delta": [1.5]}) for part in ("output", "M_S")]
     for name, table in (("heads", heads()), ("kernels", kernels((0, 1))), ("1", sweeps[0]), ("2", sweeps[1])):

@@ -172,6 +172,7 @@ def test_an_earlier_save_is_replaced_and_other_files_stay(tmp_path):
     assert sorted(os.listdir(tmp_path)) == names
 
 
+@pytest.mark.slow
 def test_a_save_that_is_interrupted_leaves_the_earlier_or_the_new_model(tmp_path, monkeypatch):
     earlier, model = spectral_of(), spectral_of()
     with torch.no_grad():
@@ -286,6 +287,7 @@ def test_files_of_a_tokenizer_that_no_save_wrote_stay(tmp_path):
     assert held(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_other_saves_refuse_its_folder(tmp_path):
     model = spectral_of()
     model.save_pretrained(tmp_path)

@@ -73,6 +73,7 @@ def test_positions_are_those_that_are_given():
     assert float((found - logits(spectral)).abs().max()) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", pytest.param("llama", marks=pytest.mark.slow)])
 def test_generation_with_its_cache(name):
     spectral, tokens = move(to_spectral(zoo.hf_model(name))), zoo.prompt(batch=1, length=6)
@@ -149,6 +150,7 @@ def trained(model, folder, resume=None):
     return model.eval()
 
 
+@pytest.mark.slow
 def test_trainer_saves_resumes_and_the_folder_is_read_back(model, tmp_path):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     spectral = trained(to_spectral(model), tmp_path / "run")
@@ -165,6 +167,7 @@ def test_trainer_saves_resumes_and_the_folder_is_read_back(model, tmp_path):
     assert_bridge_of(loaded, spectral)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False])
 def test_the_object_itself_is_loaded_for_analysis(share):
     spectral = move(to_spectral(zoo.hf_model("llama"), share_weights=share))
@@ -177,6 +180,7 @@ def test_the_object_itself_is_loaded_for_analysis(share):
         tls.load_model(bridge)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", pytest.param("olmoe", marks=pytest.mark.slow)])
 def test_weights_that_train_are_saved_resumed_and_the_best_is_loaded(tmp_path, name):
     """Of experts, transformers stores other names than those that a Trainer gives to the model."""
@@ -196,6 +200,7 @@ def test_weights_that_train_are_saved_resumed_and_the_best_is_loaded(tmp_path, n
         )
 
 
+@pytest.mark.slow
 def test_the_best_of_a_run_is_loaded_at_its_end(tmp_path):
     model = to_spectral(zoo.hf_model("llama"), share_weights=False)
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
@@ -249,6 +254,7 @@ WHERE = {  # a name of the folder that is saved to, and what is said of it
 }  # fmt: skip
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("share", [True, False])
 def test_a_save_refuses_the_folder_of_a_model(model, tmp_path, monkeypatch, where, share):
@@ -267,6 +273,7 @@ def test_a_save_refuses_the_folder_of_a_model(model, tmp_path, monkeypatch, wher
     assert held(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_model_that_was_saved_over_spectral_parameters_is_not_replaced(model, tmp_path):
     for share in (True, False):
         to_spectral(model, share_weights=share).save_pretrained(tmp_path / "run")
@@ -278,6 +285,7 @@ def test_a_model_that_was_saved_over_spectral_parameters_is_not_replaced(model, 
     assert held(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False])
 def test_weights_that_took_the_place_of_the_parameters_stay(model, tmp_path, share):
     to_spectral(model).save_pretrained(tmp_path / "run")
@@ -288,6 +296,7 @@ def test_weights_that_took_the_place_of_the_parameters_stay(model, tmp_path, sha
     assert held(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [["..", "mine.txt/../mine.txt", 3, "\0"], "mine.txt", 5])
 def test_a_config_that_was_edited_takes_away_no_other_file(model, tmp_path, named):
     (tmp_path / "run").mkdir()
@@ -301,6 +310,7 @@ def test_a_config_that_was_edited_takes_away_no_other_file(model, tmp_path, name
     assert (tmp_path / "run" / "mine.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_second_stage_in_the_folder_of_the_first_is_refused(tmp_path):
     plain_trainer = trainer_of(zoo.hf_model("llama"), tmp_path / "run", max_steps=1, save_strategy="no")
     plain_trainer.train()
@@ -317,6 +327,7 @@ def test_a_second_stage_in_the_folder_of_the_first_is_refused(tmp_path):
     assert_bridge_of(tls.load_model(tmp_path / "second"), spectral.eval())
 
 
+@pytest.mark.slow
 def test_a_base_inside_of_the_folder_stays(tmp_path):
     """The weights of a first stage are the base of a second one that is saved to the same folder."""
     first = move(to_spectral(zoo.hf_model("llama"), share_weights=False))
@@ -334,6 +345,7 @@ def test_a_base_inside_of_the_folder_stays(tmp_path):
     assert held(tmp_path / "run" / "base") == base
 
 
+@pytest.mark.slow
 def test_a_folder_base_of_the_users_own_stays(model, tmp_path):
     zoo.save_folder("llama", tmp_path / "run" / "base", seed=1)
     before = held(tmp_path / "run" / "base")
@@ -344,6 +356,7 @@ def test_a_folder_base_of_the_users_own_stays(model, tmp_path):
     assert held(tmp_path / "run" / "base") == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [".", "../run", "../other"])
 def test_a_base_that_is_spectral_itself_is_refused(model, tmp_path, named):
     for folder in ("run", "other"):
@@ -354,6 +367,7 @@ def test_a_base_that_is_spectral_itself_is_refused(model, tmp_path, named):
         tls.load_model(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_base_that_is_a_folder_is_found_from_anywhere(tmp_path, monkeypatch):
     """Saved under relative names from one working directory, loaded from another, and after both were moved."""
     (tmp_path / "work").mkdir()
@@ -387,6 +401,7 @@ def test_a_folder_loads_where_only_load_model_was_imported(model, tmp_path):
     assert done.stdout.strip() == "SpectralModel"
 
 
+@pytest.mark.slow
 def test_parameters_and_config_of_two_saves_are_refused(model, tmp_path):
     for seed in (0, 1):
         move(to_spectral(zoo.hf_model("llama", seed)), seed=seed).save_pretrained(tmp_path / str(seed))
@@ -395,6 +410,7 @@ def test_parameters_and_config_of_two_saves_are_refused(model, tmp_path):
         tls.load_model(tmp_path / "0")
 
 
+@pytest.mark.slow
 def test_the_tokenizer_of_the_base_is_kept_with_its_weights(tmp_path):
     zoo.save_folder("llama", tmp_path / "model", tokenizer=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -429,6 +445,7 @@ def test_a_full_disk_names_the_file_and_leaves_the_folder_as_it_was(model, tmp_p
     assert held(tmp_path / "learned") == before
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.run.__name__ if way.run.__name__ != "<lambda>" else None)
 def test_a_save_and_a_load_change_nothing_or_are_refused(way, tmp_path):
     if way.refused is None:
@@ -442,6 +459,7 @@ def test_a_save_and_a_load_change_nothing_or_are_refused(way, tmp_path):
 # --- merging: a config holds frequencies that all layers share ---
 
 
+@pytest.mark.fast(1)
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["yarn", "neox", pytest.param("qwen2", marks=pytest.mark.slow)])
 def test_shared_frequencies_go_into_the_config(name, tmp_path):
@@ -459,6 +477,7 @@ def test_shared_frequencies_go_into_the_config(name, tmp_path):
     assert float((logits(plain, tokens) - logits(model, tokens)).abs().max()) > 0.05
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_gain_and_phase_alone_leave_the_config():
     model = zoo.hf_model("llama")

@@ -80,6 +80,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_state_dict_of_other_choices_is_refused(what):
     options, said = OTHERS[what]
@@ -146,6 +147,7 @@ def test_to_moves_the_spectral_parameters_too(backend, name):
         assert {parameter.dtype for parameter in change().parameters()} == {dtype}
 
 
+@pytest.mark.slow
 def test_half_precision_keeps_parity_and_float32_frequencies():
     model = zoo.bridge("llama").to(torch.bfloat16)
     spectral = to_spectral(model)
@@ -214,6 +216,7 @@ def test_layers_without_rotary_positions_have_no_module():
     assert spectral.spectral_geometry(1) is None
 
 
+@pytest.mark.slow
 def test_noise_differs_between_layers_and_seeds_and_not_between_calls():
     one, again, other = (to_spectral(base("bridge", "llama"), phase_noise=1e-3, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(one.spectral["0"].phase, again.spectral["0"].phase)

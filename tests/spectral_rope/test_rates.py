@@ -64,6 +64,7 @@ def own_weights(kind):
     return to_spectral(base("bridge", "neox"), share_weights=False)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("kind", [pytest.param("from scratch", marks=zoo.needs_hooked), "transformers", "bridge"])
 def test_weights_that_train_are_a_group_with_a_rate_of_their_own(kind):
     spectral = own_weights(kind)
@@ -98,6 +99,7 @@ def test_what_asks_for_no_gradient_is_left_out():
     assert len(group["params"]) == 2
 
 
+@pytest.mark.slow
 def test_a_step_of_the_recipe_turns_no_pair_far_at_a_thousand_tokens():
     """Radians at distance 1,024: a tenth at most by the recipe; 1 and more by a linear step at AdamW's default rate."""
     model = tls.load_model("tiny-rope")

@@ -82,6 +82,7 @@ def test_a_save_without_a_base_names_the_function_that_loads_it(tmp_path, name):
             load_model(given)
 
 
+@pytest.mark.slow
 def test_a_file_is_found_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))

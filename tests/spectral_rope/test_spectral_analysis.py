@@ -232,6 +232,7 @@ def test_bands_are_of_each_heads_own_frequencies():
 # --- positional and symbolic ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["prompt", "key"])
 def test_several_queries_share_a_cache(mode):
     # float32 in other batches, 1e-5.

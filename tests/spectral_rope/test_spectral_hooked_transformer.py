@@ -30,6 +30,7 @@ def test_on_transformer_lens_4_the_error_says_what_to_use():
         SpectralHookedTransformer(config())
 
 
+@pytest.mark.fast(2)
 @zoo.needs_hooked
 @pytest.mark.parametrize(
     "changes",

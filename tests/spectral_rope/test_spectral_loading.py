@@ -100,6 +100,7 @@ def test_a_tokenizer_of_the_callers_is_used_and_left_as_it_is(saved, tmp_path):
     assert (tokenizer.name_or_path, tokenizer.init_kwargs) == before
 
 
+@pytest.mark.slow
 @zoo.needs_hooked
 def test_the_command_line_analyses_it(saved):
     _, folder = saved

@@ -261,6 +261,7 @@ CHANGED = {  # tensors and record of a file, and what is said of it
 }  # fmt: skip
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("what", CHANGED)
 def test_files_that_were_changed_are_refused(path, what):
     change, said = CHANGED[what]
@@ -296,6 +297,7 @@ def test_what_is_no_path_is_refused_with_the_order(path, swap):
         inspect.unwrap(load_spectral)(model, given)
 
 
+@pytest.mark.slow
 def test_other_files_are_not_replaced(path):
     (path.parent / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="no file of spectral parameters, and is not replaced"):
@@ -309,6 +311,7 @@ def test_other_files_are_not_replaced(path):
     save_spectral(spectral(), path.parent / "model" / "spectral.safetensors")
 
 
+@pytest.mark.slow
 def test_a_file_of_a_bridge_whose_parts_were_changed_is_refused(path):
     """A bridge runs parts of a packed projection in its place, which stays as it was, and is what the digest knows."""
     save_spectral(spectral("neox"), path)
@@ -351,6 +354,7 @@ def zoo_hooked(**changes):
     return load_model(with_config(**changes), backend="hooked")
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("what", [what for what in OTHER_MODELS if zoo.HAS_HOOKED or "backend" not in what])
 def test_a_file_of_another_model_is_refused(path, what):
     make, said = OTHER_MODELS[what]

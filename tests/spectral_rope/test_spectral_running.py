@@ -180,6 +180,7 @@ def test_a_cache_handed_over_gives_the_same_logits(backend, name):
         torch.testing.assert_close(found, logits(spectral, tokens)[:, 13:], rtol=0, atol=5e-5)
 
 
+@pytest.mark.fast(2)
 @on_both_backends
 @pytest.mark.parametrize("cached", [True, False])
 def test_generation_is_that_of_whole_passes(backend, name, cached):

@@ -109,6 +109,7 @@ def test_a_name_has_the_meaning_of_its_table():
         describe_table("heads")
 
 
+@pytest.mark.slow
 def test_head_columns_are_described_without_the_makers_and_core_tables_without_studies():
     code = (
         "import sys, tlspectral as tls; tls.tables.describe_columns(); assert 'torch' not in sys.modules; "

@@ -213,6 +213,7 @@ def pairs(name, n=5, length=9, seed=4):
     return tls.logit_difference(clean, 7, 10, counterfactual=other, positions={"S": 3}, name=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -67,6 +67,7 @@ def test_worker_processes_end_with_the_outermost_call(tmp_path):
     assert not any(is_running(pid) for pid in third)
 
 
+@pytest.mark.slow
 def test_worker_processes_end_with_an_error_and_finished_parts_stay(tmp_path, monkeypatch):
     folder, started = open_resume_folder(tmp_path / "parts", {}), []
     real = measurement.get_reusable_executor

@@ -423,6 +423,7 @@ def marks(name):
 every_row = pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ROWS])
 
 
+@pytest.mark.slow
 @every_row
 def test_stopped_work_continues_to_the_same_table(name, tmp_path, written):
     """A finished part is not made again, and a finished work makes none."""
@@ -442,6 +443,7 @@ def test_stopped_work_continues_to_the_same_table(name, tmp_path, written):
     assert not list(folder.glob(".*"))
 
 
+@pytest.mark.fast(1)
 @every_row
 def test_three_shards_make_each_part_once_and_the_last_has_the_table(name, tmp_path, written):
     row, folder = ROWS[name], tmp_path / "new"
@@ -458,6 +460,7 @@ def test_three_shards_make_each_part_once_and_the_last_has_the_table(name, tmp_p
         assert (folder / file.relative_to(whole)).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.fast(1)
 @every_row
 def test_two_workers_give_the_same_table_without_a_folder(name):
     with joblib.parallel_config(backend="threading"):  # the code path of processes
@@ -499,6 +502,7 @@ def test_other_hooks_on_a_model_of_a_history_are_refused(tmp_path):
         history(tmp_path, [("one", model)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "new", "options"),
     [

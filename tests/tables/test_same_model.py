@@ -207,6 +207,7 @@ def test_an_older_table_has_the_hash_of_all_its_layers():
         join(heads, one=older)
 
 
+@pytest.mark.slow
 def test_tables_of_a_folder_and_of_the_model_loaded_from_it_are_compared_by_name(folder):
     streamed, loaded = analyze(folder("llama")), tls.load_model(folder("llama"))
     assert streamed.attrs["backend"] != "bridge"
@@ -312,6 +313,7 @@ def test_commands_refuse_another_models_table(tmp_path, arguments):
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_ablate_takes_the_models_own_table_with_detectors(tmp_path):
     path, table, options = tmp_path / "heads.parquet", packaged("tiny-rope"), ("--part", "output")
     for given, code in ((detected(table), 0), (table, 2)):
@@ -353,6 +355,7 @@ JOINED = {
 }
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("joined", JOINED.values(), ids=JOINED)
 def test_functions_refuse_tables_of_other_weights(joined):
     joined(llama())

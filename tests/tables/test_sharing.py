@@ -218,6 +218,7 @@ def test_collect_makes_no_part(monkeypatch):
     assert done.stderr.splitlines()[-1] == "sweep: 1 of 2 jobs are there; missing: output_L000"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("inside")
 def test_collect_of_parts_that_a_function_made():
     model = tls.load_model("tiny-rope")

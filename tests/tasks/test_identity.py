@@ -179,6 +179,7 @@ def work(task, folder):
     tls.head_history(["tiny-rope"], task=task, folder=folder / "history", null_draws=2, detectors=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "other", "name"),
     [

@@ -463,6 +463,7 @@ def test_autocast_is_refused_where_it_would_round_what_is_measured(measure):
         MEASURED[measure](shared("bridge", "llama"))
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("part", "into"), [("antisymmetric", None), ("output", "L1H0.q")])
 def test_a_block_may_be_opened_under_autocast(part, into):
     def run(*, inside):

@@ -20,6 +20,7 @@ def stored(name):
     return read_table(STORED / f"{name}.parquet")
 
 
+@pytest.mark.slow
 def test_the_pages_have_every_table_that_the_command_prints():
     done = run("beside-paper", STORED)
     assert done.exit_code == 0, done.output
@@ -76,6 +77,7 @@ def test_tables_that_are_not_there_are_left_out(tmp_path):
     assert beside_paper(tmp_path) == table1_beside(stored("table1"))
 
 
+@pytest.mark.slow
 def test_the_nearest_settings_of_each_kind_come_first():
     table = stored("setting_search")
     lines = nearest_settings(table, most=2).splitlines()[3:]

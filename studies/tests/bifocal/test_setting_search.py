@@ -77,6 +77,7 @@ def test_a_cosine_falls_from_the_rate_to_nothing():
     assert EvolutionSettings(steps=100, warmup_steps=4).rate_factor(99) == 1.0
 
 
+@pytest.mark.slow
 def test_fixed_sequences_are_those_of_the_loss():
     """Four expressions are learned by heart, and the fresh ones are not: the two losses are of other sequences."""
     by_heart = Setting(learning_rate=3e-3, batch=(4, 4, 4), sequences=4)

@@ -171,6 +171,7 @@ def test_memorisation_sees_the_same_sequences_again():
     assert fresh["losses"]["loss"].nunique() == 3
 
 
+@pytest.mark.slow
 def test_held_out_sequences_are_fresh(monkeypatch):
     """Training, held-out and tuning data of a bio language, where two equal draws are impossible, share no row."""
     plan = LanguagePlan(BioRotation((20, 30)), 8, 8, (), 0, 4)
@@ -194,6 +195,7 @@ def test_the_command_refuses_what_is_no_experiment(tmp_path):
     assert "'figure9' is no experiment" in refused.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["standard", pytest.param("bifocal", marks=pytest.mark.slow)])
 def test_a_run_on_another_device_gives_the_same_tables(arm, device):
     tiny, run = replace(TINY, steps=2), LanguageRun("dyck3", arm, 1e-3, 0)

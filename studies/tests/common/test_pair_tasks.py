@@ -65,6 +65,7 @@ def test_halves_of_a_task_have_no_pair_in_common_even_with_its_sides_exchanged(n
     assert len({frozenset(pair) for pair in zip(task.prompts, task.counterfactual, strict=True)}) == 64
 
 
+@pytest.mark.slow
 def test_more_pairs_than_there_are_are_refused() -> None:
     with pytest.raises(ValueError, match=r"capitals: 67 different pairs were asked for, and 66 were found"):
         pair_task(Model(), "capitals", n=67)

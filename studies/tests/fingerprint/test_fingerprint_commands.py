@@ -207,6 +207,7 @@ def test_schemes_repeats_the_published_contrast(tmp_path):
     assert (tmp_path / "compare.png").exists()
 
 
+@pytest.mark.slow
 def test_schemes_takes_tables_of_ones_own(tmp_path):
     mine, copy = tmp_path / "mine.parquet", tmp_path / "copy.parquet"
     for file in (mine, copy):

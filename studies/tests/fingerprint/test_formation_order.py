@@ -48,6 +48,7 @@ def rows(median=300, phase=500, prev=550, formed=600):
     return pd.DataFrame(made)
 
 
+@pytest.mark.slow
 def test_the_words_follow_the_order_of_events(order):
     said = order.answers(rows())
     # Six of six: the lower end of the exact interval is .025 ** (1 / 6) = .54.

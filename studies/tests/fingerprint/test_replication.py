@@ -143,6 +143,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.slow
 def test_known_answers(table):
     ours = table.set_index("id")["ours"]
     for name, known in KNOWN.items():
@@ -172,6 +173,7 @@ def test_orders_of_the_published_runs_by_a_plain_loop():
     assert (min(falls), max(falls)) == pytest.approx((0.554, 1.12), abs=5e-3)  # written with three digits
 
 
+@pytest.mark.slow
 def test_the_page_quotes_the_stored_table(stored):
     """Its counts, how many sentences hold weakened, and some of the contradicted; the site's page has all of these."""
     page = STORED.with_suffix(".md").read_text(encoding="utf-8")
@@ -271,6 +273,7 @@ def test_the_exact_heads_are_run_not_quoted(monkeypatch):
     assert next(exact_heads.peak_weights(tables)).verdict == "differs"
 
 
+@pytest.mark.slow
 def test_ioi_classes_are_percentiles_of_the_circuit():
     classes = ioi_classes()
     classes = classes.set_index("heads_class")
@@ -297,6 +300,7 @@ def test_the_share_of_antisymmetry_is_above_that_under_rope_or_not():
     assert next(constrained.ape_is_antisymmetric(tables)).verdict == CONTRADICTED
 
 
+@pytest.mark.slow
 def test_what_is_said_of_the_quick_runs_is_what_their_table_says(monkeypatch):
     monkeypatch.syspath_prepend(str(STORED.parents[2] / "benchmarks"))
     import penalty_doses

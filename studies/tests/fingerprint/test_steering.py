@@ -58,6 +58,7 @@ STEPS = {"free": 400, "banned": 1100, "assisted": 600, "one head": 200}
 SHARES = {"free": 0.7, "banned": 0.02, "assisted": 0.1, "one head": 0.1}
 
 
+@pytest.mark.slow
 def test_the_words_of_the_schedule_follow_the_numbers(steering):
     def said(runs):
         return steering.verdicts(runs, steering.tests_of(runs))[0]

@@ -119,6 +119,7 @@ def test_a_sweep_trains_what_its_folder_lacks(sweep, folder, tmp_path, monkeypat
     pd.testing.assert_frame_equal(kept, expected, check_exact=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"angles": (0.0,)}, {"preset": replace(SHORT, steps=13)}])
 def test_a_folder_of_another_sweep_is_refused(sweep, folder, change):
     with pytest.raises(IncompatibleCheckpoint, match=r"angles|schedule"):

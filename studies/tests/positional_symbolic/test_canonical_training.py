@@ -66,6 +66,7 @@ def uniform(values, n_kinds):
     return abs(chi_square(values, expected) - (n_kinds - 1)) < 4 * (2 * (n_kinds - 1)) ** 0.5
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("name", TASKS)
 def test_everything_is_drawn_uniformly(name):
     task, n = CanonicalTask(name), 20_000

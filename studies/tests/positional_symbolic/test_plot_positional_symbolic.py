@@ -118,6 +118,7 @@ def test_paths_lead_to_the_last_step():
 # --- maps, histograms, profiles, norms and traces of scores ---
 
 
+@pytest.mark.slow
 def test_heat_maps_hold_each_score_at_its_layer_and_head():
     table = head_scores().drop(index=[4]).sample(frac=1, random_state=0)
     table.loc[7, "s_sym"] = np.nan

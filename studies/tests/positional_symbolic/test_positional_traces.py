@@ -42,6 +42,7 @@ def of(table, layer, head, frequency, swap):
     return table.loc[which & (table["swap_i"] == swap[0]) & (table["swap_j"] == swap[1])]
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(("backend", "name"), [*MODELS, *zoo.also_slow(*SLOW)])
 def test_traces_are_block_means_of_the_models_own_pattern(backend, name):
     model, prompt = shared(backend, name), block_prompt()

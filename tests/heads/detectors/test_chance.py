@@ -51,6 +51,7 @@ def assert_chance_is_measured(model, table, names):
 ROWS = ["llama", "mistral", "gemma3", "llama4", "bert"]
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("name", [*ROWS, *zoo.also_slow("gpt2", "gptneo", "gemma3n", "gemma4")])
 def test_on_prompts_chance_is_what_uniform_heads_have(name):
     """No window, one on all layers, on some, chunks, an encoder; prompts of unequal length, and a pattern."""
@@ -68,6 +69,7 @@ def test_on_prompts_chance_is_what_uniform_heads_have(name):
     assert by_layer == (name in ("gemma3", "llama4", "gptneo", "gemma3n", "gemma4"))
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("name", [*ROWS, *zoo.also_slow("gptneo", "gemma4")])
 @pytest.mark.parametrize("length", [3, 6, 10])
 def test_on_drawn_sequences_chance_is_what_uniform_heads_have(name, length):

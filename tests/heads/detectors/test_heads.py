@@ -106,6 +106,7 @@ def detected(model=None, **arguments):
     return tls.detect_heads(model or shared("bridge", "llama"), segment_length=10, **arguments)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("batch", [25, 7])
 @pytest.mark.parametrize("stop", [25, 50, 100, 130])
 def test_detectors_stop_at_the_first_look_at_which_every_head_is_known(monkeypatch, stop, batch):
@@ -123,6 +124,7 @@ def test_detectors_stop_at_the_first_look_at_which_every_head_is_known(monkeypat
     pd.testing.assert_frame_equal(found, tables[stop], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_head_that_is_not_chosen_and_a_pattern_keep_detectors_running():
     model = shared("bridge", "llama")
     known = tls.detect_heads(model, n_sequences=25, max_se=None)
@@ -272,6 +274,7 @@ def test_a_model_that_returns_no_pattern_is_refused():
         tls.detect_heads(bridge, **SMALL)
 
 
+@pytest.mark.slow
 def test_on_a_device_scores_are_those_of_the_cpu_and_none_is_computed_in_float64(device):
     on_cpu, placed = shared("bridge", "llama"), zoo.bridge("llama").to(device)
     marks = torch.eye(17).roll(2, 0).tril() / 3

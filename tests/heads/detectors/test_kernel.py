@@ -92,6 +92,7 @@ def test_padding_is_not_counted(name):
         assert padded["score"].iloc[-1 - back] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_on_a_device_only_sums_are_in_float64(device):
     on_cpu, placed = shared("bridge", "llama"), zoo.bridge("llama").to(device)
     with Float64Numbers() as computed:

@@ -129,6 +129,7 @@ def with_rotated_keys(name, layer, draw, seed):
     return zoo.wrapped(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "prompts"), [("gpt2", True), ("olmo2", False), *zoo.also_slow(("llama", False), ("qwen3", True))]
 )

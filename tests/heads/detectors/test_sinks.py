@@ -42,6 +42,7 @@ def judged(pattern, seen, encoder):
     return np.array(found).T
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "bert", *zoo.also_slow("gptneo", "llama4", "mistral")])
 @pytest.mark.parametrize("least", [0.05, 0.3])
 def test_sinks_are_those_of_a_loop_over_queries(name, least):

@@ -58,6 +58,7 @@ def plain(patterns):
 ROWS = ["llama", "mistral", "gemma3", "bert"]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", [*ROWS, *zoo.also_slow("gpt2")])
 def test_measures_are_those_of_the_rows_of_kept_patterns(monkeypatch, name):
     """Grouped heads, windows, an encoder, padded prompts."""

@@ -77,6 +77,7 @@ def assert_equal_to(expected, table, n, least_drawn=3):
 ROWS = [("bridge", "llama"), ("bridge", "mistral"), ("bridge", "gemma3"), ("bridge", "bert")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize(("backend", "name"), [*ROWS, *zoo.also_slow(("bridge", "gptneo"), ("bridge", "qwen3"))])
 def test_pairs_are_those_of_a_full_cache_in_any_batch(monkeypatch, backend, name, sink):
@@ -154,6 +155,7 @@ def test_equal_prompts_may_be_padded_otherwise():
     assert_same(ranked(twice), ranked(tls.top_pairs(model, None, rows, n=4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", [False, True])
 def test_a_shared_beginning_counts_once(sink):
     """Queries with the same tokens up to them attend alike: only those of the first prompt are there."""
@@ -223,6 +225,7 @@ def test_words_stand_in_their_text(tmp_path):
     assert " ".join(marked).startswith(row["context"])
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "neox"])
 def test_the_space_in_front_of_a_word_is_kept_and_line_ends_are_one_sign(tmp_path, name):
     model = tls.load_model(save_tokenized(name, tmp_path))
@@ -246,6 +249,7 @@ def test_the_text_around_a_pair_ends_with_whole_words(tmp_path):
     assert table["context"].str.count("x").max() < 60  # a word without an end is cut
 
 
+@pytest.mark.slow
 def test_the_packaged_text_is_the_default(tmp_path):
     model = tls.load_model(save_tokenized("gpt2", tmp_path))
     tokens = text_tokens(attention_view(model), None, n_sequences=SEQUENCES, sequence_length=LENGTH)

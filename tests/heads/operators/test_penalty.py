@@ -145,6 +145,7 @@ def test_frozen_parameters_get_no_gradient():
         assert not qk_penalty(model, "antisymmetric").requires_grad
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("backend", ["bridge", pytest.param("hooked", marks=[zoo.needs_hooked, pytest.mark.slow])])
 @every_part
 def test_gain_and_phase_of_a_spectral_model(backend, part):

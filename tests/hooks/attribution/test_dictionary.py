@@ -65,6 +65,7 @@ def test_the_sources_as_a_dictionary_give_the_table_of_sources():
     assert compared >= 30
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "bloom"])
 def test_features_and_error_sum_to_the_score_and_removal_is_measured(name):
     model = shared("bridge", name)
@@ -125,6 +126,7 @@ def test_a_planted_feature_comes_first_and_no_other_token_has_it():
     assert other["max_p_floor"] == 1 / (24 * 23)
 
 
+@pytest.mark.slow
 def test_max_p_does_not_hang_on_the_lengths_of_other_streams():
     model = fresh("bridge", "llama")
     basis = orthonormal(attention_view(model).d_model)
@@ -159,6 +161,7 @@ def test_max_p_keeps_its_level_between_tokens_like_the_others():
     assert np.mean(found) == pytest.approx(0.5, abs=0.15)  # four standard errors of 60 uniform numbers
 
 
+@pytest.mark.slow
 def test_several_scores_share_features():
     model = shared("bridge", "llama")
     dictionary = sparse(attention_view(model).d_model)
@@ -187,6 +190,7 @@ def test_the_floor_of_max_p_counts_draws_of_the_same_tokens():
 # --- where it fits ---
 
 
+@pytest.mark.slow
 def test_another_width_or_hook_is_refused():
     model = shared("bridge", "llama")
     view, zeros = attention_view(model), lambda x: x.new_zeros(len(x), 3)
@@ -225,6 +229,7 @@ def test_what_is_no_dictionary_is_refused(decoder, bias, encode, error, said):
         tls.Dictionary(decoder, bias, encode)
 
 
+@pytest.mark.slow
 def test_an_encoder_that_writes_into_its_streams_changes_no_number():
     model = shared("bridge", "llama")
     basis = orthonormal(attention_view(model).d_model)

@@ -77,6 +77,7 @@ PROCESSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name"), PROCESSED)
 def test_a_centred_dictionary_has_the_features_of_the_processed_model_on_the_raw_one(saved, backend, name):
     dictionary, raw, whole = saved(**CENTRED), shared("bridge", name), processed(backend, name)
@@ -100,6 +101,7 @@ def test_a_centred_dictionary_has_the_features_of_the_processed_model_on_the_raw
     assert write[["position", "source"]].values.tolist() == of_whole[["position", "source"]].values.tolist()
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("backend", "name"), PROCESSED)
 def test_a_raw_dictionary_is_refused_by_a_centred_model(saved, backend, name):
     dictionary, whole = saved(**RAW), processed(backend, name)
@@ -121,6 +123,7 @@ def test_that_a_stream_is_centred_is_measured_in_the_run(saved):
         rows(model, saved(**RAW))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [CENTRED, RAW, {}])
 def test_rms_norm_is_not_centred_and_changes_nothing(saved, settings):
     model = shared("bridge", "llama")
@@ -183,6 +186,7 @@ OLD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [OLD | {"model_name": None}, {"sae_lens_version": "1.8.0"}])
 def test_an_old_file_that_does_not_say_it_warns_where_it_matters(saved, settings):
     dictionary = saved(**settings)
@@ -227,6 +231,7 @@ def test_names_of_one_model(name, other, same):
     assert same_model(name, other) is same is same_model(other, name)
 
 
+@pytest.mark.slow
 def test_another_model_warns_and_the_same_does_not(saved, folder):
     path = folder("llama")
     model = tls.load_model(path)
@@ -242,6 +247,7 @@ def test_another_model_warns_and_the_same_does_not(saved, folder):
     rows(shared("bridge", "llama"), dictionary)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("options", "revision", "said"),
     [

@@ -45,6 +45,7 @@ def one_direction(view, seed=0):
 # --- terms ---
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("backend", "name"), EVERY)
 def test_each_term_is_that_of_a_plain_recomputation(backend, name):
     view, found, _ = plain(backend, name)
@@ -205,6 +206,7 @@ def test_answers_are_read_by_the_tokenizer(tmp_path):
     assert set(by_text["token"]) >= {"w5", "w6", "w7", "w8"}
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(("backend", "name"), [*((("bridge"), one) for one in ("llama", "gpt2", "gemma2", "qwen3")),
                                                pytest.param("hooked", "llama", marks=zoo.needs_hooked)])  # fmt: skip
 @pytest.mark.parametrize("what", ["q", "k", "v"])
@@ -279,6 +281,7 @@ on_4 = pytest.mark.skipif(
 GATES_QUERIES = pytest.param("qwen3_next", marks=[on_4, pytest.mark.tl4, pytest.mark.slow])
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("family", ["afmoe", "granite", "falcon_h1", "gpt_oss", GATES_QUERIES])
 def test_gates_multipliers_mixers_and_sinks_are_held(family):
     model = loaded(family)
@@ -334,6 +337,7 @@ def test_forms_say_the_same():
         assert tls.ov_attribution(model, prompt, some, QUERY - 24, direction=along).equals(table)
 
 
+@pytest.mark.slow
 def test_sixteen_bits_have_a_tolerance_of_their_own():
     for dtype, name in ((torch.bfloat16, "gemma2"), (torch.float16, "qwen3")):
         model = fresh("bridge", name).to(dtype)

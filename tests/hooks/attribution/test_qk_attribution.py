@@ -125,6 +125,7 @@ def test_the_first_layer_reads_the_embedding_alone():
     ] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_sixteen_bits_have_a_tolerance_of_their_own():
     for dtype, name in ((torch.bfloat16, "gemma2"), (torch.float16, "qwen3"), (torch.bfloat16, "opt")):
         table = tls.qk_attribution(fresh("bridge", name).to(dtype), PROMPT, "L1H2", QUERY, KEY)

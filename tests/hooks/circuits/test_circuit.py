@@ -153,6 +153,7 @@ def test_any_set_of_edges_is_that_of_nested_loops(double, name):
     assert np.abs(found[:2, None] - pairs.plain_values()).min() > 1e-4  # neither end
 
 
+@pytest.mark.slow
 def test_several_batches_give_what_one_does(batch_size):
     """The answers of each prompt are those of its row, whichever batch it is in."""
     pairs = pairs_of(attention_view(zoo.shared("bridge", "llama")), task_of(6))
@@ -182,6 +183,7 @@ def test_both_ends_are_compared_in_batches_of_one_size():
     assert (one[0] - two[0]).abs().max() > 0.05  # the stand-in for rounding; what is allowed is 1e-4 of the largest
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     "name", ["llama", "deepseek_v3", *zoo.also_slow("gemma3", "gpt2", "gptj", "olmo2", "deepseek_v2_lite")]
 )

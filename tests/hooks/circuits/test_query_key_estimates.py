@@ -75,6 +75,7 @@ class Direct:
         return float((moved * self.gradients[names["pattern"]][:, list(end.heads)]).sum())
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("at", [None, 6])
 @pytest.mark.parametrize(
     "name",
@@ -111,6 +112,7 @@ def test_all_else_is_as_without():
         assert not anew[~pairs.graph.possible].any()
 
 
+@pytest.mark.slow
 def test_it_is_nearer_to_the_effects_of_a_saturated_softmax():
     pairs = pairs_for(enlarged("llama", 12.0))
     of_kind = np.array([one.input in ("q", "k") for one in pairs.graph.receivers])
@@ -146,6 +148,7 @@ def test_attention_that_is_not_of_queries_and_keys_is_refused():
             edge_estimates(pairs_of(attention_view(model), task), "EAP-QK")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["opt", *zoo.also_slow("gptj")])
 def test_a_bridge_that_takes_up_no_edit_of_its_attention_has_estimates(name):
     """They have no pattern to take a gradient in, so what is asked is that they are nearer to effects than EAP."""

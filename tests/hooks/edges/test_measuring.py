@@ -12,6 +12,7 @@ from tlspectral.tasks.repeated import repeated_sequences
 SMALL = {"sum", "div", "sub", "mean", "select"}  # sums over tokens, and what is made of them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["L1H1.k", *zoo.also_slow("L1H1.q")])
 @pytest.mark.parametrize("name", ["llama", *zoo.also_slow("gpt2", "gemma3", "deepseek_v3", "olmo2", "smollm3")])
 @pytest.mark.filterwarnings("ignore:the .* cannot be edited alone")

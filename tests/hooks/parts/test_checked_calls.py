@@ -63,6 +63,7 @@ class Kernel(Own):
 # --- never written to ---
 
 
+@pytest.mark.fast(1)
 @some_models
 def test_a_stored_tensor_is_the_same_in_every_pass(backend, name):
     model, stored = shared(backend, name), Kernel(kept=True)
@@ -74,6 +75,7 @@ def test_a_stored_tensor_is_the_same_in_every_pass(backend, name):
     assert all(set(kept.unique().tolist()) == {0.0, 8.0} for kept in stored.saved.values())
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("settings", [{}, {"control": "random", "draws": 2}, {"at": [-1, 5]}, {"screen": "gradient"}])
 def test_a_sweep_with_a_stored_tensor_is_the_sweep_with_a_fresh_one(settings):
     model, task = shared("bridge", "llama"), tls.Task(zoo.prompt(), lambda logits, *_: logits[:, -1, 3], predict=-1)
@@ -320,6 +322,7 @@ class Putting(PARTS.Part):
         return dict.fromkeys(by_layer, Put(self.made))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Put, Putting])
 def test_a_z_of_ones_own_gets_copies_and_is_checked(kind):
     model = shared("bridge", "llama")

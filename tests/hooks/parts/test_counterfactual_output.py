@@ -36,6 +36,7 @@ def test_a_sweep_writes_what_the_pair_writes(prompts):
     assert table["delta"].abs().min() > 1e-4
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("part", ["output", tls.parts.Output()], ids=["name", "value"])
 def test_an_output_of_a_task_of_pairs_is_cut_to_them(part):
     """Beside it the two replacements that are asked for, and zero where the task has no pairs."""

@@ -34,6 +34,7 @@ def edited(model, layer, head, chosen, *, all_but=False):
     return made
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["llama", "mistral", "yarn"])
 @pytest.mark.parametrize(("chosen", "all_but"), [([0], False), ([1, 3], False), ([0, 2], True)])
 def test_it_is_the_model_without_these_directions_in_w_q(name, chosen, all_but):
@@ -47,6 +48,7 @@ def test_it_is_the_model_without_these_directions_in_w_q(name, chosen, all_but):
     assert (ablated - intact).abs().max() > 1e-3
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "gemma2"])
 def test_the_modes_sum_to_all_that_queries_read_and_both_choices_are_one_sum(name):
     model = shared("bridge", name)

@@ -156,6 +156,7 @@ def plain_beyond(part, visible, documents, real):
     return found
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("layer", ["causal", "window", "chunks"])
 @pytest.mark.parametrize("part", [LongRange(1), LongRange(3, sinks=1), LongRange(2, sinks=3)], ids=str)
 def test_sinks_are_the_first_tokens_of_each_document(part, layer):

@@ -167,6 +167,7 @@ class Far(Part):
         return visible & (at[:, None] - at >= 3)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("backend", "name"), ROUTES)
 def test_a_mask_of_ones_own_is_the_packages_own(backend, name):
     model = shared(backend, name)
@@ -190,6 +191,7 @@ def test_a_mask_of_ones_own_acts_on_an_encoder():
     torch.testing.assert_close(seen["pattern"][:, 1], before / before.sum(-1, keepdim=True), atol=1e-6, rtol=0)
 
 
+@pytest.mark.fast(2)
 @some_models
 def test_a_score_needs_no_other_base_class(backend, name):
     class OfPairs(QueryKeyPart):
@@ -212,6 +214,7 @@ def test_a_score_needs_no_other_base_class(backend, name):
 # --- sweeps ---
 
 
+@pytest.mark.fast(1)
 @every_kind
 @pytest.mark.parametrize(("backend", "name"), ROUTES[:3])
 def test_rows_of_a_sweep_are_runs_without_the_part(acts_on, backend, name):
@@ -225,6 +228,7 @@ def test_rows_of_a_sweep_are_runs_without_the_part(acts_on, backend, name):
         rows_are_ablated_runs(model, at[at["position"] == called], part.placed(place), task())
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("part", [Half(), Sink(), Added(torch.ones(12))], ids=["half", "sink", "added"])
 def test_the_control_of_a_mask_and_of_z_is_the_other_heads(part):
     model = shared("bridge", "llama")  # whose heads share keys
@@ -296,6 +300,7 @@ def test_a_part_that_keeps_something_for_each_prompt_is_told_of_batches(batch_si
 # --- edges ---
 
 
+@pytest.mark.fast(1)
 @every_kind
 @pytest.mark.parametrize(("backend", "name"), [("bridge", "gemma2"), ROUTES[1], ("bridge", "gptj")])
 def test_an_edge_of_ones_own_part_is_the_plain_recomputation(acts_on, backend, name):

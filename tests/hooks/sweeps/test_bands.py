@@ -49,6 +49,7 @@ def measured_rms(model, tokens, layer, head, pairs):
     return float(torch.cat(found).double().square().mean().sqrt())
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["gemma2", "gptj", *also_slow("mistral", "qwen3", "phi")])
 def test_a_band_is_one_ablated_forward(name):
     model, tokens = shared("bridge", name), drawn(name)
@@ -142,6 +143,7 @@ SWEPT = {
 }
 
 
+@pytest.mark.slow
 def test_bands_are_rows_of_a_sweep():
     """Of a named third and, but for the order of random sets, of its pairs by their indices."""
     model, options = shared("bridge", "llama"), {"heads": ["L0H1", "L1H2"], "task": induction(drawn("llama"))}

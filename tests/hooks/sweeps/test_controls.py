@@ -43,6 +43,7 @@ def z_by_hand(row):
 SETS = {"a": ["L0H1", "L0H2", "L1H2"], "b": ["L0H0", "L1H0", "L1H3"]}
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("part", "options"),
     [

@@ -38,6 +38,7 @@ def parts_of(name):
 # --- equal to whole forward passes ---
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("backend", "name"), [MODELS[0], *HOOKED, *zoo.also_slow(*MODELS[1:3])])
 def test_a_sweep_is_one_ablated_forward_per_head(backend, name, batch_size):
     """Two heads share a run (42 tokens at a time hold two sequences, and the last sequence is alone).
@@ -57,6 +58,7 @@ def test_a_sweep_is_one_ablated_forward_per_head(backend, name, batch_size):
         assert table["delta"].abs().max() > 5e-4  # fifty of these tolerances
 
 
+@pytest.mark.slow
 def test_a_static_part_has_rows_and_files_of_its_own(tmp_path):
     model, task = shared("bridge", "llama"), induction(drawn(count=3))
     given = {"task": task, "heads": [(0, 1), (1, 2)], "folder": tmp_path}
@@ -189,6 +191,7 @@ def test_a_control_is_seeded_and_leaves_the_effects_alone(batch_size):
 # --- the screen ---
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("backend", "name"), [*MODELS[1:3], HOOKED[0]])
 @pytest.mark.parametrize("part", [Antisymmetric(), Output(), LongRange(3, sinks=1)], ids=str)
 def test_an_estimate_is_the_slope_of_the_loss(backend, name, part):
@@ -267,6 +270,7 @@ class Halved(QueryKeyPart):
         return scores.whole() / 2
 
 
+@pytest.mark.slow
 def test_parts_of_one_name_do_not_read_each_others_rows(tmp_path):
     model = zoo.shared("bridge", "llama")
     given = {"task": induction(repeated_sequences(attention_view(model), 2, 12)), "heads": [(0, 1)]}

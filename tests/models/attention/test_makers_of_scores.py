@@ -77,6 +77,8 @@ def test_scores_of_a_run_are_those_of_its_stream(name):
             torch.testing.assert_close(matrix, run[kind], rtol=0, atol=ROUNDING * float(run[kind].abs().max()))
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("name", KINDS)
 def test_rows_of_one_head_are_rows_of_the_run(name):
     case = Layer(name)

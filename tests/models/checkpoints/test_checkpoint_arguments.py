@@ -49,6 +49,8 @@ def test_some_layers_only_and_those_in_a_folder_are_taken_over(folder, read, tmp
     assert [index for index, _ in read] == [1, 2]
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("name", ["opt", "llama"])
 def test_position_share_needs_no_run(folder, name):
     extras = {"extras": ["position_share"]}
@@ -115,6 +117,8 @@ def test_composition_reads_values_and_outputs_of_earlier_layers_only(folder, rea
     assert read == [(2, "query-key"), (1, "output"), (0, "output")]
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_all_pairs_of_composition_from_files(folder, read):
     path = folder("gemma2")
     streamed = tls.k_composition(path)
@@ -162,6 +166,8 @@ def test_layers_read_by_threads_leave_weight_tying_as_it_was(folder):
     pd.testing.assert_frame_equal(found, analyze(folder("llama"), null_blocks="fresh"), check_exact=True)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_files_are_opened_by_load_model_and_measured_as_by_name(folder):
     files = tls.load_model(folder("llama"), weights="files")
     assert "WeightFiles" in repr(files)

@@ -24,6 +24,8 @@ NAMES = [name for name in (*zoo.RIGHT, *zoo.LENGTH_DEPENDENT, *MORE_SHAPES) if n
 FAST = ("gptneo", "gemma3", "falcon_grouped", "stablelm_norms")
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.filterwarnings("ignore:.*loses the key/value cache")  # MPT, in TransformerLens 3.9
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in NAMES])
 def test_the_streamed_table_is_the_loaded_one(folder, sizes, name):
@@ -109,6 +111,8 @@ def kinds_of(path):
     return found
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize(
     ("name", "windows", "bases"),
     [

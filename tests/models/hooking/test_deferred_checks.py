@@ -84,6 +84,8 @@ def test_a_pass_of_one_thread_does_not_keep_checks_of_another():
     assert isinstance(refused, Refused)
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("run", ["logits", "logits_at", "last_logits", "run"])
 def test_no_pass_of_the_library_hands_on_logits_before_its_checks(run):
     model, tokens = zoo.bridge("llama"), zoo.prompt()

@@ -51,6 +51,8 @@ def test_threads_that_ablate_one_model_leave_no_hook(backend, name):
     assert torch.equal(logits(model), plain)
 
 
+@pytest.mark.fast(2)
+@pytest.mark.tl4
 @some_models
 def test_while_a_block_is_open_other_threads_are_refused(backend, name):
     """A second context, a run of this package and a plain pass, which would be ablated without knowing it."""
@@ -130,6 +132,8 @@ def test_half_of_the_hooks_left_by_others_is_told(backend, name):
             logits(model)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_a_model_is_walked_through_as_often_for_many_heads_as_for_one(spied):
     model = zoo.bridge("smollm3")  # four layers
     task = induction(repetitions("smollm3", count=3))

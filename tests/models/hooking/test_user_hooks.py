@@ -97,6 +97,8 @@ TASK = tls.logit_difference(zoo.prompt(2, 8), 5, 6)
 PAIRS = tls.logit_difference(zoo.prompt(2, 8), 5, 6, counterfactual=zoo.prompt(2, 8, seed=1))
 
 
+@pytest.mark.fast(2)
+@pytest.mark.tl4
 @pytest.mark.parametrize("measured", [*MEASURED])
 def test_a_forgotten_hook_is_said_once(measured):
     model = zoo.bridge("llama")
@@ -282,6 +284,7 @@ def patch():
                 patch.mode.__exit__(None, None, None)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.tl4
 @pytest.mark.filterwarnings("ignore:For backward hooks to be called")  # of torch, as a model returns no tuple
 @pytest.mark.parametrize(("act", "name"), ACTING.items(), ids=[act.__name__ for act in ACTING])
@@ -327,6 +330,7 @@ def _own_model():
     return tls.load_model(given)
 
 
+@pytest.mark.slow
 @pytest.mark.tl4
 def test_what_libraries_replace_is_not_said():
     model = zoo.bridge("llama")

@@ -45,6 +45,8 @@ KINDS = {
 FAST = ("config.json", "model.safetensors.index.json", "model.safetensors")
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(
     ("kind", "count"),

@@ -128,6 +128,8 @@ def test_weights_are_fetched_once_and_in_one_format(hub, remote):
     assert hub.asked.isdisjoint(OTHER_FORMATS)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_weights_that_are_pickles_only(hub, remote):
     (remote / "model.safetensors").unlink()
     tensors = zoo.hf_model("llama").state_dict()
@@ -263,6 +265,8 @@ def test_a_tokenizer_that_cannot_be_fetched_is_left_out_with_a_warning(hub, fold
         assert tls.load_model(NAME).tokenizer is None
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_a_tokenizer_without_its_settings_or_without_its_vocabulary(hub, folders, remote):
     """Without settings it can lack its start token."""
     hub.publish(NAME, folders["neox"])

@@ -89,6 +89,8 @@ def test_a_folder_with_its_tokenizer_is_loaded_in_silence(tokenized, capfd, back
     assert (set(model.state_dict()), set(model.hook_dict)) == (state, hooks)
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_types(copied, backend):
     path = copied("llama")
@@ -138,6 +140,8 @@ def test_sound_weights_are_not_searched(folder, monkeypatch):
 # --- names and steps ---
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_training_checkpoints_of_a_folder(tmp_path):
     zoo.save_folder("llama", tmp_path / "step0", seed=1)
     zoo.save_folder("llama", tmp_path / "checkpoint-16", seed=2)
@@ -245,6 +249,8 @@ def test_a_prompt_longer_than_the_positions_is_refused_in_words():
 # --- Falcon ---
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("name", ["falcon_grouped", "falcon_with_bias", "falcon_one_norm"])
 def test_queries_keys_and_values_of_falcon_are_cut_as_the_config_says(folder, name):
     model = load_model(folder(name))

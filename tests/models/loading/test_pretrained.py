@@ -42,6 +42,7 @@ def logits(model):
 
 
 # Of learned positions: `generate` of a HookedTransformer counts them twice.
+@pytest.mark.fast(1)
 @pytest.mark.filterwarnings("ignore:.*loses the key/value cache")
 @pytest.mark.tl4
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -136,6 +137,8 @@ def test_the_commit_of_a_model_in_the_hubs_cache_is_named_on_every_road(hub, tok
 # --- tokenizers ---
 
 
+@pytest.mark.fast(2)
+@pytest.mark.tl4
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("road", ["object", "folder"])

@@ -196,6 +196,8 @@ def test_a_tied_unembedding_passes_if_it_equals_the_embedding(made, unused_in):
         unused_in(path)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_of_gemma_3n_the_text_is_read_and_its_towers_are_listed(made, folder):
     alone, tower = folder("gemma3n"), "model.vision_tower.timm_model.conv_stem.conv.weight"
     config = {"model_type": "gemma3n", "text_config": json.loads((alone / "config.json").read_text())}
@@ -281,6 +283,8 @@ def test_a_tensor_in_another_shard_than_the_index_says_is_refused(tmp_path, unus
         unused_in(tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_a_tensor_that_the_index_does_not_name_is_one_model_on_both_roads(tmp_path):
     # transformers loads it; the files' road reads it from where it is.
     shards = Shards(tmp_path)
@@ -334,6 +338,8 @@ def test_shards_of_a_hub_model_are_compared_when_they_are_opened(hub, tmp_path):
         analyze("maker/model")
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_links_to_shards_and_a_pickle_beside_them_are_the_shards(tmp_path):
     shards = Shards(tmp_path / "made")
     expected = analyze(shards.path)
@@ -359,6 +365,8 @@ def test_an_embedding_of_other_rows_than_the_vocabulary_is_refused(made, unused_
         unused_in(path)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_an_empty_quantization_config_is_none(made):
     path = made("qwen2", quantization_config={})
     loaded, streamed = (analyze(given) for given in (tls.load_model(path), path))

@@ -69,6 +69,8 @@ def hybrid(family):
         return tls.load_model(folder)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @of_kinds
 def test_every_function_lists_the_layers_that_it_skips(family):
     model = hybrid(family)
@@ -102,6 +104,8 @@ def test_every_function_lists_the_layers_that_it_skips(family):
     assert alone["name"].tolist() == [f"L{last}H1"]
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @of_hybrids
 def test_heads_of_a_skipped_layer_are_refused_with_the_reason(family):
     model = hybrid(family)
@@ -122,6 +126,8 @@ def mixer_write(view, layer, captured):
     return write - captured[names["mlp_out"]] if names["mlp_out"] in captured else write
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @of_hybrids
 @pytest.mark.parametrize("what", ["q", "k", "v"])
 def test_an_edge_of_a_mixer_is_that_of_a_plain_run_with_the_edge_cut(family, what):
@@ -143,6 +149,8 @@ def test_an_edge_of_a_mixer_is_that_of_a_plain_run_with_the_edge_cut(family, wha
     assert abs(expected - plain) > 2e-6
 
 
+@pytest.mark.fast(2)
+@pytest.mark.tl4
 @families(QUICK, "gemma3n", "gemma4_text", "glm_moe_dsa")
 def test_replay_behind_mixers_or_where_layers_share_keys_is_the_whole_run(family):
     model = hybrid(family)

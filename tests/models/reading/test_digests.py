@@ -142,6 +142,8 @@ def test_of_two_models_that_share_weights_both_see_an_edit():
         assert (then[0] == now[0], then[1] == now[1]) == (True, False)
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "qwen3", *[*zoo.LATENTS][:1], "bloom"])
 def test_weights_are_hashed_once_and_summed_after(monkeypatch, spied, name):
     # The gains of Gemma are computed at each reading: they are small, and compared whole.

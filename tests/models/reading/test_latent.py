@@ -216,6 +216,8 @@ def test_a_measured_b_is_refused_of_files_of_one_token_and_beside_another(tmp_pa
         tls.compare_heads(table("deepseek_v3"), measured)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.parametrize("name", ["deepseek_v2_lite", "deepseek_v3"])
 def test_layers_are_read_from_files_too(name, tmp_path):
     path = zoo.save_folder(name, tmp_path)
@@ -337,6 +339,8 @@ def test_what_needs_queries_and_keys_of_their_own_is_refused_by_family_and_layer
         measured(zoo.shared("bridge", "deepseek_v3"))
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize(("rank", "whose"), [("kv_lora_rank", "the keys'"), ("q_lora_rank", "queries'")])
 def test_a_latent_of_rank_0_is_refused(rank, whose, tmp_path):

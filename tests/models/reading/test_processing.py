@@ -42,6 +42,8 @@ def relative(found, expected):
     return float(np.abs(np.asarray(found) - np.asarray(expected)).max() / np.abs(np.asarray(expected)).max())
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("part", [*PARTS, "M_A"])
 def test_zero_is_the_one_replacement_that_follows_the_processing(part):
     one, other = (

@@ -118,6 +118,8 @@ def test_a_model_that_repeats_is_refused_when_it_is_loaded(made):
         tls.load_model(MADE[made]())
 
 
+@pytest.mark.fast(2)
+@pytest.mark.tl4
 @pytest.mark.filterwarnings("ignore:.*hooks of yours are on the model")  # a list of the user's own class
 @pytest.mark.parametrize("call", [call for call in MEASURED if call != "view"])
 def test_a_bridge_that_repeats_is_refused_by_what_runs_it(call):

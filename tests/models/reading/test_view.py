@@ -168,6 +168,8 @@ def test_layers_are_read_once_while_a_measurement_is_open(spied):
     assert not view.raw(1).w_k.any()
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.filterwarnings("ignore:2 distinct pairs")
 def test_a_measurement_reads_each_layer_once(spied):
     model = fresh("bridge", "smollm3")  # four layers

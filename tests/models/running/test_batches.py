@@ -145,6 +145,8 @@ MEASURED = {
 }
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("what", [*MEASURED])
 def test_no_number_moves_where_memory_ran_out_in_the_middle_of_a_pass(what, monkeypatch):
     """The last layer refuses more than two rows, so that hooks in front of it have acted when the pass breaks off."""

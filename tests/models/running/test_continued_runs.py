@@ -64,6 +64,8 @@ def test_a_replay_from_a_position_is_that_of_the_whole_sequence(scored):
         assert ((replays[1] - unedited).abs().max() > 1e-3) == (layer == 0 or scored is OF_EACH or scored.start == 2)
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("part", ["output", "antisymmetric", tls.parts.LongRange(2), tls.parts.Output("mean")], ids=str)
 def test_a_sweep_goes_on_from_the_position_and_computes_no_query_before_it(part, monkeypatch):
     model, seen = zoo.shared("bridge", "llama"), []

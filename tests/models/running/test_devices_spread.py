@@ -87,6 +87,8 @@ def assert_same_on_two_devices(name):
         same(*(tls.positional_symbolic(one, block_prompt(), **options) for one in (cpu, model)))
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.parametrize("float64", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_spectral_model_on_two_devices(float64):
     with StandInDevice(float64=float64):

@@ -115,6 +115,8 @@ def generated(model, prompt):
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.usefixtures("renamed")
 def test_what_load_model_made_generates_greedily_and_one_warning_says_why_without_a_cache(name):
@@ -147,6 +149,8 @@ def test_a_hybrid_whose_cache_holds_states_too_generates_greedily(tmp_path):
     assert torch.equal(model.generate(prompt, **OPTIONS), greedy(model, prompt, 4))
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.usefixtures("renamed")
 def test_spectral_models_generate_greedily_and_the_model_they_are_made_of_is_left_alone():
     prompt, theirs = zoo.prompt(batch=1), zoo.bridge("llama")
@@ -172,6 +176,8 @@ def test_a_spectral_model_of_transformers_that_loses_the_cache_generates_without
     assert torch.equal(spectral.generate(prompt, **options), expected)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.usefixtures("renamed")
 def test_positional_scores_of_several_queries_of_any_model_are_those_of_each(name):
@@ -267,6 +273,8 @@ def summed_in_halves(x, weight, bias=None, own=torch.nn.functional.linear):
     return found if bias is None else found + bias
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_rounding_is_no_lost_cache_and_a_lost_cache_is_found_beside_it(monkeypatch, dtype):
     monkeypatch.setattr(torch.nn.functional, "linear", summed_in_halves)
