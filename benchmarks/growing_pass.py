@@ -39,8 +39,9 @@ def random_llama(layers: int, heads: int, width: int) -> Any:
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": max(1, heads // 4),
+        "attn_implementation": "eager",
     }
-    config = transformers.LlamaConfig(**sizes, attn_implementation="eager")
+    config = transformers.LlamaConfig(**sizes)
     model = transformers.LlamaForCausalLM(config).eval()
     for name, weight in model.named_parameters():
         if "q_proj" in name or "k_proj" in name:
