@@ -32,15 +32,16 @@ def random_llama(layers: int, heads: int, width: int) -> Any:
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=500,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=max(1, heads // 4),
-        attn_implementation="eager",
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": 500,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(1, heads // 4),
+        "attn_implementation": "eager",
+    }
+    config = transformers.LlamaConfig(**sizes)
     model = transformers.LlamaForCausalLM(config).eval()
     for name, weight in model.named_parameters():
         if "q_proj" in name or "k_proj" in name:
