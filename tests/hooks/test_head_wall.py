@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import tlspectral as tls
 from tlspectral.errors import UnsupportedArchitecture
 from tlspectral.hooks import wall
-from tlspectral.hooks.head_wall import LEVELS, first_sentences, removal_seconds, wall_of_table
+from tlspectral.hooks.head_wall import first_sentences, removal_seconds
+from tlspectral.hooks.measured_wall import LEVELS, wall_of_table
 from tlspectral.models.running.text import texts_in_a_row
 from tlspectral.tables import read_table, write_table
 from tlspectral.tables.progress import without_bars

@@ -4,6 +4,8 @@ import io
 import sys
 import warnings
 
+import made_up_heads
+import made_up_walls
 import numpy as np
 import pandas as pd
 import plotted_tables
@@ -69,6 +71,10 @@ OF_A_MODEL = {
         "without the first",
     ),
     "eigenvalues": (lambda: plots.eigenvalues(shared("bridge", "gpt2"), ["L0H1", "L1H0"]), "draws of its null"),
+    "wall": (
+        lambda: plots.wall(made_up_walls.wall(tokens=[" a"] * 9), heads=made_up_heads.heads()),
+        "Each square is one head",
+    ),
 }
 FIGURES = {**ONE_PANEL, **OF_A_MODEL, **OF_THE_STUDY}
 SLOW = {name: pytest.param(name, marks=pytest.mark.slow) for name in OF_THE_STUDY}

@@ -3,6 +3,8 @@
 import base64
 import json
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -10,7 +12,7 @@ import pytest
 from made_up_heads import Structure, heads
 from made_up_walls import STRANGE, wall
 
-from tlspectral.hooks.head_wall import LEVELS
+from tlspectral.hooks.measured_wall import LEVELS
 from tlspectral.report import report
 from tlspectral.report.wall_section import MOST_BYTES
 
@@ -147,3 +149,9 @@ def test_levels_are_steps_of_attention():
     one = wall()
     np.testing.assert_allclose(one.attention.sum(-1), 1.0, atol=len(one.tokens) * 0.5 / LEVELS)
     assert pd.Series(one.heads["name"]).is_unique
+
+
+def test_a_page_is_made_without_torch():
+    """A table of heads is shown where no model is."""
+    code = "import sys, tlspectral.report.page; assert not {'torch', 'transformer_lens'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True)

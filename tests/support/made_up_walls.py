@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from made_up_heads import heads
 
-from tlspectral.hooks.head_wall import LEVELS, Removal, Wall
+from tlspectral.hooks.measured_wall import LEVELS, Removal, Wall
 
 STRANGE = ("<s>", ' "quo\'te"', "</script><b>", "\n", "\N{WHITE RECTANGLE}", "\N{SLIGHTLY SMILING FACE}",
            " \N{HEBREW LETTER ALEF}\N{HEBREW LETTER BET}", "\t&amp;", " $x$", " end")  # fmt: skip

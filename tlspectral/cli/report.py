@@ -96,7 +96,7 @@ def report(
     page = output if from_table else output / "report.html"
     require_writable(page)
     import tlspectral
-    from tlspectral.hooks.head_wall import wall_of_table
+    from tlspectral.hooks.measured_wall import wall_of_table
     from tlspectral.report import report as write_report
     from tlspectral.tables import read_table
 

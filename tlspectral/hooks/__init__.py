@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from tlspectral.hooks.attribution.qk_attribution import qk_attribution
     from tlspectral.hooks.attribution.score_matrix import scores
     from tlspectral.hooks.circuits.circuit import faithfulness, run_circuit
-    from tlspectral.hooks.head_wall import Wall, wall
+    from tlspectral.hooks.head_wall import wall
     from tlspectral.hooks.hook_check import check_hook
+    from tlspectral.hooks.measured_wall import Wall
     from tlspectral.hooks.path_patching import edge_effects
     from tlspectral.hooks.screening import missed_edges
     from tlspectral.hooks.sweeps.bands import band_effects

@@ -16,8 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from tlspectral.heads.detectors.heads import detect_heads
-from tlspectral.hooks.head_wall import FEWEST_PROMPTS, Removal, Wall
 from tlspectral.hooks.head_wall import wall as measured_wall
+from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, Removal, Wall
 from tlspectral.plots.style import BLUE, GREY, INK, PALE, colour_bar, legend_below, new_figure, two_decimals
 from tlspectral.selection import head_pairs
 from tlspectral.tables.detector_columns import DETECTORS, FRAMED, framed_kind

@@ -13,7 +13,7 @@ from string import Template
 import numpy as np
 import pandas as pd
 
-from tlspectral.hooks.head_wall import Wall
+from tlspectral.hooks.measured_wall import Wall
 from tlspectral.report.card_sections import Evidence, Given, Section
 from tlspectral.report.head_data import head_data, script_json
 from tlspectral.report.head_pages import LINKED, page_link

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tlspectral.hooks.head_wall import FEWEST_PROMPTS, Removal, Wall
+from tlspectral.hooks.measured_wall import FEWEST_PROMPTS, Removal, Wall
 from tlspectral.report.card_sections import Html, listing
 from tlspectral.report.head_data import detector_chance, script_json
 from tlspectral.tables.detector_columns import DETECTORS, FRAMED, framed_kind
