@@ -42,7 +42,7 @@ def test_a_block_runs_the_rows_that_have_joined(backend, name, n):
         replays = intact.replay(layers, slice(None))
     assert seen == [n * sum(one <= layer for one in layers) for layer in range(last + 1)]
     whole = logits_at(intact.view, intact.tokens, intact.predicted).detach()
-    # Batches of other sizes: 2e-7 measured in float32, where rows of the other prompt differ by 0.1 and more.
+    # Batches of other sizes: 2e-7 measured in float32, where rows of the other prompt differ by more than 1.
     torch.testing.assert_close(replays, whole.repeat(4, 1, 1), rtol=0, atol=2e-6)
 
 
