@@ -7,12 +7,13 @@ import zoo
 from pair_prompts import prompt_pairs
 
 import tlspectral as tls
+from tlspectral.algebra.rotary import widened
 from tlspectral.hooks.circuits import held_writes
 from tlspectral.hooks.circuits.estimates import edge_estimates
 from tlspectral.hooks.circuits.pairs import pairs_of, written_by
 from tlspectral.models.reading import attention_view
 from tlspectral.models.running.passes import capture_until
-from tlspectral.models.stream.writes import z_of
+from tlspectral.models.stream.writes import head_writes, z_of
 
 
 def pairs_for(name):
@@ -34,7 +35,7 @@ def test_rebuilt_writes_are_z_times_w_o(name):
     with torch.no_grad():
         captured = capture_until(graph.view, tokens, points, last=points[-1])
         for layer, point in zip(graph.view.layers, points, strict=True):
-            writes, first = graph.writes[layer], graph.n_before_layer[layer]
+            writes, first = head_writes(graph.view, layer, widened), graph.n_before_layer[layer]
             z = z_of(captured[point], writes.w_o)
             expected = writes.written(z, writes.token_scale(z))
             # Rounding of float32: 1e-7 of the largest measured. The scale of a norm is off by tenths.
