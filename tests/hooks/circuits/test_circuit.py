@@ -159,8 +159,8 @@ def test_several_batches_give_what_one_does(batch_size):
     pairs = pairs_of(attention_view(zoo.shared("bridge", "llama")), task_of(6))
     edges, kept = np.argwhere(pairs.graph.possible)[::9], some_edges(pairs, 0.8)
     results = []
-    # Two rows: on each of 11 tokens z of two layers, three other writes, and the same of the pair and of two windows.
-    for size in (2**29, 2 * 11 * 4 * (2 + 3) * 48 * 4 // 3):
+    # Two rows of 11 tokens: z of two layers and three other writes, of both runs, and the streams of nine receivers.
+    for size in (2**29, 2 * 11 * 4 * (2 * 5 + 9) * 48 // 3 + 4):
         batch_size(held=size)
         results.append(
             (edge_estimates(pairs, "EAP-IG").terms.sum(0)[0], pairs.circuit_values([kept]), single_cuts(pairs, edges))

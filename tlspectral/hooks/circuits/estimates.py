@@ -95,8 +95,8 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
             # Before the first token that differs, nothing is written that an edge could carry.
             first = int((sequences.tokens[batch] != other.tokens[batch]).any(0).float().argmax())
             late = differences.each(lambda held: held[..., first:, :])
-            if at:
-                chosen = torch.stack([places[batch] for places in at], dim=1) - first
+            chosen = torch.stack([places[batch] for places in at], dim=1) - first if at else None
+            if chosen is not None:
                 removed = late.each(partial(_at, chosen))
             else:
                 counted = sequences.real[batch, first:, None].to(embedding)
@@ -111,7 +111,7 @@ def edge_estimates(pairs: Pairs, method: Method, at: Sequence[Int[Tensor, "pairs
                     given = of_logits[share][batch]
                 reading.run(batch, given)
                 for receivers, gradients in reading.of_windows(late):
-                    gradients = _at(chosen, gradients) if at else gradients
+                    gradients = gradients if chosen is None else _at(chosen, gradients)
                     products = _products(graph, receivers, gradients, removed) / (n * len(steps))
                     of_pairs = products.unflatten(0, (len(embedding), -1))
                     of_batch[:, :, receivers] -= _by_unit(of_pairs, place_of, len(of_units))

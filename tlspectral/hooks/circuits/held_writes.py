@@ -82,6 +82,7 @@ class HeldWrites:
         """Return the same tokens as n rows."""
         return self.each(lambda held: held.reshape(*held.shape[:-3], n, -1, held.shape[-1]))
 
+    @torch.no_grad()
     def written(
         self, senders: slice, rows: slice = slice(None), tokens: slice = slice(None)
     ) -> Float[Tensor, "senders rows tokens d_model"]:
@@ -119,12 +120,12 @@ class HeldWrites:
     def first_layers(self, receivers: Sequence[int]) -> Sequence[int]:
         """Return the receivers of the first layer or layers, for which streams are held together.
 
-        These take no more than what is held of a run and its pair, or a share of what the device may hold.
+        These take no more than what is held of one run, or a share of what the device may hold; or they are one layer.
         """
         graph, (n_rows, n_tokens, d_model), like = self.graph, self.whole[0].shape, self.whole[0]
         held = batch_on(like.device).held // _OF_HELD_IN_WINDOW
         of_device = held // (n_rows * n_tokens * d_model * like.element_size())
-        most = max(of_device, 2 * graph.numbers_held // d_model)
+        most = max(of_device, graph.numbers_held // d_model)
         layer = [graph.receivers[place].layer for place in receivers]
         ends = [at for at in range(1, len(layer) + 1) if at == len(layer) or layer[at] != layer[at - 1]]
         fitting = [end for end in ends[:_LAYERS] if end <= most]

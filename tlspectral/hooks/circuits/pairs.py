@@ -67,10 +67,9 @@ class Pairs:
     @property
     def rows_at_once(self) -> int:
         """Rows of one run, which bounds what is held of their writes."""
-        # Writes are held of a run and its pair, and the streams of a window of receivers.
-        both = 2 * self.graph.numbers_held
-        of_layer = max(Counter(receiver.layer for receiver in self.graph.receivers).values()) * self.view.d_model
-        each = (both + max(both, of_layer)) * self.sequences.tokens.shape[1] * 4
+        # What two runs write and the streams of a window of receivers, see `HeldWrites.first_layers`.
+        of_run, of_layer = self.graph.numbers_held, max(Counter(one.layer for one in self.graph.receivers).values())
+        each = (2 * of_run + max(of_run, of_layer * self.view.d_model)) * self.sequences.tokens.shape[1] * 4
         return max(1, min(self.sequences.rows_at_once(self.view), 3 * batch_on(self.view.device).held // each))
 
     def in_batches(self, run: Callable[[slice], _Found], *, backward: bool = False) -> Iterator[_Found]:
