@@ -102,6 +102,13 @@ def pytest_unconfigure():
 
 
 @pytest.fixture
+def unchecked():
+    """Types and shapes are not checked while the test runs, which hands over wrong ones."""
+    with shape_checks.not_checked():
+        yield
+
+
+@pytest.fixture
 def file_size_limit():
     """A context in which no file grows beyond some bytes: a write stops in the middle, as on a full disk."""
     resource = pytest.importorskip("resource")

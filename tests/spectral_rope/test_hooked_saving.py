@@ -287,7 +287,6 @@ def test_files_of_a_tokenizer_that_no_save_wrote_stay(tmp_path):
     assert held(tmp_path) == before
 
 
-@pytest.mark.slow
 def test_other_saves_refuse_its_folder(tmp_path):
     model = spectral_of()
     model.save_pretrained(tmp_path)

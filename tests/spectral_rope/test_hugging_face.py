@@ -310,7 +310,6 @@ def test_a_config_that_was_edited_takes_away_no_other_file(model, tmp_path, name
     assert (tmp_path / "run" / "mine.txt").read_text() == "mine"
 
 
-@pytest.mark.slow
 def test_a_second_stage_in_the_folder_of_the_first_is_refused(tmp_path):
     plain_trainer = trainer_of(zoo.hf_model("llama"), tmp_path / "run", max_steps=1, save_strategy="no")
     plain_trainer.train()
@@ -401,7 +400,6 @@ def test_a_folder_loads_where_only_load_model_was_imported(model, tmp_path):
     assert done.stdout.strip() == "SpectralModel"
 
 
-@pytest.mark.slow
 def test_parameters_and_config_of_two_saves_are_refused(model, tmp_path):
     for seed in (0, 1):
         move(to_spectral(zoo.hf_model("llama", seed)), seed=seed).save_pretrained(tmp_path / str(seed))

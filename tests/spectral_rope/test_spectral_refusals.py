@@ -311,7 +311,6 @@ def test_other_files_are_not_replaced(path):
     save_spectral(spectral(), path.parent / "model" / "spectral.safetensors")
 
 
-@pytest.mark.slow
 def test_a_file_of_a_bridge_whose_parts_were_changed_is_refused(path):
     """A bridge runs parts of a packed projection in its place, which stays as it was, and is what the digest knows."""
     save_spectral(spectral("neox"), path)

@@ -7,7 +7,8 @@ left out, since checks of every call took a third of the time of all tests.
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, get_args
 
@@ -19,6 +20,7 @@ CALLS = 10
 
 _passed: Counter[Callable[..., Any]] = Counter()
 _left_out: set[Callable[..., Any]] = set()
+_on = True
 
 
 def check_again() -> None:
@@ -26,6 +28,17 @@ def check_again() -> None:
     _passed.clear()
     while _left_out:
         del _left_out.pop().__no_type_check__
+
+
+@contextmanager
+def not_checked() -> Iterator[None]:
+    """A context in which what has a wrong type reaches the function, which is to refuse it in its own words."""
+    global _on
+    _on = False
+    try:
+        yield
+    finally:
+        _on = True
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,6 +51,8 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
         return beartype(function)
 
     def counted(*given: Any, **named: Any) -> None:
+        if not _on:
+            return
         check()(*given, **named)
         _passed[check] += 1
         if _passed[check] == CALLS:

@@ -443,7 +443,7 @@ def test_stopped_work_continues_to_the_same_table(name, tmp_path, written):
     assert not list(folder.glob(".*"))
 
 
-@pytest.mark.fast(1)
+@pytest.mark.fast(3)
 @every_row
 def test_three_shards_make_each_part_once_and_the_last_has_the_table(name, tmp_path, written):
     row, folder = ROWS[name], tmp_path / "new"

@@ -207,6 +207,7 @@ def test_another_width_or_hook_is_refused():
         tls.qk_attribution(model, PROMPT, "L1H1", QUERY, KEY, by="mode", dictionary=of_hook(None))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("decoder", "bias", "encode", "error", "said"),
     [
