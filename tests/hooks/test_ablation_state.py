@@ -166,6 +166,7 @@ def test_a_block_that_is_never_entered_warns():
     assert torch.equal(ablated_logits(), ablated_logits())
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("heads", "part", "into", "error"),
     [

@@ -172,6 +172,7 @@ def test_a_task_gives_its_named_positions():
 METRIC = tls.Task([[1, 2, 3]], lambda logits, tokens, mask: logits[:, -1, 0], positions={"A": 1})
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("given", "options", "error", "said"),
     [

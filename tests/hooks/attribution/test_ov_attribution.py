@@ -374,6 +374,7 @@ def test_edited_logits_are_not_those_of_the_final_norm():
 VECTOR = torch.ones(48)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [

@@ -213,6 +213,7 @@ def test_what_needs_a_model_refuses_files_by_name(folder, name):
         WITH_A_MODEL[name](files)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("options", "words"),
     [
