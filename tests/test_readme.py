@@ -18,18 +18,20 @@ README = Path(__file__).parents[1] / "README.md"
 def test_python_blocks_print_what_the_readme_shows(tmp_path: Path, full: bool) -> None:
     pytest.importorskip("gguf")
     text = README.read_text(encoding="utf-8")
-    (first, swept), (then, heads) = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, flags=re.DOTALL)
+    blocks = re.findall(r"```python\n([^`]*)```\n\n```\n(.*?)```", text, flags=re.DOTALL)
+    (first, heads), (second, parts), (third, table) = blocks
     if not full:
-        then = FEWER + then.replace("analyze_heads(model)", "analyze_heads(model, null_draws=10)")
-    run = subprocess.run([sys.executable, "-c", first + then], cwd=tmp_path, capture_output=True, text=True, check=True)
+        third = FEWER + third.replace("analyze_heads(model)", "analyze_heads(model, null_draws=10)")
+    run = subprocess.run(
+        [sys.executable, "-c", first + second + third], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     # The README rounds to two digits, which do not depend on the TransformerLens line or the workers.
-    found, shown = run.stdout.split(), (swept + heads).split()
+    found, shown = run.stdout.split(), (heads + parts + table).split()
     # Without `--full` the null of each of three heads has ten draws: measured one mean off by 0.02, the others equal.
     null = [abs(float(a) - float(b)) for a, b in zip(found, shown, strict=True) if a != b]
     assert len(null) <= (0 if full else 3)
     assert max(null, default=0) <= 0.03
     assert (tmp_path / "smollm2.parquet").stat().st_size > 100_000
-    assert (tmp_path / "parts.png").stat().st_size > 10_000  # docs/images/parts.png, the first picture
 
 
 def test_the_table_of_columns_has_the_values_of_a_random_head() -> None:
