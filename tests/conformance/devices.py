@@ -96,7 +96,7 @@ class PlacedRow(Row):
     @cached_property
     def on_cpu(self) -> Any:
         if self.place.dtype == torch.float32:
-            return self._settled(self.shared)
+            return self._settled(self.fresh(torch.float32)) if self._settles else self.shared
         rounded = self.fresh(self.place.dtype)  # weights that 16 bits can hold
         return self._settled(zoo.converted(rounded, torch.float32))
 
@@ -104,9 +104,13 @@ class PlacedRow(Row):
     def model(self) -> Any:
         return self._settled(self.fresh(self.place.dtype).to(self.place.device))
 
+    @property
+    def _settles(self) -> bool:
+        """Whether the longest prompt changes later numbers: a HookedTransformer keeps its ALiBi, and rounds by it."""
+        return self.backend == "hooked" and self.name == "bloom"
+
     def _settled(self, model: Any) -> Any:
-        """The model after its longest prompt, whose ALiBi a HookedTransformer keeps and rounds shorter ones by."""
-        if self.backend == "hooked" and self.name == "bloom":
+        if self._settles:
             logits(model, on(model, zoo.prompt(length=model.cfg.n_ctx)))
         return model
 

@@ -43,11 +43,11 @@ def test_an_interrupt_leaves_the_model_usable(monkeypatch, step):
     model = warm(zoo.bridge("llama"))
     before, threads = state_of(model), torch.get_num_threads()
     torch.set_num_threads(threads + 1)
-    real, calls = getattr(torch.linalg, step), []
+    real, calls, number = getattr(torch.linalg, step), [], itertools.count(1)
 
     def interrupted(*arguments, **options):
         calls.append(step)
-        if len(calls) == 3:
+        if next(number) == 3:
             raise KeyboardInterrupt
         return real(*arguments, **options)
 
@@ -59,7 +59,7 @@ def test_an_interrupt_leaves_the_model_usable(monkeypatch, step):
         assert torch.get_num_threads() == threads + 1
     finally:
         torch.set_num_threads(threads)
-    assert len(calls) == 3
+    assert len(calls) >= 3  # heads that other threads had begun are finished
     assert_unchanged(model, before)
     assert_same(analyze(model), table_of("llama"))
 

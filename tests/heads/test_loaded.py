@@ -159,8 +159,12 @@ def test_ctrl_c_in_threads_keeps_finished_layers_and_leaves_the_model_usable(mon
         with pytest.raises(KeyboardInterrupt, match=r"stopped: 1 of 2 layers are in .*new; the same call goes on"):
             analyze(model, folder=tmp_path / "new")
     assert not any(calls)
+    # An interrupt between the start of a thread and its note in the pool leaves it to end by itself, at once.
+    ending = [thread for thread in threading.enumerate() if "ThreadPoolExecutor" in thread.name]
+    for thread in ending:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in ending)
     assert torch.get_num_threads() == cores
-    assert [thread.name for thread in threading.enumerate() if "ThreadPoolExecutor" in thread.name] == []
     assert_unchanged(model, before)
     assert sorted(path.name for path in (tmp_path / "new").glob("*.parquet")) == ["L000.parquet"]
     assert_same(analyze(model, folder=tmp_path / "new"), table_of("llama"))

@@ -113,5 +113,5 @@ def test_workers_show_no_bars_of_their_own(terminal, n_jobs):
 @pytest.mark.slow
 def test_analyze_heads_shows_what_it_is_at(terminal):
     shown = terminal(lambda: tls.analyze_heads(zoo.shared("bridge", "llama"), null_draws=2))
-    for description in ("spectra", "null", "detectors"):
+    for description in ("heads", "detectors"):
         assert description in shown

@@ -124,9 +124,7 @@ def open_resume_folder(
     if stored is None:
         raise IncompatibleCheckpoint(f"{file} cannot be read as soon as it is written: choose another folder")
     lacking = [name for name in noted if name not in stored]
-    if lacking:
-        raise IncompatibleCheckpoint(f"{file} cannot be read (it lacks {', '.join(lacking)}): choose another folder")
-    noted_before = {name: stored.pop(name) for name in noted}
+    noted_before = {name: stored.pop(name) for name in noted if name in stored}
     differing = sorted(name for name in {*stored, *settings} if stored.get(name) != settings.get(name))
     if differing:
         name = differing[0]
@@ -134,6 +132,8 @@ def open_resume_folder(
             f"{folder} was made with other {', '.join(differing)} ({name}: {_short(stored.get(name))} there, "
             f"{_short(settings.get(name))} now): choose another folder"
         )
+    if lacking:
+        raise IncompatibleCheckpoint(f"{file} cannot be read (it lacks {', '.join(lacking)}): choose another folder")
     remove_left_overs(folder)
     return ResumeFolder(folder, key, noted_before)
 
