@@ -300,6 +300,7 @@ def test_quiet_shows_no_bars(library, monkeypatch, quiet):
     assert not progress.hidden()
 
 
+@pytest.mark.slow
 def test_one_load_gives_table_figure_and_ablation(tmp_path, monkeypatch):
     loads = []
     real = tls.load_model

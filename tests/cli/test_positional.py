@@ -92,6 +92,7 @@ def test_a_model_without_rotary_positions_has_no_frequencies(monkeypatch, tmp_pa
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("llama")
 def test_prompts_come_from_a_file(tmp_path):
     draw = BindingTask("plain", 4).draw(1)

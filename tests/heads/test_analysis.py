@@ -188,6 +188,7 @@ def test_a_users_hooked_transformer_gives_the_table_of_the_bridge(name, fold_ln)
 # --- what must not matter ---
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("n_jobs", [2, 3, -1])
 @pytest.mark.parametrize("null_blocks", ["shared", "fresh"])
 def test_threads_do_not_change_a_bit(n_jobs, null_blocks):

@@ -204,6 +204,7 @@ def test_a_layer_whose_weights_differ_is_named_where_no_head_of_it_is_ranked(tmp
     assert "weights of attention are equal in layers 0, 1\n" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_command_takes_two_models_and_refuses_a_table_beside_one(tmp_path):
     base, tuned = zoo.save_folder("llama", tmp_path / "base"), tmp_path / "tuned"
     model = zoo.hf_model("llama")

@@ -68,6 +68,7 @@ def test_a_table_takes_all_cores_by_default_with_one_thread_of_blas_in_each(core
     assert_same(table, table_of("llama"))
 
 
+@pytest.mark.slow
 def test_one_thread_has_one_thread_of_blas_too(monkeypatch, cores, seen):
     """Otherwise eigenvalues of 128 and more would have other bits on a machine of one core."""
     monkeypatch.setattr(joblib, "cpu_count", lambda: 1)
@@ -76,6 +77,7 @@ def test_one_thread_has_one_thread_of_blas_too(monkeypatch, cores, seen):
     assert torch.get_num_threads() == cores
 
 
+@pytest.mark.slow
 def test_one_core_needs_no_other_thread(seen):
     analyze(built("bridge", "llama"))
     assert threads_of(seen) == {threading.get_ident()}

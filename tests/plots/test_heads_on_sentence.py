@@ -72,6 +72,7 @@ def test_frames_are_the_largest_score_and_bars_the_change():
     assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("layer", "head")
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("layers", "per_layer", "tokens"), [(3, 4, 5), (30, 9, 15), (64, 8, 60)])
 def test_letters_can_be_read_in_the_column_of_the_site(layers, per_layer, tokens):
     figure = plots.wall(made_up(layers, per_layer, [f" word{place}" for place in range(tokens)]))

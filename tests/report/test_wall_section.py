@@ -84,6 +84,7 @@ def test_no_token_leaves_its_place():
     assert blocks(page)[1]["tokens"] == list(STRANGE)
 
 
+@pytest.mark.slow
 def test_a_thousand_heads_take_less_than_a_megabyte_for_a_sentence():
     table, one = heads(32, 32), wall(32, 32, [f" word{place}" for place in range(34)])
     with_wall, without = report(table, walls=[one, one]), report(table)

@@ -35,6 +35,7 @@ def slow_first(number):
     return table_of(number)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("n_jobs", [1, 2])
 def test_tables_come_in_the_order_given(n_jobs):
     with joblib.parallel_config(backend="threading"):
@@ -181,6 +182,7 @@ def shown(monkeypatch):
     return Bar
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["loky", "threading"])
 def test_the_bar_moves_while_work_is_under_way(tmp_path, shown, backend):
     shown.moved = tmp_path / "moved"

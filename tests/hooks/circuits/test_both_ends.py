@@ -50,6 +50,7 @@ def test_a_second_call_proves_nothing_and_has_the_same_value(passes, backend):
     assert passes(copy.deepcopy(model)) == PROOF + OWN  # a model of its own
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     "task",
     [task_of(OTHER, CLEAN), task_of(CLEAN, CLEAN.flip(0)), task_of(CLEAN[:, :8], OTHER[:, :8])],
@@ -126,6 +127,7 @@ def of_an_ablation(model):
     return tls.ablate(model, "L0H0", "output")
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("put_on", [on_a_hook_point, on_a_module, in_place_of_a_forward, of_an_ablation])
 @pytest.mark.filterwarnings("ignore:.*hooks of yours are on the model")
 def test_under_a_hook_it_is_proved_in_each_call(passes, put_on):

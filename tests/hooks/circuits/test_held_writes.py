@@ -70,6 +70,7 @@ def test_pieces_are_all_that_is_written(senders, tokens, monkeypatch, batch_size
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_windows_and_pieces_change_no_number(name, monkeypatch, batch_size):
     """As long prompts of a large model have them: windows of one layer, pieces of some tokens of one layer."""

@@ -78,6 +78,8 @@ OPTIONS = {
 }
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(("backend", "name"), MODELS)
 def test_numbers_are_those_of_each_kind_alone(backend, name, options):
@@ -85,6 +87,8 @@ def test_numbers_are_those_of_each_kind_alone(backend, name, options):
     assert_same(measured(model, **OPTIONS[options]), kind_by_kind(model, **OPTIONS[options]))
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize(("backend", "name"), MODELS[:2])
 def test_a_hook_of_the_user_acts_on_all_rows(backend, name):
     model, options = shared(backend, name), OPTIONS["control"]
@@ -120,6 +124,8 @@ def test_a_screen_measures_its_edges_in_one_pass():
     assert seen[first - 4 :] == [(layer, n * int((cut <= layer).sum())) for layer in range(first, 4)]
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_a_full_batch_ends_a_pass(batch_size):
     model = shared("bridge", "gemma2")
     options = {"senders": ["embedding", "heads"]}
@@ -157,6 +163,8 @@ def small_jobs(monkeypatch):
     monkeypatch.setattr(path_patching, "TOKENS_OF_JOB", 5 * CLEAN.numel())
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.usefixtures("small_jobs")
 def test_stopped_edges_go_on_behind_their_last_job(tmp_path, monkeypatch):
     model = shared("bridge", "gemma2")
@@ -184,6 +192,8 @@ def test_stopped_edges_go_on_behind_their_last_job(tmp_path, monkeypatch):
     assert jobs_in(tmp_path / "work") == jobs
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.usefixtures("small_jobs")
 def test_two_workers_share_the_passes(tmp_path):
     model = shared("bridge", "gemma2")

@@ -64,6 +64,8 @@ def rows_of_blocks(model, work):
     return seen
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("kind", PARTS)
 @pytest.mark.parametrize(("backend", "name"), MODELS)
 def test_numbers_are_those_of_each_layer_alone(backend, name, kind):
@@ -80,6 +82,8 @@ def test_numbers_are_those_of_each_layer_alone(backend, name, kind):
         assert row.value == pytest.approx(float(expected), abs=2e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_prompts_of_unequal_length():
     model = shared("bridge", "gemma3")
     for part in ("output", "antisymmetric"):
@@ -97,6 +101,8 @@ def test_a_hook_of_the_user_acts_on_all_rows():
     assert (found["value"] - plain["value"]).abs().min() > 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.parametrize("at", [None, -1])
 def test_one_row_of_each_layer(at):
     model = shared("bridge", "gemma2")
@@ -109,6 +115,8 @@ def test_one_row_of_each_layer(at):
     assert found["delta"].abs().max() > 1e-2
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_bands_and_their_random_sets():
     model = shared("bridge", "gemma3")
     heads = [(layer, head) for layer in layers_of(model) for head in (0, 1)]
@@ -118,6 +126,8 @@ def test_bands_and_their_random_sets():
     assert_equal_to_the_bit(found, pd.concat(alone, ignore_index=True))
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("part", ["output", "antisymmetric"])
 @pytest.mark.parametrize(("backend", "name"), [("bridge", "gemma3"), MODELS[1]])
 def test_at_a_position_behind_the_cache(backend, name, part):
@@ -129,6 +139,8 @@ def test_at_a_position_behind_the_cache(backend, name, part):
     assert found["delta"].abs().max() > 1e-3
 
 
+@pytest.mark.fast(1)
+@pytest.mark.tl4
 @pytest.mark.parametrize("part", ["output", "antisymmetric", parts.LongRange(3)], ids=str)
 @pytest.mark.parametrize(("backend", "name"), [*MODELS[:2], ("bridge", "gptj")])
 def test_sets_and_random_sets_are_one_pass(backend, name, part):
@@ -202,6 +214,8 @@ def test_a_stopped_sweep_goes_on_behind_its_last_job(tmp_path, monkeypatch):
     assert made == [[2, 3]]
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 @pytest.mark.usefixtures("jobs_of_two_layers")
 def test_two_workers_share_the_passes(tmp_path):
     model = shared("bridge", "gemma2")
@@ -241,6 +255,8 @@ def test_a_folder_with_a_job_for_each_layer_is_refused(measure, tmp_path, monkey
         work(folder=tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.tl4
 def test_a_large_layer_is_a_job_by_itself(tmp_path):
     model = shared("bridge", "gemma2")
     swept(model, "output", heads=["L1", "L3H0", "L3H1"], task=task(prompt_pairs(32, 12, seed=1)[0]), folder=tmp_path)

@@ -182,6 +182,7 @@ LONG = {
 BACKWARD = {"screen", "estimates"}
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("what", [*LONG])
 def test_every_pass_counts_its_scores(what, batch_size):
     """A llama of two layers and four heads, with room for the scores of two rows of nine tokens."""
