@@ -20,7 +20,7 @@ def test_python_blocks_print_what_the_readme_shows(tmp_path: Path, full: bool) -
     text = README.read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n([^`]*)```\n\n```\n(.*?)```", text, flags=re.DOTALL)
     (first, heads), (second, parts), (third, table) = blocks
-    if not full:  # the layers of the six heads stand for all thirty
+    if not full:  # the layers of the heads that it names stand for all thirty
         layers = sorted({re.match(r"L\d+", name)[0] for name in re.findall(r"L\d+H\d+", heads)})
         assert first.count("task=choose)") == 1
         first = first.replace("task=choose)", f"heads={layers}, task=choose)")
