@@ -153,8 +153,10 @@ def test_each_sentence_and_a_task_have_a_wall_that_is_kept(with_words, tmp_path,
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert [f'id="wall{number}"' in page for number in range(4)] == [True, True, True, False]
     # The same sentence is not measured again; another way to measure it is.
+    (folder / "layers").mkdir(exist_ok=True)  # of the user
     again, _ = report_of_walls(with_words, folder, monkeypatch, *asked)
     assert again.stdout.splitlines()[0] == "all tables are there"
+    assert (folder / "layers").exists()
     for option in ("--no-removal", "--control"):
         done, walls = report_of_walls(with_words, folder, monkeypatch, *asked[:2], option)
         assert done.exit_code == 0, done.output

@@ -165,8 +165,10 @@ def _measured(
     def remove_layers(name: str) -> None:
         shutil.rmtree(layers, ignore_errors=True)
 
+    # A folder of this name beside a finished table is not ours.
+    done = remove_layers if "heads" in missing else None
     with sharing(None):  # every shard needs them first
-        heads = made([Job("heads", makers["heads"])], done=remove_layers)["heads"]
+        heads = made([Job("heads", makers["heads"])], done=done)["heads"]
     makers |= {name: job.table for name, job in walls.items()}
     makers["directions"] = partial(_directions, model, heads, seed)
     tables = made([Job(name, makers[name]) for name in wanted[1:]], failed=failed)
