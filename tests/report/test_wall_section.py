@@ -131,6 +131,7 @@ def test_a_table_of_some_heads_or_without_scores_frames_what_it_knows():
     [
         ("text", TypeError, "walls= are what tls.hooks.wall returns"),
         ([heads()], TypeError, "found DataFrame"),
+        (heads(), TypeError, "found DataFrame"),
         ([wall(), wall(2, 4)], ValueError, "the walls have different heads"),
     ],
 )

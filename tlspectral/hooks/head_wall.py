@@ -26,6 +26,7 @@ from tlspectral.models.reading.view import AttentionView, heads_by_layer
 from tlspectral.models.running.partial_runs import LAST, IntactRun, intact_run
 from tlspectral.models.running.prompts import packed_prompts
 from tlspectral.models.running.text import texts_in_a_row
+from tlspectral.selection import head_name
 from tlspectral.tables.progress import bar
 from tlspectral.tasks import MetricValue, Task
 from tlspectral.tasks.control_tests import beside_control
@@ -83,8 +84,8 @@ def wall(
 
     Args:
         model: TransformerBridge or HookedTransformer.
-        prompt: text, or token ids [pos], of 2 to 128 tokens. Default: a sentence about Mary and John; for a model
-            without a tokenizer eight ids, twice.
+        prompt: text, or an array of token ids [pos], of 2 to 128 tokens. Default: a sentence about Mary and John; for
+            a model without a tokenizer eight ids, twice.
         task: prompts with a metric of the next token after each, in place of `prompt`.
         removal: whether heads are removed. In an encoder none is.
         control: None compares the twelve largest effects with the other heads of their layers, "random" all effects.
@@ -124,7 +125,7 @@ def wall(
             {
                 "layer": [layer for layer, _ in listed],
                 "head": [head for _, head in listed],
-                "name": [f"L{layer}H{head}" for layer, head in listed],
+                "name": [head_name(layer, head) for layer, head in listed],
                 "kv_head": [folded[layer].kv_head(head) for layer, head in listed],
                 "second_sink": [sinks[layer][0] for layer, _ in listed],
                 "second_sink_share": [sinks[layer][1] for layer, _ in listed],

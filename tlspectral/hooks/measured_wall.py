@@ -133,8 +133,7 @@ class Wall:
     @cached_property
     def seen(self) -> Bool[np.ndarray, "query key"]:
         """Which pairs of a query and a key are kept in `pattern` texts: in a decoder none of a later key."""
-        whole = np.ones((len(self.tokens), len(self.tokens)), dtype=bool)
-        return np.tril(whole) if self.causal else whole
+        return _seen(len(self.tokens), causal=self.causal)
 
     def pattern_text(self, head: int) -> str:
         """Return the attention of one head (its row of `heads`) as base64, a byte for each pair that can be seen."""
@@ -162,6 +161,11 @@ class Wall:
         return WALL.frame(frame[[one.name for one in WALL.columns if one.name in frame]], {**self.origin, **attrs})
 
 
+def _seen(n: int, *, causal: bool) -> Bool[np.ndarray, "query key"]:
+    whole = np.ones((n, n), dtype=bool)
+    return np.tril(whole) if causal else whole
+
+
 _OF_ALL_HEADS = ("measure", "of_task", "n_prompts", "value", "value_se", "correct", "wrong")
 _OF_A_WALL = ("tokens", "special", "causal", "why_not", "removal", "table", "columns")
 
@@ -187,7 +191,7 @@ def wall_of_table(table: pd.DataFrame) -> Wall:
         )
     n, causal = len(attrs["tokens"]), bool(attrs["causal"])
     levels = np.zeros((len(table), n, n), dtype=np.uint8)
-    seen = np.tril(np.ones((n, n), dtype=bool)) if causal else np.ones((n, n), dtype=bool)
+    seen = _seen(n, causal=causal)
     for index, text in enumerate(table["pattern"]):
         levels[index][seen] = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
     return Wall(

@@ -186,7 +186,8 @@ def proved_in_state(view: AttentionView, what: Hashable, prove: Callable[[], Non
     now = view.state()
     then, proved = _of_state.get(view.model, (None, set[Hashable]()))
     if then != now:
-        _of_state[view.model] = now, proved = now, set()
+        proved = set[Hashable]()
+        _of_state[view.model] = now, proved
     if what not in proved:
         prove()
         proved.add(what)

@@ -27,7 +27,7 @@ _DIGITS = 5  # significant, of probabilities and effects
 
 def listed_walls(walls: Wall | Sequence[Wall] | None) -> list[Wall]:
     """Return the walls that were given. Raises TypeError for anything else."""
-    given = [] if walls is None else [walls] if isinstance(walls, Wall) else list(walls)
+    given = [] if walls is None else [walls] if isinstance(walls, Wall | pd.DataFrame) else list(walls)
     for one in given:
         if not isinstance(one, Wall):
             raise TypeError(f"walls= are what tls.hooks.wall returns, one or a list; found {type(one).__name__}")

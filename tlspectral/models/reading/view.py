@@ -326,10 +326,10 @@ class AttentionView:
         return kept_digest(self.model, tuple(weights), weights.values(), make, self.sums)
 
     def state(self) -> Hashable:
-        """Return what is equal in two calls if nothing has changed that the model's own passes are computed from.
+        """Return a value that changes when the model's own forward pass can have changed; compare it with `==`.
 
-        That are all parameters and buffers, compared as in `kept_digest`, and of each module its class and the numbers,
-        flags and words that it and its configuration hold. What a user puts on the model is told by `acting_on`.
+        It covers all parameters and buffers, compared as in `kept_digest`, and of each module its class and the
+        numbers, flags and strings that it and its configuration hold. Hooks are not covered: see `acting_on`.
         """
         modules = modules_of(self.model)
         tensors = {id(value): value for each in modules for held in (each._parameters, each._buffers)
