@@ -391,7 +391,7 @@ def test_the_recipe_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tls, "analyze_heads", lambda model: tables.append(type(model)))
     tables: list = []
-    *_, code = blocks("docs/spectral_rope.md")
+    (code,) = [block for block in blocks("docs/training.md") if "SpectralHookedTransformer(config)" in block]
     names = {"tls": tls, "torch": torch, "parameter_groups": parameter_groups, "batches": [zoo.prompt()]}
-    exec(compile(code, "spectral_rope.md", "exec"), names)
+    exec(compile(code, "training.md", "exec"), names)
     assert tables == [SpectralHookedTransformer]

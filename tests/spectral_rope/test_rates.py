@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 def recipe(model):
     """The spectral model and the optimizer that the page makes of a model, line by line."""
-    (lines,) = [block for block in blocks("docs/spectral_rope.md") if "tls.to_spectral(model)" in block]
+    (lines,) = [block for block in blocks("docs/training.md") if "tls.to_spectral(model)" in block]
     names = {"tls": tls, "torch": torch, "model": model}
     exec(lines.split("trainer =")[0], names)
     return names["spectral"], names["optimizer"]
