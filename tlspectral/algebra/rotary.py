@@ -290,8 +290,7 @@ def phase_squares(
 def _pair_products(
     w: Float[Tensor, "heads d_model d_head"], geometry: RotaryGeometry
 ) -> tuple[Float[Tensor, "heads pairs"], ...]:
-    """Return inner products real.real, imag.imag and real.imag of each pair's columns of `w`: three tensors [heads,
-    pairs].
+    """Return real.real, imag.imag and real.imag inner products of each pair's columns: three tensors [heads, pairs].
 
     One head is in memory at a time.
     """
