@@ -70,9 +70,10 @@ class BindingTask(BlockTask):
         require_size(self.n_blocks, len(packaged_words("names")))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw different names, and colours with repetition, uniformly; larger tasks begin with the same names.
+        """Draw different names, and colours with repetition, uniformly.
 
-        PS does not say which names and colours it uses, nor how it draws them.
+        A smaller task has the first lines of a larger task. PS does not say which names and colours it uses, nor how it
+        draws them.
         """
         generator = np.random.default_rng(seed)
         names = generator.permutation(packaged_words("names"))[: self.n_blocks]

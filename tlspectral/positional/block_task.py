@@ -305,5 +305,5 @@ def bos_text(view: AttentionView) -> str:
 def _probability(
     ids: Int[Tensor, "sequences"], logits: Float[Tensor, "sequences 1 d_vocab"], tokens: Tensor, mask: Tensor
 ) -> Float[Tensor, "sequences"]:
-    """Return the probability of each sequence's answer `ids` at the last position; the metric of `AnswerProbability`."""
+    """Return the probability of each sequence's answer `ids` at the last position."""
     return logits[:, -1].softmax(-1).gather(1, ids.to(logits.device)[:, None])[:, 0]
