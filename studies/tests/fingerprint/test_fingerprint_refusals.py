@@ -149,7 +149,7 @@ REFUSED = {
     "lacks heads": (lambda: placebo_attenuation(heads(), draws().iloc[:7]), "draw 0 lacks 1 of 8 heads, such as L0H7"),
     "another": (
         lambda: placebo_attenuation(draws(model="one").drop(columns="draw"), draws(model="other")),
-        "head table is of model one, the draws are of model other",
+        "head table has model one, the draws have model other",
     ),
     "placebo without phase": (
         lambda: placebo_attenuation(heads().drop(columns="rope_imag_frac"), draws()),
