@@ -115,7 +115,7 @@ REFUSED = {
         "2 values of model.* no one",
     ),
     "pair of a table twice": (lambda: spearman_table(twice(heads()), ["D_head"], ["prev"]), "several rows for layer 0"),
-    "class of two models": (lambda: class_test(two_models(), threshold=0.5), "2 values of model.* no one population"),
+    "class of two models": (lambda: class_test(two_models(), threshold=0.5), "2 values of model.* must be of one model"),
     "class without": (lambda: class_test(heads().drop(columns="dir_frac"), threshold=0.5), r"no column \['dir_frac'\]"),
     "clusters of two models": (lambda: intraclass_correlation(two_models(), "prev"), "2 values of model"),
     "clusters of two steps": (lambda: intraclass_correlation(two_models("step"), "prev"), "2 values of step"),
