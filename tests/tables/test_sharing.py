@@ -101,14 +101,14 @@ def test_a_shard_that_does_not_exist_is_refused(index, count):
 
 
 def test_a_shard_that_is_never_entered_warns():
-    with pytest.warns(UserWarning, match=r"never entered, so this process makes all jobs: write `with tls"):
+    with pytest.warns(UserWarning, match=r"without `with`, so this process makes all jobs: write `with tls"):
         shard(1, 2)
 
 
 def test_what_cannot_be_shared_is_refused(work):
-    with shard(1, 2), pytest.raises(ValueError, match="needs a folder that the other shards see"):
+    with shard(1, 2), pytest.raises(ValueError, match="needs a folder that all shards can read"):
         finished(work.parts())
-    with shard(1, 2), pytest.raises(ValueError, match="jobs of a generator cannot be shared out"):
+    with shard(1, 2), pytest.raises(ValueError, match="a generator of models or jobs cannot be shared out"):
         finished(iter(work.parts()), work.folder)
     assert work.made == []
 
