@@ -63,9 +63,7 @@ def streamed_layers(
 
 
 def _require_same_weights(checkpoint: WeightFiles, index: int, file: str, table: pd.DataFrame) -> None:
-    """Raise IncompatibleCheckpoint if a stored table of layer `index` was made from other weights. `file` is its
-    path.
-    """
+    """Raise IncompatibleCheckpoint if a stored table of layer `index` has other weights. `file` is its path."""
     if table.attrs["digest"] != checkpoint.digest(index):
         raise IncompatibleCheckpoint(
             f"{file} was made from other weights of layer {index} than {checkpoint.files.name} has: remove it, or "

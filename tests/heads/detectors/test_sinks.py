@@ -265,7 +265,10 @@ SHORT = [list(range(3, 26))]  # 23 tokens
         (lambda model: plots.patterns(model, SHORT, "L0H0", sinks="found"), "Give prompts of 24 tokens or more"),
         (lambda model: tls.top_pairs(model, None, SHORT, sink=True, sinks="found"), "give one of the two"),
         (lambda model: plots.patterns(model, SHORT, "L0H0", sink=True, sinks="found"), "give one of the two"),
-        (lambda model: tls.detect_heads(model, prompts=SHORT, sinks="first"), "sinks='first' is unknown: give sinks=.found"),
+        (
+            lambda model: tls.detect_heads(model, prompts=SHORT, sinks="first"),
+            "sinks='first' is unknown: give sinks=.found",
+        ),
         (lambda model: tls.top_pairs(model, None, SHORT, sinks="first"), "found 'first'"),
     ],
 )

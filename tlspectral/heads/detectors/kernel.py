@@ -173,8 +173,8 @@ def kernel_prediction(
             )
         if left_out:
             warn_caller(
-                f"{len(left_out)} prompts, such as prompt {left_out[0]}, are also in reference= or begin a prompt there: "
-                "the prediction is not judged on them"
+                f"{len(left_out)} prompts, such as prompt {left_out[0]}, are also in reference= or begin a prompt of "
+                "reference=: the prediction is not judged on them"
             )
         rows = [row for kernel in kernels for row in _judged(kernel, back)]
         table = pd.DataFrame(

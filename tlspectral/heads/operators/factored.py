@@ -211,7 +211,7 @@ def qk_operators(model: Any) -> QKOperators:
 
     Returns:
         A sequence of `QKOperator`, indexed by "L0H3" or (layer, head): factors `w_q`, `w_k` [d_model, d_head] in
-            float64, and the methods `dense`, `symmetric`, `antisymmetric`, `spectrum`, `schur_angles`, `phase`.
+        float64, and the methods `dense`, `symmetric`, `antisymmetric`, `spectrum`, `schur_angles`, `phase`.
 
     Raises:
         UnsupportedArchitecture, BadWeights: a layer cannot be read; the message names it.
