@@ -105,7 +105,7 @@ def test_behaviour_is_compared_where_both_ran_the_same_detectors():
     for detectors, said in (({**heads.attrs["detectors"], "segment_length": 16}, "' segment_length is .* and 16"),
                             ({**heads.attrs["detectors"], "max_se": None}, "' max_se is 0.02 in a and None"),
                             (None, " is .* in a and None")):  # fmt: skip
-        with pytest.raises(ValueError, match=f"other settings: detectors{said} in b"):
+        with pytest.raises(ValueError, match=f"different settings: detectors{said} in b"):
             compare_heads(heads, with_attrs(heads, detectors=detectors))
 
 
@@ -139,7 +139,7 @@ def renamed(heads):
         (lambda a: a.assign(layer=0, head=0), r"table b has a head twice"),
         (lambda a: a.assign(kv_head=0), r"differ in architecture: kv_head of L0H2 is 1 and 0"),
         (lambda a: a.assign(rotary_fraction=np.nan), r"rotary_fraction of L0H0 is 1.0 and nan"),
-        (lambda a: with_attrs(a, seed=3), r"other settings: seed is 0 in a and 3 in b"),
+        (lambda a: with_attrs(a, seed=3), r"different settings: seed is 0 in a and 3 in b"),
         (lambda a: with_attrs(a, null_draws=300), r"null_draws is 10 in a and 300 in b"),
         (lambda a: renamed(a), r"table b has no model, seed, .*read_table"),
     ],

@@ -1,5 +1,5 @@
-"""Checkpoints for `head_history`: names, folders, hub models and models, each with a label and a function that loads
-it.
+"""Checkpoints for `head_history`: pairs of a label and a function that loads the model, from names, folders or
+models.
 """
 
 from __future__ import annotations

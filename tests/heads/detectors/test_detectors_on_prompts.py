@@ -192,7 +192,7 @@ def test_a_pattern_gets_copies_and_may_return_any_container_or_the_same_tensor_a
         ({"pattern": torch.ones(14, 14)}, ValueError, "prompt 0: query 0 has a weight on key 1, .*tril"),
         ({"pattern": torch.eye(13)}, ValueError, r"shape \(14, 14\) or \(5, 14, 14\); found \(13, 13\)"),
         ({"pattern": lambda row: torch.eye(14)}, ValueError, r"prompt 0 needs weights of shape \(9, 9\)"),
-        ({"pattern": torch.eye(14).expand(5, 14, 14)}, ValueError, "prompt 0 has 9 tokens, and a later query"),
+        ({"pattern": torch.eye(14).expand(5, 14, 14)}, ValueError, "prompt 0 has 9 tokens, but a query after"),
         ({"pattern": torch.zeros(14, 14)}, ValueError, "gives no key a weight in any sequence"),
         ({"pattern": torch.full((14, 14), torch.nan)}, TypeError, "matrix of weights"),
         ({"pattern": "prev"}, TypeError, "pattern= takes a matrix of weights .* found str 'prev'"),

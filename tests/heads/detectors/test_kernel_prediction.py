@@ -105,7 +105,7 @@ def test_equal_prompts_are_one_prompt():
     for copies in (tokens[:1].repeat(8, 1), [tokens[0].tolist()] * 8):
         with (
             pytest.warns(UserWarning, match="of 8 prompts 1 are"),
-            pytest.raises(ValueError, match="one prompt cannot"),
+            pytest.raises(ValueError, match="one distinct prompt is not"),
         ):
             kernel_prediction(model, None, copies)
         with pytest.warns(UserWarning, match="of 8 prompts 1 are distinct"):
@@ -123,7 +123,7 @@ def test_no_prediction_is_judged_on_a_prompt_that_made_it():
     # Measured: 2e-7, float32 runs of other batch shapes. Judged on all five prompts r moves by hundredths.
     pd.testing.assert_frame_equal(mixed, apart, rtol=0, atol=1e-4)
     assert {name: mixed.attrs[name] for name in ("n_reference", "n_judged")} == {"n_reference": 4, "n_judged": 3}
-    with pytest.raises(ValueError, match="no prompt is left to judge on"):
+    with pytest.raises(ValueError, match="no prompt is left to judge the prediction on"):
         kernel_prediction(model, None, others[:, :15], reference=others)
     kernel = relative_position_kernel(model, None, others, reference=others)  # which judges nothing
     assert kernel["predicted"].notna().all()

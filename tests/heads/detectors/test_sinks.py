@@ -269,7 +269,7 @@ SHORT = [list(range(3, 26))]  # 23 tokens
             lambda model: tls.detect_heads(model, prompts=SHORT, sinks="first"),
             "sinks='first' is unknown: give sinks=.found",
         ),
-        (lambda model: tls.top_pairs(model, None, SHORT, sinks="first"), "found 'first'"),
+        (lambda model: tls.top_pairs(model, None, SHORT, sinks="first"), "sinks='first' is unknown"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, words):

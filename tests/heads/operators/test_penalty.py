@@ -172,9 +172,9 @@ def test_gain_and_phase_of_a_spectral_model(backend, part):
 
 
 REFUSED = {
-    "no phase": ("gpt2", "rope_phase", [(1, 2)], UnsupportedArchitecture, "L1H2: no rotary positions"),
+    "no phase": ("gpt2", "rope_phase", [(1, 2)], UnsupportedArchitecture, "L1H2 has no rotary positions"),
     "no phase anywhere": ("gpt2", "rope_phase", None, UnsupportedArchitecture, "no layer of the model has rotary"),
-    "no phase in a layer": ("smollm3", "rope_phase", (1, 0), UnsupportedArchitecture, "L1H0: no rotary positions"),
+    "no phase in a layer": ("smollm3", "rope_phase", (1, 0), UnsupportedArchitecture, "L1H0 has no rotary positions"),
     "no such head": ("llama", "symmetric", "L0H4", BadHead, "L0H4 does not exist"),
     "no head": ("llama", "symmetric", [], BadHead, "heads= is empty"),
     "no such part": ("llama", "antisymetric", None, ValueError, "did you mean 'antisymmetric'"),
