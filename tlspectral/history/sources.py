@@ -1,6 +1,4 @@
-"""Checkpoints for `head_history`: pairs of a label and a function that loads the model, from names, folders or
-models.
-"""
+"""Checkpoints for `head_history`: each is a label and a function that loads the model."""
 
 from __future__ import annotations
 

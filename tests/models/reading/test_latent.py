@@ -212,7 +212,7 @@ def test_a_measured_b_is_refused_of_files_of_one_token_and_beside_another(tmp_pa
     with pytest.raises(ValueError, match="content_scale leaves out the first token of each prompt"):
         tls.analyze_heads(model, detectors=False, extras=["content_scale"], prompts=torch.tensor([[5]]))
     measured = tls.analyze_heads(model, null_draws=4, detectors=False, extras=["content_scale"])
-    with pytest.raises(ValueError, match="other settings: extra content_scale, which changes M, is False in a"):
+    with pytest.raises(ValueError, match="different settings: extra content_scale, which changes M, is False in a"):
         tls.compare_heads(table("deepseek_v3"), measured)
 
 

@@ -229,7 +229,7 @@ def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
     if unknown or not listed:
         raise ValueError(
             f"offsets= are key position less query position, numbers from {1 - width} to 0 for prompts of {width} "
-            f"tokens; found {unknown[0] if wrong else 'none'}"
+            f"tokens; found {unknown[0] if unknown else 'none'}"
         )
     return sorted((-number for number in known), reverse=True)
 
