@@ -259,7 +259,7 @@ def test_a_revision_of_a_hub_model_is_read_from_its_files_and_known_by_its_commi
     other = hub.publish("maker/suite", shutil.copytree(suite / "step0", tmp_path / "0"), branch="stage1-step8-tokens1B")
     pd.testing.assert_frame_equal(tls.head_history(checkpoints, **options).heads, history.heads)
     shutil.rmtree(hub.cache)
-    expected = f"holds step 8 of another model.*maker/suite at commit {commit} there, .* commit {other} now"
+    expected = f"has step 8 of another model.*maker/suite at commit {commit} there, .* commit {other} now"
     with pytest.raises(IncompatibleCheckpoint, match=expected):
         tls.head_history(checkpoints, **options)
 

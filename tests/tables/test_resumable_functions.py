@@ -496,9 +496,7 @@ def test_other_hooks_on_a_model_of_a_history_are_refused(tmp_path):
     history(tmp_path, [("one", model)])
     history(tmp_path, [("one", model)])
     model.add_hook("blocks.0.attn.hook_z", lambda z, hook: 0.5 * z)
-    with pytest.raises(
-        IncompatibleCheckpoint, match=r"has 'one' with other hooks on the model \(none there, .*hook_z"
-    ):
+    with pytest.raises(IncompatibleCheckpoint, match=r"has 'one' with other hooks on the model \(none there, .*hook_z"):
         history(tmp_path, [("one", model)])
 
 

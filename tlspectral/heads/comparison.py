@@ -327,7 +327,10 @@ def _joint_rank(ranks: pd.DataFrame) -> pd.Series:
 
 
 def _same_settings(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
-    """Return the settings that both tables share; raise ValueError if they differ."""
+    """Return the settings that head tables a and b share: seed, null and detectors, from their attrs.
+
+    Raises ValueError if they differ.
+    """
     settings = {key: _same_value(key, a.attrs[key], b.attrs[key]) for key in _SETTINGS}
     _same_value("extra content_scale, which changes M,", *("content_scale" in table for table in (a, b)))
     detectors = a.attrs["detectors"], b.attrs["detectors"]

@@ -205,9 +205,9 @@ def _triangle(factor: Float64[Tensor, "heads rows columns"]) -> Float64[Tensor, 
 
 
 def _written(raw: RawAttention, layer: int) -> Float64[Tensor, "heads m d_model"]:
-    """Return OV of each head of a layer, scaled to norm 1, as [heads, d_head or less, d_model].
+    """Return W_V W_O of each head of a layer, scaled to norm 1.
 
-    An orthogonal matrix on the left is left out, because it does not change a norm.
+    An orthogonal matrix on the left is left out (it does not change a norm), so a head has d_head rows, not d_model.
     """
     writes = []
     for _, group in key_value_groups(raw):  # one group in float64 at a time
@@ -218,7 +218,7 @@ def _written(raw: RawAttention, layer: int) -> Float64[Tensor, "heads m d_model"
 
 
 def _scores(writes: Float64[Tensor, "heads m d_model"], readings: _Readings) -> Float64[Tensor, "receivers heads"]:
-    """Return ||M OV^T|| of every receiver with every head of an earlier layer; both operators have norm 1."""
+    """Return ||M OV^T|| of every receiver (M) with every head of an earlier layer (OV = W_V W_O); both have norm 1."""
 
     def times(left: Tensor, right: Tensor) -> Tensor:
         # Head by head, because equal heads must have exactly equal scores.

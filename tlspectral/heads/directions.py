@@ -308,8 +308,9 @@ def _rows(view: AttentionView, shares: list[float], sides: list[SideDirections],
 
 
 def _loadings(view: AttentionView, side: SideDirections, n_words: int, random: np.ndarray | None = None) -> Loadings:
-    """Return the largest loadings on one side, by chunks of the vocabulary. `random`: loadings of random directions,
-    if known.
+    """Return the `n_words` largest loadings (cosines with tokens) on each direction of one side.
+
+    The vocabulary is read in chunks. `random` are the loadings of random directions, if they are known already.
     """
     n = side.directions.shape[1]
     columns = side.directions if random is not None else torch.cat([side.directions, side.random], dim=1)

@@ -184,7 +184,10 @@ _TOKENS, _BIAS = slice(None, -1), slice(-1, None)
 
 
 def _squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sum_t ||M_t||^2 + ||M_rest||^2 per head, without biases, for a, for b and for a - b."""
+    """Return the squared operator norm of each head, sum_t ||M_t||^2 + ||M_rest||^2, for a, for b and for a - b.
+
+    M_t is the operator of rotary pair t, M_rest the columns that do not rotate. Biases are left out.
+    """
     return _all_squares(a.rows(_TOKENS, _TOKENS), b.rows(_TOKENS, _TOKENS))
 
 
@@ -196,9 +199,7 @@ def _bias_square(a: _Factors, b: _Factors) -> Float64[Tensor, "heads"]:
 
 def _all_squares(a: _Factors, b: _Factors) -> tuple[Tensor, Tensor, Tensor]:
     # M_t = w_q conj(w_k)^T: an operator of its own for each pair.
-    """Return sum_t ||M_t||^2 + ||M_rest||^2 per head for a, for b and for a - b. M_rest are the columns that do not
-    rotate.
-    """
+    """Return sum_t ||M_t||^2 + ||M_rest||^2 per head for a, for b and for a - b, with all rows of the factors."""
     (left_a, right_a), (left_b, right_b) = a.pairs, b.pairs
     rotated = _product_squares((left_a[..., None], right_a[..., None]), (left_b[..., None], right_b[..., None]))
     of_a, of_b, of_difference = (

@@ -158,7 +158,7 @@ class _Step:
         return file_name(self.label, self.label) if isinstance(self.label, str) else f"step{self.label}"
 
     def _opened(self) -> AttentionView | Source:
-        """Return the view of the loaded model, or the source if it is read from files."""
+        """Return the view of the loaded model, or its source if the checkpoint is read from files."""
         gc.collect()  # models hold reference cycles: free the last one before the next is loaded
         with _naming(self.label):
             source = source_of(self.load) if self.stream else None

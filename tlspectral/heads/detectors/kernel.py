@@ -235,7 +235,10 @@ def _distances(offsets: Iterable[Any] | None, width: int) -> list[int]:
 
 
 def _judged(kernel: LayerKernels, back: list[int]) -> Iterator[dict[str, Any]]:
-    """Yield a row of `kernel_prediction` for each head of a layer; values that do not exist are left out."""
+    """Yield a row of `kernel_prediction` for each head of a layer; `back` are the distances in tokens.
+
+    Values that do not exist, such as `r` without rotary positions, are left out.
+    """
     judged, predicted = kernel.judged.numpy().T, kernel.predicted().T  # [heads, distances]
     for index, head in enumerate(kernel.heads):
         row: dict[str, Any] = {"layer": kernel.layer, "head": head, "band": None}

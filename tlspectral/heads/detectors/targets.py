@@ -51,7 +51,11 @@ def _pattern_weights(pattern: Any, prompts: PackedTokens, rows: slice, causal: b
 
 
 def _seen(weights: Weights, rows: slice, causal: bool) -> Weights:
-    """Return the weights. Raise ValueError if `causal` and a key after its query has a weight."""
+    """Return the weights [batch, query, key] unchanged. Raise ValueError if `causal` and a key after its query has a
+    weight.
+
+    `rows` are the numbers of the prompts, for the message.
+    """
     above = (weights.triu(1) != 0).nonzero()
     if causal and len(above):
         row, query, key = above[0].tolist()
