@@ -363,7 +363,7 @@ ROWS = {
             (other("predict"), {"task": replace(margin(TWO), predict=[3])}),
             (other("positions"), {"task": replace(margin(TWO), positions={"S": 1})}),
             (other("counterfactual"), {"task": replace(margin(TWO), counterfactual=TWO[::-1])}),
-            ("holds 'one' of another model", {"checkpoints": [("one", "tiny-rope")]}),
+            ("has 'one' of another model", {"checkpoints": [("one", "tiny-rope")]}),
         ],
         served=[(1, {"checkpoints": [("three", "tiny-rope"), ("one", "tiny-rope-sym")]})],
     ),
