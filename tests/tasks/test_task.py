@@ -488,7 +488,7 @@ SCREENS = {
 @pytest.mark.parametrize("screen", SCREENS)
 def test_screens_without_gradients_are_refused_in_words(screen):
     pairs = tls.Task(PROMPTS, last_margin, counterfactual=[[9, 4, 9, 3], [9, 5], [9, 8, 2, 6, 7]])
-    said = "none are recorded under torch.inference_mode: call it outside"
+    said = "torch.inference_mode records none: call this outside"
     with pytest.raises(ValueError, match=said), torch.inference_mode():
         SCREENS[screen](shared("bridge", "llama"), pairs)
     with torch.inference_mode():
