@@ -174,7 +174,7 @@ def test_a_resampled_write_is_that_of_another_sequence():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda model: tls.ablation_sweep(model, PAIRED, task=pairs(), at=["S2"]), "which names 'changed', 'END'"),
+        (lambda model: tls.ablation_sweep(model, PAIRED, task=pairs(), at=["S2"]), "the task names 'changed', 'END'"),
         (
             lambda model: tls.ablation_sweep(model, "output", at=["S2"]),
             "at='S2' is not a named position, the task names no positions",
@@ -194,7 +194,7 @@ def test_a_resampled_write_is_that_of_another_sequence():
             lambda model: tls.ablation_sweep(model, tls.parts.Output(at=1), task=pairs(), at=["END"]),
             "a part without at",
         ),
-        (lambda model: tls.edge_effects(model, "logits", task=pairs(), at="S2"), "at='S2' is no position"),
+        (lambda model: tls.edge_effects(model, "logits", task=pairs(), at="S2"), "at='S2' is not a named position"),
         (lambda model: tls.ablation_hooks(model, "L0H1", tls.parts.Output(at="END")), "is a name .*: give task="),
         (lambda model: tls.ablation_hooks(model, "L0H1", tls.parts.Output(at=-1)), "from the end of each prompt"),
     ],
