@@ -60,13 +60,16 @@ class Rotation(Castable):
     sin: Float[Tensor, "*batch rows pairs"]
 
     def of_heads(self, heads: list[int]) -> "Rotation":
-        """Return the rotation of some query heads of a spectral layer, in the given order; other layers: unchanged."""
+        """Return the cos and sin of some query heads of a spectral layer, in the given order.
+
+        Other layers have the same rotation for all heads and are returned unchanged.
+        """
         if not self.geometry.per_head:
             return self
         return Rotation(self.geometry.of_heads(heads), self.cos[..., heads, :, :], self.sin[..., heads, :, :])
 
     def at_one_position(self) -> "Rotation":
-        """Return the rotation with every row at the position of the first row."""
+        """Return a `Rotation` in which every row (token) has the position of the first row."""
         return replace(self, cos=self.cos[..., :1, :], sin=self.sin[..., :1, :])
 
     def turned(
@@ -104,22 +107,22 @@ class ScoreSide(Castable):
     rotation: Rotation | None
 
     def first(self) -> "ScoreSide":
-        """Return the side with only the first sequence of the batch."""
+        """Return these queries or keys with only the first sequence of the batch."""
         rotation = self.rotation
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
             rotation = rotation.as_(lambda table: table[:1])
         return replace(self.as_(lambda part: part[:1]), rotation=rotation)
 
     def copied(self) -> "ScoreSide":
-        """Return a copy of the side that shares no tensor with it."""
+        """Return a copy of these queries or keys that shares no tensor with them."""
         return replace(self.as_(Tensor.clone), rotation=self.rotation and self.rotation.as_(Tensor.clone))
 
     def in_float32(self) -> "ScoreSide":
-        """Return the side in float32."""
+        """Return these queries or keys in float32."""
         return replace(self.as_(Tensor.float), rotation=self.rotation and self.rotation.as_(Tensor.float))
 
     def of_head(self, index: int) -> "ScoreSide":
-        """Return the side with only one head. index: its place among the heads of this side."""
+        """Return the queries or keys of one head only. index: its place among the heads of this object."""
         rotation = self.rotation and self.rotation.of_heads([index])
         return replace(self.as_(lambda part: part[:, index : index + 1]), rotation=rotation)
 
@@ -413,25 +416,34 @@ class HeadScores:
         return softcapped(scores, self.layer.softcap)
 
     def even(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return C, the part of the scaled score that is even in the offset (see the module's docstring)."""
+        """Return C, the part of the scaled score that is even in the offset: (score + score with negated angles) / 2.
+
+        Without biases, unless include_bias is True.
+        """
         return self._even(*self._parts(include_bias)).mul_(self.layer.score_scale)
 
     def symmetric(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return (C + C^T)/2, the symmetric part of the scaled score. include_bias: True includes the biases."""
+        """Return the symmetric part of the scaled score: (C + C^T)/2, with C the part that is even in the offset.
+
+        Without biases, unless include_bias is True.
+        """
         content = self._even(*self._parts(include_bias))
         return (self._mirrored(content, include_bias) + content).mul_(self.layer.score_scale / 2)
 
     def antisymmetric(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return (C - C^T)/2, the antisymmetric part of the scaled score. include_bias: True includes the biases."""
+        """Return the antisymmetric part of the scaled score: (C - C^T)/2, with C the part that is even in the offset.
+
+        Without biases, unless include_bias is True.
+        """
         content = self._even(*self._parts(include_bias))
         return (content - self._mirrored(content, include_bias)).mul_(self.layer.score_scale / 2)
 
     def phase(
         self, pairs: Bool[Tensor, "pairs"] | None = None, *, include_bias: bool = False
     ) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return D, the part of the scaled score that is odd in the offset: Im(M_t).
+        """Return the part of the scaled score that is odd in the offset: the contribution of Im(M_t), or phase.
 
-        pairs: rotary pairs, default all.
+        pairs: rotary pairs, default all. Without biases, unless include_bias is True.
         """
         queries, keys = self._parts(include_bias)
         forward = self._turning(queries, keys, 1, pairs)
@@ -459,19 +471,20 @@ class HeadScores:
         return self._turning(queries, keys, 1, None).mul_(self.layer.score_scale)
 
     def _parts(self, include_bias: bool) -> tuple[Tensor, Tensor]:
-        """Return queries and keys with their biases, or only their contents."""
+        """Return (queries, keys): with biases if include_bias is True, else only the contents on which M acts."""
         query, key = self.query, self.key
         return (query.whole, key.whole) if include_bias else (query.content, key.content)
 
     def _even(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return C of these queries and keys, not scaled."""
+        """Return the part of the products of queries and keys that is even in the offset (C), not scaled."""
         content = self._product(queries, keys, 1)
         return content if self.key.rotation is None else content.add_(self._product(queries, keys, -1)).div_(2)
 
     def _mirrored(self, content: Tensor, include_bias: bool) -> Tensor:
-        """Return C with the two tokens exchanged, not scaled.
+        """Return C (the part of the score that is even in the offset) with the two tokens exchanged, not scaled.
 
-        The norms' factors per token are not exchanged: the query's factor stays at the query, the key's at the key.
+        content: C itself. The norms' factors per token are not exchanged: the query's factor stays at the query, the
+        key's at the key.
         """
         at_query, at_key = self.query.token_scale, self.key.token_scale
         if at_query is None and at_key is None:

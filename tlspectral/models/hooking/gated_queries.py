@@ -16,7 +16,10 @@ class GatedQueries(str):
 
 
 class OfQueries:
-    """A hook that sees and edits only the queries at a `GatedQueries` point."""
+    """A hook that sees and edits only the queries at a `GatedQueries` point, which also shows the gate.
+
+    hook: the hook. d_head: columns of a head's queries.
+    """
 
     def __init__(self, hook: Callable[..., Any], d_head: int):
         self.hook, self.d_head = hook, d_head
@@ -30,9 +33,9 @@ class OfQueries:
         edited = self.hook(whole[:, :, :, 0], hook=hook)
         if edited is None:
             return None
-        both = whole.clone()
-        both[:, :, :, 0] = edited
-        return both.reshape(activation.shape)
+        with_gate = whole.clone()
+        with_gate[:, :, :, 0] = edited
+        return with_gate.reshape(activation.shape)
 
 
 def seen_at(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:

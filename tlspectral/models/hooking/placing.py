@@ -159,7 +159,10 @@ def without_hooks(model: Any, points: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _restore(registered: Iterable[tuple[Any, dict[int, Any], set[int]]]) -> None:
-    """Put hooks back on their hook points, except hooks that were removed by their owners meanwhile."""
+    """Put hooks back on their hook points, except hooks that their owners removed meanwhile.
+
+    registered: for each hook point its hooks and the ids that TransformerLens knew.
+    """
     for point, hooks, known in registered:
         removed = known - _known_ids(point)  # removed by their owners while the context was open
         point._forward_hooks.update({key: hook for key, hook in hooks.items() if key not in removed})
@@ -171,7 +174,7 @@ def _known_ids(point: Any) -> set[int]:
 
 
 def _take_off(placed: list[tuple[str, Any, Any]]) -> None:
-    """Remove hooks that `hooks_on` placed."""
+    """Remove hooks that `hooks_on` placed. placed: (name, hook point, handle) of each."""
     for _, point, handle in placed:
         handle.hook.remove()
         point.fwd_hooks = [other for other in point.fwd_hooks if other is not handle]
@@ -185,10 +188,7 @@ def _unwrapped(placed: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def acts_first(point: Any, edit: Callable[..., Any]) -> bool:
-    """Return True if a hook is placed at this point and acts before every other hook that acts on the same rows.
-
-    point: a hook point. edit: the hook.
-    """
+    """Return True if the hook `edit` is on this hook point and acts before all other hooks on the same rows."""
     placed = [handle.user_hook for handle in getattr(point, "fwd_hooks", ())]
     place = next((index for index, other in enumerate(placed) if getattr(other, "hook", other) == edit), None)
     if place is None:

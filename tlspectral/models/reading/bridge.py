@@ -101,9 +101,9 @@ def _projections(attention: Any, model: Any, wrapped: Any, layer: int) -> dict[s
 
 
 def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, Any]:
-    """Return "w_gate", "b_gate" and "gate_behind_queries" of a gated attention, as a dict; empty without a gate.
+    """Return weight and bias of an attention's gate; an empty dict without a gate.
 
-    The gate is a module of its own, or further rows of the query projection.
+    Keys: "w_gate", "b_gate" and "gate_behind_queries", as in `RawAttention`.
     """
     if "gate" in attention._modules:
         module, rows = attention.gate.original_component, slice(None)
@@ -178,7 +178,7 @@ def stated_context(config: Any) -> int | None:
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
     """Return (b_O, norm after the attention, factor on what the heads add to the residual stream) of a layer.
 
-    b_O is None if the layer has none. The factor is 1 except in Granite and Falcon-H1.
+    b_O: the bias after W_O, None without one. The factor is 1 except in Granite and Falcon-H1.
     """
     block = blocks_of(model)[layer].module
     norm = norm_behind(block)
@@ -298,15 +298,15 @@ def prefill_cache(model: Any, tokens: Tensor) -> Any:
 
 
 def joined_caches(caches: list[Any]) -> Any:
-    """Return one cache with the rows of all caches; None if a layer keeps more than keys and values."""
+    """Return one key/value cache with the rows of all caches; None if a layer keeps more than keys and values."""
     if len(caches) == 1:
         return caches[0]
     joined = _copied(caches[0])
-    for layer, *others in zip(joined.layers, *(cache.layers for cache in caches[1:]), strict=True):
+    for layer, *later in zip(joined.layers, *(cache.layers for cache in caches[1:]), strict=True):
         if not _plain(layer):
             return None
         for name in ("keys", "values"):
-            setattr(layer, name, torch.cat([getattr(cached, name) for cached in (layer, *others)]))
+            setattr(layer, name, torch.cat([getattr(cached, name) for cached in (layer, *later)]))
     return joined
 
 
@@ -439,7 +439,10 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
 
 
 def _longest_met(module: Any, prefix: str) -> int:
-    """Return the prompt length for which a rotary module with dynamic NTK has currently computed its frequencies."""
+    """Return the prompt length for which a rotary module with dynamic NTK has currently computed its frequencies.
+
+    prefix: prefix of the module's attribute names, "" if its layers have one type.
+    """
     return int(getattr(module, f"{prefix}max_seq_len_cached", module.max_seq_len_cached))
 
 
@@ -475,7 +478,7 @@ def _layer_type(wrapped: Any) -> str | None:
 
 
 def _stored_tables(model: Any, wrapped: Any) -> tuple[Tensor, Tensor] | None:
-    """Return stored (cos, sin), each [pos, pairs], of an attention that rotates adjacent columns; None without tables.
+    """Return (cos, sin), each [pos, pairs], if an attention stores them and rotates adjacent columns; otherwise None.
 
     GPT-J stores them in one table: in each attention or, from transformers 5.24 on, in the model's rotary module.
     """
@@ -506,7 +509,11 @@ def frequency_switch(model: Any, n_positions: int) -> int | None:
 
 
 def _switch_length(module: Any, kind: str | None, layer_type: str | None) -> int | None:
-    """Return the prompt length beyond which a rotary module changes its frequencies; None if it never does."""
+    """Return the prompt length beyond which a rotary module changes its frequencies; None if it never does.
+
+    kind: "longrope", "dynamic" (these two change), or another kind of rotary scaling. layer_type: None if all layers
+    have one type.
+    """
     if kind not in ("longrope", "dynamic"):
         return None
     if kind == "dynamic":

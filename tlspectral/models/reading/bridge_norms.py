@@ -90,9 +90,9 @@ def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: s
     eps = next((float(value) for value in stated if value is not None), 1e-5)
     require_readable(weight, f"{where} gain")
     require_readable(bias, f"{where} bias")
-    written = (type(module).forward, shape, eps, weight is None, bias is None)
+    code_and_settings = (type(module).forward, shape, eps, weight is None, bias is None)
     known = _forms.get(module)
-    if known is not None and known[0] == written:
+    if known is not None and known[0] == code_and_settings:
         return _form(*known[1], weight, bias, eps)
     anchor = weight if weight is not None else next(module.parameters(), next(iter(model.parameters())))
     probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1.0
@@ -111,7 +111,7 @@ def read_normalization(module: Any, model: Any, shape: tuple[int, ...], where: s
             "1 + weight)"
         )
     if sum(matches) == 1:
-        _forms[module] = written, kinds[best]
+        _forms[module] = code_and_settings, kinds[best]
     return forms[best]
 
 
@@ -123,7 +123,7 @@ def _form(
 
 
 def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) -> list[float]:
-    """Return for each form of a norm its largest error against the module's response to `probe`.
+    """Return for each form of a norm its largest error against the module's response to the vector `probe`.
 
     Errors are relative to the size of each column. Trained gains reach 200, and a gain of another column that is off by
     1 has to be noticed too.
@@ -136,7 +136,7 @@ def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) ->
 
 
 def norm_behind(block: Any) -> Any:
-    """Return the bridge's module of the norm after a layer's attention; None without one."""
+    """Return the module of the norm after a layer's attention, as the bridge holds it; None without one."""
     modules = block._modules
     if str(getattr(block, "hook_aliases", {}).get("hook_attn_out")).startswith("ln2."):
         return modules["ln2"]  # OLMo hybrid in TransformerLens 3
@@ -146,5 +146,5 @@ def norm_behind(block: Any) -> Any:
 
 def _is_behind(norm: Any) -> bool:
     # OLMo 2 has no norm before its attention; TransformerLens 3 calls the norm after it ln1.
-    """Return True if a norm comes after the attention."""
+    """Return True if a norm module comes after the attention, although its name in the bridge may be `ln1`."""
     return getattr(norm, "name", None) == "post_attention_layernorm"

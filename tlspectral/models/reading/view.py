@@ -347,13 +347,13 @@ class AttentionView:
         numbers, flags and strings of module and config. Hooks are not covered: see `acting_on`.
         """
         modules = modules_of(self.model)
-        tensors = {id(value): value for each in modules for held in (each._parameters, each._buffers)
+        tensors = {id(value): value for part in modules for held in (part._parameters, part._buffers)
                    for value in held.values() if value is not None}  # fmt: skip
-        configs = {id(value): value for each in modules for value in (vars(each).get("config"), vars(each).get("cfg"))
+        configs = {id(value): value for part in modules for value in (vars(part).get("config"), vars(part).get("cfg"))
                    if hasattr(value, "__dict__")}  # fmt: skip
         plain = tuple(
-            (type(each), *(item for item in vars(each).items() if type(item[1]) in _PLAIN and item[0] != "training"))
-            for each in (*modules, *configs.values())
+            (type(part), *(item for item in vars(part).items() if type(item[1]) in _PLAIN and item[0] != "training"))
+            for part in (*modules, *configs.values())
         )
         return kept_digest(self.model, "state", tensors.values(), lambda: str(next(_marks)), self.sums), plain
 
@@ -417,17 +417,21 @@ class AttentionView:
 
 
 def attention_view(model: Any) -> AttentionView:
-    """Return the `AttentionView` of a TransformerBridge or HookedTransformer, however loaded, folded or raw.
+    """Return an `AttentionView`: the attention layers of a model, with the same methods for every kind of model.
 
-    Use it to look at a model's layers. `measured` opens a measurement.
+    Use it to look at single layers. To measure a model, open it by `measured`, which reads each layer only once.
 
     >>> import tlspectral as tls
     >>> attention_view(tls.load_model("tiny-rope"))
     AttentionView(tiny-rope, bridge: 2 layers, d_model 64, d_vocab 32, n_ctx 128)
 
+    Args:
+        model: TransformerBridge or HookedTransformer, however loaded, folded or raw.
+
     Raises:
-        TypeError: the model is another object.
-        UnsupportedArchitecture: a bridge of an encoder with a decoder, or a config that repeats its layers in one pass.
+        TypeError: `model` is another object.
+        UnsupportedArchitecture: `model` is a bridge of an encoder with a decoder, or its config repeats layers in one
+            pass.
     """
     if getattr(model, "only_weights", False):
         raise TypeError(
@@ -463,15 +467,22 @@ def attention_view(model: Any) -> AttentionView:
 
 @contextmanager
 def measured(model: Any, *, report_hooks: bool = True) -> Iterator[AttentionView]:
-    """Open a measurement: yield the `AttentionView` of a model, which then reads the weights of each layer only once.
+    """Open a model for a measurement: yield its `AttentionView`, which reads the weights of each layer only once.
 
-        with measured(model) as view:
-            chosen = heads_by_layer(view, heads)
+    Use it in a function that measures a model. Nothing in the block may change the weights.
 
-    Nothing in the block may change the weights.
+    >>> import tlspectral as tls
+    >>> with measured(tls.load_model("tiny-rope")) as view:
+    ...     heads_by_layer(view, "L0")
+    {0: [0, 1, 2, 3]}
 
-    report_hooks: True warns of hooks that a user left on the model, because they change the numbers. Give False if the
-    measurement does not run the model or is meant to include the hooks (`evaluate`). Raises as `attention_view`.
+    Args:
+        model: TransformerBridge or HookedTransformer.
+        report_hooks: True (default) warns of hooks that a user left on the model, because they change the numbers. Give
+            False if the measurement does not run the model, or if it is meant to include the hooks (as `evaluate`
+            does).
+
+    Raises: as `attention_view`.
     """
     view = attention_view(model)
     if report_hooks:

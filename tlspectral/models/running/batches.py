@@ -235,12 +235,12 @@ def score_bytes(view: AttentionView, n_queries: int, n_keys: int | None = None, 
 
     n_keys: keys of a query; default: n_queries. backward: True counts all layers, because a backward pass keeps them.
     """
-    each = _BYTES_OF_LAYER + _BYTES_OF_BACKWARD * view.n_layers * backward
-    return each * max(1, int(view.model.cfg.n_heads)) * n_queries * (n_keys or n_queries)
+    per_entry = _BYTES_OF_LAYER + _BYTES_OF_BACKWARD * view.n_layers * backward
+    return per_entry * max(1, int(view.model.cfg.n_heads)) * n_queries * (n_keys or n_queries)
 
 
 def rows_of_scores(view: AttentionView, n_queries: int, n_keys: int | None = None, *, backward: bool = False) -> int:
-    """Return how many rows fit on the device by `score_bytes` alone; it can be 0."""
+    """Return how many rows fit on the device by the memory of their attention scores (`score_bytes`); it can be 0."""
     return batch_on(view.device).scores // score_bytes(view, n_queries, n_keys, backward=backward)
 
 

@@ -49,12 +49,12 @@ class ContinuedRun:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of each sequence that a replay computes."""
+        """Tokens of each sequence that a replay (another run from `first` on, under hooks) computes."""
         return self.intact.n_tokens - self.first
 
     @property
     def n_keys(self) -> int:
-        """Number of keys of the last query of a replay."""
+        """Number of keys of the last query in a replay: all tokens of the sequence."""
         return self.intact.n_tokens
 
     @property
@@ -85,10 +85,10 @@ class ContinuedRun:
         before = before.repeat(copies, 1, 1)
 
         def chosen(values: Tensor) -> Tensor:
-            found = values.take_along_dim((predicted - self.first).clamp_min(0), dim=1)
-            found = torch.where(predicted >= self.first, found, before)
-            off.append((found - before).float().square().mean())
-            return found
+            selected = values.take_along_dim((predicted - self.first).clamp_min(0), dim=1)
+            selected = torch.where(predicted >= self.first, selected, before)
+            off.append((selected - before).float().square().mean())
+            return selected
 
         rows = torch.arange(len(intact.tokens))[sequences]
         batch = growing_batch(self.view, layers, len(rows), self.arguments)
@@ -142,7 +142,10 @@ def continued_run(intact: IntactRun, first: int) -> ContinuedRun | None:
 
 
 def rows_at_once(run: IntactRun | ContinuedRun) -> int:
-    """Return how many rows of a replay fit on the device, by tokens, scores and copied keys; at least 1."""
+    """Return how many rows of a replay (another run from a later layer or position on) fit on the device, at least 1.
+
+    Counted are tokens, scores and copied keys.
+    """
     batch, by_scores = batch_on(run.view.device), rows_of_scores(run.view, run.n_tokens, run.n_keys)
     return max(1, min(batch.tokens // run.n_tokens, by_scores, batch.held // max(1, run.bytes_kept)))
 

@@ -119,9 +119,10 @@ def _batch(batch: Mapping[str, Any]) -> Any:
             raise ValueError(
                 "attention_mask has rows of other lengths than input_ids: give one number per id"
             ) from None
-        both = {"input_ids": rows, "attention_mask": masks}
+        columns = {"input_ids": rows, "attention_mask": masks}
         return {
-            name: torch.nn.utils.rnn.pad_sequence(rows_of_ids, batch_first=True) for name, rows_of_ids in both.items()
+            name: torch.nn.utils.rnn.pad_sequence(rows_of_ids, batch_first=True)
+            for name, rows_of_ids in columns.items()
         }
     except TypeError as error:
         raise TypeError(f"{FORMS}; input_ids and attention_mask: {error}") from error

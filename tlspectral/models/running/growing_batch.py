@@ -98,7 +98,10 @@ def _shapes(argument: Any) -> Any:
 
 
 def _stream_first(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor, Any]:
-    """Return the residual stream, which is a layer's first argument, and all other arguments as (given, named)."""
+    """Return (residual stream, other arguments) of a layer's call. The stream is the first argument.
+
+    The other arguments are a pair (positional, named).
+    """
     if arguments:
         return arguments[0], (arguments[1:], named)
     name = next(iter(named))
@@ -137,9 +140,9 @@ class GrowingBatch:
         """
         by_block = {block.name: self.alive(layer) for layer, block in enumerate(self.view.blocks)}
         hooks = []
-        for copies, some in by_copies:
+        for copies, copy_hooks in by_copies:
             rows = slice(copies.start * self.n, copies.stop * self.n)
-            for name, hook in some:
+            for name, hook in copy_hooks:
                 batch = by_block.get(".".join(name.split(".")[:2]), self.rows)
                 hooks.append((name, hook if rows == slice(0, batch) else OfRows(hook, rows, batch)))
         return hooks

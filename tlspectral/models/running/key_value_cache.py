@@ -179,10 +179,10 @@ def generation_difference(view: AttentionView) -> float | None:
     held = HeldLayers([block.module for block in view.blocks])
     held.end = tokens.shape[1] - 2
 
-    def choosing(*given: Any, **named: Any) -> Tensor:
+    def choosing(*arguments: Any, **named: Any) -> Tensor:
         """Run the model on further tokens, and return logits that select the last one of `tokens`."""
         held.end += 1
-        logits = forward(*given, **named)
+        logits = forward(*arguments, **named)
         chosen = torch.zeros_like(logits)
         chosen[..., tokens[0, -1]] = 1.0
         return chosen
@@ -237,11 +237,14 @@ class HeldLayers:
         return module_hooks([(layer.register_forward_hook, self._compare) for layer in self.layers])
 
     def _note(self, layer: Any, inputs: Any, output: Any) -> None:
-        """Store a layer's output (forward hook)."""
+        """Store a layer's output. PyTorch calls this as a forward hook."""
         self._outputs.append(_stream_of(output).detach())
 
     def _compare(self, layer: Any, inputs: Any, output: Any) -> Any:
-        """Compare a layer's output with the stored one, and return the stored one (forward hook)."""
+        """Record how far a layer's output is from the stored one, and return the stored one in its place.
+
+        PyTorch calls this as a forward hook.
+        """
         output_stream, place = _stream_of(output), self._place % len(self._outputs)
         self._place += 1
         read = slice(self.end - output_stream.shape[-2], self.end)
@@ -250,8 +253,8 @@ class HeldLayers:
         if expected.shape != output_stream.shape:
             of_pass.append(float("nan"))
             return output
-        written = expected if place == 0 else expected - self._outputs[place - 1][..., read, :]
-        off, size, whole = (_root_mean_square(values) for values in (output_stream - expected, written, expected))
+        write = expected if place == 0 else expected - self._outputs[place - 1][..., read, :]
+        off, size, whole = (_root_mean_square(values) for values in (output_stream - expected, write, expected))
         # A layer that writes little is rounded at the size of the stream to which it writes.
         of_pass.append(off / (size + torch.finfo(output_stream.dtype).eps / _tolerance(output_stream.dtype) * whole))
         return expected if isinstance(output, Tensor) else type(output)((expected, *output[1:]))

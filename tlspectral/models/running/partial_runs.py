@@ -75,12 +75,12 @@ class IntactRun:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of each sequence that a replay computes."""
+        """Tokens of each sequence that a replay (another run from a later layer on, under hooks) computes: all."""
         return self.tokens.shape[1]
 
     @property
     def n_keys(self) -> int:
-        """Number of keys of the last query of a replay."""
+        """Number of keys of the last query in a replay: all tokens of the sequence."""
         return self.n_tokens
 
     @property
@@ -220,7 +220,10 @@ def logits_at(
 def _logits(
     view: AttentionView, tokens: Int[Tensor, "batch pos"], predicted: Positions, chosen: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "batch predicted d_vocab"]:
-    """Return logits of a whole forward pass. chosen: function that selects positions from the unembedding's input."""
+    """Return logits of a forward pass at the positions `predicted`.
+
+    chosen: function that selects these positions from the unembedding's input [batch, pos, d_model].
+    """
     with checked_at_end(), evaluating(view.model), unembedding_only(view, chosen) as selected:
         logits = view.model(tokens.to(view.device), return_type="logits")
     # A model that unembeds without its unembedding module returns all positions.
@@ -265,9 +268,9 @@ def noting_arguments(
 ) -> AbstractContextManager[None]:
     """Store the shapes of some layers' arguments in `noted`, by layer, in the first pass inside the `with` block."""
 
-    def note(layer: int, block: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def note(layer: int, block: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if layer not in noted:
-            noted[layer] = BlockArguments.of_block(given, named)
+            noted[layer] = BlockArguments.of_block(arguments, named)
 
     registering = {layer: partial(blocks[layer].module.register_forward_pre_hook, with_kwargs=True) for layer in layers}
     return module_hooks([(register, partial(note, layer)) for layer, register in registering.items()])

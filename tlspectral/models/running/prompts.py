@@ -38,22 +38,22 @@ def packed_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
 
 def read_prompts(view: AttentionView, prompts: Any) -> PackedTokens:
     """Return `packed_prompts` without warnings; the warnings are in its `notes`. Raises as `packed_prompts`."""
-    given = given_prompts(prompts)
-    if hasattr(given, "packed"):
-        made = given.packed(view)
+    copied = given_prompts(prompts)
+    if hasattr(copied, "packed"):
+        made = copied.packed(view)
         return replace(made, tokens=made.tokens.clone(), lengths=made.lengths.clone())
-    if isinstance(given, dict) and "attention_mask" in given:
-        packed = packed_rows(view, given["input_ids"], given["attention_mask"])
-    elif isinstance(given, list):
-        packed = _of_list(view, given)
+    if isinstance(copied, dict) and "attention_mask" in copied:
+        packed = packed_rows(view, copied["input_ids"], copied["attention_mask"])
+    elif isinstance(copied, list):
+        packed = _of_list(view, copied)
         check_ids(view, packed)
     else:
-        tokens = given["input_ids"] if isinstance(given, dict) else given
+        tokens = copied["input_ids"] if isinstance(copied, dict) else copied
         packed = packed_rows(view, tokens)
         refuse_padding(
             view, tokens, "give a batch with input_ids and attention_mask, 1 for real tokens and 0 for padding"
         )
-    return replace(packed, notes=prompt_notes(view, packed, given))
+    return replace(packed, notes=prompt_notes(view, packed, copied))
 
 
 def packed_rows(view: AttentionView, tokens: Tensor, attention_mask: TokenMask | None = None) -> PackedTokens:

@@ -66,7 +66,10 @@ class HeadWrites:
         return self.norm.token_scale(total if self.b_o is None else total + self.b_o)
 
     def scaled(self, z: Float[Tensor, "batch pos heads d_head"]) -> Float[Tensor, "batch pos heads d_head"]:
-        """Return z of all heads times `token_scale`. Its product with `effective` is what the heads write."""
+        """Return z of all heads times `token_scale`. Its product with `effective` is what the heads write.
+
+        z: outputs of all heads before W_O.
+        """
         return self.cast(z) * self.token_scale(z)[..., None, None]
 
     def written(
@@ -95,35 +98,48 @@ class HeadWrites:
         scale: Float[Tensor, "batch pos"],
         heads: list[int] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Return the sum of what these heads (None: all) add to the residual stream; no copy of the stream per head."""
+        """Return the sum of what these heads (None: all) add to the residual stream; no copy of the stream per head.
+
+        z: outputs of these heads before W_O. scale: `token_scale` of the run.
+        """
         return torch.einsum("bphd,hdm->bpm", self.cast(z) * scale[..., None, None], self.effective(heads))
 
     def of_biases(self, scale: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
-        """Return the part of the attention's output that belongs to no head: b_O, and the bias of the norm after it."""
+        """Return the part of the attention's output that belongs to no head: b_O, and the bias of the norm after it.
+
+        scale: `token_scale` of the run.
+        """
         bias = self.w_o.new_zeros(self.w_o.shape[-1]) if self.b_o is None else self.b_o
         added = self._added(bias) * scale[..., None]
         if self.norm.bias is None:
             return added
         return added + self.multiplier * self.cast(self.norm.bias).to(added.dtype).to(added.device)
 
-    def _added(self, written: Tensor) -> Tensor:
-        """Return a write to the stream with the norm's centring and gain and the multiplier applied."""
-        written = self.norm.centred(written)
+    def _added(self, write: Tensor) -> Tensor:
+        """Return a write with the centring, gain and multiplier that follow W_O."""
+        write = self.norm.centred(write)
         if self.multiplier != 1.0:
-            written = written * self.multiplier
+            write = write * self.multiplier
         # This order matters: without float64 on the device, `cast` returns a tensor on the CPU.
         gain = self.norm.gain
-        return written if gain is None else written * self.cast(gain).to(written.dtype).to(written.device)
+        return write if gain is None else write * self.cast(gain).to(write.dtype).to(write.device)
 
 
 def head_writes(view: AttentionView, index: int, cast: Cast) -> HeadWrites:
-    """Return the `HeadWrites` of a layer; differentiable if `cast` is. Raises BadHead if the layer does not exist."""
+    """Return the `HeadWrites` of a layer: its W_O, b_O, the norm after the attention and the multiplier.
+
+    cast: converts parameters before computing; the result is differentiable if `cast` is. Raises BadHead if the layer
+    does not exist.
+    """
     b_o, norm, multiplier = view.behind(index)
     return HeadWrites(cast(view.raw(index).w_o), None if b_o is None else cast(b_o), norm, multiplier, cast)
 
 
 def z_of(captured: Float[Tensor, "batch pos *width"], w_o: Tensor) -> Float[Tensor, "batch pos heads d_head"]:
-    """Return z, the heads' outputs before W_O, by head. Some bridges show all heads in one axis."""
+    """Return z (the heads' outputs before W_O) by head.
+
+    captured: activation at its hook point; some bridges join all heads.
+    """
     return captured.reshape(*captured.shape[:2], *w_o.shape[:2])
 
 
@@ -194,13 +210,13 @@ def mixed(
     return remainder
 
 
-def require_equal_streams(found: Tensor, expected: Tensor, stored: torch.dtype, problem: str, effect: str) -> None:
+def require_equal_streams(computed: Tensor, expected: Tensor, stored: torch.dtype, problem: str, effect: str) -> None:
     """Raise UnsupportedArchitecture if a stream differs from the sum of its parts by more than rounding.
 
     stored: type in which the model stores it. problem, effect: beginning and end of the message.
     """
     require_close(
-        (found - expected).abs().max(),
+        (computed - expected).abs().max(),
         expected.abs().max(),
         stored,
         "stream",
@@ -270,11 +286,11 @@ class LayerReads:
         at_once = max(1, batch_on(x.device).copied // (x.numel() * x.element_size()))
         # Each head needs a copy of the stream; so many heads are computed at once as the CPU's caches can hold.
         for first in range(0, len(weight), at_once):
-            some = slice(first, first + at_once)
-            after = self.norm.scale_of_centred(x - removed[some])
-            of_removed = removed[some].flatten(1, 2) @ weight[some]
+            chunk = slice(first, first + at_once)
+            after = self.norm.scale_of_centred(x - removed[chunk])
+            of_removed = removed[chunk].flatten(1, 2) @ weight[chunk]
             scales = (scale.flatten(1)[..., None] for scale in (after - before, after))
-            changes[some] = next(scales) * of_x[some] - next(scales) * of_removed
+            changes[chunk] = next(scales) * of_x[chunk] - next(scales) * of_removed
         return rearrange(changes, "head (batch pos) d_head -> batch pos head d_head", batch=len(x))
 
     def gradient(
@@ -301,7 +317,10 @@ class LayerReads:
         return by_head[..., self.before : self.before + d_head]
 
     def heads_of(self, receivers: list[int]) -> HeadIndex:
-        """Return the heads (indices or a slice) of some receivers of the layer."""
+        """Return the heads that belong to some receivers of the layer, as indices or a slice.
+
+        A receiver is one head, or all heads if they read one latent.
+        """
         if self.joint or receivers == list(range(len(self.weight))):
             return _ALL
         return slice(receivers[0], receivers[0] + 1) if len(receivers) == 1 else receivers
