@@ -85,7 +85,7 @@ class Rotation(Castable):
         return torch.cat(times_phase(x[..., real], x[..., imag], cos, sin), dim=-1)
 
     def _per_head(self, table: Tensor) -> Tensor:
-        """Return a table with an axis of heads that broadcasts against queries or keys."""
+        """Return a table [batch, rows, pairs] of cos or sin with an axis of heads added; other tables unchanged."""
         return table[:, None] if table.ndim == 3 and not self.geometry.per_head else table
 
 
@@ -404,11 +404,11 @@ class HeadScores:
         return self.layer.score_scale * self._product(self.query.whole, self.key.whole, 1)
 
     def inside(self) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return the part of `whole` that M gives: scaled scores without biases."""
+        """Return the part of the scaled scores that comes from M = W_Q W_K^T: the product without biases."""
         return self.layer.score_scale * self._product(self.query.content, self.key.content, 1)
 
     def own(self) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return the model's own scores before its mask: `whole` plus ALiBi, with the softcap applied."""
+        """Return the model's own scores before its mask: scaled, with biases, ALiBi and softcap."""
         scores = self.whole()
         if self.layer.alibi is not None:
             bias = self.layer.alibi.bias(torch.arange(scores.shape[-1]))[self.heads]
@@ -465,7 +465,7 @@ class HeadScores:
         return self._product(queries, keys, 1).mul_(self.layer.score_scale)
 
     def turning_between(self, queries: Tensor, keys: Tensor) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return `between` for the rotary columns only; 0 without rotary positions."""
+        """Return the scaled product of these queries and keys over rotary columns only; 0 without rotary positions."""
         if self.key.rotation is None:
             return torch.zeros_like(queries @ keys.mT)
         return self._turning(queries, keys, 1, None).mul_(self.layer.score_scale)

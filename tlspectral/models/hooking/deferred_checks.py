@@ -53,7 +53,10 @@ def judged(numbers: tuple[Tensor, ...], judge: Callable[..., object]) -> None:
 
 
 def _wait_as_before(thread: int, before: list[_Check] | None) -> None:
-    """Restore the waiting checks that a thread had before a `checked_at_end` block."""
+    """Set a thread's waiting checks back to those before a `checked_at_end` block.
+
+    before: the earlier list; None if no block was open.
+    """
     if before is None:
         _waiting.pop(thread, None)
     else:
@@ -61,7 +64,7 @@ def _wait_as_before(thread: int, before: list[_Check] | None) -> None:
 
 
 def _judge(checks: list[_Check]) -> None:
-    """Run checks in order. Numbers of one device and type are copied to the CPU together."""
+    """Run checks in order, each on its numbers on the CPU. Numbers of one device and type are copied together."""
     kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for check in checks:
         for number in check.numbers:

@@ -281,7 +281,10 @@ def without_user_hooks(model: Any) -> Iterator[list[str]]:
 def _put_back(
     taken: list[tuple[MutableMapping[Any, Any], Any, Any]], orders: list[tuple[OrderedDict[Any, Any], list[Any]]]
 ) -> None:
-    """Restore removed hooks and methods, and the order of their dictionaries."""
+    """Restore removed hooks and methods, and the order of their dictionaries.
+
+    taken: (dictionary, key, value) of each removed item. orders: (dictionary, its keys in their old order).
+    """
     for holder, key, value in taken:
         holder[key] = value
     for holder, order in orders:

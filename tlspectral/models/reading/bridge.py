@@ -311,7 +311,7 @@ def joined_caches(caches: list[Any]) -> Any:
 
 
 def _plain(layer: Any) -> bool:
-    """Return True if a layer of a cache keeps only keys and values."""
+    """Return True if a layer of a key/value cache keeps only keys and values, no further states."""
     tensors = {name for name, value in vars(layer).items() if isinstance(value, Tensor) and value.ndim}
     return tensors == {"keys", "values"} and not any(isinstance(value, dict) for value in vars(layer).values())
 
@@ -407,7 +407,8 @@ def _rotary(model: Any, wrapped: Any, layer: int, d_head: int) -> RotaryGeometry
     layer_type = _layer_type(wrapped)
     if module is None or not any(hasattr(module, f"{prefix}inv_freq") for prefix in ("", f"{layer_type}_")):
         raise UnsupportedArchitecture(
-            f"layer {layer}: the model has rotary positions, but no rotary module with frequencies (inv_freq) was found"
+            f"layer {layer}: the model has rotary positions, but no rotary module with frequencies (inv_freq) was "
+            "found: load the model again without changes of its modules"
         )
     prefix = f"{layer_type}_" if hasattr(module, f"{layer_type}_inv_freq") else ""
     kind = module.rope_type[layer_type] if prefix else getattr(module, "rope_type", "default")

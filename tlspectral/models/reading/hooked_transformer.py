@@ -180,7 +180,9 @@ def read_normalization(norm: Any, cfg: Any, where: str) -> Normalization:
     # By class, not by the config, because the final norm may be of another kind than the other norms.
     kind = _NORM_KINDS.get(type(norm).__name__.removesuffix("Pre"))
     if kind is None:
-        raise UnsupportedArchitecture(f"{where}: {type(norm).__name__} is not a norm that can be folded")
+        raise UnsupportedArchitecture(
+            f"{where}: {type(norm).__name__} is not a norm that can be folded; LayerNorm and RMSNorm are supported"
+        )
     return Normalization(kind, getattr(norm, "w", None), getattr(norm, "b", None), float(cfg.eps))
 
 

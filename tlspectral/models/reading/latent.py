@@ -70,7 +70,7 @@ class Latent(Castable):
 
     @property
     def bias_or_zero(self) -> Float[Tensor, "width"]:
-        """The bias of W_D; zeros without one."""
+        """The bias of W_D, the projection down to the latent; zeros without a bias."""
         return self.down.new_zeros(self.down.shape[1]) if self.bias is None else self.bias
 
     @property
@@ -86,16 +86,22 @@ class Latent(Castable):
         return replace(self, up=self.up[heads])
 
     def behind(self, norm: Normalization) -> "Latent":
-        """Return the latent with gain and bias of the input norm folded into W_D and its bias."""
+        """Return a `Latent` with gain and bias of the norm before it folded into W_D and the bias of W_D."""
         bias = folded_bias(self.down[None], self.bias_or_zero[None], norm)[0]
         return replace(self, down=folded_weight(self.down[None], norm)[0], bias=bias)
 
     def projection(self) -> Float[Tensor, "heads d_model d_head"]:
-        """Return W_D g W_U of each head, followed by the columns that skip the norm; differentiable."""
+        """Return the whole projection W_D g W_U of each head, followed by the rotating columns; differentiable.
+
+        W_D projects down to the latent, g is the gain of its norm, and W_U projects up to each head.
+        """
         return self.by_head(self.down)
 
     def values(self, up: Float[Tensor, "heads rank d_head"]) -> Float[Tensor, "heads d_model d_head"]:
-        """Return W_D g W_U for another W_U (of the values), without the columns that skip the norm."""
+        """Return the projection W_D g W_U to each head's values, for their own W_U (`up`).
+
+        W_D projects down to the latent, and g is the gain of its norm.
+        """
         return replace(self, down=self.down[:, : self.rank], bias=None, up=up).projection()
 
     def folded_into(self, weight: Float[Tensor, "heads d_model d_head"]) -> Float[Tensor, "heads d_model d_head"]:
@@ -110,7 +116,10 @@ class Latent(Castable):
         return torch.cat([weight[..., :columns] * scale, weight[..., columns:]], dim=-1)
 
     def scale_of(self, latents: Float[Tensor, "*batch rows width"]) -> Float[Tensor, "*batch rows heads d_head"]:
-        """Return 1/rms of latents, repeated for each column of each head; 1 for the columns that skip the norm."""
+        """Return the norm's factor 1/rms of latents, repeated for each column of each head.
+
+        It is 1 for the columns that skip the norm (the rotating keys).
+        """
         scale = (latents[..., : self.rank].square().mean(-1) + self.eps).rsqrt()
         unscaled = latents.new_ones(*scale.shape, latents.shape[-1] - self.rank)
         columns = torch.cat([scale[..., None].expand(*scale.shape, self.up.shape[2]), unscaled], dim=-1)
@@ -142,7 +151,10 @@ class Latent(Castable):
         return x * (self.token_scale(x) if token_scale is None else token_scale)
 
     def by_head(self, rows: Float[Tensor, "*batch rows width"]) -> Float[Tensor, "*batch heads rows d_head"]:
-        """Return the product of latents (rows after W_D) with g W_U for each head, without the norm's 1/rms."""
+        """Return queries or keys by head from rows after W_D (latents), without the norm's factor 1/rms.
+
+        The columns that skip the norm (the rotating keys) are appended unchanged.
+        """
         latents, unscaled = rows[..., None, :, : self.rank], rows[..., None, :, self.rank :]
         projected = (latents if self.gain is None else latents * self.gain) @ self.up
         return torch.cat([projected, unscaled.expand(*projected.shape[:-1], unscaled.shape[-1])], dim=-1)

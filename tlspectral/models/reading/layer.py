@@ -179,7 +179,7 @@ class AttentionLayer(LayerSettings):
 
     @property
     def bilinear(self) -> Literal["exact", "up_to_token_scale", "up_to_content_scale", "softcapped"]:
-        """How the score depends on `n M n^T`, as one of four words; the column `bilinear` explains them."""
+        """How the score depends on n M n^T, n the normalised stream; the column `bilinear` explains the four words."""
         if self.softcap is not None:
             return "softcapped"
         if isinstance(self.k_norm, Latent):
@@ -298,7 +298,7 @@ def folded_groups(layer: AttentionLayer, output: OutputFactors) -> list[tuple[At
 
 
 def _slices_of_groups(w_q: Tensor, w_k: Tensor) -> list[tuple[slice, slice]]:
-    """Return for each key/value head the slice of query heads that read it, and its own slice."""
+    """Return for each key/value head two slices: of the query heads that read it, and of the key/value head itself."""
     size = len(w_q) // len(w_k)
     return [(slice(index * size, (index + 1) * size), slice(index, index + 1)) for index in range(len(w_k))]
 

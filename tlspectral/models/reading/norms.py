@@ -26,7 +26,7 @@ def double(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Castable:
-    """Base class of records of tensors and settings that can be copied in another type."""
+    """Base class of records that hold tensors and settings; `as_` makes a copy in another type."""
 
     def as_(self: _Record, cast: Callable[[Tensor], Tensor]) -> _Record:
         """Return a copy of the record with `cast` applied to each of its tensors; records inside it are not changed."""
@@ -60,7 +60,7 @@ class Normalization(Castable):
         return self.scale_of_centred(self.centred(x))
 
     def scale_of_centred(self, centred: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-        """Return `token_scale` for an input that is already centred."""
+        """Return the norm's factor 1 / sqrt(var + eps) for each token, from an input that is already centred."""
         if self.kind == "none":
             return centred.new_ones(centred.shape[:-1])
         return self._root(centred).squeeze(-1).reciprocal()

@@ -39,7 +39,7 @@ class Frequencies(NamedTuple):
 
 
 def compared_positions(n_positions: int) -> list[int]:
-    """Return the positions below `n_positions` at which tables are compared."""
+    """Return the positions below `n_positions` at which tables are compared: the first 32, then powers of two."""
     far = [2**power for power in range(_LAST.bit_length()) if _FIRST <= 2**power < n_positions]
     return [*range(min(_FIRST, n_positions)), *far]
 
@@ -90,7 +90,7 @@ def _angle_per_token(
 
 
 def _one_column_per_pair(table: Float64[Tensor, "rows columns"], n_pairs: int) -> Float64[Tensor, "rows pairs"]:
-    """Return a table with one column per pair; NaN where the two columns of a pair differ."""
+    """Return a table of cos or sin with one column per rotary pair; NaN where the two columns of a pair differ."""
     if table.shape[1] == n_pairs:
         return table
     halves, neighbours = table.unflatten(1, (2, n_pairs)), table.unflatten(1, (n_pairs, 2)).mT
@@ -162,7 +162,7 @@ def _remembered(holder: Any, name: str | None, state: Any, make: Callable[[], Fr
 
 @cache
 def _rows(n_positions: int) -> Int64[Tensor, "rows"]:
-    """Return `compared_positions` as a tensor."""
+    """Return `compared_positions` as a tensor of integers."""
     return torch.tensor(compared_positions(n_positions))
 
 

@@ -296,7 +296,7 @@ class AttentionView:
         return "embed.hook_in" if "embed.hook_in" in self.hook_points else "hook_embed"
 
     def passed_by(self, ids: Int[Tensor, "sequences pos"]) -> Tensor:
-        """Return the activation at `tokens_point` in a run on these token ids, before hooks of the user."""
+        """Return the activation at `tokens_point` for these token ids, before hooks of the user: ids or embeddings."""
         return ids if self.tokens_point == "embed.hook_in" else self.model.embed(ids)
 
     def hook_names(self, index: int) -> dict[str, str]:
@@ -311,9 +311,9 @@ class AttentionView:
         w_e = self.model.W_E
         if w_e.shape[-1] != self.d_model:
             raise UnsupportedArchitecture(
-                f"the embedding W_E has {w_e.shape[-1]} columns and the residual stream {self.d_model}: the projection "
-                "between them is not modelled. From a folder or a hub name, detectors=False gives the columns that "
-                "need no embedding"
+                f"the embedding W_E has {w_e.shape[-1]} columns and the residual stream {self.d_model}: a projection "
+                "between them is not supported. analyze_heads(folder or hub name, detectors=False) gives the columns "
+                "that need no embedding"
             )
         return w_e
 
@@ -451,8 +451,8 @@ def attention_view(model: Any) -> AttentionView:
         backend = "hooked"
     else:
         raise TypeError(
-            f"{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer; "
-            "make one with tlspectral.load_model, of a name or of a model of transformers"
+            f"{type(model).__name__} is neither a TransformerBridge nor a HookedTransformer: load it with "
+            "tlspectral.load_model(...), which takes a name or a model of transformers"
         )
     cfg = model.cfg
     return AttentionView(

@@ -139,7 +139,8 @@ def positions_in(lengths: Int[Tensor, "sequences"], given: Any, what: str) -> In
     if wrong:
         row, column = wrong[0]
         raise ValueError(
-            f"{what}: prompt {row} has no position {int(positions[row, column])}; it has {int(lengths[row])} tokens"
+            f"{what}: prompt {row} has no position {int(positions[row, column])}; it has {int(lengths[row])} tokens: "
+            f"give 0 to {int(lengths[row]) - 1}, or negative positions from the end"
         )
     return torch.where(positions < 0, positions + ends, positions).long().cpu()
 

@@ -37,11 +37,12 @@ def numbers(given: Any) -> Tensor:
         if any(isinstance(item, Iterable) for item in given):
             rows = [numbers(item) for item in given]
             if len({row.shape for row in rows}) > 1:
-                raise ValueError(f"rows are of one length; found {sorted({tuple(row.shape) for row in rows})}")
+                shapes = sorted({tuple(row.shape) for row in rows})
+                raise ValueError(f"found rows of shapes {shapes}: give rows of one length"[:200])
             return torch.stack(rows)
     array = given if isinstance(given, np.ndarray) else np.array(plain(given))
     if array.dtype.kind not in "biufc":
-        raise TypeError(f"numbers were expected; found {described(given)}")
+        raise TypeError(f"found {described(given)}, where numbers are expected: give a tensor, an array or a list")
     return torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iu" else array.copy())
 
 

@@ -81,7 +81,7 @@ def _parts(argument: Any) -> dict[Any, Any] | None:
 
 
 def _with_parts(argument: Any, parts: Mapping[Any, Any]) -> Any:
-    """Return a copy of an argument with other parts."""
+    """Return a copy of an argument (list, dict or dataclass) with other parts. parts: by name or place."""
     if isinstance(argument, dict):
         return {**parts}
     if isinstance(argument, tuple | list):
@@ -90,7 +90,7 @@ def _with_parts(argument: Any, parts: Mapping[Any, Any]) -> Any:
 
 
 def _shapes(argument: Any) -> Any:
-    """Return the shape of a tensor, the shapes of an argument's parts, or None."""
+    """Return the shape of a tensor, or the shapes of an argument's parts as a `_Parts`; None for any other value."""
     if isinstance(argument, Tensor):
         return tuple(argument.shape)
     parts = _parts(argument)

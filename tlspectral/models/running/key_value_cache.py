@@ -137,7 +137,7 @@ def cached_step_difference(view: AttentionView) -> float | None:
 
 
 def _measured(view: AttentionView) -> float | None:
-    """Measure `cached_step_difference`."""
+    """Measure how far a cached step on a short prompt is from an uncached pass; None if the model has no cache."""
     tokens = probe_tokens(view.d_vocab, min(_PROBED_TOKENS, view.n_ctx))
     held = HeldLayers([block.module for block in view.blocks])
     with without_hooks(view.model, view.hook_points):
@@ -261,7 +261,7 @@ class HeldLayers:
 
 
 def _stream_of(output: Any) -> Tensor:
-    """Return the residual stream from a layer's output."""
+    """Return the residual stream from a layer's output, which is a tensor or a tuple with the stream first."""
     return output if isinstance(output, Tensor) else output[0]
 
 

@@ -81,7 +81,7 @@ def _of_list(view: AttentionView, prompts: list[Any]) -> PackedTokens:
             refuse_padding(view, row, f"that is prompt {index}; give only its real tokens")
     lengths = torch.tensor([len(row) for row in rows])
     if int(lengths.min()) == 0:
-        raise ValueError(f"prompt {int(lengths.argmin())} has no token")
+        raise ValueError(f"prompt {int(lengths.argmin())} has no token: leave it out, or give it text or ids")
     longest = int(lengths.max())
     tokens = torch.stack([torch.cat([row, row[-1:].expand(longest - len(row))]) for row in rows])
     return PackedTokens(tokens, lengths)

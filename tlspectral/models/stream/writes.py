@@ -168,8 +168,8 @@ def checked_writes(view: AttentionView, index: int, captured: Mapping[str, Tenso
     missing = [names[point] for point in points if names[point] not in captured]
     if missing:
         raise UnsupportedArchitecture(
-            f"layer {index}: {missing[0]} never fires, so the writes of this layer cannot be verified: load the model "
-            "with all hook points of attention"
+            f"layer {index}: {missing[0]} never fires, so the writes of this layer cannot be verified: this call needs "
+            "a model that shows its writes at this hook point"
         )
     # Everything is moved to one device, because in a model spread over devices the stream can change it in a layer.
     stored, device = captured[names["residual"]].dtype, cast(captured[names["residual_after"]]).device
@@ -278,7 +278,10 @@ class LayerReads:
         removed: Float[Tensor, "receivers batch pos d_model"],
         heads: HeadIndex,
     ) -> Float[Tensor, "batch pos chosen d_head"]:
-        """Return `change` with its own `removed` for each head; x is projected only once."""
+        """Return how each head's queries, keys or values change if its own `removed` is subtracted from the stream x.
+
+        removed: one change of the stream per head. The stream x is projected only once.
+        """
         x, removed = self._centred(x, removed)
         weight, before = self.weight[heads], self.norm.scale_of_centred(x)
         of_x = x.flatten(0, 1) @ weight  # [heads, tokens, d_head]
@@ -326,7 +329,7 @@ class LayerReads:
         return slice(receivers[0], receivers[0] + 1) if len(receivers) == 1 else receivers
 
     def _centred(self, x: Tensor, removed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input of the norm and what is removed from it, both minus their means (LayerNorm)."""
+        """Return the input of the norm for the stream x, and the part of it that `removed` takes away; both centred."""
         if self.latent is not None:
             x, removed = self._input(x), -self.latent.change(x, removed)[..., 0, :]
         # The norm is later computed on their difference. If most of the stream is removed, a difference of squares
@@ -334,12 +337,12 @@ class LayerReads:
         return self.norm.centred(x), self.norm.centred(removed)
 
     def _input(self, x: Tensor) -> Tensor:
-        """Return the input of the norm: the stream x, or in latent attention the latent."""
+        """Return the input of the norm: the stream x, or in latent attention the latent computed from it."""
         return x if self.latent is None else self.latent.from_stream(x)[..., 0, :]
 
 
 def _projected(x: Float[Tensor, "*batch d_in"], weight: Float[Tensor, "heads d_in d_head"]) -> Tensor:
-    """Return the product of x with the weight of each head."""
+    """Return x times the weight of each head, with an axis of heads before the last one."""
     return einsum(x, weight, "... d_in, head d_in d_head -> ... head d_head")
 
 
@@ -372,7 +375,7 @@ def layer_reads(raw: RawAttention, what: Input, cast: Cast) -> list[LayerReads]:
 
 
 def _gate_reads(raw: RawAttention, norm: Normalization, cast: Cast) -> LayerReads:
-    """Return how the gate of gated attention reads the stream."""
+    """Return how the gate of gated attention is computed from the stream, as a `LayerReads`."""
     assert raw.w_gate is not None
     weight, bias = cast(raw.w_gate), None if raw.b_gate is None else cast(raw.b_gate)
     read = LayerReads(norm, folded_weight(weight, norm), folded_bias(weight, bias, norm), "gate")
