@@ -183,7 +183,7 @@ METRIC = tls.Task([[1, 2, 3]], lambda logits, tokens, mask: logits[:, -1, 0], po
         ([(PROMPT, 3)], {}, TypeError, "give query and key"),
         (METRIC, {}, ValueError, "the task has no attention="),
         (METRIC, {"query": "A"}, TypeError, "give both query and key"),
-        (METRIC, {"query": "B", "key": "A"}, ValueError, "query='B' is no position of this task, which names 'A'"),
+        (METRIC, {"query": "B", "key": "A"}, ValueError, "query='B' is not a named position, the task names 'A'"),
         (METRIC, {"query": 0, "key": "A"}, ValueError, "key 1 is behind query 0"),
         (PROMPT, {"query": QUERY, "key": KEY, "dictionary": 3}, TypeError, "dictionary is a tls.Dictionary; found int"),
     ],

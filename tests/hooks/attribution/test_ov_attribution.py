@@ -353,7 +353,7 @@ def test_sixteen_bits_have_a_tolerance_of_their_own():
     ("point", "error", "said"),
     [
         ("blocks.1.attn.hook_z", ScoreMismatch, "is not the sum of pattern times values"),
-        ("blocks.1.hook_attn_out", UnsupportedArchitecture, "adds something else than what its heads"),
+        ("blocks.1.hook_attn_out", UnsupportedArchitecture, "is not the sum of what its heads"),
         ("blocks.1.hook_resid_pre", UnsupportedArchitecture, "what enters it is not the sum of what"),
         ("blocks.1.attn.hook_v", ScoreMismatch, "values are not those of the stream"),
     ],

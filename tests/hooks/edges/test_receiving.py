@@ -436,7 +436,7 @@ def test_edits_of_a_sender_stand_in_front_of_the_block(backend, name):
         return ablate(model, senders, "output")
 
     for part, edit in (("output", moved_z), (a_part(name), moved_z), ("output", silenced)):
-        late = pytest.raises(EditNotHonored, match=f"layer {senders[0][0]}: the attention adds something else than")
+        late = pytest.raises(EditNotHonored, match=f"layer {senders[0][0]}: the attention's output is not the sum")
         with ablate(model, senders, part, **into), edit(), late:
             logits(model)
     # In front of the context: of the output it is what is measured; parts of scores are no longer those of z.

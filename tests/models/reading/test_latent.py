@@ -348,7 +348,7 @@ def test_a_latent_of_rank_0_is_refused(rank, whose, tmp_path):
     setattr(config, rank, 0)
     config.save_pretrained(tmp_path)
     transformers.DeepseekV3ForCausalLM(config).save_pretrained(tmp_path)
-    words = f"layer 0: norm of {whose} latent: the latent has rank 0, so there is nothing to read from it"
+    words = f"layer 0: norm of {whose} latent: the latent has rank 0, so no head can be read from it"
     with pytest.raises(UnsupportedArchitecture, match=words):
         tls.analyze_heads(tls.load_model(tmp_path))
     with pytest.raises(UnsupportedArchitecture, match=words):
@@ -358,5 +358,5 @@ def test_a_latent_of_rank_0_is_refused(rank, whose, tmp_path):
 def test_a_norm_that_m_does_not_hold_is_refused():
     model = zoo.bridge("deepseek_v3")
     model.blocks[1].original_component.self_attn.kv_a_layernorm = torch.nn.LayerNorm(RANK)
-    with pytest.raises(UnsupportedArchitecture, match="layer 1, norm of the keys' latent is no RMS norm without bias"):
+    with pytest.raises(UnsupportedArchitecture, match="layer 1, norm of the keys' latent: found a LN norm with bias"):
         attention_view(model).layer(1)
