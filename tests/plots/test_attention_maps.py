@@ -31,7 +31,7 @@ def test_each_panel_is_the_pattern_of_its_head(name, sink):
 
 def test_what_cannot_be_drawn_is_refused():
     model = shared("bridge", "gpt2")
-    for heads, error, text in (([], ValueError, "0 heads: give 1 to 12"), (["L9H0"], BadHead, "L9H0")):
+    for heads, error, text in (([], ValueError, "0 heads given: give 1 to 12"), (["L9H0"], BadHead, "L9H0")):
         with pytest.raises(error, match=text):
             plots.patterns(model, PROMPT, heads)
     with pytest.raises(ValueError, match="one prompt of up to 128 tokens can be drawn; found 2 of 5"):

@@ -115,7 +115,7 @@ def test_a_task_has_its_error_and_text_is_no_formula():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="leave them out where a measured wall is drawn"):
+    with pytest.raises(ValueError, match="leave prompt= and task= out"):
         plots.wall(made_up(), "text")
     other = heads()
     other.attrs["revision"] = "other"

@@ -151,7 +151,9 @@ def test_rows_that_another_task_lacks_are_missing_and_foreign_ones_are_refused()
     part = on("text")
     joined = join(on("names"), text=part[part["name"] == "a"])
     assert joined["text_delta"].isna().tolist() == (joined["name"] == "b").tolist()
-    with pytest.raises(ValueError, match=r"the table text has a row for b, part output, position .*, which the table of heads"):
+    with pytest.raises(
+        ValueError, match=r"the table text has a row for b, part output, position .*, which the table of heads"
+    ):
         join(part[part["name"] == "a"], text=on("names"))
     with pytest.raises(ValueError, match=r"has several rows for layer -1, head -1, name .*, part output, position"):
         join(pd.concat([on("names")] * 2), text=part)
@@ -178,7 +180,8 @@ def test_what_is_not_the_same_cut_is_refused(changes):
     [name] = changes
     for one, other in ((on("names"), on("text", **changes)), (on("names", **changes), on("text"))):
         with pytest.raises(
-            ValueError, match=f"table text and the .* do not remove the same .*: {name} is .* in the table text and .* in the table of heads. Me"
+            ValueError,
+            match=f"table text and the .* do not remove the same .*: {name} is .* in the table text and .* in the table of heads. Me",
         ):
             join(one, text=other)
 
@@ -249,7 +252,12 @@ def test_an_output_that_becomes_its_pair_on_one_task_alone_is_refused():
     def swept(task, heads=sets, part="output"):
         return tls.ablation_sweep(model, part, heads=heads, task=task, control="random", draws=1)
 
-    with pytest.raises(ValueError, match="replace is 'zero' in the table .* and 'counterfactual' in the table of heads"):
+    with pytest.raises(
+        ValueError, match="replace is 'zero' in the table .* and 'counterfactual' in the table of heads"
+    ):
         join(swept(pairs("names", 3)), text=swept(text))
-    with pytest.raises(ValueError, match=r"sets is {'a': \['L0H1', 'L1H3'\]} in the table text and {'a': \['L0H1', 'L1H2'\]} in the table of heads"):
+    with pytest.raises(
+        ValueError,
+        match=r"sets is {'a': \['L0H1', 'L1H3'\]} in the table text and {'a': \['L0H1', 'L1H2'\]} in the table of heads",
+    ):
         join(swept(text), text=swept(text, {"a": ["L0H1", "L1H3"]}))

@@ -217,7 +217,9 @@ def test_tables_of_a_folder_and_of_the_model_loaded_from_it_are_compared_by_name
         join(streamed, one=tls.detect_heads(tls.load_model("tiny-rope"), n_sequences=2))
     unnamed = tls.detect_heads(llama(), n_sequences=2)
     unnamed.attrs["model"] = None
-    with pytest.raises(ValueError, match=f"{UNKNOWN}: their backends differ .*, and one of them does not name its model"):
+    with pytest.raises(
+        ValueError, match=f"{UNKNOWN}: their backends differ .*, and one of them does not name its model"
+    ):
         join(streamed, one=unnamed)
 
 
