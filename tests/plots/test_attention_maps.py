@@ -36,5 +36,5 @@ def test_what_cannot_be_drawn_is_refused():
             plots.patterns(model, PROMPT, heads)
     with pytest.raises(ValueError, match="one prompt of up to 128 tokens can be drawn; found 2 of 5"):
         plots.patterns(model, PROMPT.repeat(2, 1), "L0H0")
-    with pytest.raises(ValueError, match="the prompt is one token, and the first key is left out"):
+    with pytest.raises(ValueError, match="the prompt is one token, whose key is left out"):
         plots.patterns(model, PROMPT[:1], "L0H0")

@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_refused():
         plots.wall(made_up(), "text")
     other = heads()
     other.attrs["revision"] = "other"
-    with pytest.raises(ValueError, match="the wall are of revision"):
+    with pytest.raises(ValueError, match="the wall with revision"):
         plots.wall(made_up(), heads=other)
     with pytest.raises(ValueError, match="give one of them"):
         plots.wall(shared("bridge", "llama"), IDS, task=tls.logit_difference([IDS.tolist()], 60, 20))

@@ -152,7 +152,7 @@ def test_axes_of_a_subfigure_serve_and_what_is_no_axes_is_refused():
     grid = Figure().subplots(1, 2)
     with pytest.raises(TypeError, match="ax= is a ndarray: give a matplotlib Axes"):
         one_panel(grid, 1.0, 1.0)
-    with pytest.raises(ValueError, match="the kernels are of 2 heads, a panel each"):
+    with pytest.raises(ValueError, match="the kernels are of 2 heads: choose"):
         plots.kernel(plotted_tables.KERNELS, ax=grid[0])
 
 

@@ -339,7 +339,7 @@ def test_folders_of_other_files_settings_or_scores_are_refused(tmp_path):
     opened({"a": 1}, b=lambda: long)
     with pytest.raises(
         IncompatibleCheckpoint,
-        match=r"other a, b, c \(a: 1 there, 2 now\): use the same settings, or choose another folder",
+        match=r"other a, b, c \(a: 1 there, 2 now\): use the same",
     ):
         opened({"a": 2}, c=3)
     with pytest.raises(IncompatibleCheckpoint, match=r'other b \(b: "x{36}\.\.\. there, null now\)'):

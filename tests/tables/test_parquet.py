@@ -241,7 +241,7 @@ def beside(**columns):
             beside(mixed=[1, "a"]),
             "a",
             ValueError,
-            "^column mixed holds int, str, which parquet cannot store .*one type",
+            "^column mixed holds int, str, which parquet cannot .*one type",
         ),
         (beside(kinds=pd.Categorical([1, "a"])), "a", ValueError, "^column kinds holds int, str"),
         (beside(rows=[[1], ["a"]]), "a", ValueError, r"^column rows holds list, .*\(Could not convert 'a'"),

@@ -44,7 +44,7 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Draw the share of a behaviour that circuits carry against the share of edges that they keep (logarithmic axis).
 
     >>> import pandas as pd, tlspectral as tls
-    >>> table = pd.DataFrame({"circuit": "edges", "share": [0.1, 1.0], "n_edges": [20, 200], "faithfulness": [0.7, 1.0]})
+    >>> table = pd.DataFrame({"circuit": "edges", "share": [0.1, 1], "n_edges": [20, 200], "faithfulness": [0.7, 1]})
     >>> tls.plots.faithfulness(table).axes[0].get_ylabel()
     'share of the gap carried'
 
