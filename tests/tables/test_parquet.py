@@ -237,7 +237,12 @@ def beside(**columns):
         (heads(), "nowhere/a", FileNotFoundError, "the folder .*nowhere does not exist"),
         (heads(), ".", IsADirectoryError, "is a folder"),
         (3, "a", TypeError, "write_table needs a DataFrame; found int"),
-        (beside(mixed=[1, "a"]), "a", ValueError, "^column mixed holds int, str, which parquet cannot store .*one type"),
+        (
+            beside(mixed=[1, "a"]),
+            "a",
+            ValueError,
+            "^column mixed holds int, str, which parquet cannot .*one type",
+        ),
         (beside(kinds=pd.Categorical([1, "a"])), "a", ValueError, "^column kinds holds int, str"),
         (beside(rows=[[1], ["a"]]), "a", ValueError, r"^column rows holds list, .*\(Could not convert 'a'"),
         (beside(paths=[Path("a")] * 2), "a", ValueError, "^column paths holds .*Path, which parquet cannot store"),
@@ -250,7 +255,12 @@ def beside(**columns):
         (beside(draws=pd.Series([[1.0], [2.0]], dtype=LISTS)), "a", ValueError, "^column draws holds list, "),
         (beside(**{"0": 1}).rename(columns={"head": 0}), "a", ValueError, "^several columns are called 0: rename"),
         (pd.concat([beside(), beside()], axis=1), "a", ValueError, "^several columns are called head, layer: rename"),
-        (pd.concat([beside(), beside()], axis=1), "a.csv", ValueError, "^several columns are called head, layer: rename"),
+        (
+            pd.concat([beside(), beside()], axis=1),
+            "a.csv",
+            ValueError,
+            "^several columns are called head, layer: rename",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, frame, at, error, words):
