@@ -218,9 +218,9 @@ def test_what_is_no_position_is_refused(at):
 def test_a_block_is_for_the_prompts_that_it_was_given():
     model, task = zoo.shared("bridge", "llama"), pairs()
     part = tls.parts.Output(at="END")
-    with tls.ablate(model, "L0H1", part, task=task), pytest.raises(ValueError, match="at has positions of 6 prompts"):
+    with tls.ablate(model, "L0H1", part, task=task), pytest.raises(ValueError, match="at= has positions of 6 prompts"):
         model(torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13]] * 2))
-    with tls.ablate(model, "L0H1", tls.parts.Output(at=3)), pytest.raises(ValueError, match="at=3 is no position"):
+    with tls.ablate(model, "L0H1", tls.parts.Output(at=3)), pytest.raises(ValueError, match="at=3 is not a position"):
         model(torch.tensor([[5, 6, 7]]))
 
 
