@@ -116,7 +116,7 @@ class EdgeReceiver(HeadCapture):
     run: EdgeRun
 
     @property
-    def said(self) -> str:
+    def head_names(self) -> str:
         """The receivers by name."""
         shared = self.what != "q" and self.layer.n_kv_heads < self.layer.n_heads
         return ", ".join(Receiver(self.layer.layer, head, self.what, shared).name for head in self.heads)
