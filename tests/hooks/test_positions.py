@@ -195,7 +195,10 @@ def test_a_resampled_write_is_that_of_another_sequence():
             "a part without at",
         ),
         (lambda model: tls.edge_effects(model, "logits", task=pairs(), at="S2"), "at='S2' is not a named position"),
-        (lambda model: tls.ablation_hooks(model, "L0H1", tls.parts.Output(at="END")), "is a name .*: give task="),
+        (
+            lambda model: tls.ablation_hooks(model, "L0H1", tls.parts.Output(at="END")),
+            "names a position .*: give task=",
+        ),
         (lambda model: tls.ablation_hooks(model, "L0H1", tls.parts.Output(at=-1)), "from the end of each prompt"),
     ],
 )
@@ -227,10 +230,13 @@ def test_a_block_is_for_the_prompts_that_it_was_given():
 @pytest.mark.parametrize(
     ("at", "words"),
     [
-        (torch.tensor([3, 2]), r"2 positions, a row for each, .*at=\[3, 2\] for the first, at=\[\[3, 2\]\] for the"),
-        (np.array(CHANGED), "6 positions, a row for each, or one position of each prompt"),
-        (pd.Series([3]), "1 positions, a row for each, or one"),
-        (np.where(np.eye(6)), "a tuple of 2 arrays or lists may come from np.where"),
+        (
+            torch.tensor([3, 2]),
+            r"at=\[3, 2\] for 2 positions, a row for each; write at=\[\[3, 2\]\] for one position of each",
+        ),
+        (np.array(CHANGED), "for 6 positions, a row for each; write .* for one position of each prompt"),
+        (pd.Series([3]), "for 1 positions, a row for each"),
+        (np.where(np.eye(6)), "a tuple of 2 arrays or lists, which has two readings: a result of np.where"),
     ],
 )
 def test_an_array_of_positions_has_two_readings(at, words):

@@ -160,7 +160,7 @@ def test_a_run_that_begins_behind_the_embedding_is_refused():
     embeddings = model.W_E[own].detach()
     with tls.ablate(model, [(1, 2)], Content(PROMPT)), torch.no_grad():
         logits(model, own)
-        with pytest.raises(ValueError, match=r"content: this run shows no tokens .* run token ids"):
+        with pytest.raises(ValueError, match=r"content: this run began after the embedding .* on token ids"):
             model.original_model(inputs_embeds=embeddings)
 
 

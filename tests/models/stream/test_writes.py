@@ -51,5 +51,5 @@ def test_a_residual_stream_that_changes_between_two_layers_is_refused():
     model = bridge("llama")
     model.blocks[1].register_forward_pre_hook(lambda block, given: (2 * given[0], *given[1:]))
     require_writes(attention_view(model), [1])
-    with pytest.raises(UnsupportedArchitecture, match="layer 1: its residual stream is not that behind layer 0"):
+    with pytest.raises(UnsupportedArchitecture, match="layer 1: its input is not the residual stream after layer 0"):
         require_writes(attention_view(model), [0])
