@@ -461,7 +461,10 @@ class HeadScores:
         return self._turning(self.query.content, self.key.content, 1, pairs).mul_(self.layer.score_scale)
 
     def between(self, queries: Tensor, keys: Tensor) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return the scaled product of these queries and keys, rotated like the queries and keys of this object."""
+        """Return the scaled product of other queries and keys, rotated like the queries and keys of this object.
+
+        queries, keys: [*batch, heads, rows, d_head], at the same rows (tokens) as this object's.
+        """
         return self._product(queries, keys, 1).mul_(self.layer.score_scale)
 
     def turning_between(self, queries: Tensor, keys: Tensor) -> Float[Tensor, "*batch heads queries keys"]:

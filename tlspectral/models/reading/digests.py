@@ -77,7 +77,7 @@ class _Seen:
     numbers: tuple[Tensor, ...]
 
     def same(self, now: "_Seen") -> bool:
-        """Return True if the tensor's state `now` equals this one."""
+        """Return True if the tensor has the same state `now` as when it was hashed."""
         # The numbers come last because comparing them waits for a GPU.
         return (self.form, self.place) == (now.form, now.place) and all(map(torch.equal, self.numbers, now.numbers))
 
@@ -116,12 +116,15 @@ def kept_digest(
 
 
 def _unchanged(then: _Seen | None, now: _Seen | None) -> bool:
-    """Return True if a weight is unchanged, or None both times."""
+    """Return True if a weight's earlier and present state are equal, or if both are None."""
     return then is now if then is None or now is None else then.same(now)
 
 
 def _seen(value: Tensor, sums: Sums) -> _Seen:
-    """Return the state of a tensor for comparison; `sums` is filled with the sums of its bits."""
+    """Return the present state of a tensor, for comparison with an earlier one.
+
+    sums: sums of the bits of tensors, to which this tensor's sums are added.
+    """
     form = (value.shape, value.dtype, value.stride(), value.device)
     stored = value.permute(_by_stride(value))
     if value.ndim < 2 or value.numel() <= _SMALL:

@@ -62,7 +62,7 @@ class PackedTokens:
 
     @property
     def padded(self) -> bool:
-        """True if some sequence is shorter than the longest."""
+        """True if the sequences differ in length, so that some are padded."""
         return bool((self.lengths < self.tokens.shape[1]).any())
 
     def hashed(self, predicted: Any = "") -> str:
@@ -159,7 +159,7 @@ def positions_by_place(given: Any, what: str) -> Any:
 
 
 def _numbers(given: Any, what: str) -> Tensor:
-    """Return whole numbers as a tensor. Raises TypeError for other values; what: name of the argument."""
+    """Return positions as a tensor of whole numbers. Raises TypeError for other values. what: name of the argument."""
     if isinstance(given, tuple) and are_columns(given):
         raise TypeError(
             f"{what} has two readings: each of the {len(given)} arrays or lists in this tuple can be a column of "

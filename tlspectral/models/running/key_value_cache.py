@@ -123,11 +123,11 @@ def _prefill(view: AttentionView, tokens: Int[Tensor, "prompts pos"], hooks: Ite
 
 
 def cached_step_difference(view: AttentionView) -> float | None:
-    """Return how far a cached step is from an uncached pass, as the difference of `HeldLayers` on one short prompt.
+    """Return how far a step with the key/value cache is from a pass without it (relative difference of `HeldLayers`).
 
-    It is measured without the user's hooks at hook points, once per model (each time if something else of the user's
-    acts inside the model). None if no cache can be wrong: the model keeps no keys and values (native bridges), raises
-    when given a cache, or is an encoder, whose keys and values depend on later tokens.
+    It is measured on one short prompt, without the user's hooks at hook points, once per model (each time if something
+    else of the user's acts inside the model). None if no cache can be wrong: the model keeps no keys and values (native
+    bridges), raises when given a cache, or is an encoder, whose keys and values depend on later tokens.
     """
     if acts_inside(view.model, view.hook_points):
         return _measured(view) if view.causal else None
@@ -271,12 +271,15 @@ def _root_mean_square(values: Tensor) -> float:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """Return the allowed difference of `HeldLayers` for a type."""
+    """Return the largest relative difference of layer outputs (`HeldLayers`) that rounding in this type explains."""
     return _TOLERANCE_OF_HALF if dtype in (torch.float16, torch.bfloat16) else _TOLERANCE
 
 
 def beyond_rounding(model: Any, difference: float | None) -> bool:
-    """Return True if a difference of `HeldLayers` is larger than rounding in the model's type, or NaN."""
+    """Return True if a relative difference of layer outputs (from `HeldLayers`) is NaN or too large for rounding.
+
+    model: its parameters' type determines the bound. difference: None counts as no difference.
+    """
     return difference is not None and not difference <= _tolerance(next(model.parameters()).dtype)
 
 
