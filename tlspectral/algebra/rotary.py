@@ -144,7 +144,7 @@ def pair_mask(frequencies: Frequencies, n_pairs: int) -> Bool[Tensor, "pairs"]:
     if numbers.dtype == torch.bool:
         if numbers.shape != (n_pairs,):
             raise ValueError(
-                f"frequencies=: the mask has {numbers.numel()} entries for {n_pairs} rotary pairs: give one per pair"
+                f"the mask has {numbers.numel()} entries for {n_pairs} rotary pairs: give frequencies= one per pair"
             )
         return numbers
     if numbers.is_floating_point() and numbers.numel():
