@@ -182,6 +182,7 @@ def _units(pairs: Pairs, numbers: int) -> tuple[Literal["pairs", "blocks", "all"
     sequences, n, distinct = pairs.sequences, len(pairs.sequences.tokens), pairs.sequences.distinct
 
     def logits() -> Tensor:
+        """Return the logits of all clean prompts."""
         return torch.cat([*pairs.in_batches(partial(_plain_logits, pairs))])
 
     if not sequences.of_each_row(logits):
@@ -207,6 +208,7 @@ def _logit_gradients(pairs: Pairs, share: float) -> Float[Tensor, "pairs predict
     view, point = pairs.view, pairs.view.hook_names(0)["residual"]
 
     def logits(batch: slice) -> Tensor:
+        """Return the logits of a batch for an input between counterfactual and clean embedding."""
         clean, other = (
             widened(capture_until(view, side.tokens[batch], [point], last=point)[point])
             for side in (pairs.sequences, pairs.other)
