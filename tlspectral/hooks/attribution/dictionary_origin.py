@@ -116,6 +116,7 @@ class DictionaryOrigin:
         embedding_norm, to_warn = view.has_embedding_norm, self.processed_by_default
 
         def encode_checked(streams: Tensor) -> Tensor:
+            """Return activations of streams, centred first if needed. Raises ValueError if that is impossible."""
             nonlocal to_warn
             centred_here = writes_centred or is_centred(streams, eps)
             if self.centred is False and centred_here:

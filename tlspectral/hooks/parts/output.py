@@ -101,6 +101,7 @@ class Output(Part):
         return {"replace": self.replace}
 
     def _done(self) -> tuple[str, Mapping[str, Any]]:
+        """Return what happens to the output in words, such as "replaced by zeros", and no settings."""
         return f"replaced by {_IN_PLACE[self.replace or 'zero']}", {}
 
     @property
@@ -245,6 +246,7 @@ def _given(reference: Any) -> Any:
 
 
 def _packed(view: AttentionView, reference: Any) -> PackedTokens:
+    """Tokenize the reference prompts. Raises ValueError if they are not prompts."""
     try:
         return packed_prompts(view, reference)
     except (TypeError, ValueError) as error:
@@ -295,6 +297,7 @@ def _from_reference(
     outputs: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}
 
     def captured_of(batch: slice) -> tuple[slice, dict[str, Tensor]]:
+        """Return the batch and its activations z, by hook name."""
         return batch, capture_until(view, sequences.tokens[batch], names.values(), last=names[max(names)])
 
     rows = rows_of_pass(view, sequences.tokens.shape[1])
