@@ -41,7 +41,7 @@ ONE_PANEL = {
     "circuit": (lambda **ax: plots.circuit(EDGES, **ax), "L1KV0"),
     "faithfulness": (lambda **ax: plots.faithfulness(CURVE, **ax), "share of the gap carried"),
     "ablation_effects": (
-        lambda **ax: plots.ablation_effects(CONTROLLED, plotted_tables.HEADS, **ax), "control_p",
+        lambda **ax: plots.ablation_effects(CONTROLLED, detectors=plotted_tables.HEADS, **ax), "control_p",
     ),
     "plane": (lambda **ax: plots.plane(plotted_tables.heads(), **ax), "antisymmetric"),
     "exclusion_plane": (lambda **ax: plots.exclusion_plane(head_scores(), **ax), "0 symbolic"),

@@ -121,7 +121,7 @@ def analyze_heads(
         score = None
         if isinstance(source, AttentionView):
             # Drawn first, so that a wrong number of them is refused before the null is computed.
-            sequences = even_rows(repeated_sequences(source, n_sequences, seed=seed)) if detectors else None
+            sequences = even_rows(repeated_sequences(source, n_sequences=n_sequences, seed=seed)) if detectors else None
             given = None if prompts is None else given_prompts(prompts)  # a generator can be read once
             loaded = LoadedLayers(source, chosen, null, extras, given, sequences, max_se, n_jobs)
             identity, jobs, score = loaded.identity(), loaded.jobs(), loaded.attention

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from tlspectral.errors import earlier_calls
 from tlspectral.plots.labels import name_points
 from tlspectral.plots.style import GREY, PALE, draw_heads, dress, legend_below, one_panel
 from tlspectral.selection import head_name
@@ -22,7 +23,8 @@ _BAND_DEVIATIONS = 2.0
 _Entry = tuple[Any, str]  # what the legend draws, artists over one another in a tuple, and its text
 
 
-def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None) -> Figure:
+@earlier_calls(heads="table")
+def plane(table: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | None = None) -> Figure:
     """Draw every head in the plane of dir_frac (across) and D_head (up), with their null.
 
     Dots are coloured by layer. Each null is a line at the median over heads of its mean, in a band of plus and minus 2
@@ -31,8 +33,8 @@ def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | 
     way round (see the columns `D_head_z` and `D_head_null_pct`). Nulls that are not in the table are not drawn.
 
     Args:
-        heads: table of `analyze_heads`. Needed: `layer, head, dir_frac, D_head`. Used where there: `name, prev`, the
-            null columns of the two metrics, and `heads.attrs["model"]` for the title. Rows without D_head or dir_frac
+        table: table of `analyze_heads`. Needed: `layer, head, dir_frac, D_head`. Used where there: `name, prev`, the
+            null columns of the two metrics, and `table.attrs["model"]` for the title. Rows without D_head or dir_frac
             are left out; a note in the figure says so.
         highlight_previous_token: how many heads with the highest `prev` get a ring and their name; none if `prev` is
             missing or NaN.
@@ -46,9 +48,9 @@ def plane(heads: pd.DataFrame, *, highlight_previous_token: int = 5, ax: Axes | 
     """
     if highlight_previous_token < 0:
         raise ValueError(f"highlight_previous_token is {highlight_previous_token}: give 0 or more heads")
-    require(heads, ("layer", "head", "dir_frac", "D_head"), "analyze_heads")
+    require(table, ("layer", "head", "dir_frac", "D_head"), "analyze_heads")
 
-    table = heads.reset_index(drop=True)
+    table = table.reset_index(drop=True)
     if "name" not in table:
         table["name"] = list(map(head_name, table["layer"], table["head"]))
     if "prev" not in table:

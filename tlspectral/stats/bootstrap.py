@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
+from tlspectral.errors import earlier_calls
 from tlspectral.stats.correlations import PartialCorrelation, RankMethod, partial_correlation, residual_correlation
 from tlspectral.stats.jackknife import FEWEST_CLUSTERS, jackknife
 from tlspectral.stats.values import (
@@ -66,8 +67,9 @@ class LayerBootstrap:
     reason: str | None = None
 
 
+@earlier_calls(heads="table")
 def layer_bootstrap(
-    heads: pd.DataFrame,
+    table: pd.DataFrame,
     x: str = "D_head",
     y: str = "prev",
     controls: str | Sequence[str] = ("dir_frac",),
@@ -85,7 +87,7 @@ def layer_bootstrap(
     is nominal. `interval_jackknife` and p, from leaving out one layer after another, do so in 3.8 to 6.1 %.
 
     Args:
-        heads: one row per head, of one model at one step.
+        table: one row per head, of one model at one step.
         x, y, controls: columns, of controls one or several; no control gives the plain Spearman correlation.
         method: of `partial_spearman`.
         draws: resamples.
@@ -106,7 +108,7 @@ def layer_bootstrap(
     """
     require_known("method", method, get_args(RankMethod))
     _check_resampling(draws, level)
-    variables, clusters = _complete(heads, [x, y, *as_names(controls)])
+    variables, clusters = _complete(table, [x, y, *as_names(controls)])
     observed = partial_correlation(variables, method)
     resampled = _over_resamples(clusters, draws, seed, lambda rows: residual_correlation(variables[rows], method)[0])
     interval, reason = _interval_or_reason(resampled, level, n_clusters := len(np.unique(clusters)))
@@ -127,7 +129,7 @@ def layer_bootstrap(
         pvalue=pvalue,
         se=se,
         n=observed.n,
-        n_dropped=len(heads) - observed.n,
+        n_dropped=len(table) - observed.n,
         n_clusters=n_clusters,
         draws=draws,
         n_degenerate=draws - len(usable),
@@ -172,8 +174,9 @@ class Attenuation:
     reason: str | None = None
 
 
+@earlier_calls(heads="table")
 def attenuation(
-    heads: pd.DataFrame,
+    table: pd.DataFrame,
     controls: str | Sequence[str] = ("rope_imag_frac", "freq_centroid"),
     *,
     x: str = "D_head",
@@ -187,7 +190,7 @@ def attenuation(
     """Measure which share of a partial correlation further controls take away ("Fingerprint, Not Blueprint", Table 3).
 
     Args:
-        heads: one row per head, of one model at one step.
+        table: one row per head, of one model at one step.
         controls: the column or columns added.
         x, y: the columns correlated.
         base: the controls both sides have.
@@ -214,7 +217,7 @@ def attenuation(
     if draws:
         _check_resampling(draws, level)
     base = as_names(base)
-    variables, clusters = _complete(heads, [x, y, *base, *as_names(controls)])
+    variables, clusters = _complete(table, [x, y, *base, *as_names(controls)])
     short = 2 + len(base)
     before, after = partial_correlation(variables[:, :short], method), partial_correlation(variables, method)
     n_clusters, n_degenerate, interval = len(np.unique(clusters)), 0, (math.nan, math.nan)
@@ -242,7 +245,7 @@ def attenuation(
         statistic=share,
         interval=interval,
         n=len(variables),
-        n_dropped=len(heads) - len(variables),
+        n_dropped=len(table) - len(variables),
         n_clusters=n_clusters,
         draws=draws,
         n_degenerate=n_degenerate,

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import scipy.stats
 
+from tlspectral.errors import earlier_calls
 from tlspectral.stats.values import require_one_population, table_columns
 from tlspectral.tables.html_summary import html_summary
 
@@ -42,13 +43,14 @@ class TopHeadPercentile:
     method: str
 
 
+@earlier_calls(heads="table")
 def top_head_percentile(
-    heads: pd.DataFrame, *, column: str = "D_head", by: str = "prev", k: int = 5
+    table: pd.DataFrame, *, column: str = "D_head", by: str = "prev", k: int = 5
 ) -> TopHeadPercentile:
     """Return the median within-model percentile of the k strongest heads (FP Table 2, last column).
 
     Args:
-        heads: one row per head of one model, with `layer` and `head`.
+        table: one row per head of one model, with `layer` and `head`.
         column: what is ranked within the model.
         by: what the strongest heads are taken by. Among equal ones the lower layer goes first, then the lower head;
             `tied_at_border` says how many were left out that way.
@@ -63,8 +65,8 @@ def top_head_percentile(
 
     What it does not establish: that heads of this kind have this rank: the median of five can hide two that do not.
     """
-    ranked, strength, layer, head = table_columns(heads, [column, by, "layer", "head"]).T
-    require_one_population(heads)
+    ranked, strength, layer, head = table_columns(table, [column, by, "layer", "head"]).T
+    require_one_population(table)
     known = ~np.isnan(ranked)
     usable = np.flatnonzero(known & ~np.isnan(strength))
     if k < 1:
@@ -72,7 +74,7 @@ def top_head_percentile(
     if k > len(usable):
         raise ValueError(f"k={k} heads were asked for, and {len(usable)} have both {column} and {by}")
     n = int(known.sum())
-    ranks = np.full(len(heads), np.nan)
+    ranks = np.full(len(table), np.nan)
     ranks[known] = scipy.stats.rankdata(ranked[known])
     order = usable[np.lexsort((head[usable], layer[usable], -strength[usable]))]
     strongest = order[:k]
@@ -83,7 +85,7 @@ def top_head_percentile(
         heads=tuple((int(layer[row]), int(head[row])) for row in strongest),
         k=k,
         n=n,
-        n_dropped=len(heads) - len(usable),
+        n_dropped=len(table) - len(usable),
         tied_at_border=int((strength[order[k:]] == strength[strongest[-1]]).sum()),
         method=f"median of rank / n of {column} over the top {k} by {by}, ties by layer and head",
     )

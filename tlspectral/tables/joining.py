@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from tlspectral.errors import earlier_calls
 from tlspectral.tables.meanings import MEANINGS, carried, first_table, warn_of_older
 from tlspectral.tables.same_model import origin_of, require_same_model
 from tlspectral.tables.schema import Column, Schema, columns_of, require, require_one_row, spelled
@@ -26,7 +27,8 @@ _OF_TASK = {
 """`attrs` of a sweep that may differ between two tasks. All others say what was removed, and beside which control."""
 
 
-def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd.DataFrame:
+@earlier_calls(heads="table")
+def join(table: pd.DataFrame, /, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd.DataFrame:
     """Join tables about the heads of one model into one frame with a row per head.
 
         heads = tls.analyze_heads(model)
@@ -49,7 +51,7 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
         tls.tables.join(on_names, text=on_text)[["name", "excess_z", "text_excess_z"]]
 
     Args:
-        heads: table of `analyze_heads`, whose rows and order are kept; or a sweep (`band_effects` too), to set the same
+        table: table of `analyze_heads`, whose rows and order are kept; or a sweep (`band_effects` too), to set the same
             on other tasks beside it.
         tables: other tables with `layer` and `head`, such as `positional_symbolic`, `ablation_sweep`,
             `band_effects`, `frequency_table` or `heads.kernel_prediction` return.
@@ -75,35 +77,35 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
     What it does not establish: that the numbers belong together. The hashes are of attention, embedding and
     unembedding, not of MLPs. Prompts and seeds may differ from table to table: see `attrs["joined"]`.
     """
-    require(heads, _HEAD, "analyze_heads", name="table of heads")
-    joined = heads.reset_index(drop=True)
-    first = first_table(heads.attrs) if _is_sweep(heads) else None
-    warn_of_older(heads, "the table of heads")
-    documents = dict(columns_of(heads.attrs))
-    origins: dict[str, Any] = dict(heads.attrs.get("joined", {}))
-    given = [(None, table) for table in tables] + list(more.items())
-    for place, (label, table) in enumerate(given, 1):
-        made_by = table.attrs.get("table")
+    require(table, _HEAD, "analyze_heads", name="table of heads")
+    joined = table.reset_index(drop=True)
+    first = first_table(table.attrs) if _is_sweep(table) else None
+    warn_of_older(table, "the table of heads")
+    documents = dict(columns_of(table.attrs))
+    origins: dict[str, Any] = dict(table.attrs.get("joined", {}))
+    given = [(None, added) for added in tables] + list(more.items())
+    for place, (label, added) in enumerate(given, 1):
+        made_by = added.attrs.get("table")
         said = f"table {label or made_by or place}"
-        require(table, _HEAD, "heads", name=said)
-        unknown_origin = require_same_model(heads, table.attrs, f"the rows of the {said}")
+        require(added, _HEAD, "heads", name=said)
+        unknown_origin = require_same_model(table, added.attrs, f"the rows of the {said}")
         if unknown_origin:
             raise ValueError(
                 f"cannot check that the {said} and the table of heads are of one model: {unknown_origin}. Make both "
                 "with this version on one model; to a table that lost its attrs in pandas (concat, merge) give them "
                 "back: table.attrs = original.attrs"
             )
-        if "receiver" in table:
+        if "receiver" in added:
             raise ValueError(f"layer and head of the {said} are those of a sender: it has no row per head to join")
-        warn_of_older(table, f"the {said}")
+        warn_of_older(added, f"the {said}")
         rows, on = _HEAD, ""
-        if first is not None and first == made_by and _is_sweep(table):
-            _require_same_cut(heads.attrs, table.attrs, said)
-            rows = [*_HEAD, *(key for key in _ROW if key in heads and key in table)]
-            on = f" On the task {table.attrs.get('task')}."
-        require_one_row(heads, rows, "choose its rows first", name="table of heads")
+        if first is not None and first == made_by and _is_sweep(added):
+            _require_same_cut(table.attrs, added.attrs, said)
+            rows = [*_HEAD, *(key for key in _ROW if key in table and key in added)]
+            on = f" On the task {added.attrs.get('task')}."
+        require_one_row(table, rows, "choose its rows first", name="table of heads")
         index = joined.set_index(rows).index
-        wide, meanings = _wide(table, said, rows, on)
+        wide, meanings = _wide(added, said, rows, on)
         unknown = wide.index.difference(index)
         if len(unknown):
             raise ValueError(f"the {said} holds {_row_said(rows, unknown[0])}, which the table of heads lacks")
@@ -120,12 +122,12 @@ def join(heads: pd.DataFrame, *tables: pd.DataFrame, **more: pd.DataFrame) -> pd
         documents |= meanings
         name = str(label or made_by or place)
         name = f"{name}_{len(origins) + 1}" if name in origins else name
-        left_out = {*origin_of(table.attrs), "versions", "columns"}
-        origins[name] = {str(key): value for key, value in table.attrs.items() if key not in left_out}
+        left_out = {*origin_of(added.attrs), "versions", "columns"}
+        origins[name] = {str(key): value for key, value in added.attrs.items() if key not in left_out}
     texts = {name: documents[name].meaning for name in joined if name in documents}
-    made = ", ".join([f"{label}=" * bool(label) + str(table.attrs.get("table")) for label, table in given])
+    made = ", ".join([f"{label}=" * bool(label) + str(added.attrs.get("table")) for label, added in given])
     schema = Schema(f"join({first or 'heads'}, {made})", tuple(documents[name] for name in texts), "`tls.tables.join`")
-    joined.attrs = {**heads.attrs, "columns": texts, "joined": origins, "table": schema.name, **carried(heads)}
+    joined.attrs = {**table.attrs, "columns": texts, "joined": origins, "table": schema.name, **carried(table)}
     return joined
 
 

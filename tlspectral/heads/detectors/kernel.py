@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from tlspectral.errors import warn_caller
+from tlspectral.errors import earlier_calls, warn_caller
 from tlspectral.heads.detectors.kernel_sums import LayerKernels, measured_kernels
 from tlspectral.models.reading import measured
 from tlspectral.models.reading.view import AttentionView, heads_by_layer
@@ -65,12 +65,13 @@ KERNEL_PREDICTION = Schema(
 )
 
 
+@earlier_calls("offsets")
 def relative_position_kernel(
     model: Any,
     heads: Heads | None = None,
     prompts: Any = None,
-    offsets: Iterable[Any] | None = None,
     *,
+    offsets: Iterable[Any] | None = None,
     reference: Any = None,
 ) -> pd.DataFrame:
     """Return the mean attention score by how far the key lies behind the query (FP section 7, figure 3).
@@ -137,12 +138,13 @@ def relative_position_kernel(
         return RELATIVE_POSITION_KERNEL.frame(table, {**view.origin(), **counts})
 
 
+@earlier_calls("offsets")
 def kernel_prediction(
     model: Any,
     heads: Heads | None = None,
     prompts: Any = None,
-    offsets: Iterable[Any] | None = None,
     *,
+    offsets: Iterable[Any] | None = None,
     reference: Any = None,
 ) -> pd.DataFrame:
     """Judge, per head, how its mean query and key predict its kernel on other prompts, and which frequencies do it.
