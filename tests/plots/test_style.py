@@ -72,7 +72,7 @@ OF_A_MODEL = {
     ),
     "eigenvalues": (lambda: plots.eigenvalues(shared("bridge", "gpt2"), ["L0H1", "L1H0"]), "draws of its null"),
     "wall": (
-        lambda: plots.wall(made_up_walls.wall(tokens=[" a"] * 9), heads=made_up_heads.heads()),
+        lambda: plots.wall(made_up_walls.wall(tokens=[" a"] * 9), table=made_up_heads.heads()),
         "Each square is one head",
     ),
 }
