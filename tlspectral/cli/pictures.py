@@ -94,7 +94,7 @@ def effects(
     from tlspectral import plots
     from tlspectral.tables import read_table
 
-    _drawn(plots.ablation_effects(read_table(sweep), read_table(table)), output)
+    _drawn(plots.ablation_effects(read_table(sweep), detectors=read_table(table)), output)
 
 
 @app.command(short_help="edges as a graph or a matrix")

@@ -132,5 +132,5 @@ def wall(
 
     heads = None if table is None else read_heads(table)
     loaded = tlspectral.load_model(model, revision=revision, device=device, dtype=dtype)
-    write_figure(plots.wall(loaded, prompt, task=asked, heads=heads, removal=not no_removal), output)
+    write_figure(plots.wall(loaded, prompt, task=asked, table=heads, removal=not no_removal), output)
     typer.echo(str(output))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tlspectral.errors import BadHead
+from tlspectral.errors import BadHead, earlier_calls
 from tlspectral.heads.analysis import require_table_of
 from tlspectral.heads.frequencies import frequency_table
 from tlspectral.heads.operators.factored import QKOperators
@@ -50,8 +50,9 @@ class HeadCard:
         return self.html._repr_html_()
 
 
+@earlier_calls(heads="table")
 def head_card(
-    heads: pd.DataFrame,
+    table: pd.DataFrame,
     head: Head,
     *,
     composition: pd.DataFrame | None = None,
@@ -74,7 +75,7 @@ def head_card(
     heads. For some models (`tlspectral/report/head_pages.txt`) the page links the head's public one, by a click alone.
 
     Args:
-        heads: table of `analyze_heads` or `tables.join`.
+        table: table of `analyze_heads` or `tables.join`.
         head: "L16H0", (16, 0) or a table row.
         composition: table of `k_composition(model, head)`, of this very head, or of `k_composition(model)`.
         model: the TransformerBridge or HookedTransformer that `heads` was made from.
@@ -96,32 +97,32 @@ def head_card(
     What it does not establish: more than its tables do, each of which says what it does not. That several of them
     agree is no proof: they see one set of weights.
     """
-    require(heads, ("layer", "head"), "analyze_heads", name="table of heads")
-    pair = pair_in_table(head, heads, "the table of heads")
-    if not ((heads["layer"] == pair[0]) & (heads["head"] == pair[1])).any():
-        raise BadHead(f"{head_name(*pair)} is not in the table of heads, which has {len(heads)}: choose one of them")
+    require(table, ("layer", "head"), "analyze_heads", name="table of heads")
+    pair = pair_in_table(head, table, "the table of heads")
+    if not ((table["layer"] == pair[0]) & (table["head"] == pair[1])).any():
+        raise BadHead(f"{head_name(*pair)} is not in the table of heads, which has {len(table)}: choose one of them")
     if prompt is not None and model is None:
         raise ValueError("the attention on a prompt is the model's: give model= too")
     of_model: list[Section] = []
     on_prompt: list[Section] = []
     if model is not None:
         with measured(model, report_hooks=prompt is not None) as view:
-            require_table_of(view, heads)
-            of_model.append(_eigenvalues(view, pair, heads))
+            require_table_of(view, table)
+            of_model.append(_eigenvalues(view, pair, table))
             if tables.get("frequencies") is None and view.layer(pair[0]).rotary is not None:
                 of_all = frequency_table(model)
                 tables["frequencies"] = of_all.loc[(of_all["layer"] == pair[0]) & (of_all["head"] == pair[1])]
             if prompt is not None:
                 on_prompt.append(_attention(view, pair, prompt))
-    evidence = Evidence(heads, tables)
+    evidence = Evidence(table, tables)
     sections = evidence.sections(pair)
     first = int(pair in evidence.rows("pairs"))  # where on text it attends stands in front of all others
     sections[first:first] = of_model
     if composition is not None:
-        sections.append(_composition(heads, pair, composition))
-    sections += [*on_prompt, row_section(heads, pair)]
+        sections.append(_composition(table, pair, composition))
+    sections += [*on_prompt, row_section(table, pair)]
     name = head_name(*pair)
-    return HeadCard(name, tuple(sections), card_page(pair, heads, sections))
+    return HeadCard(name, tuple(sections), card_page(pair, table, sections))
 
 
 def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame) -> Section:

@@ -13,6 +13,7 @@ from string import Template
 import numpy as np
 import pandas as pd
 
+from tlspectral.errors import earlier_calls
 from tlspectral.hooks.measured_wall import Wall
 from tlspectral.report.card_sections import Evidence, Given, Section
 from tlspectral.report.head_data import head_data, script_json
@@ -50,8 +51,9 @@ class Page(str):
         return f'<iframe title="report" style="{style}" srcdoc="{escape(self)}"></iframe>'
 
 
+@earlier_calls(heads="table")
 def report(
-    heads: pd.DataFrame,
+    table: pd.DataFrame,
     path: str | os.PathLike[str] | None = None,
     *,
     walls: Wall | Sequence[Wall] | None = None,
@@ -76,7 +78,7 @@ def report(
     every request and every other script. Without scripts the tables remain.
 
     Args:
-        heads: table of `analyze_heads` or `tables.join`. Needed: `layer, head, dir_frac, D_head`; what else is there is
+        table: table of `analyze_heads` or `tables.join`. Needed: `layer, head, dir_frac, D_head`; what else is there is
             shown, with "not computed" for NaN. Columns of your own can be chosen in the grid if they are numeric.
         path: file to write; None writes none.
         walls: what `tls.hooks.wall` returns, or a list: sentences that the reader chooses from, 1 MB each at most.
@@ -99,7 +101,7 @@ def report(
     What it does not establish: anything beyond the tables. A head that stands out on the page should be examined
     further: by ablation, on other prompts, in another seed of the model.
     """
-    table, sentences = _checked(heads), listed_walls(walls)
+    table, sentences = _checked(table), listed_walls(walls)
     page = Page(_page(table, Evidence(table, tables), sentences))
     if path is not None:
         with naming_file(path), whole_file(path) as partial:

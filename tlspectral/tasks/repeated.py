@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from tlspectral.errors import earlier_calls
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_rows, refuse_padding
@@ -18,8 +19,9 @@ from tlspectral.tables.detector_columns import DETECTORS
 SMALL_VOCABULARY = 64
 
 
+@earlier_calls("n_sequences", "segment_length")
 def repeated_sequences(
-    view: AttentionView, n_sequences: int = 200, segment_length: int = 64, *, seed: int = 0
+    view: AttentionView, *, n_sequences: int = 200, segment_length: int = 64, seed: int = 0
 ) -> Int[Tensor, "sequences pos"]:
     """Return sequences `[BOS, r, r]` of random ids, [n_sequences, 1 + 2 L].
 
@@ -76,7 +78,9 @@ class RepeatedSegments:
         """Return the sequences. Raises ValueError as `induction_loss`."""
         tokens = self.given
         if tokens is None:
-            tokens = repeated_sequences(view, self.n_sequences, self.segment_length, seed=self.seed)
+            tokens = repeated_sequences(
+                view, n_sequences=self.n_sequences, segment_length=self.segment_length, seed=self.seed
+            )
         return given_sequences(view, tokens)
 
 

@@ -101,7 +101,7 @@ def test_what_has_no_answer_is_refused_in_words(name, what):
 @encoders
 def test_patterns_are_of_all_tokens_and_detectors_read_both_sides(name):
     model, length = zoo.shared("bridge", name), 8
-    tokens = repeated_sequences(attention_view(model), 6, length)
+    tokens = repeated_sequences(attention_view(model), n_sequences=6, segment_length=length)
     patterns = recorded(model, ("pattern",), tokens)
     assert float(patterns[0, "pattern"].triu(1).sum((-2, -1)).min()) > 1  # else nothing below differs from a decoder
     found = detect_heads(model, prompts=tokens)
