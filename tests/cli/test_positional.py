@@ -116,8 +116,8 @@ def test_prompts_come_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--template", "gpt-5"], "'gpt-5' is no template"),
-        (["--task", "haystack"], "no ready task: 'binding', 'key-value', 'copying', 'needle', 'list-index'"),
+        (["--template", "gpt-5"], "'gpt-5' is not a ready task"),
+        (["--task", "haystack"], "not a ready task: give 'binding', 'key-value', 'copying', 'needle', 'list-index'"),
         (["--swaps", "some"], "or pairs of block indices; not 'some'"),
         (["--pairs", "60"], "and the model's context is "),
     ],

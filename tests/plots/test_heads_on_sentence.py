@@ -115,11 +115,11 @@ def test_a_task_has_its_error_and_text_is_no_formula():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="leave them out where a measured wall is drawn"):
+    with pytest.raises(ValueError, match="leave prompt= and task= out"):
         plots.wall(made_up(), "text")
     other = heads()
     other.attrs["revision"] = "other"
-    with pytest.raises(ValueError, match="the wall are of revision"):
+    with pytest.raises(ValueError, match="the wall with revision"):
         plots.wall(made_up(), heads=other)
     with pytest.raises(ValueError, match="give one of them"):
         plots.wall(shared("bridge", "llama"), IDS, task=tls.logit_difference([IDS.tolist()], 60, 20))

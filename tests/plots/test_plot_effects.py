@@ -22,7 +22,7 @@ def test_effects_are_sorted_and_unmeasured_heads_left_out():
     assert axes.get_title(loc="left") == "tiny, logit difference, intact \N{MINUS SIGN}1.25"
     (axes,) = ablation_effects(SWEEP.assign(delta_se=np.nan), HEADS).axes  # of one prompt
     assert axes.get_xlabel() == "change of the loss (nats)"
-    with pytest.raises(ValueError, match="no head has a measured effect and a row"):
+    with pytest.raises(ValueError, match="no head of the sweep has a measured effect and a row"):
         ablation_effects(SWEEP, HEADS.assign(layer=7))
     with pytest.raises(ValueError, match="no column delta_se: give a table of ablation_sweep"):
         ablation_effects(SWEEP.drop(columns="delta_se"), HEADS)

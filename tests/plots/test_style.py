@@ -150,9 +150,9 @@ def test_axes_of_a_subfigure_serve_and_what_is_no_axes_is_refused():
     left, _ = figure.subfigures(1, 2)
     assert one_panel(left.subplots(), 1.0, 1.0)[0] is figure
     grid = Figure().subplots(1, 2)
-    with pytest.raises(TypeError, match="ax is a ndarray: give one matplotlib Axes"):
+    with pytest.raises(TypeError, match="ax= is a ndarray: give a matplotlib Axes"):
         one_panel(grid, 1.0, 1.0)
-    with pytest.raises(ValueError, match="the kernels are of 2 heads, a panel each"):
+    with pytest.raises(ValueError, match="the kernels are of 2 heads: choose"):
         plots.kernel(plotted_tables.KERNELS, ax=grid[0])
 
 
@@ -169,7 +169,7 @@ def test_the_largest_edges_are_drawn_by_size_and_sign():
     heights = {name: place[1] for name, place in nodes.items()}
     assert heights["embedding"] < heights["L0H2"] < heights["L0MLP"] < heights["L1H0"] == heights["L1KV0"]
     assert max(heights, key=heights.get) == "logits"
-    with pytest.raises(ValueError, match="no edges to draw"):
+    with pytest.raises(ValueError, match="no edge has an effect"):
         plots.circuit(EDGES.assign(estimate=np.nan, delta=np.nan))
 
 

@@ -121,8 +121,11 @@ REFUSED = {
     "tau not a number": (lambda: llama(tau=math.nan), "tau must be positive"),
     "scale of zero": (lambda: llama(logit_scale=0.0), "logit_scale must be positive"),
     # Tasks.
-    "unknown task": (lambda: llama("gemma"), "'gemma' is no template.* ready task: 'binding', 'key-value'"),
-    "no draws": (lambda: bound(draws=0), "at least one draw .*found 0"),
+    "unknown task": (
+        lambda: llama("gemma"),
+        "'gemma' is not a ready task: give 'binding', 'key-value'.* template.*'llama-3.2'",
+    ),
+    "no draws": (lambda: bound(draws=0), "draws= must be 1 or more, found 0"),
     "two blocks that swap": (lambda: bound(swapped=2), "three blocks that swap, two for 'all'"),
     "one block that swaps": (lambda: bound("all", swapped=1), "three blocks that swap, two for 'all'"),
     "no queries": (lambda: bound(queries=0), "1 or more, .*found 0"),
@@ -145,9 +148,12 @@ REFUSED = {
         lambda: BindingTask(n_blocks=3).prompt(BindingTask(n_blocks=3).lines(NAMES, COLOURS), 3),
         r"no question about block 3: .*\[0, 1, 2\]",
     ),
-    "unknown template": (lambda: BindingTask("gemma"), "'gemma' is no template; .*'gemma-2', 'llama-3.2'"),
+    "unknown template": (lambda: BindingTask("gemma"), "template='gemma' does not exist: give 'gemma-2', 'llama-3.2'"),
     "more names than there are": (lambda: BindingTask(n_blocks=1000), "found 1000"),
-    "other names than pairs": (lambda: BindingTask(n_blocks=4).lines(NAMES, COLOURS), "4 pairs; found 3 names"),
+    "other names than pairs": (
+        lambda: BindingTask(n_blocks=4).lines(NAMES, COLOURS),
+        "n_blocks=4 names .*; found 3 names",
+    ),
     "an answer joined with the prompt": (joined_answer, "joins the end of the prompt with the answer"),
     "a negative answer": (lambda: task_answers(shared("bridge", "llama"), NegativeAnswer()), "0 to 96; found -1"),
     # Files of prompts.
@@ -166,7 +172,7 @@ REFUSED = {
     "questions": (lambda: read_lines({"questions": 3}), "line 1: found questions 3"),
     "half a question": (lambda: read_lines({"questions": [[0, "a"]]}), r"line 1: found the question \[0, 'a'\]"),
     "a block that is not there": (lambda: read_lines({"questions": [[3, "a", "b"]]}), "line 1: .*different blocks"),
-    "a zero byte": (lambda: read_file("\0"), r"prompts\.jsonl is no text in UTF-8: found byte 0x00"),
+    "a zero byte": (lambda: read_file("\0"), r"prompts\.jsonl is not a text file in UTF-8: found byte 0x00"),
     "lines of other lengths": (lambda: read_lines({}, {"blocks": ["a"] * 4}), r"\[3, 4\] blocks"),
     # Averages and tests.
     "draws of other heads": (

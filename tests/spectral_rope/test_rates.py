@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 def recipe(model):
     """The spectral model and the optimizer that the page makes of a model, line by line."""
-    (lines,) = [block for block in blocks("docs/spectral_rope.md") if "tls.to_spectral(model)" in block]
+    (lines,) = [block for block in blocks("docs/training.md") if "tls.to_spectral(model)" in block]
     names = {"tls": tls, "torch": torch, "model": model}
     exec(lines.split("trainer =")[0], names)
     return names["spectral"], names["optimizer"]
@@ -129,7 +129,7 @@ def test_the_trainer_records_the_meter_and_warns_once(tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train()
-    (said,) = [str(warning.message) for warning in caught if "no longer that of the model" in str(warning.message)]
+    (said,) = [str(warning.message) for warning in caught if "differs from the starting model" in str(warning.message)]
     assert "over 4096 tokens" in said
     shifts = [record["omega_shift"] for record in trainer.state.log_history if "loss" in record]
     assert len(shifts) == 3

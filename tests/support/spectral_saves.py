@@ -1,6 +1,6 @@
 """Ways to save and load a spectral model, and by how much each changes a logit: nothing, or it is refused.
 
-`PYTHONPATH=.:tests/support python tests/support/spectral_saves.py` prints the table of the page.
+`PYTHONPATH=.:tests/support python tests/support/spectral_saves.py` prints every case that `docs/training.md` sums up.
 """
 
 import shutil

@@ -213,11 +213,11 @@ def test_tables_of_a_folder_and_of_the_model_loaded_from_it_are_compared_by_name
     assert streamed.attrs["backend"] != "bridge"
     assert streamed.attrs["weights_by_layer"].keys() == {"0", "1"}
     assert len(join(streamed, one=tls.detect_heads(loaded, n_sequences=2))) == 8
-    with pytest.raises(ValueError, match=r"is of model .*llama, the rows of the table one are of model"):
+    with pytest.raises(ValueError, match=r"made with model .*llama, the rows of the table one with model"):
         join(streamed, one=tls.detect_heads(tls.load_model("tiny-rope"), n_sequences=2))
     unnamed = tls.detect_heads(llama(), n_sequences=2)
     unnamed.attrs["model"] = None
-    with pytest.raises(ValueError, match=f"{UNKNOWN}: their backends differ .* and not both name their model"):
+    with pytest.raises(ValueError, match=f"{UNKNOWN}: their backends differ .*, and one of them does not name"):
         join(streamed, one=unnamed)
 
 
@@ -287,7 +287,7 @@ def test_a_table_of_other_weights_is_refused(chosen):
     table.attrs["revision"] = "abc"
     model = zoo.bridge("llama")
     model.tlspectral_source = {"model": table.attrs["model"], "revision": "def"}
-    with pytest.raises(ValueError, match="head table is of revision abc, the loaded weights are of revision def"):
+    with pytest.raises(ValueError, match="head table was made with revision abc, the loaded weights with revision def"):
         require_table_of(attention_view(model), table)
     table.attrs = {}
     table["layer"] += 1
@@ -367,5 +367,5 @@ def test_names_are_compared_where_a_table_has_no_hash():
     table, origin = heads_of_llama().copy(), attention_view(retrained()).source
     assert "no hash of the weights is known for the draws" in require_same_model(table, origin, "the draws")
     table.attrs["model"] = "one"
-    with pytest.raises(ValueError, match="is of model one, the draws are of model other: use one model"):
+    with pytest.raises(ValueError, match="made with model one, the draws with model other: use one model"):
         require_same_model(table, origin | {"model": "other"}, "the draws")

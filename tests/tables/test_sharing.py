@@ -101,14 +101,14 @@ def test_a_shard_that_does_not_exist_is_refused(index, count):
 
 
 def test_a_shard_that_is_never_entered_warns():
-    with pytest.warns(UserWarning, match=r"never entered, so this process makes all jobs: write `with tls"):
+    with pytest.warns(UserWarning, match=r"without `with`, so this process makes all jobs: write `with tls"):
         shard(1, 2)
 
 
 def test_what_cannot_be_shared_is_refused(work):
-    with shard(1, 2), pytest.raises(ValueError, match="needs a folder that the other shards see"):
+    with shard(1, 2), pytest.raises(ValueError, match="needs a folder that all shards can read"):
         finished(work.parts())
-    with shard(1, 2), pytest.raises(ValueError, match="jobs of a generator cannot be shared out"):
+    with shard(1, 2), pytest.raises(ValueError, match="a generator of models or jobs cannot be shared out"):
         finished(iter(work.parts()), work.folder)
     assert work.made == []
 
@@ -293,7 +293,7 @@ def test_a_dataset_of_models_is_shared_out(inside):
 
 def recipe(kind, containing):
     """The block of the page that has these words."""
-    (block,) = [block for block in blocks("docs/many_machines.md", kind) if containing in block]
+    (block,) = [block for block in blocks("docs/scale.md", kind) if containing in block]
     return block
 
 
@@ -335,7 +335,7 @@ def test_the_workers_of_a_dask_cluster(inside):
     """The block of the recipe; the cluster is the fixture's."""
     block = recipe("python", "dask").partition("with joblib")[2].replace("/shared", str(inside))
     model = tls.load_model("tiny-rope")
-    exec(compile(f"with joblib{block}", "many_machines.md", "exec"), {"joblib": joblib, "tls": tls, "model": model})
+    exec(compile(f"with joblib{block}", "scale.md", "exec"), {"joblib": joblib, "tls": tls, "model": model})
     assert len(read_table(inside / "sweep.parquet")) == 8
 
 

@@ -166,7 +166,7 @@ REFUSED = {
     "a position before the first": (lambda: asked(predict=-3), "prompt 1 has no position -3; it has 2 tokens"),
     "no positions": (lambda: asked(predict=slice(9, None)), "selects no position"),
     "one label": (lambda: asked(labels=pd.DataFrame({"kind": ["a"]})), "1 rows, and there are 3 sequences"),
-    "one attention": (lambda: asked(attention=[[1, 0]]), r"query and a key position per sequence, \[3, 2\]"),
+    "one attention": (lambda: asked(attention=[[1, 0]]), r"give a query and a key position, .*per sequence, \[3, 2\]"),
     "a later key": (lambda: asked(attention=(0, 1)), "attention of sequence 0: its key comes after its query"),
     **{  # The loss of other positions would be that of wrong tokens.
         f"a loss at {predict}": (
@@ -219,7 +219,7 @@ def made(returned):
             r"for_model of the metric SimpleNamespace is a .*; found <lambda>\(logits\)",
         ),
         ({"predict": lambda: -1}, r"predict is a function of the width of the prompts; found <lambda>\(\)"),
-        ({"predict": lambda width: width / 2}, r"predict are whole numbers, .*; found 2\.5"),
+        ({"predict": lambda width: width / 2}, r"predict: give whole numbers, .*; found 2\.5"),
     ],
 )
 def test_functions_of_other_arguments_or_results_are_refused(options, said):
@@ -461,7 +461,7 @@ MEASURED = {
 
 @pytest.mark.parametrize("measure", MEASURED)
 def test_autocast_is_refused_where_it_would_round_what_is_measured(measure):
-    said = r"torch.autocast is on for cpu \(torch.bfloat16\), .*: measure outside of it"
+    said = r"torch.autocast is on for cpu \(torch.bfloat16\) .*: call this outside of it"
     with pytest.raises(ValueError, match=said), torch.autocast("cpu", dtype=torch.bfloat16):
         MEASURED[measure](shared("bridge", "llama"))
 
@@ -491,12 +491,12 @@ SCREENS = {
 @pytest.mark.parametrize("screen", SCREENS)
 def test_screens_without_gradients_are_refused_in_words(screen):
     pairs = tls.Task(PROMPTS, last_margin, counterfactual=[[9, 4, 9, 3], [9, 5], [9, 8, 2, 6, 7]])
-    said = "none are recorded under torch.inference_mode: call it outside"
+    said = "torch.inference_mode records none: call this outside"
     with pytest.raises(ValueError, match=said), torch.inference_mode():
         SCREENS[screen](shared("bridge", "llama"), pairs)
     with torch.inference_mode():
         made = zoo.bridge("llama")
-    with pytest.raises(ValueError, match=r"was loaded under torch.inference_mode, .*: load it outside of it"):
+    with pytest.raises(ValueError, match=r"was loaded under torch.inference_mode, .*: load the model outside of it"):
         SCREENS[screen](made, pairs)
 
 

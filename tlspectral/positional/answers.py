@@ -1,4 +1,4 @@
-"""The answers to a block task: their tokens, their probability, and how often the model gives them."""
+"""Measure how a model answers a block task: probability and rank of the right answer's first token."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,12 @@ BLOCK_ANSWERS = Schema(
     "block_answers",
     columns("""
         draw                 | index       | Number of the list of blocks, from 0.
-        query                | index       | Index of the block of the list that is asked about, from 0.
+        query                | index       | Index of the block that the question is about, from 0.
         answer               | text        | The right answer.
-        probability          | probability | That the model gives to the first token of the right answer after the
-                             |             | prompt.
-        rank                 | index       | Rank of that token among all by probability; 1 is the most probable.
-        relative_probability | share       | probability over that of the first tokens of all choices of the draw.
+        probability          | probability | Probability of the right answer's first token after the prompt.
+        rank                 | index       | Rank of that token among all tokens by probability; 1 is the most probable.
+        relative_probability | share       | probability over the sum of the probabilities of the first tokens of all
+                             |             | choices of the draw.
         chance               | share       | Share of the draw's choices that have the right answer's first token.
     """),
     "`tlspectral.positional.task_answers`",
@@ -36,29 +36,41 @@ BLOCK_ANSWERS = Schema(
 def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFrame:
     """Measure how a model answers a block task: probability and rank of the right answer after each prompt.
 
+    Run it before `positional_symbolic`: scores of heads on a task that the model does not solve say little.
+
+    >>> import tlspectral as tls, torch
+    >>> from tlspectral.positional import BlockDraw, BlockTask, Question, task_answers
+    >>> class Pairs(BlockTask):
+    ...     n_blocks = 3
+    ...     def draw(self, seed):
+    ...         blocks = tuple(torch.tensor([key, key + 10]) for key in (3, 4, 5))
+    ...         return BlockDraw(torch.tensor([1]), blocks, (Question(1, torch.tensor([4]), 14),), (13, 14, 15))
+    >>> task_answers(tls.load_model("tiny-rope"), Pairs(draws=1))[["query", "answer", "rank"]].values.tolist()
+    [[1, '14', 1]]
+
     Args:
-        model: a TransformerBridge or HookedTransformer; hooks on it stay in force.
-        task: a `BlockTask`; its `draws` and `queries` say which prompts.
-        seed: of the draws, as in `positional_symbolic`.
+        model: TransformerBridge or HookedTransformer; hooks on it stay in force.
+        task: its `draws` and `queries` choose the prompts.
+        seed: of the draws, as in `positional_symbolic`. Default: 0.
 
     Returns:
         DataFrame, a row per prompt. Columns of `block_answers`: `draw, query, answer, probability, rank,
-        relative_probability, chance`. The model's accuracy is `(rank == 1).mean()`.
+            relative_probability, chance`. The model's accuracy is `(rank == 1).mean()`.
 
     Raises:
-        ValueError: text without a tokenizer, a tokenizer that joins segments, or the prompt's end with the answer, a
-            prompt that is too long, or answers that are no ids of the model.
+        ValueError: text without a tokenizer; a tokenizer that joins blocks, or the prompt's end with the answer; a
+            prompt that is too long; answers that are not token ids of the model.
         UnsupportedArchitecture: an encoder.
 
-    What it does not establish: that the answer was read off the block: choices differ in how probable they are in any
-    text, which `chance` does not take into account.
+    Not established: that the model read the answer from the block. Some choices are more probable in any text, and
+    `chance` does not account for this.
     """
     with measured(model) as view:
         scored = task.task(seed=seed)
-        packed, asked = scored.prompts.packed(view), scored.prompts.prompts
+        packed, prompts = scored.prompts.packed(view), scored.prompts.prompts
         tables = []
         with torch.no_grad():
-            for number, (_, draw, query) in enumerate(asked):
+            for number, (_, draw, query) in enumerate(prompts):
                 tokens = packed.tokens[number, : packed.lengths[number]]
                 logits = logits_at(view, tokens[None], slice(len(tokens) - 1, len(tokens)))[0]
                 tables.append(
@@ -72,11 +84,15 @@ def task_answers(model: Any, task: "BlockTask", *, seed: int = 0) -> pd.DataFram
 def answers_table(
     tokenizer: Any, draw: "BlockDraw", queries: tuple[int, ...], logits: Float64[Tensor, "queries d_vocab"]
 ) -> pd.DataFrame:
-    """Return probability and rank of the right answer after each prompt of a draw, as `task_answers` without `draw`."""
+    """Return probability and rank of the right answer for each queried block of one draw.
+
+    `logits`: one row per query, after its prompt. Returns the columns of `task_answers` without `draw`.
+    """
     rows = []
     for query, prompt_logits in zip(queries, logits, strict=True):
         question = draw.question(query)
-        first_tokens = {one: first_token(tokenizer, question.suffix, one) for one in {*draw.choices, question.answer}}
+        texts = {*draw.choices, question.answer}
+        first_tokens = {text: first_token(tokenizer, question.suffix, text) for text in texts}
         require_vocabulary(prompt_logits.shape[0], torch.tensor(list(first_tokens.values())))
         answer = first_tokens[question.answer]
         probabilities = prompt_logits.softmax(0)

@@ -1,4 +1,4 @@
-"""Ready block tasks beside the binding task: key and value, copying, needle, list index, prompts from a file."""
+"""Ready block tasks in addition to the binding task: key and value, copying, needle, list index, prompt files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,18 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", 
 
 @dataclass(frozen=True)
 class KeyValueTask(BlockTask):
-    """Lines "The password of the KEY is VALUE." of common nouns, all different, and one line again without its value.
+    """Block task with lines "The password of the KEY is VALUE." and a question that repeats one line without its value.
+
+    >>> from tlspectral.positional import KeyValueTask
+    >>> draw = KeyValueTask(3).draw(0)
+    >>> draw.blocks[0], draw.questions[0].answer
+    ('The password of the violin is ocean.\\n', ' ocean')
 
     Attributes:
-        n_blocks: lines, from 3 to half of the packaged nouns (`packaged_words`).
+        n_blocks: number of lines, from 3 to half of the packaged nouns. Default: 9. All nouns of a draw differ.
+
+    Raises:
+        ValueError: too few or too many lines.
     """
 
     n_blocks: int = 9
@@ -32,7 +40,7 @@ class KeyValueTask(BlockTask):
         require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw keys and values without repetition."""
+        """Draw keys and values, all different, from the packaged nouns."""
         words = _nouns(seed, 2 * self.n_blocks)
         pairs = list(zip(words[::2], words[1::2], strict=True))
         return BlockDraw(
@@ -47,13 +55,21 @@ class KeyValueTask(BlockTask):
 
 @dataclass(frozen=True)
 class CopyingTask(BlockTask):
-    """Lines of common nouns, all different, and their copy; the prompt ends before the last word of a line of the copy.
+    """Block task with lines of nouns and their copy; the prompt ends before the last word of a line of the copy.
 
-    From the word that is copied to its copy it is always as far, whichever line is asked about.
+    The distance from the copied word to its copy is the same for every queried line.
+
+    >>> from tlspectral.positional import CopyingTask
+    >>> draw = CopyingTask(3, 6).draw(0)
+    >>> draw.blocks[:2], draw.questions[0].suffix, draw.questions[0].answer
+    (('violin ocean\\n', 'candle harbor\\n'), 'violin', ' ocean')
 
     Attributes:
-        n_blocks: lines of the list.
-        distance: words from a word to its copy: a multiple of `n_blocks`, two words a line at least.
+        n_blocks: number of lines. Default: 9.
+        distance: words from a word to its copy: a multiple of `n_blocks`, at least two words per line. Default: 36.
+
+    Raises:
+        ValueError: too few or too many lines, or a distance that is not such a multiple.
     """
 
     n_blocks: int = 9
@@ -63,12 +79,12 @@ class CopyingTask(BlockTask):
         require_size(self.n_blocks, len(packaged_words("nouns")) // 2)
         if self.distance % self.n_blocks or not 2 * self.n_blocks <= self.distance <= len(packaged_words("nouns")):
             raise ValueError(
-                f"distance is a multiple of n_blocks = {self.n_blocks}, from {2 * self.n_blocks} to "
+                f"distance= must be a multiple of n_blocks = {self.n_blocks}, from {2 * self.n_blocks} to "
                 f"{len(packaged_words('nouns'))} words; found {self.distance}"
             )
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw words without repetition."""
+        """Draw words, all different, from the packaged nouns."""
         width = self.distance // self.n_blocks
         words = _nouns(seed, self.distance)
         lines = [words[start : start + width] for start in range(0, self.distance, width)]
@@ -82,13 +98,21 @@ class CopyingTask(BlockTask):
 
 @dataclass(frozen=True)
 class NeedleTask(BlockTask):
-    """One line names a secret word among sentences of *Alice's Adventures in Wonderland*; the question asks for it.
+    """Block task with one line that names a secret word, among sentences of *Alice's Adventures in Wonderland*.
 
-    A draw has one question, about the block of the secret word, which is drawn too.
+    The one question of a draw asks for the secret word. The word and its block are drawn too.
+
+    >>> from tlspectral.positional import NeedleTask
+    >>> draw = NeedleTask(3).draw(0)
+    >>> draw.blocks[draw.questions[0].block]
+    'The secret word is bread.\\n'
 
     Attributes:
-        n_blocks: sentences, the one with the secret word among them. Let as many swap, that the word's block is
-            among those that do.
+        n_blocks: number of sentences, including the line with the secret word. Default: 9. Set `swapped` to the same
+            number, otherwise the secret word's block may not be among the blocks that swap.
+
+    Raises:
+        ValueError: too few or too many sentences.
     """
 
     n_blocks: int = 9
@@ -97,7 +121,7 @@ class NeedleTask(BlockTask):
         require_size(self.n_blocks, len(_sentences()))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw sentences without repetition, and a noun for the secret word."""
+        """Draw different sentences, a noun as the secret word, and its block."""
         generator = np.random.default_rng(seed)
         lines = [_sentences()[number] for number in generator.choice(len(_sentences()), self.n_blocks, replace=False)]
         needle, word = int(generator.integers(self.n_blocks)), str(generator.choice(packaged_words("nouns")))
@@ -109,10 +133,19 @@ class NeedleTask(BlockTask):
 
 @dataclass(frozen=True)
 class ListIndexTask(BlockTask):
-    """Lines of one noun each, all different, and "The third item of the list is the": which place, not which word.
+    """Block task with lines of one noun each and a prompt such as "The third item of the list is the".
+
+    It asks for the word at a place; the other ready tasks ask for the word that belongs to a word.
+
+    >>> from tlspectral.positional import ListIndexTask
+    >>> ListIndexTask(3).draw(0).blocks
+    ('- violin\\n', '- ocean\\n', '- candle\\n')
 
     Attributes:
-        n_blocks: lines, from 3 to 9.
+        n_blocks: number of lines, from 3 to 9. Default: 9. All nouns of a draw differ.
+
+    Raises:
+        ValueError: too few or too many lines.
     """
 
     n_blocks: int = 9
@@ -121,7 +154,7 @@ class ListIndexTask(BlockTask):
         require_size(self.n_blocks, len(_ORDINALS))
 
     def draw(self, seed: int) -> BlockDraw:
-        """Draw words without repetition."""
+        """Draw words, all different, from the packaged nouns."""
         words = _nouns(seed, self.n_blocks)
         questions = (
             Question(block, f"---\nThe {_ORDINALS[block]} item of the list is the", f" {word}")
@@ -132,17 +165,21 @@ class ListIndexTask(BlockTask):
 
 @dataclass(frozen=True)
 class PromptFile(BlockTask):
-    """Draws from a file of JSON lines, one draw a line, in the order of the file whatever the seed.
+    """Block task from a file of JSON lines: one draw per line, in the order of the file whatever the seed.
 
-    A line is `{"prefix": "", "blocks": ["a: 1\\n", ...], "questions": [[0, "a:", " 1"], ...]}`; block, suffix and
-    answer make a question. `"choices"` are the answers among which chance chooses, by default the answers of the line.
-    All lines have as many blocks, and end at newlines alone.
+    A line of the file, with questions as [block, suffix, answer]:
+
+        {"prefix": "", "blocks": ["a: 1\\n", "b: 2\\n", "c: 3\\n"], "questions": [[0, "a:", " 1"]]}
+
+    `"choices"` may list the answers among which chance chooses. Default: the answers of the line. All lines need the
+    same number of blocks. Lines end only at newline characters.
 
     Attributes:
-        path: the file. If it has fewer lines than `draws`, all are read.
+        path: the file. If it has fewer lines than `draws`, all lines are used.
 
     Raises:
-        ValueError: a file without lines, or a line that is not of this form or has another key.
+        ValueError: a file without lines, a line of another form or with another key, or lines with different numbers of
+            blocks.
     """
 
     path: str
@@ -150,28 +187,28 @@ class PromptFile(BlockTask):
     def __post_init__(self) -> None:
         sizes = sorted({len(draw.blocks) for draw in self.lines})
         if len(sizes) > 1:
-            raise ValueError(f"{self.path}: lines have {sizes} blocks; give all of them as many")
+            raise ValueError(f"{self.path}: lines have {sizes} blocks; give every line the same number")
 
     @property
     def n_blocks(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Blocks of every line."""
+        """Number of blocks of every line."""
         return len(self.lines[0].blocks)
 
     @cached_property
     def lines(self) -> tuple[BlockDraw, ...]:
-        """The lines of the file."""
+        """Draws in the file, one per line."""
         lines = enumerate(file_lines(self.path), 1)
         draws = tuple(_draw_of(f"{self.path}, line {number}", line) for number, line in lines if line.strip())
         if not draws:
-            raise ValueError(f"{self.path} has no lines: give one draw a line, such as {LINE}")
+            raise ValueError(f"{self.path} has no lines: write one draw per line, such as {LINE}")
         return draws
 
     def draw(self, seed: int) -> BlockDraw:
-        """Return the line with this number, from 0."""
+        """Return the draw in line `seed`, counted from 0."""
         return self.lines[seed]
 
     def seeds(self, seed: int) -> tuple[int, ...]:
-        """Return the first lines, whatever the seed. Raises ValueError for no draw."""
+        """Return the numbers of the first `draws` lines, whatever the seed. Raises ValueError if `draws` is below 1."""
         return tuple(range(min(len(super().seeds(seed)), len(self.lines))))
 
 
@@ -181,79 +218,83 @@ READY = {
     "needle": NeedleTask,
     "list-index": ListIndexTask,
 }
-"""Ready tasks by name; `"binding"` and the templates of the binding task are names too."""
+"""Ready tasks by name. `block_task` also takes "binding" and the templates of the binding task."""
 
 LINE = (
     '{"prefix": "", "blocks": ["apple: red\\n", "plum: blue\\n", "pear: green\\n"], '
     '"questions": [[0, "apple:", " red"], [2, "pear:", " green"]]}'
 )
-"""A line of a file of prompts: blocks that swap, and questions, each with its block, its text and the answer."""
+"""Example line of a `PromptFile`: blocks that swap, and questions as [block, suffix, answer]."""
 
 
 _KEYS = ("prefix", "blocks", "questions", "choices")
 
 
 def block_task(name: str) -> BlockTask:
-    """Return the ready task of a name, or the binding task in a template's wording. Raises ValueError for another."""
+    """Return the ready task with this name, or the binding task with this template. Raises ValueError otherwise."""
     if name in READY:
         return READY[name]()
     template = "plain" if name == "binding" else name
     if template not in TEMPLATES:
         names = ", ".join(map(repr, ("binding", *READY)))
         raise ValueError(
-            f"{name!r} is no template of the binding task ({', '.join(map(repr, TEMPLATES))}), and no "
-            f"ready task: {names}"
+            f"{name!r} is not a ready task: give {names}, or a template of the binding task: "
+            f"{', '.join(map(repr, TEMPLATES))}"
         )
     return BindingTask(template)
 
 
 def _nouns(seed: int, count: int) -> list[str]:
+    """Return `count` different packaged nouns in random order."""
     return [str(word) for word in np.random.default_rng(seed).permutation(packaged_words("nouns"))[:count]]
 
 
 @cache
 def _sentences() -> list[str]:
-    """Return the sentences of the packaged book with 40 to 90 characters, each once."""
+    """Return the different sentences of the packaged book that have 40 to 90 characters."""
     text = re.sub(r"\s+", " ", packaged_text())
     whole = (sentence for sentence in re.split(r"(?<=[.!?]) ", text) if 40 <= len(sentence) <= 90)
     return list(dict.fromkeys(sentence for sentence in whole if re.fullmatch(r"[A-Z][A-Za-z ,;.!?']+", sentence)))
 
 
 def _draw_of(where: str, line: str) -> BlockDraw:
-    """Return the draw of a line of JSON. Raises ValueError, which says where, what was found and what is expected."""
+    """Return the draw in one line of JSON.
+
+    Raises ValueError that names the place (`where`), the wrong piece and the expected form.
+    """
     try:
-        given = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: found no JSON, {error}; expected a line such as {LINE}") from error
-    found = _strange_in(given)
-    if found is not None:
-        raise ValueError(f"{where}: found {found}; expected a line such as {LINE}")
-    questions = tuple(Question(*question) for question in given["questions"])
+    fault = _strange_in(fields)
+    if fault is not None:
+        raise ValueError(f"{where}: found {fault}; expected a line such as {LINE}")
+    questions = tuple(Question(*question) for question in fields["questions"])
     try:
-        return BlockDraw(given.get("prefix", ""), tuple(given["blocks"]), questions, tuple(given.get("choices", ())))
+        return BlockDraw(fields.get("prefix", ""), tuple(fields["blocks"]), questions, tuple(fields.get("choices", ())))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _strange_in(given: Any) -> str | None:
-    """Return what is not in a line as `PromptFile` describes it, in words; None where all is."""
-    if not isinstance(given, dict):
-        return f"a {type(given).__name__}"
-    for name in given:
+def _strange_in(fields: Any) -> str | None:
+    """Return a description of the first wrong piece in a line of a `PromptFile`; None if the line is right."""
+    if not isinstance(fields, dict):
+        return f"a {type(fields).__name__}"
+    for name in fields:
         if name not in _KEYS:
             return f"the key {name!r}{did_you_mean(name, _KEYS)}"
-    missing = [name for name in ("blocks", "questions") if name not in given]
+    missing = [name for name in ("blocks", "questions") if name not in fields]
     if missing:
-        return f"{' and '.join(map(repr, given)) or 'nothing'}, without {' and '.join(map(repr, missing))}"
-    if not isinstance(given.get("prefix", ""), str):
-        return f"the prefix {given['prefix']!r}"
+        return f"{' and '.join(map(repr, fields)) or 'nothing'}, without {' and '.join(map(repr, missing))}"
+    if not isinstance(fields.get("prefix", ""), str):
+        return f"the prefix {fields['prefix']!r}"
     for name, kinds in (("blocks", (str,)), ("choices", (str, int))):
-        values = given.get(name, [])
+        values = fields.get(name, [])
         if not isinstance(values, list) or not all(type(value) in kinds for value in values):
             return f"{name} {values!r}"[:80]
-    if not isinstance(given["questions"], list):
-        return f"questions {given['questions']!r}"[:80]
-    for question in given["questions"]:
+    if not isinstance(fields["questions"], list):
+        return f"questions {fields['questions']!r}"[:80]
+    for question in fields["questions"]:
         types = list(map(type, question)) if isinstance(question, list) else None
         if types not in ([int, str, str], [int, str, int]):
             return f"the question {question!r}"[:80]

@@ -1,4 +1,4 @@
-"""HTML summaries of results for notebooks: a small table of their fields."""
+"""HTML summaries of results for notebooks: a small table of a result's fields."""
 
 import dataclasses
 import html
@@ -11,9 +11,9 @@ _LONG = 80  # characters
 
 
 def html_summary(result: Any) -> str:
-    """Show a frozen result as an HTML table, one row per field that is not None.
+    """Return a dataclass instance as an HTML table, one row per field that is not None.
 
-    Numbers have four digits, and long values are cut.
+    Numbers have four significant digits. Values longer than 80 characters are cut.
     """
     shown = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
     rows = [(name, _short(value)) for name, value in shown.items() if value is not None]
@@ -21,7 +21,7 @@ def html_summary(result: Any) -> str:
 
 
 def html_rows(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Return a title over an HTML table of names and texts."""
+    """Return a title above an HTML table with one row per (name, text)."""
     cells = "".join(
         f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
         for name, text in rows
@@ -30,6 +30,9 @@ def html_rows(title: str, rows: Iterable[tuple[str, str]]) -> str:
 
 
 def _short(value: Any) -> str:
+    """Return a field's value as text of at most 80 characters; for a result with a `statistic`, the text of the
+    statistic.
+    """
     if dataclasses.is_dataclass(value) and "statistic" in vars(value):
         return _short(vars(value)["statistic"])
     if isinstance(value, np.ndarray):

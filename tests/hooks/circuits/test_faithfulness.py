@@ -503,14 +503,14 @@ def test_where_a_screen_knows_no_pairs_it_says_so(planted, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({}, "all edges, and edges to a counterfactual, are of pairs"),
-        ({"measure": "ind"}, "measure='ind' is of one receiver"),
-        ({"replace": "zero"}, "edges are cut to the counterfactual"),
-        ({"replace": "mean"}, "edges are cut to the counterfactual: leave replace='mean' out"),
-        ({"control": "random"}, "the control of a circuit is in faithfulness"),
-        ({"receivers": "L1H0.q", "screen": "gradient"}, "screen='gradient' is of pairs"),
-        ({"receivers": "L1H0.q", "screen": 5}, "screen='gradient' is of pairs"),
-        ({"screen": 0}, "screen is how many edges are chosen, 1 or more, not 0"),
+        ({}, "replace='counterfactual' and receivers=None need paired prompts"),
+        ({"measure": "ind"}, "measure='ind' needs receivers="),
+        ({"replace": "zero"}, "edges are replaced by the counterfactual"),
+        ({"replace": "mean"}, "replace='mean' needs receivers="),
+        ({"control": "random"}, "control= needs receivers="),
+        ({"receivers": "L1H0.q", "screen": "gradient"}, "screen= needs paired prompts"),
+        ({"receivers": "L1H0.q", "screen": 5}, "screen= needs paired prompts"),
+        ({"screen": 0}, "a number of edges, 1 or more, not 0"),
         ({"screen": True}, "screen must be one of None, 'gradient'"),
     ],
 )

@@ -165,14 +165,14 @@ def test_a_part_that_removes_nothing_of_a_layer_is_not_bound_there():
 # --- refusals ---
 
 REFUSED = [
-    (lambda: Output("median"), "replace must be None, 'zero', 'mean', 'resample' or 'counterfactual', not 'median'"),
-    (lambda: Output(reference=REFERENCE), "reference goes with replace"),
+    (lambda: Output("median"), "replace= must be None, 'zero', 'mean', 'resample' or 'counterfactual'; found 'median'"),
+    (lambda: Output(reference=REFERENCE), "reference= has no use with replace=None"),
     (lambda: Band(None), "Band needs frequencies"),
-    (lambda: Band("slow"), "a band is one of 'high', 'middle', 'low', or its pairs; not 'slow'"),
-    (lambda: LongRange(0), "window is a whole number of keys from 1"),
-    (lambda: LongRange(2.5), "window is a whole number .* found 2.5"),
-    (lambda: LongRange(True), "window is a whole number .* found True"),
-    (lambda: LongRange(1, sinks=-1), "sinks is a whole number of first tokens from 0"),
+    (lambda: Band("slow"), "'slow'.* is not a band: give 'high', 'middle', 'low'"),
+    (lambda: LongRange(0), "window must be a whole number of keys, 1"),
+    (lambda: LongRange(2.5), "window must be a whole number .* found 2.5"),
+    (lambda: LongRange(True), "window must be a whole number .* found True"),
+    (lambda: LongRange(1, sinks=-1), "sinks must be a whole number of first tokens, 0"),
     (lambda: Output("mean", "").on(view(), {0: [0]}), "reference: "),
 ]
 

@@ -189,7 +189,7 @@ def test_a_band_at_a_position_is_one_ablated_forward(name):
     ("name", "heads", "options", "error", "said"),
     [
         ("gpt2", "L1H0", {}, UnsupportedArchitecture, "layer 1: no rotary positions"),
-        ("neox", "L0H0", {}, ValueError, "layer 0: 2 rotary frequencies do not make three bands"),
+        ("neox", "L0H0", {}, ValueError, "layer 0: Band.* needs at least three rotary pairs, and the layer has 2"),
         ("llama", "L0H99", {}, BadHead, "L0H99 does not exist"),
     ],
 )

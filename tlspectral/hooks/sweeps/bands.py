@@ -1,4 +1,4 @@
-"""`band_effects`: effects of removing a head's high, middle or low rotary frequencies, beside random sets."""
+"""`band_effects`: effects of removing a head's high, middle or low rotary frequencies, compared with random sets."""
 
 from __future__ import annotations
 
