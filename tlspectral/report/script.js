@@ -26,7 +26,7 @@ let chosen = null, scale = null, pointed = -1, pinned = -1;
 
 /* ---- numbers as text ---- */
 
-/* A column is scientific for all heads or for none: where its largest number would read as 0, or has eight digits. */
+/* All numbers of a column are scientific if its largest number would read as 0 or has eight digits. */
 const scientific = new Set(Object.keys(values).filter((name) => !whole.has(name) && (({ length, [length - 1]: largest }) =>
   length && largest > 0 && (largest < 5e-4 || largest >= 1e7))(values[name].filter(Number.isFinite).map(Math.abs).sort((one, other) => one - other))));
 
@@ -35,8 +35,13 @@ function text(value, name) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   const written = whole.has(name) ? String(value) : scientific.has(name) ? value.toExponential(1)
-    : size === 0 || size >= 5e-4 ? value.toFixed(size < 10 ? 3 : size < 1000 ? 1 : 0) : value.toFixed(6);
+    : size === 0 || size >= 5e-4 ? value.toFixed(size < 1 ? 3 : size < 10 ? 2 : size < 100 ? 1 : 0) : short(value, 3);
   return written.replace(/-/g, "−");
+}
+
+/* A tiny number with some significant digits and no zeros behind them, such as 2e-6. */
+function short(value, digits) {
+  return Number(value.toPrecision(digits)).toExponential();
 }
 
 const inColumn = (name, index) => text(values[name][index], name);
@@ -320,7 +325,7 @@ function fillCard(index) {
     label.title = meaning;
     const deviation = values[`${name}_se`]?.[index];
     cellOf(line, inColumn(name, index), "number");
-    if (data.detectors.includes(name) && typeof deviation === "number") add(line.lastChild, "small", ` ± ${deviation.toFixed(deviation < 5e-5 ? 6 : 4)}`);
+    if (data.detectors.includes(name) && typeof deviation === "number") add(line.lastChild, "small", ` ± ${deviation > 0 && deviation < 5e-5 ? short(deviation, 1).replace("-", "−") : deviation.toFixed(4)}`);
   }
 }
 
