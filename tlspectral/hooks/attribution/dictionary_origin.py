@@ -85,12 +85,12 @@ class DictionaryOrigin:
                 f"features mean nothing here; load {self.model}, or a dictionary for this model"
             )
             return
-        given = _step(revision)
+        own_step = _step(revision)
         # A number of a checkpoint in TransformerLens' list (a text here) is not compared with a step.
-        same = given is not None if isinstance(self.step, str) else self.step == given
+        same = own_step is not None if isinstance(self.step, str) else self.step == own_step
         if self.model and not same:
             steps = [
-                "the last training step" if step is None else f"training step {step}" for step in (self.step, given)
+                "the last training step" if step is None else f"training step {step}" for step in (self.step, own_step)
             ]
             warn_caller(
                 f"{self.where} says that the dictionary was made on {self.model} at {steps[0]}, and this model is at "

@@ -138,17 +138,18 @@ def faithfulness(
     >>> tls.faithfulness(model, edges, task, sizes=[0.5, 1.0], null=0)["faithfulness"].round(1).tolist()
     [1.0, 1.0]
 
-    `faithfulness` is (m(circuit) - m(none)) / (m(all) - m(none)), m the mean metric over pairs, with all edges
-    kept or none. It may exceed 1. Use it after `edge_effects`, on other pairs than the edges were found on.
+    `faithfulness` is (m(circuit) - m(none)) / (m(all) - m(none)), m the mean metric over pairs: with
+    all edges kept, m(all), and with no edge, m(none). It may exceed 1. Use it after `edge_effects`, on other pairs than
+    the edges were found on.
 
     Args:
         model: TransformerBridge or HookedTransformer.
-        edges: a table with `sender`, `receiver` and `estimate` (or `delta`), such as from `edge_effects`; circuits take
-            the largest edges, and edges that the table lacks come last. None with `choose`.
+        edges: a table with `sender`, `receiver` and `estimate` (or `delta`); circuits take the largest. None: `choose`.
         task: a `Task` with `counterfactual=`.
         sizes: shares of all edges, above 0 and at most 1. Default: ten sizes from .001 to 1.
-        null: relabelled and random circuits for each circuit of edges. Default: 20, and 1 with `choose`.
-        rank: "selected" takes edges of largest `selected` first. Default: None, by |estimate|.
+        null: how many relabelled circuits (heads of each layer exchanged) and random circuits (as many edges between
+            the same layers) to draw for each circuit of edges. Default: 20, or 1 with `choose`.
+        rank: "selected" takes edges first that most bootstrap samples choose. Default: None, by |estimate|.
         choose: "bootstrap" measures the procedure: bootstrap samples of the pairs choose edges, and the pairs outside
             a sample evaluate them. Needs 16 distinct pairs. Default: None.
         draws: number of bootstrap samples with `choose`. Default: 50.

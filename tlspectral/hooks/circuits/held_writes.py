@@ -96,19 +96,19 @@ class HeldWrites:
     ) -> Float[Tensor, "senders rows tokens d_model"]:
         """Return the writes of some senders, on some rows and tokens; heads are rebuilt from z by W_O."""
         like = self.whole[0][rows, tokens]
-        found = like.new_empty(senders.stop - senders.start, *like.shape)
+        writes = like.new_empty(senders.stop - senders.start, *like.shape)
         for layer, z in self.z.items():
             first = self.graph.n_before_layer[layer]
             start, stop = max(first, senders.start), min(first + len(z), senders.stop)
             if start < stop:
                 heads = slice(start - first, stop - first)
                 by_head = z[heads, rows, tokens].flatten(1, 2)
-                room = found[start - senders.start : stop - senders.start].flatten(1, 2)
+                room = writes[start - senders.start : stop - senders.start].flatten(1, 2)
                 torch.bmm(by_head, self._writes(layer).effective(heads).to(by_head), out=room)
         for place, written in self.whole.items():
             if senders.start <= place < senders.stop:
-                found[place - senders.start] = written[rows, tokens]
-        return found
+                writes[place - senders.start] = written[rows, tokens]
+        return writes
 
     def pieces(self, senders: slice) -> Iterator[Piece]:
         """Yield the writes of some senders in pieces that fit into memory, over senders, rows and tokens."""
@@ -142,12 +142,12 @@ class HeldWrites:
     def _groups(self, senders: slice) -> list[slice]:
         """Divide senders into groups of whole consecutive layers with up to `_SENDERS` senders each."""
         inner = [end for end in self.graph.n_before_layer[1:] if senders.start < end < senders.stop]
-        found, start = [], senders.start
+        groups, start = [], senders.start
         for end, behind in pairwise([*inner, senders.stop, senders.stop + _SENDERS + 1]):
             if behind - start > _SENDERS:
-                found.append(slice(start, end))
+                groups.append(slice(start, end))
                 start = end
-        return found
+        return groups
 
     def _writes(self, layer: int) -> HeadWrites:
         """Return how the heads of a layer write; the layer has heads."""
