@@ -104,6 +104,24 @@ CHANGES = (
 """The changes, the oldest first. A new one goes to the end: tables hold how many there were."""
 
 
+RENAMED = {
+    "band_effects": {
+        "random_delta": "control_delta",
+        "random_delta_se": "control_delta_se",
+        "random_delta_min": "control_delta_min",
+        "random_delta_max": "control_delta_max",
+        "random_score_rms": "control_rms",
+        "random_overlap": "control_overlap",
+    }
+}
+"""By table, from the name of a column in an earlier release to its name now."""
+
+
+def renamed_columns(name: Any) -> Mapping[str, str]:
+    """Return a dict from earlier to present names of the columns of the table `name`; empty for other values."""
+    return RENAMED.get(name, {}) if isinstance(name, str) else {}
+
+
 def followed(attrs: Mapping[Any, Any]) -> int:
     """Return how many of the changes a table follows, by its `attrs`: 0 where they do not say."""
     number = attrs.get(MEANINGS)
