@@ -63,8 +63,12 @@ def summarize_sweep(
 
     Use it to compare parts, and to see whether the head that matters most is the head that a detector finds.
 
-        sweep = tls.ablation_sweep(model, "rope_phase", control="random")
-        tls.hooks.summarize_sweep(sweep, tls.analyze_heads(model))
+    >>> import tlspectral as tls
+    >>> model = tls.load_model("tiny-rope")
+    >>> sweep = tls.ablation_sweep(model, "rope_phase")
+    >>> summary = tls.hooks.summarize_sweep(sweep, tls.detect_heads(model))
+    >>> summary.loc[2, ["statement", "column", "note"]].tolist(), int(summary.loc[2, "value"])
+    (['detector_rank', 'prev', 'L0H3'], 1)
 
     Each row is a `statement` about the effects (`delta`) of one part:
 
@@ -81,7 +85,7 @@ def summarize_sweep(
 
     Args:
         sweep: a table of `ablation_sweep`, or a list of such tables of one model. Unmeasured heads are ignored.
-        table: the head table of `analyze_heads` for the same model. It needs every head of the sweep.
+        table: table of `analyze_heads` for the same model (or of `detect_heads`), with every head of the sweep.
         small: effects below this are small, in the unit of the metric. Default: 0.01 nats for the tasks "induction" and
             "language"; other tasks need it.
 
