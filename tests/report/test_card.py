@@ -17,6 +17,7 @@ from tlspectral.models.attention import prompt_patterns as room
 from tlspectral.report.card import NULL_DRAWS
 from tlspectral.report.card_sections import Evidence
 from tlspectral.report.drawings import attention_drawing, eigenvalue_drawing, phase_drawing
+from tlspectral.tables.printed import short_number
 
 
 @functools.cache
@@ -79,7 +80,7 @@ def test_every_table_given_is_a_section_and_no_other():
                             "Directions in words", "K-composition", "Row"]  # fmt: skip
     for sweep in given["sweep"]:
         row = sweep.set_index(["layer", "head"]).loc[1, 0]
-        assert re.search(rf"{row['part']}\s+induction\s+{row['delta']:.3f}", section(card, "Ablation").text)
+        assert re.search(rf"{row['part']}\s+induction\s+{short_number(row['delta'])}", section(card, "Ablation").text)
     assert re.search(r"delta_p\s+delta_p_floor", section(card, "Ablation").text)
     strongest = edges().loc[edges()["delta"].abs().idxmax()]
     assert section(card, "Edges in").text.splitlines()[1].split()[0] == strongest["sender"]

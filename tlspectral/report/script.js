@@ -15,7 +15,7 @@ const key = (index) => `L${layers[index]}H${heads[index]}`;
 const places = new Map(all.map((index) => [key(index), index]));
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-/* Viridis without the end that vanishes on the page; blue and orange differ in lightness too. */
+/* Viridis without its palest end, which vanishes on the page. Blue and orange differ in lightness too. */
 const viridis = ["#440154", "#482475", "#414487", "#355f8d", "#2a788e", "#21918c", "#22a884", "#44bf70", "#7ad151", "#bddf26", "#fde725"];
 const palettes = {
   light: { plain: viridis.slice(0, 10), signed: ["#0b3c6b", "#1b5e9b", "#7fabd3", "#e3e6ea", "#f1bd7c", "#e07b00", "#8a4800"] },
@@ -128,7 +128,7 @@ function drawLegend(column) {
 
 const layerOrder = [...new Set(layers)].sort((one, other) => one - other), headOrder = [...new Set(heads)].sort((one, other) => one - other);
 const width = Math.max(330, Math.min(780, part("chooser").clientWidth)), gridLeft = 44, gridTop = 4;
-/* Layers run across, on a telephone down: cells are then large enough for a finger. */
+/* Layers run across, or down on a telephone, where cells must be large enough for a finger. */
 const upright = width < 500;
 const [sideways, downwards] = [[layerOrder, layers, "layer"], [headOrder, heads, "head"]][upright ? "reverse" : "slice"]();
 const [[acrossOrder, acrossOf], [downOrder, downOf]] = [sideways, downwards];
@@ -168,7 +168,7 @@ const placed = all.filter((index) => Number.isFinite(planeX[index]) && Number.is
 const nulls = Object.fromEntries(["dir_frac", "D_head"].map((name) => [name, columns[name].mark]));
 let dots = [], dotLayer, dotRings, across, up;
 
-/* dir_frac and D_head are shares: the band of a wide null ends where the axes do, at 0 and 1. */
+/* dir_frac and D_head are shares, so a wide band ends at 0 and 1. */
 function extent(column, mark) {
   const found = placed.map((index) => column[index]);
   if (mark) found.push(Math.max(0, mark.value - mark.reach), Math.min(1, mark.value + mark.reach));
@@ -349,7 +349,7 @@ function goTo(element) {
   element.scrollIntoView();
 }
 
-/* ---- what the reader does ---- */
+/* ---- actions of the reader ---- */
 
 function choose(name) {
   chosen = name;
@@ -358,7 +358,7 @@ function choose(name) {
   part("meaning").textContent = column.meaning + (column.unit ? ` Unit: ${column.unit}.` : "");
   drawLegend(column);
   all.forEach((index) => cells[index].setAttribute("fill", scale.colour(values[name][index])));
-  /* The extreme heads on top: among thousands the interesting ones would be covered. */
+  /* Draw extreme heads last, because thousands of other dots would cover them. */
   const height = (index) => { const value = values[name][index]; return value === null ? -1 : column.signed ? Math.abs(value) : value; };
   for (const index of placed.slice().sort((one, other) => height(one) - height(other))) {
     dots[index].setAttribute("fill", scale.colour(values[name][index]));

@@ -13,10 +13,11 @@ _LARGE = 1e7
 
 
 def short_number(value: float, decimals: int = 3) -> str:
-    """Return a number with three significant digits and at most `decimals` decimals; with an exponent if it is tiny.
+    """Return a number with three significant digits and at most `decimals` decimals; a tiny or huge number gets an
+    exponent.
 
-    >>> [short_number(value) for value in (6.2832, 62.832, 0.0123, 2e-6)]
-    ['6.28', '62.8', '0.012', '2e-6']
+        >>> [short_number(value) for value in (6.2832, 62.832, 0.0123, 2e-6)]
+        ['6.28', '62.8', '0.012', '2e-6']
     """
     size = abs(value)
     if not 0 < size < np.inf:
