@@ -280,7 +280,7 @@ def test_a_part_without_a_name_is_refused(folder):
     table = read_table(file)
     assert table.attrs.pop("file") == "part0"
     write_table(table, file)
-    with pytest.raises(IncompatibleCheckpoint, match=r"part0\.parquet holds a job without a name.*; remove it"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"part0\.parquet holds a job without a name.*: remove the file"):
         folder.read("part0")
 
 
