@@ -38,10 +38,10 @@ Control = Annotated[
 
 @dataclass(frozen=True)
 class WallJob:
-    """A wall to be measured: a sentence or a task.
+    """A wall to be measured: all heads on a sentence (or on a task), and the answer without each head.
 
-    removal: measure the answer without each head. control: compare every change with other heads. asked: the user gave
-    this sentence or task.
+    removal: whether the answer is measured without each head. control: whether every change is compared with other
+    heads of its layer. asked: whether the user gave this sentence or task.
     """
 
     model: Any
@@ -66,7 +66,7 @@ class WallJob:
         require_room(wall(self.model, self.prompt, task=self.task, removal=False))
 
     def seconds(self) -> float:
-        """Return an estimate of the CPU seconds, 0 without removals."""
+        """Return an estimate of the CPU seconds that measuring this wall takes; 0 if no head is removed."""
         from tlspectral.hooks.head_wall import removal_seconds
         from tlspectral.models.reading import attention_view
 

@@ -92,7 +92,9 @@ def wall(
 
 
 def _framed(shown: Wall, heads: pd.DataFrame | None) -> dict[tuple[int, int], str]:
-    """Return a dict from (layer, head) to the name of the detector that frames it, without heads that have no frame."""
+    """Return a dict from (layer, head) to the name of the detector that frames the head; heads without a frame are left
+    out.
+    """
     if heads is None:
         return {}
     rows = zip(head_pairs(heads), heads.to_dict("records"), strict=True)

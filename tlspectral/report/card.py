@@ -125,7 +125,11 @@ def head_card(
 
 
 def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame) -> Section:
-    """Return the section with the eigenvalues of the head's M over 30 draws of its null."""
+    """Return the card section with the eigenvalues of M, the query-key matrix W_Q W_K^T of head `pair` (layer, head).
+
+    They are drawn over the eigenvalues of 30 draws of the head's null. `heads` is the head table, for D_head and the
+    seed.
+    """
     spectrum = QKOperators(view)[pair].spectrum()
     cloud = null_eigenvalues(
         view.layer(pair[0]), spectrum.singular_values, NULL_DRAWS, int(heads.attrs.get("seed") or 0)
@@ -148,7 +152,10 @@ def _eigenvalues(view: AttentionView, pair: tuple[int, int], heads: pd.DataFrame
 
 
 def _composition(heads: pd.DataFrame, pair: tuple[int, int], table: pd.DataFrame) -> Section:
-    """Return the section about earlier heads that the keys of this head can read, after checks of the table."""
+    """Return the card section about the earlier heads that the keys of head `pair` (layer, head) can read.
+
+    `table` is a result of `k_composition`. Raises ValueError if it belongs to another head or other weights.
+    """
     name = head_name(*pair)
     if "receiver" in table:  # the table of all pairs of heads
         table = table.loc[table["receiver"] == f"{name}.k"]
@@ -163,7 +170,7 @@ def _composition(heads: pd.DataFrame, pair: tuple[int, int], table: pd.DataFrame
 
 
 def _attention(view: AttentionView, pair: tuple[int, int], prompt: Any) -> Section:
-    """Return the section with the attention of the head on a prompt."""
+    """Return the card section with the attention of head `pair` (layer, head) on a prompt, as a drawing and as text."""
     (weights,), tokens = prompt_patterns(view, {pair[0]: [pair[1]]}, prompt)
     strongest = weights.argmax(1)
     lines = [

@@ -125,9 +125,10 @@ class Evidence:
 def _checked(
     table: pd.DataFrame, heads: pd.DataFrame, known: set[Pair], kind: _Kind, name: str
 ) -> list[tuple[Pair, dict[Any, Any]]]:
-    """Check a table, and return (head, row) for each of its rows; rows contain entries of `attrs` such as the task.
+    """Check a table of one kind, and return a list of (head, row), where head is (layer, head) and row a dict.
 
-    Rows of edges belong to their receiver, and edges with an effect on a task to all heads that they reach.
+    Rows also contain entries of `attrs` such as the task. A row of edges belongs to its receiver; an edge with an
+    effect on a task belongs to all heads that it reaches. `known` are the heads of the head table.
     """
     require(table, kind.needed, kind.made_by, name=f"table of {kind.plural}")
     require_same_model(heads, table.attrs, f"the {kind.plural}")
@@ -151,7 +152,7 @@ def _checked(
 
 
 def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
-    """Return the section with the head's row: metrics beside their null, then all other columns."""
+    """Return the card section with the row of head `pair`: metrics beside their null, then all other columns."""
     (row,) = heads.loc[(heads["layer"] == pair[0]) & (heads["head"] == pair[1])].to_dict("records")
     metrics = []
     for metric in (name for name in NULL_METRICS if name in row and pd.notna(row[name])):
@@ -177,8 +178,8 @@ def row_section(heads: pd.DataFrame, pair: Pair) -> Section:
 
 
 def composition_section(rows: Rows) -> Section:
-    """Return the section with the 8 earlier heads whose output the keys of this head can read best, by weights
-    alone.
+    """Return the card section with the 8 earlier heads that the head's keys can read best, from rows of
+    `k_composition`.
     """
     best = sorted(rows, key=lambda row: row["rank"])[:_LISTED]
     shown = ("score", "chance", "rank")
@@ -188,7 +189,7 @@ def composition_section(rows: Rows) -> Section:
 
 
 def _pairs(name: str, rows: Rows) -> list[Section]:
-    """Return the section of text passages where the head attends."""
+    """Return the card section with text passages where head `name` attends, from rows of `top_pairs`."""
     cells = [_chosen(row, "interval", "attention", "kind", "context") for row in rows]
     note = (
         "Text where this head attends: the key is shaded by its attention, the query is underlined. top: the largest "
@@ -211,7 +212,7 @@ def _pairs(name: str, rows: Rows) -> list[Section]:
 
 
 def _shaded(row: Mapping[Any, Any]) -> Html:
-    """Return the text around a pair as HTML: the query underlined, the key in one of ten shades."""
+    """Return the text around a pair of `top_pairs` as HTML: the query underlined, the key in one of ten shades."""
     query, key = (escape(row[f"{side}_token"]) for side in ("query", "key"))
     marked = f"<u>{query}</u>"
     text = escape(row["context"]).replace(escape(f"<{row['query_token']}>"), marked, 1)
@@ -221,7 +222,7 @@ def _shaded(row: Mapping[Any, Any]) -> Html:
 
 
 def _kernel(name: str, rows: Rows) -> list[Section]:
-    """Return the section with the mean score by distance of the key."""
+    """Return the card section with the mean score by distance of the key, from rows of `relative_position_kernel`."""
     best = max(rows, key=lambda row: -np.inf if pd.isna(row["score"]) else row["score"])
     predicted = any(pd.notna(row.get("predicted")) for row in rows)
     note = "Mean attention score before the softmax by offset (position of the key minus the query, in tokens)." + (
@@ -233,7 +234,9 @@ def _kernel(name: str, rows: Rows) -> list[Section]:
 
 
 def _prediction(name: str, rows: Rows) -> list[Section]:
-    """Return the section that compares the measured kernel with its prediction."""
+    """Return the card section that compares the measured kernel with its prediction, from rows of
+    `kernel_prediction`.
+    """
     cells = [
         {**_chosen(row, "r", "peak", "predicted_peak", "band"), "its share": row.get(f"share_{row.get('band')}")}
         for row in rows
@@ -246,7 +249,9 @@ def _prediction(name: str, rows: Rows) -> list[Section]:
 
 
 def _frequencies(name: str, rows: Rows) -> list[Section]:
-    """Return the section with the norms of Im(M_t) and Re(M_t) by rotary frequency."""
+    """Return the card section with the norms of Im(M_t) and Re(M_t) by rotary frequency, from rows of
+    `frequency_table`.
+    """
     largest = max(rows, key=lambda row: row["im_norm"])
     text = (
         f"Im(M_t) is largest at pair {largest['frequency']} (wavelength {short_number(largest['wavelength'])} tokens)"
@@ -257,7 +262,7 @@ def _frequencies(name: str, rows: Rows) -> list[Section]:
 
 
 def _directions(name: str, rows: Rows) -> list[Section]:
-    """Return the section with words for the head's singular directions."""
+    """Return the card section with words for the head's singular directions, from rows of `head_directions`."""
     sides: dict[tuple[Any, ...], list[Mapping[Any, Any]]] = {}
     for row in rows:
         sides.setdefault((row["kind"], row["direction"], row["side"]), []).append(row)
@@ -275,14 +280,17 @@ def _directions(name: str, rows: Rows) -> list[Section]:
 
 
 def _quoted(row: Mapping[Any, Any]) -> str:
-    """Return a word in quotes, with a minus sign in front if its loading is negative."""
+    """Return the word of a row of `head_directions` in quotes, with a minus sign in front if its loading is
+    negative.
+    """
     sign = _MINUS if row["loading"] < 0 else ""
     return f"{sign}\N{LEFT SINGLE QUOTATION MARK}{row['word']}\N{RIGHT SINGLE QUOTATION MARK}"
 
 
 def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
-    """Return the function that makes the section `title` from rows of edges; `ends` are the columns that name their
-    ends.
+    """Return a function that makes the card section `title` from rows of `edge_effects`.
+
+    `ends` are the columns that name the other end of an edge, such as "sender".
     """
 
     def sections(name: str, rows: Rows) -> list[Section]:
@@ -296,7 +304,7 @@ def _edges(title: str, *ends: str) -> Callable[[str, Rows], list[Section]]:
 
 
 def _sweep(name: str, rows: Rows) -> list[Section]:
-    """Return the section with the effects of removing parts of the head."""
+    """Return the card section with the effects of removing parts of the head, from rows of `ablation_sweep`."""
     tested = ("delta_p", "delta_p_floor", "control_delta", "control_p", "control_p_floor")
     shown = ("part", "task", "delta", "± se", *tested, "replace")
     note = (
@@ -306,7 +314,9 @@ def _sweep(name: str, rows: Rows) -> list[Section]:
 
 
 def _positional(name: str, rows: Rows) -> list[Section]:
-    """Return the section with positional and symbolic scores; an empty list without such rows."""
+    """Return the card section with positional and symbolic scores, from rows of `positional_symbolic`; [] if it has
+    none.
+    """
     whole = [row for row in rows if _missing(row.get("frequency"))]
     if not whole:
         return []

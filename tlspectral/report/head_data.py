@@ -57,7 +57,7 @@ def shown_columns(heads: pd.DataFrame) -> list[str]:
 
 
 def _described(heads: pd.DataFrame, name: str) -> dict[str, Any]:
-    """Return the title, meaning, unit and scale of a column as a dict for the script."""
+    """Return a column's title, meaning, unit and colour scale as a dict for the page's script."""
     known = columns_of(heads.attrs).get(name, COLUMNS.get(name))
     return {
         "name": name,
@@ -98,7 +98,9 @@ def detector_chance(heads: pd.DataFrame, name: str) -> float | dict[str, float] 
 
 
 def _identity(column: pd.Series) -> list[Any]:
-    """Return a column of layer, head, name or label as a list of int, text or None."""
+    """Return a column such as layer or name as a list: int for whole numbers, otherwise text, with None for missing
+    values.
+    """
     if pd.api.types.is_integer_dtype(column):
         return [int(value) for value in column]
     return [None if pd.isna(value) else str(value) for value in column]

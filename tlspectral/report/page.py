@@ -180,7 +180,9 @@ def _page(heads: pd.DataFrame, evidence: Evidence, walls: list[Wall]) -> str:
 
 
 def _coloured(heads: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
-    """Return the table with further columns from the other tables, by which the grid can be coloured."""
+    """Return the head table with further columns from the tables in `evidence`, by which the page's grid can be
+    coloured.
+    """
     pairs = list(zip(heads["layer"], heads["head"], strict=True))
     more = {title: [by_head.get(pair, np.nan) for pair in pairs] for title, by_head in evidence.columns().items()}
     coloured = heads.assign(**{title: values for title, values in more.items() if title not in heads})
@@ -189,8 +191,8 @@ def _coloured(heads: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
 
 
 def _cards(heads: pd.DataFrame, evidence: Evidence) -> str:
-    """Return the script element with the cards of all heads as JSON, or "" without cards; the page's script opens
-    them.
+    """Return a script element with the cards of all heads as JSON, which the page's script opens; "" if there are no
+    cards.
     """
     bodies = {
         f"L{layer}H{head}": "".join(section.html() for section in sections)
@@ -201,7 +203,7 @@ def _cards(heads: pd.DataFrame, evidence: Evidence) -> str:
 
 
 def _part(name: str) -> str:
-    """Return the text of a file in this folder."""
+    """Return the text of a file in this folder, such as "style.css"."""
     return files("tlspectral.report").joinpath(name).read_text(encoding="utf-8")
 
 

@@ -42,7 +42,7 @@ def _has_detectors(heads: pd.DataFrame) -> bool:
 
 
 def _detector_table(heads: pd.DataFrame, name: str) -> str:
-    """Return the HTML table of a detector's strongest heads."""
+    """Return the HTML table of the five strongest heads of the detector `name`, such as "prev"."""
     rows = [
         {
             "head": _head_link(row),
@@ -65,12 +65,14 @@ def _top_heads(heads: pd.DataFrame, detector: str) -> list[dict[Any, Any]]:
 
 
 def _head_link(row: Mapping[Any, Any]) -> Html:
-    """Return a head's name as a link, which selects the head in the grid and the plane."""
+    """Return the head's name in a table row as a link, which selects the head in the grid and the plane."""
     return Html(f'<a href="#L{int(row["layer"])}H{int(row["head"])}">{escape(str(row["name"]))}</a>')
 
 
 def detector_note(heads: pd.DataFrame) -> str:
-    """Return sentences about the detectors' prompts, the chance level and the columns beside the scores."""
+    """Return sentences that explain the detector tables: the detectors' prompts, the chance level, and D_head with its
+    null.
+    """
     if not _has_detectors(heads):
         return "This table has no detector scores, so it does not show what the heads attend to."
     beside = (
@@ -124,7 +126,9 @@ def null_table(heads: pd.DataFrame) -> str:
 
 
 def statuses(heads: pd.DataFrame) -> str:
-    """Return an HTML table of statuses: number of heads, and the names of heads whose status is not ok."""
+    """Return an HTML table of the column status: number of heads per status, and the names of heads whose status is not
+    ok.
+    """
     if "status" not in heads:
         return _NOT_COMPUTED
     rows, of_head = [], heads["status"].fillna("missing")
@@ -173,8 +177,10 @@ def column_meanings(heads: pd.DataFrame) -> str:
 
 
 def kernel_figures(kernels: Mapping[tuple[int, int], Rows], heads: pd.DataFrame) -> str:
-    """Return drawings of the kernels of each detector's strongest heads, at most 24; without these heads of the first
-    heads.
+    """Return HTML drawings of `kernels`, a dict from (layer, head) to rows, for each detector's strongest heads, at
+    most 24.
+
+    If none of these heads has a kernel, the first heads of `kernels` are drawn.
     """
     leading = [(row["layer"], row["head"]) for detector in DETECTORS for row in _top_heads(heads, detector)]
     chosen = ([pair for pair in dict.fromkeys(leading) if pair in kernels] or list(kernels))[:_MOST_DRAWN]

@@ -58,7 +58,9 @@ def wall_html(heads: pd.DataFrame, walls: list[Wall]) -> str:
 
 
 def _as_text(heads: pd.DataFrame, wall: Wall) -> str:
-    """Return a wall as HTML text: the sentence, the answer, and a table of the largest changes."""
+    """Return a wall (all heads on a sentence) as HTML text: the sentence, the answer, and a table of the largest
+    changes.
+    """
     title = f"<h4>{escape(wall.sentence)}</h4>"
     if wall.removal is None:
         return f'{title}<p class="note">{escape(wall.why_not)}</p>'
@@ -81,7 +83,7 @@ def _as_text(heads: pd.DataFrame, wall: Wall) -> str:
 
 
 def answer_note(removal: Removal) -> str:
-    """Return sentences about the answer: which token or metric it is, its value, and whether changes have standard
+    """Return sentences about the answer: its token or metric, its value with all heads, and whether changes have
     errors.
     """
     if not removal.of_task:
@@ -152,7 +154,7 @@ def _short(wall: Wall) -> str:
 
 
 def _sentence(wall: Wall) -> dict[str, Any]:
-    """Return the data of one sentence as a dict for the script."""
+    """Return the data of one wall (a sentence, its attention, its removals) as a dict for the page's script."""
     of_layer = wall.heads.drop_duplicates("layer")
     sinks = {
         str(row["layer"]): [int(row["second_sink"]), _rounded(np.array([row["second_sink_share"]]))[0]]
@@ -172,7 +174,7 @@ def _sentence(wall: Wall) -> dict[str, Any]:
 
 
 def _removed(removal: Removal) -> dict[str, Any]:
-    """Return the data of the removals of one sentence as a dict for the script."""
+    """Return the answer's changes without each head as a dict for the page's script."""
     texts = list(dict.fromkeys(token for token, _ in removal.top))
     effects = {name: _rounded(removal.effects[name].to_numpy(np.float64)) for name in removal.effects}
     return {
