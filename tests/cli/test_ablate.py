@@ -99,7 +99,9 @@ def test_positions_are_numbers_or_columns_of_the_csv(folder, tmp_path):
     assert re.search(r"^ *name +position +value +delta ", done.stdout, flags=re.MULTILINE)
     # Without prompts they are numbers: the loss of induction, the part removed at one token.
     assert [row["position"] for row in rows("tiny-rope", "--heads", "L1H0", "--at", "-1")] == [-1]
-    assert "is no position of this task, which names none" in refused("tiny-rope", "--heads", "L1H0", "--at", "S2")
+    assert "is not a named position, the task names no positions" in refused(
+        "tiny-rope", "--heads", "L1H0", "--at", "S2"
+    )
 
 
 def test_every_head_is_swept_and_summarised(folder, tmp_path):
@@ -150,12 +152,15 @@ def test_every_head_is_swept_and_summarised(folder, tmp_path):
         ),
         (
             ("--heads", "L5H1", "--prompts", "MISSPELT"),
-            "has a column 'counterfactuals', which is not used; did you mean 'counterfactual'?",
+            "has a column 'counterfactuals', which has no meaning here; did you mean 'counterfactual'?",
         ),
         (("--heads", "L5H1", "--prompts", "EMPTY"), "cannot be read as CSV: found No columns to parse from file"),
         (("--heads", "L5H1", "--prompts", "OPEN"), "EOF inside string starting at row 1; expected a first line with"),
-        (("--heads", "L5H1", "--prompts", "WIDE"), "is no text in UTF-8: found UTF-16; expected a text file"),
-        (("--heads", "L5H1", "--prompts", "BINARY"), "is no text in UTF-8: found byte 0x93 at position 1; expected"),
+        (("--heads", "L5H1", "--prompts", "WIDE"), "is not a text file in UTF-8: found UTF-16; save it as"),
+        (
+            ("--heads", "L5H1", "--prompts", "BINARY"),
+            "is not a text file in UTF-8: found byte 0x93 at position 1; save",
+        ),
     ],
 )
 def test_arguments_are_checked_before_the_model_is_loaded(tmp_path, monkeypatch, arguments, said):

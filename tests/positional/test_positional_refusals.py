@@ -172,7 +172,7 @@ REFUSED = {
     "questions": (lambda: read_lines({"questions": 3}), "line 1: found questions 3"),
     "half a question": (lambda: read_lines({"questions": [[0, "a"]]}), r"line 1: found the question \[0, 'a'\]"),
     "a block that is not there": (lambda: read_lines({"questions": [[3, "a", "b"]]}), "line 1: .*different blocks"),
-    "a zero byte": (lambda: read_file("\0"), r"prompts\.jsonl is no text in UTF-8: found byte 0x00"),
+    "a zero byte": (lambda: read_file("\0"), r"prompts\.jsonl is not a text file in UTF-8: found byte 0x00"),
     "lines of other lengths": (lambda: read_lines({}, {"blocks": ["a"] * 4}), r"\[3, 4\] blocks"),
     # Averages and tests.
     "draws of other heads": (

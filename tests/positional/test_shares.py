@@ -160,7 +160,7 @@ def test_a_run_that_begins_behind_the_embedding_is_refused():
     embeddings = model.W_E[own].detach()
     with tls.ablate(model, [(1, 2)], Content(PROMPT)), torch.no_grad():
         logits(model, own)
-        with pytest.raises(ValueError, match=r"content: this run shows no tokens .* run token ids"):
+        with pytest.raises(ValueError, match=r"content: this run began after the embedding .* on token ids"):
             model.original_model(inputs_embeds=embeddings)
 
 
@@ -276,7 +276,7 @@ def test_a_control_of_three_blocks_is_two_draws_whose_p_says_so():
     prompt = tls.positional.BlockPrompt(torch.tensor([1, 2, 3]), blocks, torch.tensor([30, 31]))
     tokens = prompt.tokenized(model).tokens()
     task = tls.Task(tokens[None], lambda logits, ids, mask: logits[:, -1, 7], predict=-1)
-    with pytest.warns(UserWarning, match="3 blocks have 2: control_p is not below 1 / 3"):
+    with pytest.warns(UserWarning, match="3 blocks have only 2 such cycles, .*control_p cannot be below 1 / 3"):
         sweep = tls.ablation_sweep(model, Content(prompt), heads=["L1H2"], task=task, control="random", draws=19)
     assert len(set(sweep["control_draws"].iloc[0])) == 2
     assert sweep["control_p_floor"].tolist() == [1 / 3]

@@ -337,7 +337,10 @@ def test_folders_of_other_files_settings_or_scores_are_refused(tmp_path):
         return Measurement(ABLATION_SWEEP, settings, identity=identity, folder=ours, score=lambda: [score, then]).kept
 
     opened({"a": 1}, b=lambda: long)
-    with pytest.raises(IncompatibleCheckpoint, match=r"other a, b, c \(a: 1 there, 2 now\): use the same settings, or choose another folder"):
+    with pytest.raises(
+        IncompatibleCheckpoint,
+        match=r"other a, b, c \(a: 1 there, 2 now\): use the same",
+    ):
         opened({"a": 2}, c=3)
     with pytest.raises(IncompatibleCheckpoint, match=r'other b \(b: "x{36}\.\.\. there, null now\)'):
         opened({"a": 1})

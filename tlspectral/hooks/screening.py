@@ -1,4 +1,4 @@
-"""Which of many estimated effects are measured: the largest, and random others by which the estimates are judged."""
+"""Screens: choose which effects to measure by their estimates, and bound the effects that were not chosen."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ _CONFIDENCE = 0.95
 MISSED_EDGES = Schema(
     "missed_edges",
     columns("""
-        ranks      | label | Ranks of the estimates of these edges, or logits: those to the logits near the chosen ones.
+        ranks      | label | Ranks of the estimates, such as 51 to 500; or logits: edges to the logits near the chosen.
         n_edges    | count | Edges of these ranks that were not chosen.
-        drawn      | count | Those of them that were drawn at random and measured; of logits all.
-        large      | count | Those of them whose |delta| is at least attrs["bar"].
-        share_high | share | Upper end of a one-sided 95 % interval of the share of large edges (Clopper-Pearson), of
-                   |       | these ranks by themselves; of logits, and where all were measured, the share itself.
-        most       | count | The number of edges that this is.
+        drawn      | count | Edges drawn at random among n_edges and measured; all edges in the row logits.
+        large      | count | Drawn edges whose |delta| is at least attrs["bar"].
+        share_high | share | Upper end of a one-sided 95 % interval (Clopper-Pearson) of the share of large edges among
+                   |       | n_edges; in the row logits, and where all were measured, the share itself.
+        most       | count | share_high as a number of edges.
     """),
     "`tls.hooks.missed_edges`",
 )
@@ -29,7 +29,10 @@ MISSED_EDGES = Schema(
 def screened(
     estimates: Float64[np.ndarray, "rows"], most: int, seed: int
 ) -> tuple[Int[np.ndarray, "rows"], np.ndarray]:
-    """Return the order of estimates by size, and a word for each row: `"top"`, `"control"` or `""`, not measured."""
+    """Return the rows ordered by size of their estimate, and a word per row: "top", "control" or "" (not measured).
+
+    "top" are the `most` largest estimates, "control" are as many others drawn at random.
+    """
     order = np.argsort(-np.abs(estimates), kind="stable")
     measured = np.full(len(order), "", dtype=object)
     measured[order[:most]] = "top"
@@ -40,11 +43,11 @@ def screened(
 def screened_edges(
     estimates: Float64[np.ndarray, "rows"], to_logits: Bool[np.ndarray, "rows"], most: int, seed: int
 ) -> tuple[Int[np.ndarray, "rows"], np.ndarray]:
-    """Return the order of the estimates of edges by size, and a word for each row: which draw measures it.
+    """Return the edges ordered by size of their estimate, and a word per edge that says why it is measured.
 
-    `"top"` are the `most` largest. All others to the logits up to rank 4 `most` are measured
-    (`"logits"`), and some are drawn by rank, named by their ranks: of 50 largest 30 of `"51 to 500"`, 20 of
-    `"501 to 5000"` and 20 of `"beyond 5000"`. Empty is not measured.
+    "top": the `most` largest estimates. "logits": edges to the logits up to rank 4 `most`. Others are drawn at random
+    from three layers of ranks and named after them; with `most=50`: 30 of "51 to 500", 20 of "501 to 5000", 20 of
+    "beyond 5000". "": not measured.
     """
     order = np.argsort(-np.abs(estimates), kind="stable")
     words, rng = np.full(len(order), "", dtype=object), np.random.default_rng(seed)
@@ -59,7 +62,7 @@ def screened_edges(
 
 
 def _rank_layers(most: int) -> list[tuple[int, int | None, str]]:
-    """Return the layers of ranks behind the largest: from, to, and their name."""
+    """Return the three layers of ranks after the `most` largest, as (start, end, name)."""
     low, high = 10 * most, 100 * most
     return [
         (most, low, f"{most + 1} to {low}"),
@@ -69,45 +72,48 @@ def _rank_layers(most: int) -> list[tuple[int, int | None, str]]:
 
 
 def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.DataFrame:
-    """Bound how many edges that a screen did not choose have a large effect, for each layer of ranks by itself.
+    """Bound how many edges with a large effect a screen of `edge_effects` has missed.
+
+    `edge_effects(screen=)` already puts this table, with the default `bar`, into `attrs["missed"]`. Call it for another
+    `bar`. Example: none of ten edges drawn at random was large; up to 26 % of the unmeasured ones may be.
+
+    >>> import tlspectral as tls, pandas as pd
+    >>> table = pd.DataFrame({"estimate": range(40, 0, -1), "delta": 1.0, "measured": ""})
+    >>> table.loc[:9, "measured"], table.loc[10:19, "measured"] = "top", "11 to 100"
+    >>> table.loc[10:, "delta"] = 0.1
+    >>> table.attrs = {"screen": 10, "n_edges": 40}
+    >>> float(tls.hooks.missed_edges(table)["share_high"].iloc[0].round(2))
+    0.26
 
     Args:
-        edges: a table of `edge_effects(screen=)`, whole: `estimate, delta, measured` and its `attrs`.
-        bar: the absolute `delta` from which an effect is large; None is the median of |`delta`| over the chosen edges.
+        edges: the whole table of `edge_effects(screen=)`, with its columns `estimate, delta, measured` and its `attrs`.
+        bar: an effect is large if its absolute `delta` is at least `bar`. Default: the median of |`delta`| over the
+            edges with the largest estimates, which the screen chose.
 
     Returns:
-        DataFrame, a row per layer of ranks, and one of edges to the logits, of which all near the chosen ones are
-        measured. Columns: `ranks, n_edges, drawn, large, share_high, most`. With 95 % confidence at most this share and
-        number of edges of these ranks are large, each layer by itself. `attrs["bar"]` is from where an effect is large.
+        A row per layer of ranks of the estimates, and a row for edges to the logits. Columns: `ranks, n_edges, drawn,
+        large, share_high, most`. With 95 % confidence, at most the share `share_high` (`most` edges) of these ranks is
+        large. `attrs["bar"]` holds `bar`.
 
     Raises:
-        ValueError: a table that no screen made, some rows of one, or a bar that is no positive number.
+        ValueError: the table is not from a screen, lacks some rows, or `bar` is not positive.
 
-    What it does not establish: that what was not drawn has no effect together with others, which no cut of single edges
-    shows. The bound holds for each layer, not for all at once.
-
-    Example: of ten random edges none was large, and a quarter of them may be.
-
-        >>> import tlspectral as tls, pandas as pd
-        >>> table = pd.DataFrame({"estimate": range(40, 0, -1), "delta": 1.0, "measured": ""})
-        >>> table.loc[:9, "measured"], table.loc[10:19, "measured"] = "top", "11 to 100"
-        >>> table.loc[10:, "delta"] = 0.1
-        >>> table.attrs = {"screen": 10, "n_edges": 40}
-        >>> float(tls.hooks.missed_edges(table)["share_high"].iloc[0].round(2))
-        0.26
+    Not established: that edges which were not drawn have no effect together; only single edges were cut. The bound
+    holds for each layer of ranks, not for all at once.
     """
     require(edges, ("estimate", "delta", "measured"), "edge_effects(screen=)")
     n = edges.attrs.get("screen")
     if not isinstance(n, int):
-        raise ValueError("the table has no attrs['screen'], how many edges were chosen: give one of edge_effects")
+        raise ValueError("the table has no attrs['screen']: give a table of edge_effects(..., screen=)")
     if len(edges) != edges.attrs.get("n_edges"):
         raise ValueError(
-            f"{len(edges)} of {edges.attrs.get('n_edges')} edges: give the whole table, or its attrs['missed']"
+            f"the table has {len(edges)} of {edges.attrs.get('n_edges')} edges: give the whole table, or read its "
+            "attrs['missed']"
         )
     size, words = edges["delta"].abs().to_numpy(float), edges["measured"].to_numpy(object)
     bar = float(np.median(size[words == "top"])) if bar is None else bar
     if not bar > 0:
-        raise ValueError(f"bar must be a positive effect, not {bar!r}")
+        raise ValueError(f"bar must be a positive number, not {bar!r}")
     order = np.argsort(-edges["estimate"].abs().to_numpy(float), kind="stable")
     rows: list[dict[str, Any]] = []
     for low, high, ranks in _rank_layers(n):
@@ -139,14 +145,14 @@ def missed_edges(edges: pd.DataFrame, *, bar: float | int | None = None) -> pd.D
 
 
 def _upper_bound(large: int, drawn: int) -> float:
-    """Return the one-sided Clopper-Pearson bound of a share."""
+    """Return the upper end of the one-sided 95 % Clopper-Pearson interval of the share large / drawn."""
     return 1.0 if large == drawn else float(scipy.stats.beta.ppf(_CONFIDENCE, large + 1, drawn - large))
 
 
 def agreement(rows: pd.DataFrame) -> tuple[float | None, float | None]:
-    """Return Spearman's correlation of `estimate` and `delta` in these rows, and its p; None of too few."""
+    """Return Spearman's correlation of the columns `estimate` and `delta`, and its p; (None, None) below three rows."""
     pairs = rows[["estimate", "delta"]].to_numpy(float)
     if len(pairs) < 3:
         return None, None
-    found = scipy.stats.spearmanr(pairs)
-    return float(found.statistic), float(found.pvalue)  # pyright: ignore[reportAttributeAccessIssue]
+    correlation = scipy.stats.spearmanr(pairs)
+    return float(correlation.statistic), float(correlation.pvalue)  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""Figures of circuits: their edges as a graph, and how much of a behaviour they carry over their number."""
+"""Figures of circuits: their edges as a graph or matrix, and the share of a behaviour that they carry by size."""
 
 from __future__ import annotations
 
@@ -33,26 +33,37 @@ from tlspectral.plots.style import (
 from tlspectral.tables.schema import require
 
 _MOST_EDGES = 40
-_MATRIX_FROM = 25  # edges: lines of more cannot be followed
+_MATRIX_FROM = 25  # edges; more lines than this cannot be followed by eye
 _NUMBERED = 5
-_HALF_ROW = 0.24  # of the height from row to row, in which a box stands
+_HALF_ROW = 0.24  # half the height of a box, as a share of the distance between rows
 _NODE = re.compile(r"L(\d+)(?:H(\d+)|KV(\d+)|MLP)")
 _INPUTS: dict[str, Any] = {"q": "-", "k": "--", "v": ":"}
 
 
 def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Draw the share of a behaviour that circuits carry, over the share of edges that they keep, on a logarithmic axis.
+    """Draw the share of a behaviour that circuits carry against the share of edges that they keep (logarithmic axis).
+
+    >>> import pandas as pd, tlspectral as tls
+    >>> table = pd.DataFrame({"circuit": "edges", "share": [0.1, 1], "n_edges": [20, 200], "faithfulness": [0.7, 1]})
+    >>> tls.plots.faithfulness(table).axes[0].get_ylabel()
+    'share of the gap carried'
+
+    Use it to see how small a circuit can be. Points show random circuits and circuits with heads exchanged, for
+    comparison. With `choose="bootstrap"`, pale points are circuits that a sample chose, and the line is the value of
+    this procedure.
 
     Args:
-        table: of `faithfulness`. Every relabelled and random circuit is a point; with `choose="bootstrap"` so is every
-            circuit that a sample chose, and the line is the procedure's.
+        table: result of `faithfulness`.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
-    Raises:
-        ValueError: a missing column.
+    Returns:
+        Figure.
 
-    What it does not establish: that the edges are those which the model uses. Points on the line say that any circuit
-    of that size carries as much.
+    Raises:
+        ValueError: a column is missing.
+
+    Not established: that the model uses these edges. If random circuits lie on the line, any circuit of this size
+    carries as much.
     """
     require(table, ("circuit", "share", "n_edges", "faithfulness"), "faithfulness")
     figure, axes = one_panel(ax, 5.6, 3.8)
@@ -65,14 +76,14 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
             look = {"color": colour, "linestyle": "none", "markersize": 4, "markerfacecolor": "none", "gid": circuit}
             (drawn,) = axes.plot(points["share"], points["faithfulness"], mark, **look)  # pyright: ignore
             handles.append((drawn, "random edges, same layers" if circuit == "random" else "heads exchanged"))
-    edges, said = table.loc[table["circuit"] == "edges"].sort_values("share"), "largest edges"
+    edges, line_label = table.loc[table["circuit"] == "edges"].sort_values("share"), "largest edges"
     if (of_procedure := table["circuit"] == "procedure").any():
         axes.plot(edges["share"], edges["faithfulness"], ".", color=BLUE, alpha=0.4, markersize=4, gid="samples")
-        edges, said = table.loc[of_procedure].sort_values("share"), "chosen without the pair"
+        edges, line_label = table.loc[of_procedure].sort_values("share"), "chosen without the pair"
     (line,) = axes.plot(edges["share"], edges["faithfulness"], "o-", color=BLUE, markersize=4, gid="edges", zorder=4)
     if {"low", "high"} <= set(edges):
         axes.fill_between(edges["share"], edges["low"], edges["high"], color=BLUE, alpha=0.15, linewidth=0)
-    lines = [(line, said)]
+    lines = [(line, line_label)]
     if "worst" in edges and edges["worst"].notna().any():
         (worst,) = axes.plot(edges["share"], edges["worst"], ":", color=BLUE, linewidth=1, gid="worst")
         lines.append((worst, f"if unseen pairs ({edges['unseen'].max():.2f} of all) carried nothing"))
@@ -87,23 +98,33 @@ def faithfulness(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = None) -> Figure:
-    """Draw the largest edges of a circuit: a graph of up to 24, from 25 on a matrix of senders and receivers.
+    """Draw the largest edges of a circuit: up to 24 as a graph, 25 or more as a matrix of senders and receivers.
 
-    The graph leads from the embedding at the bottom to the logits at the top, with a row for the heads of a layer, and
-    lines pass between its boxes. Their width is the size of the effect, their colour the sign, their stroke what of a
-    head is read: queries, keys or values. The largest have their number. Heads that share keys or values stand in one
-    box, to which edges into these lead. In the matrix both are in the order of layers, and colour is the effect.
+    >>> import pandas as pd, tlspectral as tls
+    >>> columns = {"sender": ["L0H1", "L0H3"], "receiver": ["L1H0.k", "L1H2.q"], "delta": [-0.8, 0.3]}
+    >>> figure = tls.plots.circuit(pd.DataFrame(columns))
+    >>> figure.legends[0].get_title().get_text()
+    'the 2 largest of 2 edges'
+
+    Use it to read a table of `edge_effects`. The graph runs from the embedding at the bottom to the logits at the top,
+    with a row of boxes per layer. Line width is the size of the effect, colour its sign, and line style what the
+    receiver reads (queries, keys or values). The five largest edges show their number. Heads that share keys or values
+    stand in a common box, which edges into these keys or values enter. In the matrix, senders and receivers are in
+    layer order, and colour is the effect.
 
     Args:
-        edges: a table with `sender`, `receiver` and `delta` or `estimate`, such as one of `edge_effects`.
-        most: how many edges are drawn, the largest.
+        edges: table with `sender`, `receiver` and `delta` or `estimate`, such as the result of `edge_effects`.
+        most: number of edges to draw, largest first. Default: 40.
         ax: matplotlib Axes to draw into; None makes a new figure.
 
-    Raises:
-        ValueError: a missing column, or no edges.
+    Returns:
+        Figure.
 
-    What it does not establish: that edges which are not drawn do not matter, nor that those which are do together what
-    each does alone; `faithfulness` bears on both.
+    Raises:
+        ValueError: a column is missing, or no edge has an effect.
+
+    Not established: that edges outside the figure do not matter, or that drawn edges together have the sum of their
+    effects. `faithfulness` measures both.
     """
     require(edges, ("sender", "receiver"), "edge_effects")
     effect = edges["delta"] if "delta" in edges else edges["estimate"]
@@ -111,13 +132,13 @@ def circuit(edges: pd.DataFrame, *, most: int = _MOST_EDGES, ax: Axes | None = N
     shown = edges.assign(effect=effect.astype(float)).dropna(subset="effect")
     shown = shown.sort_values("effect", key=np.abs, ascending=False).head(most)
     if shown.empty:
-        raise ValueError("there are no edges to draw")
+        raise ValueError("no edge has an effect: give edges with a delta or an estimate")
     note = f"the {len(shown)} largest of {len(edges)} edges"
     return _matrix(shown, note, ax) if len(shown) >= _MATRIX_FROM else _graph(shown, note, ax)
 
 
 def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
-    """Draw edges as cells: senders across, receivers down from the logits."""
+    """Draw edges as coloured cells, senders across and receivers down from the logits; `note` stands below."""
     across = sorted(shown["sender"].unique(), key=_order)
     down = sorted(shown["receiver"].unique(), key=_order, reverse=True)
     values = shown.pivot_table(index="receiver", columns="sender", values="effect", aggfunc="sum")
@@ -138,7 +159,7 @@ def _matrix(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
 
 
 def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
-    """Draw edges as lines between boxes, rows by layer."""
+    """Draw edges as lines between boxes, with a row of boxes per layer; `note` stands below."""
     ends = shown["receiver"].str.split(".").str[0]
     groups = _groups(shown, ends)
     framed = {name: [head for head in heads if head in {*shown["sender"], *ends}] for name, heads in groups.items()}
@@ -158,14 +179,14 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
     largest = float(shown["effect"].abs().max()) or 1.0
     middles = []
     for (_, row), end in zip(shown.iterrows(), ends, strict=True):
-        what = str(row["receiver"]).rpartition(".")[2]
+        read_input = str(row["receiver"]).rpartition(".")[2]
         colour, width = BLUE if row["effect"] < 0 else ORANGE, 0.4 + 2.6 * abs(row["effect"]) / largest
         path = _between_boxes(places[str(row["sender"])], places[str(end)], solid, half)
         arrow = FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=8, color=colour, linewidth=width,
-            linestyle=_INPUTS.get(what, "-"), alpha=0.8, gid="edge")  # fmt: skip
+            linestyle=_INPUTS.get(read_input, "-"), alpha=0.8, gid="edge")  # fmt: skip
         axes.add_patch(arrow)
         points = np.asarray(path.vertices)
-        middles.append(points[[0, min(3, len(points) - 1)]].mean(0))  # of a curve's first piece, half of its way
+        middles.append(points[[0, min(3, len(points) - 1)]].mean(0))  # the middle of the curve's first piece
     for name, heads in framed.items():
         across, y = [places[head][0] for head in heads], places[name][1]
         corner, size = (
@@ -180,9 +201,9 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
             continue
         box = {"boxstyle": "square,pad=0.25" if name.endswith("MLP") else "round,pad=0.25", "fc": "white", "ec": GREY}
         axes.text(x, y, name, ha="center", va="center", fontsize=8, color=INK, bbox=box, zorder=5, gid="node")
-    handles = [(Line2D([], [], color=colour), said) for colour, said in (
+    handles = [(Line2D([], [], color=colour), text) for colour, text in (
         (BLUE, "cutting it lowers the score"), (ORANGE, "raises it"))]  # fmt: skip
-    handles += [(Line2D([], [], color=GREY, linestyle=stroke), f"into {what}") for what, stroke in _INPUTS.items()]
+    handles += [(Line2D([], [], color=GREY, linestyle=stroke), f"into {side}") for side, stroke in _INPUTS.items()]
     legend_below(figure, handles, [note], columns=5, ax=ax)
     numbers = [two_decimals(effect) for effect in shown["effect"].iloc[:_NUMBERED]]
     boxes = np.array([*places.values()])
@@ -191,7 +212,9 @@ def _graph(shown: pd.DataFrame, note: str, ax: Axes | None) -> Figure:
 
 
 def _groups(shown: pd.DataFrame, ends: pd.Series) -> dict[str, list[str]]:
-    """Return the heads of each group that shares keys or values, where the table says which they are."""
+    """Return a dict from a group such as "L18KV2" to the heads that share its keys or values; empty without a column
+    reached.
+    """
     if "reached" not in shown:
         return {}
     of_group = dict(zip(ends, shown["reached"], strict=True))
@@ -201,8 +224,11 @@ def _groups(shown: pd.DataFrame, ends: pd.Series) -> dict[str, list[str]]:
 def _between_boxes(
     start: tuple[float, float], end: tuple[float, float], boxes: list[tuple[float, float]], half: float
 ) -> Path:
-    """Return a curve from the top of one box to the bottom of another, through the gaps of the rows between them."""
-    if end[1] <= start[1]:  # within a row, or back: a line of its own shape
+    """Return a curve from the top of box `start` to the bottom of box `end`, through gaps of the rows between them.
+
+    `boxes` are the (x, row) of all boxes, `half` is half the width of a box.
+    """
+    if end[1] <= start[1]:  # within a row or downwards: a straight line
         return Path([start, end])
     points = [(start[0], start[1] + _HALF_ROW)]
     for row in range(int(start[1]) + 1, int(end[1])):
@@ -212,7 +238,7 @@ def _between_boxes(
     points.append((end[0], end[1] - _HALF_ROW))
     vertices, codes = [points[0]], [Path.MOVETO]
     for low, high in zip(points[::2], points[1::2], strict=True):
-        middle = (low[1] + high[1]) / 2  # upright at both rows, and between them in height
+        middle = (low[1] + high[1]) / 2  # control points at half height make the curve vertical at both rows
         vertices += [(low[0], middle), (high[0], middle), high]
         codes += [Path.CURVE4] * 3
         if high != points[-1]:
@@ -222,14 +248,16 @@ def _between_boxes(
 
 
 def _nearest_gap(x: float, boxes: list[float], half: float) -> float:
-    """Return the place nearest x that is at least `half` away from every box of a row."""
+    """Return the position nearest to x that is at least `half` away from every box of a row."""
     free = [place for place in (x, *(box + side * half for box in boxes for side in (-1.0, 1.0)))
             if all(abs(place - box) >= half - 1e-9 for box in boxes)]  # fmt: skip
     return min(free, key=lambda place: abs(place - x))
 
 
 def _order(name: str) -> tuple[int, int, int, str]:
-    """Return the order of senders and receivers: by layer, heads before MLPs, the embedding first, the logits last."""
+    """Return the sort key of a sender or receiver: by layer, heads before MLPs, the embedding first, the logits
+    last.
+    """
     match = _NODE.match(name)
     if match is None:
         return (-1, 0, 0, name) if name.startswith("embedding") else (10**6, 0, 0, name)
@@ -237,9 +265,10 @@ def _order(name: str) -> tuple[int, int, int, str]:
 
 
 def _places(names: list[str], groups: dict[str, list[str]]) -> dict[str, tuple[float, float]]:
-    """Return where each node stands: rows by layer, MLPs above the heads of their layer, as much apart as fits.
+    """Return a dict from each node to its (x, row): rows in layer order, MLPs above the heads of their layer, evenly
+    spaced.
 
-    A group without a head of its own among the names stands where its first head would.
+    A group of which no head is among the names stands where its first head would stand.
     """
     rows: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for name in dict.fromkeys(names):

@@ -103,7 +103,9 @@ def correlation_within_layers(
 
 
 def _student(contributions: Float64[np.ndarray, "layers"]) -> float:
-    """Return the two-sided p of a t test for mean 0, or 1 if all contributions are 0 (x and y vary in no common layer)."""
+    """Return the two-sided p of a t test for mean 0, or 1 if all contributions are 0 (no layer in which x and y both
+    vary).
+    """
     if not contributions.any():
         return 1.0
     error = contributions.std(ddof=1) / math.sqrt(len(contributions))

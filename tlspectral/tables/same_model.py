@@ -24,7 +24,7 @@ def require_same_model(heads: pd.DataFrame, origin: Mapping[Any, Any], what: str
     Args:
         heads: the head table.
         origin: the origin of a model's view, or the `attrs` of another table.
-        what: name of `origin` in messages, in the plural.
+        what: name of `origin` in messages, such as "the draws".
         name: name of `heads` in messages.
 
     Returns:
@@ -90,7 +90,7 @@ def _require_equal(
     for key in keys:
         here, other = attrs.get(key), origin.get(key)
         if here is not None and other is not None and here != other:
-            raise ValueError(f"the {name} has {key} {here}, {what} have {key} {other}: use one model")
+            raise ValueError(f"the {name} was made with {key} {here}, {what} with {key} {other}: use one model")
 
 
 def _named(attrs: Mapping[Any, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Random repeated sequences `[BOS, r, r]`, which are also prompts of a ready task."""
+"""Repeated random sequences `[BOS, r, r]`: prompts of the detectors and of the task `induction`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,47 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from tlspectral.errors import earlier_calls
 from tlspectral.models.reading.view import AttentionView
 from tlspectral.models.running.batches import PackedTokens
 from tlspectral.models.running.prompts import packed_rows, refuse_padding
 from tlspectral.selection import counted
 from tlspectral.tables.detector_columns import DETECTORS
 
-SMALL_VOCABULARY = 64
+SMALL_VOCABULARY = 64  # under so many ids a segment is a permutation, so that no id occurs twice in it
 
 
+@earlier_calls("n_sequences", "segment_length")
 def repeated_sequences(
-    view: AttentionView, n_sequences: int = 200, segment_length: int = 64, *, seed: int = 0
+    view: AttentionView, *, n_sequences: int = 200, segment_length: int = 64, seed: int = 0
 ) -> Int[Tensor, "sequences pos"]:
-    """Return sequences `[BOS, r, r]` of random ids, [n_sequences, 1 + 2 L].
+    """Return random sequences `[BOS, r, r]`: a start token, then a segment r of L random ids twice.
 
-    BOS is the tokenizer's BOS, else its EOS, else 0. Under a vocabulary of 64 a segment is a permutation of ids other
-    than BOS instead of a draw: a token that occurred twice in a segment would have two induction targets. Raises
-    ValueError for fewer than two sequences, or no room for a segment of two tokens.
+    Use them to see whether a head finds the first copy from the second.
+
+    >>> import tlspectral as tls
+    >>> view = tls.models.reading.attention_view(tls.load_model("tiny-rope"))
+    >>> tls.tasks.repeated_sequences(view, 2, 3).tolist()
+    [[0, 19, 11, 20, 19, 11, 20], [0, 21, 14, 27, 21, 14, 27]]
+
+    BOS is the tokenizer's BOS, otherwise its EOS, otherwise 0. With fewer than 64 ids in the vocabulary a segment is a
+    permutation of ids other than BOS, because a token that occurs twice in r would have two induction targets.
+
+    Args:
+        view: the model's `attention_view`.
+        n_sequences: number of sequences, two or more.
+        segment_length: L, two or more. A larger L than the context or a small vocabulary allows is cut.
+        seed: seed of the draw.
+
+    Returns:
+        Token ids [n_sequences, 1 + 2 L].
+
+    Raises:
+        ValueError: fewer than two sequences, or no room for a segment of two tokens.
     """
     bos = view.start_token
-    n_sequences = counted(n_sequences, 2, "n_sequences is how many repeated sequences are drawn")
-    segment_length = counted(segment_length, 2, "segment_length is how many tokens are repeated")
+    n_sequences = counted(n_sequences, 2, "n_sequences is the number of repeated sequences")
+    segment_length = counted(segment_length, 2, "segment_length is the number of tokens that are repeated")
     length = min(segment_length, (view.n_ctx - 1) // 2)
     allowed = torch.arange(view.d_vocab)
     generator = torch.Generator().manual_seed(seed)
@@ -38,8 +58,8 @@ def repeated_sequences(
         length = min(length, len(allowed))
     if length < 2:
         raise ValueError(
-            f"repeated sequences need segments of two tokens, and the model (context {view.n_ctx}, {len(allowed)} "
-            f"usable ids) has room for {length}"
+            f"repeated sequences need segments of two tokens or more, and this model has room for {length} (context "
+            f"{view.n_ctx}, {len(allowed)} usable ids): use a model with a longer context, or another task"
         )
     if view.d_vocab < SMALL_VOCABULARY:
         drawn = [torch.randperm(len(allowed), generator=generator)[:length] for _ in range(n_sequences)]
@@ -50,22 +70,27 @@ def repeated_sequences(
 
 
 def given_sequences(view: AttentionView, tokens: Int[Tensor, "sequences pos"]) -> PackedTokens:
-    """Return sequences `[BOS, r, r]` that a caller gives.
+    """Pack the caller's sequences `[BOS, r, r]` for a model.
 
     Raises ValueError for sequences of another form, ids that the model does not have, or more tokens than its context.
     """
     if not len(tokens) or segment_length_of(tokens) is None:
-        refuse_padding(view, tokens, "sequences [BOS, r, r] have none")
+        refuse_padding(view, tokens, "give sequences [BOS, r, r] without padding")
         raise ValueError(
-            "tokens must be at least one sequence [BOS, r, r]: one token, then a segment of two or more tokens, then "
-            f"the same segment again; found shape {tuple(tokens.shape)}"
+            f"token ids of shape {tuple(tokens.shape)} are not repeated sequences: give at least one sequence [BOS, r, "
+            "r], which is one token, then a segment of two or more tokens, then the same segment again"
         )
     return packed_rows(view, tokens)
 
 
 @dataclass(frozen=True, eq=False)
 class RepeatedSegments:
-    """Repeated random segments `[BOS, r, r]`, drawn as by `detect_heads`, or given."""
+    """Prompts `[BOS, r, r]` of the task `induction`: the caller's, or drawn when the model is known.
+
+    Attributes:
+        given: the caller's token ids [sequences, 1 + 2 L], or None to draw.
+        n_sequences, segment_length, seed: as in `repeated_sequences`.
+    """
 
     given: Tensor | None
     n_sequences: int
@@ -73,15 +98,17 @@ class RepeatedSegments:
     seed: int
 
     def packed(self, view: AttentionView) -> PackedTokens:
-        """Return the sequences. Raises ValueError as `induction_loss`."""
+        """Return the sequences for a model. Raises ValueError as `induction_loss`."""
         tokens = self.given
         if tokens is None:
-            tokens = repeated_sequences(view, self.n_sequences, self.segment_length, seed=self.seed)
+            tokens = repeated_sequences(
+                view, n_sequences=self.n_sequences, segment_length=self.segment_length, seed=self.seed
+            )
         return given_sequences(view, tokens)
 
 
 def repeated_ids(prompts: Any) -> Int[Tensor, "sequences pos"] | None:
-    """Return prompts as one tensor if they are token ids `[BOS, r, r]` in every row; None for all others."""
+    """Return prompts as one tensor of token ids if every row has the form `[BOS, r, r]`; otherwise None."""
     try:
         tokens = torch.stack([torch.as_tensor(row) for row in prompts])
     except (TypeError, ValueError, RuntimeError):  # text, a tokenizer's batch, rows of unequal length
@@ -91,7 +118,7 @@ def repeated_ids(prompts: Any) -> Int[Tensor, "sequences pos"] | None:
 
 
 def segment_length_of(tokens: Int[Tensor, "sequences pos"]) -> int | None:
-    """Return L of sequences `[BOS, r, r]`, 1 + 2 L tokens each with L of two or more; None for others."""
+    """Return L if all rows have the form `[BOS, r, r]` with a segment r of L tokens, two or more; otherwise None."""
     length = (tokens.shape[1] - 1) // 2
     if length < 2 or tokens.shape[1] != 1 + 2 * length:
         return None
@@ -99,15 +126,22 @@ def segment_length_of(tokens: Int[Tensor, "sequences pos"]) -> int | None:
 
 
 def detector_pairs(name: str, length: int) -> tuple[list[int], list[int]]:
-    """Return the queries of a detector, all of the second copy of L tokens, and the key that it scores for each."""
+    """Return two lists of positions for a detector: all queries of the second copy, and the key scored for each.
+
+    `name`: name of the detector. `length`: L, tokens in a copy.
+    """
     queries = list(range(length + 1, 2 * length + 1))
     return queries, [DETECTORS[name].key(query, length) for query in queries]
 
 
 def repeated_marks(length: int, causal: bool) -> dict[str, Bool[Tensor, "query key"]]:
-    """Return the keys that queries are scored on, by score; in an encoder `next` too, and no key for some detectors."""
+    """Return for each score of the detectors a mask [1 + 2 L, 1 + 2 L]: True at the (query, key) pairs it averages.
+
+    `length`: L. An encoder (`causal` False) also has the score `next`, and empty masks for some detectors.
+    """
     wanted = {
-        name: detector_pairs(name, length) if causal or one.in_encoders else ([], []) for name, one in DETECTORS.items()
+        name: detector_pairs(name, length) if causal or detector.in_encoders else ([], [])
+        for name, detector in DETECTORS.items()
     }
     wanted["prev_first"] = [*range(2, length + 1)], [*range(1, length)]
     if not causal:

@@ -101,11 +101,14 @@ def test_the_screen_is_the_gradient_times_the_difference(monkeypatch):
 
 def test_runs_without_pairs_are_refused_in_words():
     model, (clean, other) = zoo.shared("bridge", "llama"), pairs()
-    with pytest.raises(ValueError, match="needs pairs, and this task has none"):
+    with pytest.raises(ValueError, match="needs counterfactual prompts, and this task has none"):
         tls.ablation_sweep(model, PART)
-    with pytest.raises(ValueError, match="zeros are taken from no sequence"):
+    with pytest.raises(ValueError, match="has no use with replace="):
         tls.parts.Output(reference=other)
-    with pytest.raises(ValueError, match="and there are none: give a Task"), tls.ablate(model, "L0H1", PART):
+    with (
+        pytest.raises(ValueError, match="needs counterfactual prompts: give task=Task"),
+        tls.ablate(model, "L0H1", PART),
+    ):
         pass
     with pytest.raises(ValueError, match="prompt 0 has 9 tokens and its counterfactual 8"):
         tls.evaluate(model, tls.logit_difference(clean, 7, 10, counterfactual=other[:, :-1]))

@@ -1,4 +1,4 @@
-"""What a table of feature pairs does not say by itself: how much is the error's, and what other features would give."""
+"""Notes on a table of feature pairs: the share of the error, and a p-value against features of other tokens."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from tlspectral.hooks.attribution.divisions import DividedScore
 from tlspectral.hooks.attribution.score_terms import pair_parts
 
 MOST_DRAWS, TURNS = 999, 20
-"""Draws of the tokens whose features stand at query and key; random turns of the decoder."""
+"""Most draws of other tokens for `max_p`, and number of random rotations of the decoder for `error_share_turned`."""
 
 
 def dictionary_notes(
     dictionary: Dictionary, divided: list[DividedScore], weights: Float64[Tensor, "scores"]
 ) -> dict[str, Any]:
-    """Return what `attrs` say of a dictionary: the error's share, the same of a turned decoder, `max_p` and its floor.
+    """Return the attrs of a division by a dictionary.
 
-    `weights` are the weights of the scores in the mean, and sum to 1.
+    `error_share` is the sum of all rows with the error over the score, and `error_share_turned` the same with the
+    decoder rotated at random. `max_p` is the p-value of the largest row of two features and `max_p_floor` its smallest
+    possible value. `weights` are the weights of the scores in the mean.
     """
-    score = sum(weight * each.row.score for weight, each in zip(weights.tolist(), divided, strict=True))
-    of_error = sum(weight * _error_score(each) for weight, each in zip(weights.tolist(), divided, strict=True))
+    weighted = [*zip(weights.tolist(), divided, strict=True)]
+    score = sum(weight * divided_score.row.score for weight, divided_score in weighted)
+    of_error = sum(weight * _error_score(divided_score) for weight, divided_score in weighted)
     generator = torch.Generator().manual_seed(0)
     turned = 0.0
-    for weight, each in zip(weights.tolist(), divided, strict=True):
-        turned += weight * sum(_turned_error_score(each, generator) for _ in range(TURNS)) / TURNS
+    for weight, divided_score in weighted:
+        turned += weight * sum(_turned_error_score(divided_score, generator) for _ in range(TURNS)) / TURNS
     max_p, floor, draws = _max_p(dictionary, divided, weights, generator)
     return {
         "error_share": of_error / score if score else float("nan"),
@@ -43,17 +46,17 @@ def dictionary_notes(
 
 
 def _error_score(divided: DividedScore) -> float:
-    """Return the sum of all rows with the error at the query, at the key, or at both."""
+    """Return the sum of the totals of all rows with the error at the query, at the key, or at both, in logits."""
     at = [names.index(ERROR) for names in divided.names]
     rows = (divided.pairs[:, 0] == at[0]) | (divided.pairs[:, 1] == at[1])
     return float(divided.total[rows].sum())
 
 
 def _turned_error_score(divided: DividedScore, generator: torch.Generator) -> float:
-    """Return `_error_score` with the same activations of features whose decoder is turned at random.
+    """Return `_error_score` for the same activations after a random rotation of the decoder.
 
-    A random rotation keeps lengths and angles between features. Only the active rows of the decoder are turned: into a
-    random frame of their span, which has the distribution that a rotation of the whole space gives.
+    A rotation keeps the lengths of features and the angles between them. Only rows of active features are rotated, into
+    a random frame of their span. This has the same distribution as a rotation of the whole space.
     """
     streams = divided.run.residual[:2]
     written = [terms.written[:-2] for terms in (divided.query, divided.key)]
@@ -71,18 +74,19 @@ def _turned_error_score(divided: DividedScore, generator: torch.Generator) -> fl
 def _max_p(
     dictionary: Dictionary, divided: list[DividedScore], weights: Tensor, generator: torch.Generator
 ) -> tuple[float, float, int]:
-    """Return p of the largest |mean| of a pair of features, against features of other tokens, its floor, and the draws.
+    """Return the p-value of the largest |mean| of a pair of features, its smallest possible value, and the draws.
 
-    In each draw query and key of a prompt have the features of two tokens of the prompt, under the norms of these
-    tokens' own streams. Under the norms of the score's tokens, features of a longer stream would count for more. Every
-    draw gives its largest pair, so that p is corrected for the number of pairs. For one score all pairs of tokens are
-    taken, where there are not too many: the score's own is one of them. The floor is p of the largest value of all.
+    In each draw, query and key get the features of two random tokens of the prompt, under the norms of these tokens'
+    own streams. A draw counts by its largest pair of features, so p is corrected for the number of pairs. For one score
+    with at most `MOST_DRAWS` pairs of tokens, all pairs are taken instead of random ones.
     """
-    reads = [_token_reads(dictionary, each) for each in divided]
+    # The run has the query's and the key's token first, then all tokens of the prompt: hence + 2 below.
+    reads = [_token_reads(dictionary, score) for score in divided]
     lengths = [len(features) - 2 for features, _, _ in reads]
-    same = [each.run.positions[0] == each.run.positions[1] for each in divided]
+    same = [score.run.positions[0] == score.run.positions[1] for score in divided]
 
     def largest(places: list[tuple[int, int]]) -> float:
+        """Return the largest |mean| of a pair of features of the tokens in `places`."""
         return _largest(divided, reads, weights, places, len(dictionary.decoder))
 
     every = [(a, a) for a in range(lengths[0])] if same[0] else [*permutations(range(lengths[0]), 2)]
@@ -98,15 +102,18 @@ def _max_p(
 
 
 def _reaching(values: Float64[Tensor, "values"], observed: float) -> tuple[float, float]:
-    """Return the shares of values that reach the observed one and that reach the largest one, up to rounding."""
+    """Return the share of values >= the observed value, and the share of values >= the largest, up to rounding."""
     observed_share, largest_share = (
-        float((values >= one * (1 - 1e-12)).double().mean()) for one in (observed, float(values.max()))
+        float((values >= bound * (1 - 1e-12)).double().mean()) for bound in (observed, float(values.max()))
     )
     return observed_share, largest_share
 
 
 def _token_reads(dictionary: Dictionary, divided: DividedScore) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Return, of each token of a run, its features and what queries and keys at the two tokens read of them."""
+    """Return three lists over tokens: numbers of the active features, their query reads, and their key reads.
+
+    A read is the query or key that the head makes of the feature's write, [features, d_head].
+    """
     form, residual = divided.form, divided.run.residual
     features, queries, keys = [], [], []
     assert divided.activations is not None
@@ -125,12 +132,16 @@ def _largest(
     places: list[tuple[int, int]],
     n_features: int,
 ) -> float:
-    """Return the largest |weighted sum over scores| of a pair of features, at the query and key of `places`."""
+    """Return the largest |weighted sum over scores| of any pair of features.
+
+    `reads` are the results of `_token_reads`. `places` has, for each score, the token whose features stand at the query
+    and the token whose features stand at the key.
+    """
     pairs, totals = [], []
-    for each, (features, queries, keys), weight, (query, key) in zip(
+    for score, (features, queries, keys), weight, (query, key) in zip(
         divided, reads, weights.tolist(), places, strict=True
     ):
-        scores = each.form.scores(queries[query], keys[key]).whole()[0]
+        scores = score.form.scores(queries[query], keys[key]).whole()[0]
         pairs.append((features[query][:, None] * n_features + features[key]).flatten())
         totals.append(weight * scores.flatten())
     numbers, place = torch.cat(pairs).unique(return_inverse=True)

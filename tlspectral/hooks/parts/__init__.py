@@ -1,12 +1,10 @@
-"""Parts of attention heads, as values: what `ablate`, sweeps and edges take away.
+"""The parts of an attention head that `ablate`, `ablation_sweep` and edges can remove, as values.
 
     tls.ablate(model, "L5H1", "rope_phase")
     tls.ablate(model, "L5H1", tls.parts.RopePhase(frequencies=[0, 1]))
 
-A part without settings also goes by its name: `"symmetric"`, `"antisymmetric"`, `"symmetric_static"`,
-`"antisymmetric_static"`, `"rope_phase"`, `"output"`, or `"M_S"`, `"M_A"`, `"Im(M_t)"`. Under rotary positions `"M_S"`
-and `"M_A"` are the parts as they act at each distance, and the static ones the parts of M at distance 0 (see
-`Symmetric`).
+A part without settings can also be given by its name; `PartName` lists the names. Every part takes `at=`, the token
+position at which it is removed (see `Part`).
 """
 
 from __future__ import annotations
@@ -50,7 +48,14 @@ PartName = Literal[
     "M_A",
     "Im(M_t)",
 ]
-"""A part without settings, by its name or by its symbol in "Fingerprint, Not Blueprint"."""
+"""Names of the parts without settings. The symbols are from "Fingerprint, Not Blueprint".
+
+- `"symmetric"` or `"M_S"`: `Symmetric()`, the symmetric part of the score at each distance of the two tokens.
+- `"antisymmetric"` or `"M_A"`: `Antisymmetric()`, the antisymmetric part of the score at each distance.
+- `"symmetric_static"`, `"antisymmetric_static"`: the same two parts of the matrix M alone, at distance 0.
+- `"rope_phase"` or `"Im(M_t)"`: `RopePhase()`, the part of the score that is odd in the distance.
+- `"output"`: `Output()`, everything that the head writes.
+"""
 
 _BY_NAME: dict[str, Part] = {
     part.name: part
@@ -72,16 +77,19 @@ _WITH_SETTINGS = {
 
 
 def part_of(part: Part | str) -> Part:
-    """Return a part that is given as a value, by its name or by its symbol in "Fingerprint, Not Blueprint".
+    """Return the `Part` for a name such as "M_S", or check a `Part` and return it.
 
     >>> from tlspectral.hooks.parts import part_of
     >>> part_of("M_S")
     Symmetric(include_bias=False, static=False)
 
+    Args:
+        part: a value of `tls.parts`, or a name in `PartName`.
+
     Raises:
-        ValueError: no such part, or one that needs settings and is given by name or as its class.
-        ValueError, TypeError: a part of your own without a name or the function of the place where it acts, or whose
-            functions take other arguments.
+        ValueError: an unknown name; or a part that needs settings was given by name or as a class, such as "mode".
+        ValueError, TypeError: a part of your own has no name, has no method for the place where it acts, or has a
+            method with other arguments.
     """
     if isinstance(part, Part):
         require_part(part)
