@@ -24,7 +24,6 @@ QUERIES = {
     "attention sink": "detectors.html",
     "head importance": "your_question.html",
     "GQA": "grouped_keys.html",
-    "MQA": "grouped_keys.html",
     "head_mask": "grouped_keys.html",
     "attention head ablation GQA": "grouped_keys.html",
     "null model": "concepts.html",
@@ -37,6 +36,7 @@ QUERIES = {
     "previous token head": "detectors.html",
     "fold_ln": "from_transformerlens.html",
     "gpu": "gpu.html",
+    "Colab": "platforms.html",
     "cite": "index.html",
 }
 """What people type, and the page that has to come first."""

@@ -19,6 +19,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "from_transformerlens.md": ("fold_ln", "HookedTransformer", "process_weights"),
     "gpu.md": ("gpu", "CUDA", "memory"),
     "models.md": ("Llama", "Qwen", "Gemma", "Mistral", "Pythia", "GPT-2", "supported models", "quantised"),
+    "platforms.md": ("Colab", "Kaggle", "macOS", "MPS", "Windows", "install torch"),
     "scale.md": ("too large", "cluster", "SLURM", "sharding"),
     "training.md": ("RoPE", "rotary", "YaRN", "train"),
     "report.md": ("dashboard", "visualisation", "html"),
