@@ -192,7 +192,7 @@ def test_a_resampled_write_is_that_of_another_sequence():
         ),
         (
             lambda model: tls.ablation_sweep(model, tls.parts.Output(at=1), task=pairs(), at=["END"]),
-            "a part without at",
+            "give only one of the two",
         ),
         (lambda model: tls.edge_effects(model, "logits", task=pairs(), at="S2"), "at='S2' is not a named position"),
         (

@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_refused():
     other.attrs["revision"] = "other"
     with pytest.raises(ValueError, match="the wall with revision"):
         plots.wall(made_up(), table=other)
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="both given: give one"):
         plots.wall(shared("bridge", "llama"), IDS, task=tls.logit_difference([IDS.tolist()], 60, 20))
 
 

@@ -240,7 +240,7 @@ def test_a_sweep_is_whole_passes_under_ablate(part):
     rows_are_ablated_runs(model, sweep, part, task)
     assert sweep.attrs["block_starts"] == [3, 6, 9, 12]
     assert sweep["control_delta"].abs().min() > 1e-6
-    with pytest.raises(ValueError, match="parts without blocks"):
+    with pytest.raises(ValueError, match="a part without blocks"):
         tls.ablation_sweep(model, part, screen="gradient", **options)
 
 

@@ -93,11 +93,11 @@ def summarize_sweep(
         A row per statement. Columns: `part, size_control, statement, column, value, low, high, pvalue,
         pvalue_floor, qvalue, n, note`.
 
-    Raises:
-        ValueError: there is no effect, `table` lacks a head or is of another model, a head is twice in a part, `small`
-            is missing, or the task does not say whether a higher value is better.
+    Raises ValueError if the sweep has no effect, `table` lacks a head or is of another model, a head is twice in a
+    part, `small` is missing, or the task does not say whether a higher value is better.
 
-    Not established: that a column predicts which head matters. One model is one observation. More: docs/statistics.md
+    Not established: that a column predicts which head matters: one model is one observation. With neighbouring layers
+    alike, `pvalue` of a correlation rejects 10.4 % at nominal 5 %. More: docs/statistics.md
     """
     tables = [sweep] if isinstance(sweep, pd.DataFrame) else list(sweep)
     rows: list[dict[str, Any]] = []
