@@ -69,7 +69,7 @@ class Rotation(Castable):
         return Rotation(self.geometry.of_heads(heads), self.cos[..., heads, :, :], self.sin[..., heads, :, :])
 
     def at_one_position(self) -> "Rotation":
-        """Return a `Rotation` in which every row (token) has the position of the first row."""
+        """Return a `Rotation` in which every row (token) has the position of the first row, so all offsets are 0."""
         return replace(self, cos=self.cos[..., :1, :], sin=self.sin[..., :1, :])
 
     def turned(
@@ -107,7 +107,7 @@ class ScoreSide(Castable):
     rotation: Rotation | None
 
     def first(self) -> "ScoreSide":
-        """Return these queries or keys with only the first sequence of the batch."""
+        """Return a `ScoreSide` with only the first sequence of the batch."""
         rotation = self.rotation
         if rotation is not None and rotation.cos.ndim == rotation.geometry.theta.ndim + 2:
             rotation = rotation.as_(lambda table: table[:1])
@@ -118,7 +118,7 @@ class ScoreSide(Castable):
         return replace(self.as_(Tensor.clone), rotation=self.rotation and self.rotation.as_(Tensor.clone))
 
     def in_float32(self) -> "ScoreSide":
-        """Return these queries or keys in float32."""
+        """Return a `ScoreSide` with these queries or keys in float32."""
         return replace(self.as_(Tensor.float), rotation=self.rotation and self.rotation.as_(Tensor.float))
 
     def of_head(self, index: int) -> "ScoreSide":
@@ -136,12 +136,15 @@ def side(
     queries: bool = False,
     token_scale: Float[Tensor, "*batch_rows_heads_columns"] | None = None,
 ) -> ScoreSide:
-    """Return the `ScoreSide` for queries or keys of some heads, in float32 or wider.
+    """Return queries or keys of some heads as a `ScoreSide`, in float32 or wider.
 
-    projected: queries or keys before their norm. bias: their bias; None if content and bias are not kept apart. norm:
-    the query/key norm. queries: True applies a spectral layer's gain and phase, which stand in the rotation's geometry.
-    token_scale: 1/rms, [*batch, rows, heads], needed if the norm's mean runs over other heads too; in latent attention
-    [*batch, rows, heads, d_head].
+    projected: queries or keys before their norm.
+    bias: their bias; None if content (the part without bias) is not kept apart.
+    norm: the query/key norm, None without one.
+    rotation: cos and sin of the heads, None without rotary positions.
+    queries: True applies gain and phase of learnable rotary positions, which stand in the rotation's geometry.
+    token_scale: the norm's 1/rms, [*batch, rows, heads], needed if the norm's mean runs over other heads too; in latent
+    attention [*batch, rows, heads, d_head].
     """
     whole = widened(projected)
     content = whole if bias is None else whole - bias.to(whole)
@@ -164,7 +167,9 @@ def key_side(
 ) -> ScoreSide:
     """Return the keys of a layer as a `ScoreSide`, repeated for each query head that shares them.
 
-    Arguments are as in `side`; `projected` has one entry per key/value head.
+    projected: keys before their norm, one per key/value head. bias: their bias; None if content (the part without bias)
+    is not kept apart. rotation: cos and sin, None without rotary positions. token_scale: the norm's 1/rms, if it is
+    known; default: computed from `projected`.
     """
     keys = side(projected, bias, layer.k_norm, None, token_scale=token_scale)
     groups = layer.n_heads // layer.n_kv_heads
@@ -186,8 +191,12 @@ def _run_side(
 ) -> ScoreSide:
     """Return the queries or the keys of some heads in a run as a `ScoreSide`.
 
-    captured: queries or keys of all heads. places: indices of the heads in `captured`. heads: their indices in the
-    weights. select: takes heads from a tensor [batch, pos, heads, ...].
+    captured: queries or keys of all heads.
+    places: indices of the heads in `captured`. heads: their indices in `bias` and in the gains of `norm`.
+    bias, norm: of all heads of the layer.
+    rotation: cos and sin of these heads, None without rotary positions.
+    select: function that takes heads from a tensor [batch, pos, heads, ...].
+    queries: True applies gain and phase of learnable rotary positions.
     """
     selected, scale = select(captured.projected, places), captured.token_scale
     if norm is not None and norm.over_heads:  # the norm's mean runs over other heads too
@@ -209,7 +218,8 @@ def _changed_side(
     """Return the queries or keys of one head as a `ScoreSide`, with `change` added before the norm.
 
     projected, change: of all heads, because a norm whose mean runs over heads is computed again. The other heads do not
-    change. bias: None if content and bias are not kept apart.
+    change. change: None adds nothing. head: index of the head in `projected`. bias: None if content (the part without
+    bias) is not kept apart. queries: True applies gain and phase of learnable rotary positions.
     """
     changed = projected[..., [head], :] if change is None else projected[..., [head], :] + change[..., [head], :]
     scale = None
@@ -223,7 +233,10 @@ def _changed_side(
 
 
 def _rotation_at(geometry: RotaryGeometry, cos: Tensor, sin: Tensor, rows: Tensor | None) -> Rotation:
-    """Return the rotation of one head at some rows (None: all). rows: positions, [rows] or [sequences, rows]."""
+    """Return the `Rotation` of one head at some rows. cos, sin: [pos, pairs].
+
+    rows: positions, [rows] or [sequences, rows]; None: all positions.
+    """
     if rows is None:
         return Rotation(geometry, cos, sin)
     if rows.ndim == 1:
@@ -418,14 +431,14 @@ class HeadScores:
     def even(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
         """Return C, the part of the scaled score that is even in the offset: (score + score with negated angles) / 2.
 
-        Without biases, unless include_bias is True.
+        include_bias: True includes the biases of queries and keys; default: without.
         """
         return self._even(*self._parts(include_bias)).mul_(self.layer.score_scale)
 
     def symmetric(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
         """Return the symmetric part of the scaled score: (C + C^T)/2, with C the part that is even in the offset.
 
-        Without biases, unless include_bias is True.
+        include_bias: True includes the biases of queries and keys; default: without.
         """
         content = self._even(*self._parts(include_bias))
         return (self._mirrored(content, include_bias) + content).mul_(self.layer.score_scale / 2)
@@ -433,7 +446,7 @@ class HeadScores:
     def antisymmetric(self, *, include_bias: bool = False) -> Float[Tensor, "*batch heads queries keys"]:
         """Return the antisymmetric part of the scaled score: (C - C^T)/2, with C the part that is even in the offset.
 
-        Without biases, unless include_bias is True.
+        include_bias: True includes the biases of queries and keys; default: without.
         """
         content = self._even(*self._parts(include_bias))
         return (content - self._mirrored(content, include_bias)).mul_(self.layer.score_scale / 2)
@@ -441,9 +454,10 @@ class HeadScores:
     def phase(
         self, pairs: Bool[Tensor, "pairs"] | None = None, *, include_bias: bool = False
     ) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return the part of the scaled score that is odd in the offset: the contribution of Im(M_t), or phase.
+        """Return the part of the scaled score that is odd in the offset: the phase Im(M_t) of the rotary pairs t.
 
-        pairs: rotary pairs, default all. Without biases, unless include_bias is True.
+        pairs: mask of rotary pairs, default all. include_bias: True includes the biases of queries and keys; default:
+        without.
         """
         queries, keys = self._parts(include_bias)
         forward = self._turning(queries, keys, 1, pairs)
@@ -468,7 +482,11 @@ class HeadScores:
         return self._product(queries, keys, 1).mul_(self.layer.score_scale)
 
     def turning_between(self, queries: Tensor, keys: Tensor) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return the scaled product of these queries and keys over rotary columns only; 0 without rotary positions."""
+        """Return the scaled product of these queries and keys over rotary columns only, rotated like the queries and
+        keys here.
+
+        queries, keys: [*batch, heads, rows, d_head]. The result is 0 without rotary positions.
+        """
         if self.key.rotation is None:
             return torch.zeros_like(queries @ keys.mT)
         return self._turning(queries, keys, 1, None).mul_(self.layer.score_scale)
@@ -500,7 +518,9 @@ class HeadScores:
         return self._even(queries / ratio, keys * ratio).mT
 
     def _product(self, queries: Tensor, keys: Tensor, direction: Literal[1, -1]) -> Tensor:
-        """Return the products of queries and keys over all columns, not scaled. direction: -1 negates every angle."""
+        """Return the products of queries and keys over all columns, rotated, not scaled. direction: -1 negates every
+        angle.
+        """
         if self.key.rotation is None:
             return queries @ keys.mT
         non_rotary = self.key.rotation.geometry.still_columns.to(queries.device)
@@ -510,7 +530,10 @@ class HeadScores:
     def _turning(
         self, queries: Tensor, keys: Tensor, direction: Literal[1, -1], pairs: Bool[Tensor, "pairs"] | None
     ) -> Tensor:
-        """Return the products of queries and keys over the rotary columns of some pairs (None: all), not scaled."""
+        """Return the products of queries and keys over the rotary columns of some pairs, rotated, not scaled.
+
+        direction: -1 negates every angle. pairs: a mask; None: all.
+        """
         assert self.query.rotation is not None
         assert self.key.rotation is not None
         mask = slice(None) if pairs is None else pairs
@@ -542,10 +565,11 @@ class RebuiltScores(NamedTuple):
 
 
 def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor]) -> RebuiltScores:
-    """Return a layer's scores in float64, rebuilt from the residual stream that entered it in a run.
+    """Return a layer's scores in float64 as `RebuiltScores`, rebuilt from the residual stream that entered it in a run.
 
-    captured: activations of the run, from hook point name to tensor: "residual", and "cos" and "sin" if the layer has
-    these points. Raises as `AttentionView.layer`, `rotation_tables` and `require_even_scale`.
+    index: the layer. captured: activations of the run, from hook point name to tensor: "residual", and "cos" and "sin"
+    if the layer has these points. Raises UnsupportedArchitecture or BadWeights if the layer cannot be read,
+    ScoreMismatch if the model rotates by other angles, ValueError if the prompt is too long for one score scale.
     """
     raw = view.raw(index)
     residual = captured[view.hook_names(index)["residual"]]
@@ -572,10 +596,11 @@ def rebuilt_scores(view: AttentionView, index: int, captured: dict[str, Tensor])
 def rotation_tables(
     view: AttentionView, rotary: RotaryGeometry | None, index: int, n_positions: int, captured: dict[str, Tensor]
 ) -> tuple[Float64[Tensor, "*heads pos pairs"], Float64[Tensor, "*heads pos pairs"]] | None:
-    """Return (cos, sin) per position and rotary pair as the model applied them; None without rotary positions.
+    """Return (cos, sin) per position and rotary pair as the model applied them in a run; None without rotary positions.
 
-    They are checked against the frequencies of `rotary`; a spectral layer has an axis of heads in front. Raises
-    ScoreMismatch if the model rotates by other angles.
+    rotary: the layer's geometry, whose frequencies the tables must agree with. index: the layer. n_positions: tokens of
+    the prompt. captured: activations of the run, from hook point name to tensor. A layer with learnable rotary
+    positions has an axis of heads in front. Raises ScoreMismatch if the model rotates by other angles.
     """
     if rotary is None:
         return None

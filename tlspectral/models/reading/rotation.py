@@ -116,9 +116,11 @@ def frequencies_of_stored(
     n_pairs: int,
     known: Frequencies | None = None,
 ) -> Frequencies:
-    """Return `frequencies_of_tables` for whole tables that a module stores; remembered until the tables change.
+    """Return the rotary frequencies that produce whole tables of cos and sin, which a module stores.
 
-    holder: the module under which the result is remembered.
+    holder: the module; the result is remembered under it until the tables change. cos, sin: row i is position i.
+    n_pairs: number of rotary pairs. known: expected frequencies, or None. As `frequencies_of_tables`, which compares
+    some rows.
     """
     rows = _rows(len(cos)).to(cos.device)
     cos, sin = cos.detach()[rows], sin.detach()[rows]
@@ -132,9 +134,10 @@ def frequencies_of_module(
 ) -> Frequencies:
     """Return the frequencies by which a rotary module rotates prompts of at most `n_positions` tokens.
 
-    The module's own forward is called on a copy with its own buffers. The result is remembered until the module
-    changes. `known` is returned if the module cannot be called with positions, or does not return tables of cos and
-    sin.
+    module: of transformers. layer_type: passed to its forward; None if all layers have one type. known: the frequencies
+    that its attributes state; they are returned if its tables agree, if it cannot be called with positions, or if it
+    does not return tables of cos and sin. The module's own forward is called on a copy with its own buffers. The result
+    is remembered until the module changes.
     """
     n_pairs = len(known.theta)
 
@@ -149,9 +152,9 @@ def frequencies_of_module(
 
 
 def _remembered(holder: Any, name: str | None, state: Any, make: Callable[[], Frequencies]) -> Frequencies:
-    """Return `make()` for a module, from memory while `state` is the same.
+    """Return `make()` for a module, or the result that was remembered for it while `state` is the same.
 
-    name: distinguishes results of one module.
+    holder: the module. name: distinguishes results of one module. state: value that is compared by `!=`.
     """
     kept = _compared.setdefault(holder, {})
     if name not in kept or kept[name][0] != state:
@@ -162,7 +165,7 @@ def _remembered(holder: Any, name: str | None, state: Any, make: Callable[[], Fr
 
 @cache
 def _rows(n_positions: int) -> Int64[Tensor, "rows"]:
-    """Return `compared_positions` as a tensor of integers."""
+    """Return the positions below `n_positions` at which tables are compared, as a tensor of integers."""
     return torch.tensor(compared_positions(n_positions))
 
 
