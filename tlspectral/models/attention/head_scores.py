@@ -482,8 +482,7 @@ class HeadScores:
         return self._product(queries, keys, 1).mul_(self.layer.score_scale)
 
     def turning_between(self, queries: Tensor, keys: Tensor) -> Float[Tensor, "*batch heads queries keys"]:
-        """Return the scaled product of these queries and keys over rotary columns only, rotated like the queries and
-        keys here.
+        """Return the scaled product of these queries and keys over rotary columns only, rotated as in this object.
 
         queries, keys: [*batch, heads, rows, d_head]. The result is 0 without rotary positions.
         """
@@ -518,8 +517,9 @@ class HeadScores:
         return self._even(queries / ratio, keys * ratio).mT
 
     def _product(self, queries: Tensor, keys: Tensor, direction: Literal[1, -1]) -> Tensor:
-        """Return the products of queries and keys over all columns, rotated, not scaled. direction: -1 negates every
-        angle.
+        """Return the products of queries and keys over all columns, rotated, not scaled.
+
+        direction: -1 negates every angle.
         """
         if self.key.rotation is None:
             return queries @ keys.mT

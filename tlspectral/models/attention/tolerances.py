@@ -115,8 +115,9 @@ def nearest_bound(
     advice: str,
     error: Callable[[str], Exception],
 ) -> tuple[float, float]:
-    """Return (the difference nearest to its bound, that bound). Raises `error` if a difference exceeds its bound or is
-    NaN.
+    """Return (the difference nearest to its bound, that bound).
+
+    Raises `error` if a difference exceeds its bound or is NaN.
 
     difference: absolute differences between two computations; each is judged separately.
     size: size of each value, as `NOISE` defines it for the quantity.

@@ -50,7 +50,7 @@ def _entered_later(
 ) -> Callable[_Arguments, AbstractContextManager[_Value]]:
     """Return a function that creates the context manager of a generator function, without entering it.
 
-    context: class that wraps it, such as `_Uninterrupted`.
+    function: the generator function, with one `yield`. context: class that wraps it, such as `_Uninterrupted`.
     """
     made = contextmanager(function)
 
@@ -62,7 +62,7 @@ def _entered_later(
 
 
 class _Sigint:
-    """A SIGINT handler that is installed while contexts are open and passes signals on to the previous handler.
+    """A SIGINT handler that is installed while contexts are open; it passes signals on to the handler `before`.
 
     Signals are held back while a context is entered or left. That is while `holding` is set, or if the interrupted code
     belongs to this module or was called by it to install the handler.
@@ -203,7 +203,7 @@ class interruptible:
 
 
 class undoing:
-    """Call `undo` when a `with` block ends; if leaving it was interrupted, again when the next context is entered.
+    """Call `undo(*given)` when a `with` block ends; if that is interrupted, again when the next context is entered.
 
     `undo` has to revert only its own change, whatever other contexts changed since, and may be called twice.
     """
@@ -227,7 +227,7 @@ _keys = count()
 
 
 def _undo_left_overs() -> None:
-    """Undo the changes of contexts whose exit was interrupted or that were garbage-collected."""
+    """Undo the changes of `undoing` blocks whose exit was interrupted or that were garbage-collected without one."""
     for key, (reference, undo, thread) in reversed([*_open.items()]):
         context = reference()
         if context is None or (context.leaving and thread == get_ident()):

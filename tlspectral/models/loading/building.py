@@ -86,8 +86,7 @@ def build_bridge(pretrained: Any, tokenizer: Any, name: str) -> Any:
 
 
 def _correct(adapter: Any, pretrained: Any) -> None:
-    """Correct an architecture adapter of TransformerLens in place, so that it fits the Hugging Face model `pretrained`.
-    """
+    """Correct an architecture adapter of TransformerLens in place, so that it fits a Hugging Face model."""
     correct_packed(adapter, pretrained.config)
     if pretrained.config.model_type == "gemma3n_text":
         _hold_text(adapter)
@@ -106,8 +105,7 @@ def _correct(adapter: Any, pretrained: Any) -> None:
 
 
 def _hold_attention(adapter: Any, name: str) -> None:
-    """Add a bridge of attention to an architecture adapter in place, for models in which only some layers have
-    attention.
+    """Add a bridge of attention to an architecture adapter in place, for models with attention in some layers only.
 
     name: the attribute of a layer that holds its attention, or in other layers another module that mixes tokens.
     """

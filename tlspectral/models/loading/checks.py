@@ -74,8 +74,7 @@ def log_probabilities(model: Any) -> Float64[Tensor, "1 pos d_vocab"] | None:
 
 
 def sound_log_probabilities(model: Any, name: str) -> Float64[Tensor, "1 pos d_vocab"] | None:
-    """Return a Hugging Face model's log-probabilities on 24 random tokens (float64, on the CPU); None for a 16-bit
-    model.
+    """Return a Hugging Face model's log-probabilities on 24 random tokens, in float64; None for a 16-bit model.
 
     name: the model's name in messages. Raises BadWeights if weights are NaN or infinite (the message names the first
     such tensor), or if only the log-probabilities are NaN.
@@ -124,8 +123,7 @@ def require_agreement(model: Any, expected: Float64[Tensor, "1 pos d_vocab"] | N
 
 
 def avoid_lost_cache(model: Any) -> None:
-    """Check a new model's key/value cache: if a cached step differs from an uncached pass, warn and switch the cache
-    off.
+    """Warn, and switch a new model's key/value cache off, if a cached step differs from an uncached pass.
 
     Afterwards the model's methods `generate`, `generate_stream` and `hf_generate` run without a cache. A model that
     runs so already is skipped. Give only models that `load_model` has made, because models of the user must not be
@@ -169,8 +167,7 @@ def require_filled(report: Mapping[str, Any], model: Any, name: str, stored: Ite
 
 
 def _wrapped(parameters: Collection[str], stored: Iterable[str]) -> str:
-    """Return advice for a message if a wrapper (torch.compile, DDP, FSDP, peft) put words into tensor names, otherwise
-    "".
+    """Return advice if a wrapper (torch.compile, DDP, FSDP, peft) put words into tensor names, otherwise "".
 
     parameters: names of the model's parameters. stored: names of tensors in the files. A wrapper is recognised if all
     names with its words become names of parameters without them. The words may stand in front or in the middle.
@@ -249,8 +246,7 @@ def _require_fitting(
     read: Callable[[str], Tensor],
     who: str,
 ) -> None:
-    """Raise BadWeights if a tensor has not its parameter's shape, or if two tied embeddings are stored with other
-    values.
+    """Raise BadWeights if a tensor has not its parameter's shape, or if two tied embeddings have other values.
 
     placed: from name of a tensor to its parameter. shapes: from name of a tensor to its stored shape. read: function
     from name of a tensor to the tensor. who: the checkpoint's name in messages.
@@ -271,14 +267,14 @@ def _require_fitting(
 
 
 def _tied(model: Any) -> bool:
-    """Return True if a model of transformers shares one weight for embedding and unembedding, by its config and class.
-    """
+    """Return True if config and class of a model share one weight between embedding and unembedding."""
     return bool(getattr(model.config, "tie_word_embeddings", False) and getattr(model, "_tied_weights_keys", None))
 
 
 def _not_tied(who: str) -> BadWeights:
-    """Return the BadWeights error for a stored unembedding that config.json says is the embedding. who: the model's
-    name.
+    """Return the BadWeights error for a stored unembedding that config.json says is the embedding.
+
+    who: the model's name.
     """
     return BadWeights(
         f"{who}: config.json ties the unembedding to the embedding (tie_word_embeddings), and the files hold another "
@@ -354,8 +350,7 @@ def unused_weights(
 
 
 def in_any_layer(tensor: str) -> str:
-    """Return a tensor's name with N for the numbers of layers and experts: "h.3.attn.weight" becomes "h.N.attn.weight".
-    """
+    """Return a tensor's name with N for the numbers of layers and experts: "h.3.attn" becomes "h.N.attn"."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "N", tensor)
 
 
@@ -369,9 +364,7 @@ def listed(unused: Iterable[str]) -> dict[str, Any]:
 
 
 def _block(target: str) -> tuple[str, int] | None:
-    """Return (prefix of its list of layers, index), such as ("layers.", 3), from a parameter's name; None without a
-    number.
-    """
+    """Return (prefix of its list of layers, index), such as ("layers.", 3), for a parameter's name; or None."""
     match = _NUMBERED.fullmatch(target)
     return None if match is None else (match[1], int(match[2]))
 

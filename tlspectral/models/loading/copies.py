@@ -24,8 +24,7 @@ def note_given(model: Any, given: Any) -> None:
 
 
 def given_for(model: Any) -> Any:
-    """Return the object of transformers from which `load_model` made this model; None if there is no such object any
-    more.
+    """Return the object of transformers from which `load_model` made this model; None if it no longer exists.
 
     The model is made from a copy of that object, so hooks on the object do not act in the model.
     """

@@ -164,8 +164,9 @@ def require_tables(model: nn.Module, weights: int, file: str, *, embeddings: int
 
 
 def download_bars() -> AbstractContextManager[None]:
-    """Return a context for downloads. The user's setting for progress bars decides whether huggingface_hub shows its
-    own.
+    """Return a context for downloads.
+
+    The user's setting for progress bars decides whether huggingface_hub shows its own.
     """
     return _without_hub_bars() if hidden() else nullcontext()
 

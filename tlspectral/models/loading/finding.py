@@ -201,8 +201,7 @@ def same_model(name: str, other: str) -> bool:
 
 
 def _model_of(name: str) -> str:
-    """Return the last part of a model's name or path in lower case, without owner: "gpt2" for "openai-community/gpt2".
-    """
+    """Return the last part of a model's name or path in lower case: "gpt2" for "openai-community/gpt2"."""
     cached = re.search(r"models--(?:[^/]+--)?([^/]+)/snapshots/", name)
     last = cached[1] if cached else name.rstrip("/").rpartition("/")[2]
     return _hub_id(last).rpartition("/")[2].lower()

@@ -82,8 +82,7 @@ def converted_folder(source: Source) -> tuple[Path, str]:
 
 
 def _fits(folder: Path) -> bool:
-    """Return True if a converted copy exists in this folder and its files agree with its list of sizes, times and
-    hashes.
+    """Return True if a converted copy exists in this folder and fits its list of sizes, times and hashes.
 
     Files with another time are compared by hash; if they agree, the new times are written to the list.
     """
@@ -193,8 +192,9 @@ def _checked_reader(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _read_once(file: Path, reader: Any) -> Iterator[None]:
-    """Let transformers use this `GGUFReader` of the file until the `with` block ends, and cache the map of tensor
-    names.
+    """Let transformers use this `GGUFReader` of the file until the `with` block ends.
+
+    The map of tensor names is cached too.
 
     Otherwise transformers reads the header three times, which takes seconds each, and makes the map for every module.
     """

@@ -27,8 +27,7 @@ _BESIDE = (SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_templ
 
 
 def pinned(source: Source) -> tuple[Source, Path]:
-    """Return (source, folder) of a hub model fixed to one commit: the `Source` of that commit and its folder in the
-    cache.
+    """Return (`Source` of a hub model fixed to one commit, folder of that commit in the cache).
 
     It is the cached commit if config.json is cached, otherwise the hub's. Raises ValueError, with the reason, if the
     hub does not give config.json.
@@ -94,8 +93,7 @@ def fetch_tokenizer(source: Source) -> None:
 
 
 def _cached(source: Source, file: str) -> Any:
-    """Return the path of a hub model's file in the cache (a string); None if it is not known whether the hub has the
-    file.
+    """Return the path of a hub model's file in the cache, a string; None if the file is not in the cache.
 
     Another object is returned if the hub is known to have no such file.
     """

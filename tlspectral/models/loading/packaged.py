@@ -29,8 +29,7 @@ def models_folder() -> Path:
 
 
 def load_packaged(source: Source, backend: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a checkpoint of this package as a bridge, or for backend "hooked" as a HookedTransformer with folded
-    norms.
+    """Return a checkpoint of this package as a bridge, or for "hooked" as a HookedTransformer with folded norms.
 
     device, dtype: of its weights. Its `tlspectral_source` is a dict with the name and the SHA-256 of the weights.
     """
@@ -155,8 +154,7 @@ _NATIVE_NAMES = {
 
 
 def _native_parameter(name: str, value: Tensor) -> tuple[str, Tensor]:
-    """Return (name, value) of a parameter in TransformerLens' native model, from its name and value in
-    HookedTransformer.
+    """Return (name, value) of a parameter in TransformerLens' native model, from those in HookedTransformer.
 
     Native projections are [out, in], with all heads on one axis.
     """

@@ -39,15 +39,13 @@ _SNAPSHOT = re.compile(r".*/models--[^/]+/snapshots/([0-9a-f]{40})")
 
 
 def snapshot_commit(folder: Path) -> dict[str, str]:
-    """Return {"commit": hash of the hub's commit} for a snapshot folder in the hub's cache, and {} for another folder.
-    """
+    """Return {"commit": hash of the commit} for a snapshot folder in the hub's cache, and {} for other folders."""
     match = _SNAPSHOT.fullmatch(folder.resolve().as_posix())
     return {"commit": match[1]} if match else {}
 
 
 def held_model(folder: Path) -> list[Path]:
-    """Return the files in a folder that show that it holds a model or an adapter, sorted; [] without any or no folder.
-    """
+    """Return the files in a folder that show that it holds a model or an adapter, sorted; [] without any."""
     files = folder.iterdir() if folder.is_dir() else ()
     return sorted(file for file in files if _OF_A_MODEL.fullmatch(file.name) and not file.is_dir())
 
@@ -203,8 +201,7 @@ def file_name(shown: str, identity: str) -> str:
 
 
 def files_state(source: Source) -> str:
-    """Return the SHA-256 (hex) of names, sizes and change times of a model's files on disk, without reading the files.
-    """
+    """Return the SHA-256 (hex) of names, sizes and change times of a model's files, without reading the files."""
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in model_files(source)]
     return hashlib.sha256(repr(states).encode()).hexdigest()
 

@@ -178,8 +178,7 @@ def output_map(block: Any) -> Any:
 
 
 def reweighs(block: Any) -> bool:
-    """Return True if a layer leaves its attention to the wrapped module, and that module uses an edited attention
-    pattern.
+    """Return True if a layer leaves attention to the wrapped module, and that module uses an edited pattern.
 
     block: the bridge of the layer. Native models of TransformerLens 4 do so.
     """

@@ -125,8 +125,7 @@ def _gate(attention: Any, wrapped: Any, n_heads: int, d_head: int) -> dict[str, 
 
 
 def shared_keys(config: Any, layer: int) -> str | None:
-    """Return the reason, as text, why a layer cannot be read that reuses an earlier layer's keys (Gemma 4); otherwise
-    None.
+    """Return why a layer that reuses an earlier layer's keys (Gemma 4) cannot be read, as text; otherwise None.
 
     config: of transformers.
     """
@@ -356,9 +355,7 @@ def _copied(cache: Any) -> Any:
 
 
 def _score_scale(wrapped: Any, d_head: int) -> float:
-    """Return the factor on a layer's scores, as the attention module of transformers states it; default 1 /
-    sqrt(d_head).
-    """
+    """Return the factor on a layer's scores that its attention module (`wrapped`) states; default 1 / sqrt(d_head)."""
     for name in ("scaling", "softmax_scale", "inv_norm_factor"):
         if isinstance(getattr(wrapped, name, None), float):
             return getattr(wrapped, name)
@@ -492,8 +489,7 @@ def _is_rotated(wrapped: Any) -> bool:
 
 
 def _layer_type(wrapped: Any) -> str | None:
-    """Return the type of an attention module's layer as its config names it ("sliding_attention"); None without types.
-    """
+    """Return the type of an attention's layer as its config names it, "sliding_attention"; None without types."""
     for name in ("layer_type", "attention_type"):
         if getattr(wrapped, name, None) is not None:
             return getattr(wrapped, name)

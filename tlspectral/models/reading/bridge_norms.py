@@ -138,8 +138,7 @@ def _norm_errors(forms: list[Normalization], probe: Tensor, response: Tensor) ->
 
 
 def norm_behind(block: Any) -> Any:
-    """Return the bridge's module of the norm after the attention, from the bridge of a layer; None without such a norm.
-    """
+    """Return the bridge's module of the norm after a layer's attention; None without one. block: the layer."""
     modules = block._modules
     if str(getattr(block, "hook_aliases", {}).get("hook_attn_out")).startswith("ln2."):
         return modules["ln2"]  # OLMo hybrid in TransformerLens 3

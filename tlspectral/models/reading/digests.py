@@ -47,9 +47,7 @@ def stored_bytes(value: Tensor) -> Any:
 
 
 def _pieces(value: Tensor) -> Iterator[Tensor]:
-    """Yield the pieces of a tensor for hashing: the whole tensor if contiguous on the CPU, else copies of a few rows
-    each.
-    """
+    """Yield a tensor in pieces for hashing: whole if it is contiguous on the CPU, else copies of a few rows each."""
     if value.ndim < 2 or (value.is_contiguous() and value.device.type == "cpu"):
         yield value
         return

@@ -62,7 +62,7 @@ def read_attention(model: Any, layer: int) -> RawAttention:
 def read_output(model: Any, layer: int) -> tuple[Tensor | None, Normalization, float]:
     """Return (b_O, norm after the attention, 1.0) of a layer.
 
-    b_O: bias after W_O. The last number is the factor on what attention and MLP add, which other models have.
+    b_O: bias after W_O. 1.0 is the factor on what attention and MLP add; only models in a bridge have another factor.
     """
     block, cfg = model.blocks[layer], model.cfg
     norm = block.ln1 if cfg.original_architecture in NORMS_BEHIND else block._modules.get("ln1_post")
@@ -193,8 +193,9 @@ def read_normalization(norm: Any, cfg: Any, where: str) -> Normalization:
 
 
 def _query_key_norm(norm: Any, cfg: Any) -> QueryKeyNorm | None:
-    """Return the norm of queries or keys as a `QueryKeyNorm`, from its module; None without one. cfg: the model's
-    config.
+    """Return the norm of queries or keys as a `QueryKeyNorm`, from its module; None without one.
+
+    cfg: the model's config.
     """
     if norm is None:
         return None

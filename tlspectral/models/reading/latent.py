@@ -93,8 +93,7 @@ class Latent(Castable):
         return replace(self, down=folded_weight(self.down[None], norm)[0], bias=bias)
 
     def projection(self) -> Float[Tensor, "heads d_model d_head"]:
-        """Return each head's whole projection from the residual stream: W_D g W_U, then the columns that rotate;
-        differentiable.
+        """Return each head's projection from the residual stream: W_D g W_U, then rotating columns; differentiable.
 
         W_D projects down to the latent, g is the gain of its norm, and W_U projects up to each head. The norm's 1/rms
         is left out.
@@ -132,8 +131,9 @@ class Latent(Castable):
         return columns[..., None, :].expand(*scale.shape, len(self.up), columns.shape[-1])
 
     def inputs(self, captured: Float[Tensor, "*batch rows width"]) -> HeadInputs:
-        """Return queries or keys of all heads as `HeadInputs`. captured: the latents of a run, the output of W_D before
-        the norm.
+        """Return queries or keys of all heads as `HeadInputs`.
+
+        captured: the latents of a run, the output of W_D before the norm.
         """
         latents = widened(captured)
 
@@ -169,8 +169,7 @@ class Latent(Castable):
 
 
 def latent_projections(wrapped: Any, read_norm: Callable[..., Normalization], layer: int) -> dict[str, Any]:
-    """Return weights and norms of a latent attention, as a dict from field of `RawAttention` ("w_q", "k_norm") to
-    value.
+    """Return weights and norms of a latent attention, as a dict from field of `RawAttention` to value.
 
     W_Q, W_K and W_V are W_U of each head, which projects up from the latent.
 
@@ -227,9 +226,7 @@ def adjacent_pairs(wrapped: Any) -> bool:
 
 
 def complex_tables(module: Any, n_positions: int) -> tuple[Tensor, Tensor]:
-    """Return (cos, sin), each [n_positions, pairs] and scaled, of a rotary module of transformers that computes complex
-    numbers.
-    """
+    """Return (cos, sin), each [n_positions, pairs], scaled, of a rotary module that computes complex numbers."""
     # In the type that the module computes in.
     angles = torch.arange(n_positions, device=module.inv_freq.device)[:, None].float() * module.inv_freq.float()
     return angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling

@@ -61,8 +61,7 @@ class LayerSettings:
         return HeadInputs(captured, None)
 
     def values(self, captured: Float[Tensor, "batch pos *width"]) -> Float[Tensor, "batch pos kv_heads d_head"]:
-        """Return values by head from the activation at the hook point of values, after the norm of values if there is
-        one.
+        """Return values by head from the activation at their hook point, after a norm of values if there is one.
 
         In latent attention this point shows each head's keys, then its values; only the values are returned.
         """
@@ -118,9 +117,7 @@ class RawAttention(LayerSettings):
 
     @property
     def n_kv_receivers(self) -> int:
-        """Number of different keys (and of values) per token in the layer: one per key/value head; 1 in latent
-        attention.
-        """
+        """Number of different keys per token in the layer: one per key/value head; 1 in latent attention."""
         return 1 if isinstance(self.k_norm, Latent) else len(self.w_k)
 
 
@@ -282,8 +279,7 @@ def fold_output(raw: RawAttention, layer: int) -> OutputFactors:
 
 
 def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
-    """Yield each key/value group of a layer: (slice of its query heads, `RawAttention` of these heads and their
-    key/value head).
+    """Yield (slice of its query heads, `RawAttention` of these heads and their key) for each key/value group.
 
     With groups, only one group at a time has to be in float64. M is the same as in the whole layer. Scores are not the
     same if a query/key norm takes its mean over all heads.
@@ -293,8 +289,7 @@ def key_value_groups(raw: RawAttention) -> Iterator[tuple[slice, RawAttention]]:
 
 
 def folded_groups(layer: AttentionLayer, output: OutputFactors) -> list[tuple[AttentionLayer, OutputFactors]]:
-    """Return a list of (layer, output), one per key/value group: the weights of its query heads and of its key/value
-    head.
+    """Return a list of (layer, output), one per key/value head: its own weights and those of its query heads.
 
     The tensors are views of the given ones.
     """
@@ -431,8 +426,7 @@ def require_even_scale(layer: RawAttention | AttentionLayer, index: int, n_posit
 
 
 def require_every_key(layers: Iterable[LayerSettings], n_positions: int, advice: str) -> None:
-    """Raise ValueError if a prompt has more tokens than the keys that an indexer picks for a query in one of these
-    layers.
+    """Raise ValueError if a prompt has more tokens than the keys that an indexer of a layer picks for a query.
 
     n_positions: tokens of the prompt. advice: end of the message.
     """
@@ -459,7 +453,9 @@ def require_own_projections(layer: LayerSettings, index: int, reason: str | None
 
 
 def require_unclipped(limit: float | None, layer: int) -> None:
-    """Raise UnsupportedArchitecture if a layer clips queries and keys at a limit (OLMo 1.7, MPT). limit: None passes.
+    """Raise UnsupportedArchitecture if a layer clips queries and keys at a limit (OLMo 1.7, MPT).
+
+    limit: None passes.
     """
     if limit is not None:
         raise UnsupportedArchitecture(

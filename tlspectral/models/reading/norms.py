@@ -29,8 +29,7 @@ class Castable:
     """Base class of records that hold tensors and settings; `as_` makes a copy in another type."""
 
     def as_(self: _Record, cast: Callable[[Tensor], Tensor]) -> _Record:
-        """Return a copy of the record with `cast` applied to each of its tensors; records that it contains are not
-        changed.
+        """Return a copy of the record with `cast` applied to each of its tensors, but not to records in it.
 
         cast: function from tensor to tensor, such as `double`.
         """
@@ -72,9 +71,7 @@ class Normalization(Castable):
     def gradient(
         self, of_normalized: Float[Tensor, "*receivers batch pos width"], x: Float[Tensor, "batch pos width"]
     ) -> Float[Tensor, "*receivers batch pos width"]:
-        """Return the gradient at x from the gradient at `normalized(x)`: the norm's transposed Jacobian times that
-        gradient.
-        """
+        """Return the gradient at x from the gradient at `normalized(x)`: its product with the transposed Jacobian."""
         if self.kind == "none":
             return of_normalized
         scale, centred = self.token_scale(x)[..., None], self.centred(x)
@@ -109,8 +106,7 @@ class MlpInput(NamedTuple):
 def folded_bias(
     weight: Float[Tensor, "heads d_model d_head"], bias: Float[Tensor, "heads d_head"] | None, norm: Normalization
 ) -> Float[Tensor, "heads d_head"]:
-    """Return bias + norm.bias W: the bias of a projection with the bias of the norm before it folded in;
-    differentiable.
+    """Return bias + norm.bias W: a projection's bias with the bias of the norm before it; differentiable.
 
     weight: W of the projection. bias: None counts as zeros.
     """
@@ -153,8 +149,9 @@ class QueryKeyNorm(Castable):
     centred: bool = False
 
     def token_scale(self, x: Float[Tensor, "*batch heads d_head"]) -> Float[Tensor, "*batch heads"]:
-        """Return the norm's factor 1/rms per token and head. x: queries or keys; of all heads if the mean runs over
-        heads.
+        """Return the norm's factor 1/rms per token and head.
+
+        x: queries or keys; of all heads if the mean runs over heads.
         """
         mean = self._without_mean(x).square().mean(-1)
         if self.over_heads:
@@ -169,8 +166,7 @@ class QueryKeyNorm(Castable):
         return scaled if self.gain is None else scaled * self._gain_of(x.shape[-2]).to(x.dtype).to(x.device)
 
     def folded_into(self, weight: Float[Tensor, "heads d_model d_head"]) -> Float[Tensor, "heads d_model d_head"]:
-        """Return W_Q or W_K times the norm's gain; for a centred norm, the mean over a head's columns is removed first.
-        """
+        """Return W_Q or W_K times the norm's gain; a centred norm first removes the mean over a head's columns."""
         weight = self._without_mean(weight)
         if self.gain is None:
             return weight

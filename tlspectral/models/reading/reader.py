@@ -31,9 +31,7 @@ class Reader(Protocol):
         ...
 
     def read_mlp_input(self, model: Any, layer: int) -> MlpInput:
-        """Return the hook point that shows a layer's MLP input, and the norm between the stream and that point, as
-        `MlpInput`.
-        """
+        """Return, as `MlpInput`, the hook point of a layer's MLP input and the norm between stream and point."""
         ...
 
     def final_normalization(self, model: Any) -> Normalization:

@@ -91,8 +91,9 @@ _ORDINARY = SpecialAttention()
 
 
 def special_attention(wrapped: Any) -> SpecialAttention:
-    """Return the `SpecialAttention` of an attention module of transformers, by its class name; default: no
-    peculiarities.
+    """Return the `SpecialAttention` for the class of an attention module of transformers.
+
+    Classes that are not in the table have no peculiarities.
     """
     return _row(type(wrapped).__name__)
 

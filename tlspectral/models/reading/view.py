@@ -128,8 +128,9 @@ class AttentionView:
 
     @cached_property
     def hook_points(self) -> dict[str, Any]:
-        """The hook points of the model, a dict from name to module. A bridge collects it anew at every request; this is
-        kept.
+        """The hook points of the model, a dict from name to module.
+
+        A bridge collects it anew at every request; this is kept.
         """
         return self.model.hook_dict
 
@@ -303,9 +304,7 @@ class AttentionView:
         return ids if self.tokens_point == "embed.hook_in" else self.model.embed(ids)
 
     def hook_names(self, index: int) -> dict[str, str]:
-        """Return a dict from what passes a hook point of a layer ("query", "z") to the point's name
-        ("blocks.0.attn.hook_q").
-        """
+        """Return a dict from what a hook point of a layer shows ("query") to its name ("blocks.0.attn.hook_q")."""
         return hook_names(self.blocks[index])
 
     def embedding(self) -> Tensor:
@@ -346,8 +345,7 @@ class AttentionView:
         return kept_digest(self.model, tuple(weights), weights.values(), make, self.sums)
 
     def state(self) -> Hashable:
-        """Return a value that differs (`!=`) from an earlier one if the model's own forward pass can have changed
-        since.
+        """Return a value that differs (`!=`) from an earlier one if the model's forward pass can have changed.
 
         It covers all parameters and buffers, and for each module its class and the numbers, flags and strings of module
         and config. Hooks are not covered: see `acting_on`.
@@ -387,8 +385,7 @@ class AttentionView:
         )
 
     def origin(self, layers: Iterable[int] | None = None, *, processing: bool = False) -> dict[str, Any]:
-        """Return the origin of the model for a table's `attrs`, as a dict: `source`, and hashes of the weights of some
-        layers.
+        """Return the origin of the model for a table's `attrs`, a dict: `source`, and hashes of weights by layer.
 
         A layer's hash covers its attention weights, input norm, embedding, unembedding and final norm, as stored.
         Skipped layers have no hash, and neither has a model from which no head table can be made.
